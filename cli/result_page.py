@@ -164,12 +164,19 @@ def engine(part: Document) -> str:
 def edge(label: Document) -> list[Text]:
     """What of the engine's surroundings was not there."""
     part = (label.get("engine") or {}).get("edge", {})
-    said = {"absent, and empty modules here": "hollow", "answered by a constant": "answered_by_default"}
-    return [
+    said = {
+        "absent, and empty modules here": "hollow",
+        "answered by a constant": "answered_by_default",
+        "absent, called, and without effect": "without_effect",
+        "Triton kernels in their first configuration": "autotuned",
+    }
+    named = [
         Text(f"{what}: {', '.join(part[key][:_NAMED])}{_and_more(part[key])}", style="dim")
         for what, key in said.items()
         if part.get(key)
     ]
+    left_out = part.get("uncounted", {}).items()
+    return [*named, *(Text(f"counts of {kind} steps abstain: {reason}") for kind, reason in left_out)]
 
 
 def _and_more(names: list[str]) -> str:

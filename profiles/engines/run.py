@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from ...sched.observe import StepKind
 from ...sched.relay.choice import RelayChoice
+from ..measure.steps import STEADY
 from ..platform.hardware import HardwareProfile, load
 from ..platform.resolve import Resolved
 from ..programs.cuda_program import CudaProgram
 from ..programs.hollow import HollowPackages
 from ..programs.torch_cuda import cuda_answered
-from ..programs.triton_kernels import triton_interpreted
+from ..programs.triton_kernels import TritonPrograms, triton_interpreted
 from ..record.provenance import EdgePart
 from ..record.result import Result
+from ..record.timeline import Names, Window
 from ..run.machines import one_thread, open_machine
 from ..run.rank_context import ALONE
 from ..run.runner import GatedSink
@@ -38,11 +42,38 @@ def load_engine(adapter: EngineAdapter) -> None:
 
 
 @contextmanager
-def _answered(hardware: HardwareProfile) -> Iterator[CudaProgram]:
+def _answered(hardware: HardwareProfile) -> Iterator[tuple[CudaProgram, TritonPrograms]]:
     """CUDA and Triton answered by the open virtual GPU."""
     gpu = CURRENT.get()
-    with cuda_answered(gpu, hardware) as program, triton_interpreted(gpu):
-        yield program
+    with cuda_answered(gpu, hardware) as program, triton_interpreted(gpu) as kernels:
+        yield program, kernels
+
+
+class StepKinds:
+    """A sink that keeps the kinds of the measured steps, by number."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[int, StepKind] = {}
+
+    def begin(self) -> None:
+        self.kinds.clear()
+
+    def feed(self, window: Window) -> None:
+        self.kinds.update((info.step, info.kind) for info in window.launched)
+
+    def finish(self, names: Names) -> None:
+        """Nothing is left to keep."""
+
+    def uncounted(self, hollow: HollowPackages) -> Mapping[str, str]:
+        """Kinds of steps that called functions of ``hollow`` packages, each with the reason not to count them."""
+        called: defaultdict[str, set[str]] = defaultdict(set)
+        for step, names in hollow.used_in.items():
+            if step in self.kinds:
+                called[self.kinds[step]] |= names
+        return {
+            kind: f"{', '.join(sorted(names))} was called, which is not installed: what it launches is unknown"
+            for kind, names in sorted(called.items())
+        }
 
 
 def run_on_engine(
@@ -55,7 +86,8 @@ def run_on_engine(
 ) -> Result:
     """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages. Raises
     EngineError, MachineError, HollowKernelError."""
-    sink = GatedSink()
+    sink, steps = GatedSink(), StepKinds()
+    hollow.used_in.clear()
     machine = open_machine(
         "vgpu",
         resolved,
@@ -64,19 +96,32 @@ def run_on_engine(
         adversary=options.adversary,
         watch=[source.watched],
     )
-    with machine as opened, _answered(resolved.hardware) as program:
+    with machine as opened, _answered(resolved.hardware) as (program, kernels):
         system: list[System] = []
 
         def make_system(parts: SystemParts) -> System:
             system.append(adapter.open(parts))
             return system[-1]
 
-        task = RunTask(resolved, relay, options, "vgpu", observe=heartbeat, make_system=make_system)
+        task = RunTask(resolved, relay, options, "vgpu", heartbeat, steps, make_system=make_system)
         result = task.run(opened, sink, ALONE).result
     edge = EdgePart(
         hollow=tuple(sorted(hollow.names & hollow.imported)),
         answered_by_default=tuple(sorted(program.defaults | set(system[0].defaults))),
+        without_effect=tuple(sorted(set().union(*hollow.used_in.values()))),
+        autotuned=tuple(sorted(kernels.autotuned)),
+        uncounted=steps.uncounted(hollow),
     )
+    labels = result.labels.model_copy(update={"engine": source.part(edge)})
+    return _without(edge.uncounted, result.model_copy(update={"labels": labels}))
+
+
+def _without(kinds: Mapping[str, str], result: Result) -> Result:
+    """The result with nothing that is counted in steps of those kinds."""
     return result.model_copy(
-        update={"labels": result.labels.model_copy(update={"engine": source.part(edge)})}
+        update={
+            "per_step": {k: v for k, v in result.per_step.items() if k.removesuffix(STEADY) not in kinds},
+            "copies": tuple(row for row in result.copies if row.kind not in kinds),
+            "syncs": tuple(row for row in result.syncs if row.kind not in kinds),
+        }
     )

@@ -132,9 +132,16 @@ def _counts(found: Comparison) -> str:
     if not changed:
         alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
         which = " of the kinds of steps that both have" if alone else ""
-        return f"copies and syncs per step equal{which}"
+        return f"copies and syncs per step equal{which}{_uncounted(found)}"
     more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return "per step " + ", ".join(_count(*entry) for entry in changed[:_SHOWN]) + more
+    return "per step " + ", ".join(_count(*entry) for entry in changed[:_SHOWN]) + more + _uncounted(found)
+
+
+def _uncounted(found: Comparison) -> str:
+    kinds = {
+        kind for side in (found.trials.a, found.trials.b) for run in side for kind in run.result.uncounted
+    }
+    return f"; not counted: {', '.join(sorted(kinds))} steps" if kinds else ""
 
 
 def _count(count: CounterEffect, a: float, b: float) -> str:

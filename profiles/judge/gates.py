@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNTOLD
+from ..measure.steps import STEADY
 from ..record.definitions import DEFINITIONS, Direction, definition
 from ..record.result import Abstained, Result
 from .metric_values import full_name
@@ -151,7 +152,9 @@ def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOu
     assert gate.place is not None
     kind = gate.place[0]
     if not all(any(kind in result.per_step for result in side) for side in (a, b)):
-        return GateOutcome(gate.text, "undecided", None, f"no step was of kind {kind}")
+        reasons = (result.uncounted.get(kind.removesuffix(STEADY)) for result in (*a, *b))
+        why = next(filter(None, reasons), f"no step was of kind {kind}")
+        return GateOutcome(gate.text, "undecided", None, why)
     seen: int = _worst(b, gate.place)
     if gate.sign:
         seen -= _worst(a, gate.place)

@@ -38,14 +38,18 @@ def asked(result: Result) -> AskedBudget:
     """What the scenario of a fresh or stored result asks of it; nothing where it has no valid budget."""
     try:
         expect = _Stored.model_validate(result.scenario.expanded).expect
-        not_asked = {kind: reason for kind, entry in expect.items() if (reason := _unmet(entry, result))}
+        not_asked = {
+            kind: reason for kind, entry in expect.items() if (reason := _why_not(kind, entry, result))
+        }
     except (ValidationError, ScenarioError):
         return AskedBudget({}, {})
     budget = {kind: entry.__pydantic_extra__ for kind, entry in expect.items() if kind not in not_asked}
     return AskedBudget(budget, not_asked)
 
 
-def _unmet(entry: _Expectation, result: Result) -> str:
+def _why_not(kind: str, entry: _Expectation, result: Result) -> str:
+    if reason := result.uncounted.get(kind.removesuffix(STEADY)):
+        return reason
     overlap = result.relay.loop == "overlapped"
     return unmet(entry.when, result.scenario.expanded, relay=result.relay.state, overlap=overlap)
 

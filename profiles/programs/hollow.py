@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -37,7 +38,8 @@ class HollowPackages:
     """``names`` are the packages that are hollow, and ``imported`` the modules of theirs that were imported.
 
     Of their functions and ops, ``used`` has those that were called or described without doing anything, ``refused``
-    those whose calls would have launched kernels, and ``launched`` those whose replacements did.
+    those whose calls would have launched kernels, and ``launched`` those whose replacements did. ``used_in`` has those
+    that were called without doing anything while a virtual GPU was open, by the step in which they were.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -46,6 +48,7 @@ class HollowPackages:
         self.used: set[str] = set()
         self.refused: set[str] = set()
         self.launched: set[str] = set()
+        self.used_in: defaultdict[int, set[str]] = defaultdict(set)
         self._replacements: dict[str, Callable[..., Any]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -82,6 +85,8 @@ class HollowPackages:
                 "what the call launches is unknown"
             )
         self.used.add(name)
+        if (gpu := CURRENT.get(None)) is not None:
+            self.used_in[gpu.runtime.context.step].add(name)
         if len(args) == 1 and isinstance(args[0], (types.FunctionType, type)):
             return args[0]  # as a decorator
         return HollowObject(self, f"{name}()")

@@ -32,10 +32,15 @@ class RunPart(ResultModel):
 
 class EdgePart(ResultModel):
     """Between an engine of another project and the virtual GPU: packages that were absent, and stand as empty modules,
-    and queries that were answered by a constant."""
+    and queries that were answered by a constant. ``without_effect``: functions of such packages that the run called;
+    ``autotuned``: Triton kernels of which the first configuration was taken. ``uncounted``: kinds of steps whose counts
+    are left out, with the reason."""
 
     hollow: tuple[str, ...] = ()
     answered_by_default: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
+    autotuned: tuple[str, ...] = ()
+    uncounted: Mapping[str, str] = {}
 
 
 class EnginePart(ResultModel):

@@ -276,6 +276,12 @@ class Result(ResultModel):
         return not (isinstance(self.idle, Abstained) and self.idle.abstained == OWN_CLOCKS)
 
     @property
+    def uncounted(self) -> Mapping[str, str]:
+        """By kind of step, the reason for which its copies, syncs and kernels are left out."""
+        engine = self.labels.engine
+        return {} if engine is None else engine.edge.uncounted
+
+    @property
     def per_step_of_ranks(self) -> tuple[dict[str, KindCounts], ...]:
         """The counts of all ranks, whose steps ``copies`` and ``syncs`` are of."""
         return tuple(rank.per_step for rank in self.ranks) or (self.per_step,)

@@ -20,6 +20,7 @@ from schedbench.profiles.engines import client
 from schedbench.profiles.engines.client import EngineFailedError, engine_process
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
+from schedbench.profiles.judge.gates import check, parse
 from schedbench.profiles.platform.resolve import EngineChoice, Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.environment import tool
@@ -309,6 +310,42 @@ def test_an_adapter_of_the_user_is_checked(
         adapter.write_text(text)
     with pytest.raises(EngineError, match=says):
         run(question, toy().replace(str(ADAPTER), str(adapter)))
+
+
+ABSENT_KERNEL = """
+import toy_kernels
+toy_kernels.registered()
+settled_before = []
+def step(device):
+    toy_kernels.begun()
+def settled(device):
+    if len(settled_before) == 2:
+        toy_kernels.plan(3)
+    settled_before.append(device)
+"""
+
+
+@pytest.mark.usefixtures("ended_engines")
+def test_what_an_absent_package_could_have_launched_is_not_counted(
+    question: Resolved, toy: WriteEngine
+) -> None:
+    """The third step is the first that decodes only."""
+    budget = ask("mixed").scenario.expect
+    scenario = question.scenario.model_copy(update={"expect": budget})
+    engine = EngineChoice(toy(ABSENT_KERNEL))
+    result = execute(
+        replace(question, scenario=scenario, engine=engine), question.relays[0], Options()
+    ).result
+    part = result.labels.engine
+    assert part is not None
+    assert part.edge.without_effect == ("toy_kernels.begun", "toy_kernels.plan")
+    reason = "toy_kernels.plan was called, which is not installed: what it launches is unknown"
+    assert part.edge.uncounted == {"decode": reason}
+    assert set(result.per_step) == {"prefill", "mixed"}
+    assert {row.kind for row in (*result.copies, *result.syncs)} <= {"prefill", "mixed", "none"}
+    assert result.not_asked == {"decode.steady": reason}
+    gate = check(parse("decode.steady.schedule.sync:0"), {}, a=[result], b=[result])
+    assert (gate.outcome, gate.why) == ("undecided", reason)
 
 
 def test_several_ranks_and_a_real_device_are_refused(question: Resolved, toy: WriteEngine) -> None:

@@ -39,7 +39,7 @@ class ToySystem(OwnSystem):
 class ToyAdapter:
     package = "toy"
     python_path = "python"
-    hollow = ()
+    hollow = ("toy_kernels",)
 
     def __init__(self) -> None:
         self.environment = {"TOY": "1"}
