@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 from ...scenarios.combinations import overlaps
 from ...sched.config import EngineConfig, HiSparseConfig
@@ -78,6 +78,20 @@ class Guard(Protocol):
         """The guard's observer of one workload."""
 
 
+class SystemParts(NamedTuple):
+    """What a system is made from. ``observer``, ``clock`` and ``source`` take no host time."""
+
+    resolved: Resolved
+    relay: RelayChoice
+    machine: Machine
+    observer: Observer
+    clock: Clock
+    source: RequestSource
+    sampler: TokenSampler | None = None  # instead of the system's own
+    guard: Guard | None = None
+    context: RankContext = ALONE
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
     scheduler: Scheduler
@@ -120,20 +134,9 @@ def _hisparse(resolved: Resolved) -> HiSparseConfig | None:
     return HiSparseConfig(wanted.buffer_size(indexer.top_k), wanted.host_ratio)
 
 
-def compose(
-    resolved: Resolved,
-    *,
-    choice: RelayChoice,
-    machine: Machine,
-    observer: Observer,
-    clock: Clock,
-    source: RequestSource,
-    sampler: TokenSampler | None = None,
-    guard: Guard | None = None,
-    context: RankContext = ALONE,
-) -> Composition:
-    """``sampler`` replaces the scheduler's own. Raises CheckpointError when a checkpoint of the scenario cannot be
-    read."""
+def compose(parts: SystemParts) -> Composition:
+    """Raises CheckpointError when a checkpoint of the scenario cannot be read."""
+    resolved, choice, machine, observer, clock, source, sampler, guard, context = parts
     config = engine_config(resolved, machine, context)
     streams = _streams(config, observer)
     # On the schedule stream, for which every forward waits: no stream waits for the default one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
@@ -56,6 +56,7 @@ def _emulated_only(scenario: Scenario) -> str:
     return ""
 
 
+@contextmanager
 def open_machine(
     kind: DeviceKind,
     resolved: Resolved,
@@ -66,30 +67,18 @@ def open_machine(
     keep_trace: Path | None = None,
     simulation: Simulation | None = None,
     watch: Sequence[Path] | None = None,
-) -> AbstractContextManager[Machine]:
+) -> Iterator[Machine]:
     """The machine until the block ends. With ``hazards`` accesses that nothing orders are recorded; on the virtual GPU
     the ``adversary`` of that number delays all work. ``keep_trace``: where CUDA's trace of the counting pass is kept.
     ``simulation``: of one virtual GPU among several, around all of which the caller has ``patched`` torch. ``watch``:
     the folders whose source lines are recorded, by default the scheduler's. Raises MachineError."""
-    if kind == "vgpu":
-        return _open_virtual(
-            resolved, sink, hazards=hazards, adversary=adversary, simulation=simulation, watch=watch
-        )
-    if adversary is not None:
-        raise MachineError(NO_ADVERSARY)
-    return open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
-
-
-@contextmanager
-def _open_virtual(
-    resolved: Resolved,
-    sink: Sink,
-    *,
-    hazards: bool,
-    adversary: int | None,
-    simulation: Simulation | None,
-    watch: Sequence[Path] | None,
-) -> Iterator[Machine]:
+    if kind == "cuda":
+        if adversary is not None:
+            raise MachineError(NO_ADVERSARY)
+        on_cuda = open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
+        with on_cuda as machine:
+            yield machine
+        return
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
@@ -13,33 +12,17 @@ from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.event_loops import run_overlapped, run_serial
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.workers import PrefillWorker
-from ...sched.model.sampler import TokenSampler
-from ...sched.observe import Clock, Observer
+from ...sched.observe import Observer
 from ...sched.relay.choice import RelayChoice, loop_of
 from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
-from ...sched.request import Request, RequestSource
+from ...sched.request import Request
 from ..measure.collector import LookupCount
-from ..platform.machine import Machine
-from ..platform.resolve import Resolved, speculation
+from ..platform.resolve import speculation
 from ..record.provenance import RelayPart
 from .compose import Guard, compose
+from .compose import SystemParts as SystemParts
 from .observers import TagAudit
 from .progress import unfinished
-from .rank_context import ALONE, RankContext
-
-
-class SystemParts(NamedTuple):
-    """What a system is made from. ``observer``, ``clock`` and ``source`` take no host time."""
-
-    resolved: Resolved
-    relay: RelayChoice
-    machine: Machine
-    observer: Observer
-    clock: Clock
-    source: RequestSource
-    sampler: TokenSampler | None = None  # instead of the system's own
-    guard: Guard | None = None
-    context: RankContext = ALONE
 
 
 class System(ABC):
@@ -101,17 +84,7 @@ class OwnSystem(System):
     def __init__(self, parts: SystemParts) -> None:
         self._resolved = parts.resolved
         self._machine = parts.machine
-        self._composition = compose(
-            parts.resolved,
-            choice=parts.relay,
-            machine=parts.machine,
-            observer=parts.observer,
-            clock=parts.clock,
-            source=parts.source,
-            sampler=parts.sampler,
-            guard=parts.guard,
-            context=parts.context,
-        )
+        self._composition = compose(parts)
         self.scheduler = self._composition.scheduler
         spec = self.scheduler.engine.config.speculative
         self.simulated = spec is not None and spec.acceptance is not None
