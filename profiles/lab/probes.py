@@ -99,7 +99,7 @@ def environment_probe() -> dict[str, Any]:  # cuda-only
     }
 
 
-# ---- copies by size, direction and kind of host memory, and whether the call waits for a busy stream ------------
+# ---- copies by size, direction and kind of host memory, and uploads behind a busy stream --------------------------
 
 COPY_SIZES: Final = (4, 4 << 10, 64 << 10, 128 << 10, 1 << 20, 64 << 20, 1 << 30)
 BEHIND_BUSY: Final = (4 << 10, 64 << 10, (64 << 10) + 4, 1 << 20)
@@ -123,7 +123,6 @@ def _copy_row(size: int, *, pinned: bool, up: bool) -> dict[str, Any]:  # cuda-o
     call = host_ns(copy, repeat=few, before=torch.cuda.synchronize)
     blocking = host_ns(partial(target.copy_, source), repeat=few, before=torch.cuda.synchronize)
     on_device = device_ns(copy, repeat=few) if pinned else None
-    spent = on_device if on_device is not None else blocking["median"]
     return {
         "bytes": size,
         "direction": "h2d" if up else "d2h",
@@ -131,23 +130,17 @@ def _copy_row(size: int, *, pinned: bool, up: bool) -> dict[str, Any]:  # cuda-o
         "call_ns": call,
         "blocking_ns": blocking,
         "device_ns": on_device,
-        "bandwidth": size / spent * 1e9,
     }
 
 
 def _behind_busy() -> list[dict[str, Any]]:  # cuda-only
-    """Whether a non-blocking copy returns while its stream is busy."""
+    """Whether a non-blocking upload from pageable memory returns while its stream is busy."""
     rows = []
     for size in BEHIND_BUSY:
-        for pinned, up in ((False, True), (False, False), (True, True), (True, False)):
-            source, target = _sides(size, pinned=pinned, up=up)
-            call = host_ns(
-                partial(target.copy_, source, non_blocking=True),
-                repeat=5,
-                before=_busy_from_now,
-            )
-            where = {"direction": "h2d" if up else "d2h", "host_memory": "pinned" if pinned else "pageable"}
-            rows.append({"bytes": size, **where, "call_ns": call, "waited": waited(call["median"])})
+        source, target = _sides(size, pinned=False, up=True)
+        call = host_ns(partial(target.copy_, source, non_blocking=True), repeat=5, before=_busy_from_now)
+        where = {"bytes": size, "direction": "h2d", "host_memory": "pageable"}
+        rows.append({**where, "call_ns": call, "waited": waited(call["median"])})
     return rows
 
 
@@ -168,36 +161,23 @@ def _sides(size: int, *, pinned: bool, up: bool) -> tuple[torch.Tensor, torch.Te
     return (host, device) if up else (device, host)
 
 
-# ---- host time of calls: launches, graphs, events, reads of single values, pinned blocks ------------------------
+# ---- host time of calls: launches, graphs, events, pinned blocks --------------------------------------------------
 
 NODES: Final = (10, 100, 500)
 
 
 def costs_probe() -> dict[str, Any]:  # cuda-only
     small = torch.zeros(64, device="cuda")
-    groups: Mapping[str, Callable[[torch.Tensor], dict[str, Any]]] = {
-        "launch": _launch,
-        "triton": _triton,
-        "graphs": _graphs,
-        "events": _events,
-        "reads": _reads,
-        "pinned": _pinned,
+    return {
+        "launch": measured(partial(_launch, small)),
+        "graphs": measured(partial(_graphs, small)),
+        "events": measured(_events),
+        "pinned": measured(_pinned),
     }
-    return {name: measured(partial(group, small)) for name, group in groups.items()}
 
 
 def _launch(small: torch.Tensor) -> dict[str, Any]:  # cuda-only
     action = partial(small.add_, 1)
-    return {"host_ns": host_ns(action, repeat=200), "device_ns": device_ns(action, repeat=100)}
-
-
-def _triton(small: torch.Tensor) -> dict[str, Any]:  # cuda-only
-    from .triton_probe import add_one
-
-    def action() -> None:
-        add_one[(1,)](small, 64, width=64)
-
-    action()  # compiles
     return {"host_ns": host_ns(action, repeat=200), "device_ns": device_ns(action, repeat=100)}
 
 
@@ -217,49 +197,19 @@ def _graphs(small: torch.Tensor) -> dict[str, Any]:  # cuda-only
     return found
 
 
-def _events(small: torch.Tensor) -> dict[str, Any]:  # cuda-only
+def _events() -> dict[str, Any]:  # cuda-only
     module: Any = torch.cuda
-    stream, side = module.current_stream(), module.Stream()
-    event, timing = module.Event(), module.Event(enable_timing=True)
+    stream, side, event = module.current_stream(), module.Stream(), module.Event()
     event.record()
     return {
-        "create_and_record": host_ns(lambda: module.Event().record()),
         "record": host_ns(event.record),
-        "record_timing": host_ns(timing.record),
         "wait": host_ns(lambda: side.wait_event(event)),
-        "wait_stream": host_ns(lambda: side.wait_stream(stream)),
-        "query": host_ns(event.query),
-        "synchronize_done": host_ns(event.synchronize, before=torch.cuda.synchronize),
         "stream_synchronize_done": host_ns(stream.synchronize, before=torch.cuda.synchronize),
-        "record_stream": host_ns(lambda: small.record_stream(side)),
-        "stream_context": host_ns(lambda: _enter(module, side)),
     }
 
 
-def _enter(module: Any, stream: Any) -> None:  # cuda-only
-    with module.stream(stream):
-        return
-
-
-def _reads(small: torch.Tensor) -> dict[str, Any]:  # cuda-only
-    one = small[0]
-    return {
-        "item_idle": host_ns(one.item, before=torch.cuda.synchronize),
-        "item_behind_5_ms": host_ns(one.item, repeat=5, before=lambda: keep_busy(5)),
-        "tolist_idle": host_ns(small.tolist, before=torch.cuda.synchronize),
-    }
-
-
-def _pinned(small: torch.Tensor) -> dict[str, Any]:  # cuda-only
-    page, sizes = torch.zeros(1024), iter(range(20, 30))
-    return {
-        "hit": host_ns(page.pin_memory),
-        "tensor_hit": host_ns(lambda: torch.tensor([1, 2, 3], pin_memory=True)),
-        "miss": host_ns(lambda: torch.empty(1 << next(sizes), dtype=torch.uint8, pin_memory=True), repeat=5),
-        "to_device_from_fresh": host_ns(
-            lambda: torch.tensor([1, 2, 3], pin_memory=True).to(small.device, non_blocking=True)
-        ),
-    }
+def _pinned() -> dict[str, Any]:  # cuda-only
+    return {"hit": host_ns(torch.zeros(1024).pin_memory)}
 
 
 # ---- device time of kernels by shape: products and attention of a model, and a copy within the device -----------
@@ -270,15 +220,8 @@ PEAK: Final = 8192  # side of the cubic product whose rate is taken as the peak
 MOVED: Final = 1 << 30  # bytes
 DTYPES: Final = ("bfloat16", "float16", "float32")
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of an 8B layer
-# (requests, new tokens of each, tokens before them): decodes are bound by bytes, prompts by flops
-ATTENTION_SHAPES: Final = (
-    (1, 1, 4096),
-    (64, 1, 1024),
-    (64, 1, 4096),
-    (1, 2048, 0),
-    (4, 2048, 0),
-    (4, 512, 2048),
-)
+# (requests, new tokens of each, tokens before them) of prompts, whose attention is bound by flops
+ATTENTION_SHAPES: Final = ((1, 2048, 0), (4, 2048, 0), (4, 512, 2048))
 
 
 def kernels_probe() -> dict[str, Any]:  # cuda-only

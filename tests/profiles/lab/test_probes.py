@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,40 +11,6 @@ from schedbench.profiles.lab import probes
 from schedbench.profiles.lab.hazard_table import sanitizer_verdict
 from schedbench.profiles.lab.probes import attention_call, host_ns, measured, spread, waited
 from schedbench.profiles.record.environment import version
-
-ROOT = Path(__file__).resolve().parents[3]
-
-KERNELS = """
-import torch
-from schedbench.profiles.lab.triton_probe import add_one
-x = torch.zeros(64)
-add_one[(1,)](x, 60, width=64)
-assert x.sum() == 60
-"""
-
-
-COMPILED = """
-from tests.sched.kernels.triton_compiled import compiling
-made = compiling()
-import torch
-from schedbench.profiles.lab.triton_probe import add_one
-add_one[(1,)](torch.zeros(64), 60, width=64)
-assert len(made) == 1
-"""
-
-
-@pytest.mark.parametrize(("program", "interpreted"), [(KERNELS, "1"), (COMPILED, "0")])
-def test_kernels_compute_what_they_say_and_compile(program, interpreted, tmp_path):
-    changes = {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **changes},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_group_that_fails_says_why():
