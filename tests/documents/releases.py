@@ -3,7 +3,8 @@
     python tests/documents/releases.py --wheels DIR --python FILE
 
 ``DIR`` has the wheels that ``pip download --no-deps sglang==VERSION`` fetches; ``FILE`` is an interpreter with what
-SGLang needs. Minutes: every release is imported and runs the scenario once.
+SGLang needs. Two minutes and 600 MiB of memory for each release: all stay imported, and run for their host times in
+turns. Nothing else should run beside it.
 """
 
 from __future__ import annotations
@@ -12,18 +13,42 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from schedbench.profiles.engines.client import EngineFailedError, end_engines
+from schedbench.profiles.calibrate.own_time import own_times
+from schedbench.profiles.engines.client import EngineFailedError, EngineProcess
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.platform.resolve import EngineChoice, ask
-from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.recording import FILE, read_recording
 from schedbench.profiles.record.result import Hazards, Outputs, Result
+from schedbench.profiles.run.task import Options
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCENARIO: Final = ("mixed", ("workload.requests=16",))
+HOST: Final = (
+    "overlap_on",
+    (
+        "device.host=measured",
+        "engine.max_running_requests=32",
+        "workload.requests=32",
+        "workload.arrival=burst",
+        "workload.prompt_tokens=64",
+        "workload.output_tokens=96",
+    ),
+)
+ROUNDS: Final = 11
+# Phases of a step and their ranges. "receive" is schedbench's own, and "model" its decoder.
+_PHASES: Final = {
+    "plan": ("plan", "admit"),
+    "prepare": ("prepare",),
+    "launch": ("publish", "sample"),
+    "settle": ("settle",),
+}
+_NOT_THEIRS: Final = ("receive", "model")
 _WHEEL: Final = re.compile(r"sglang-(\d+(?:\.\d+)+)-")
 _COLUMNS: Final = ("h2d", "d2h", "d2d", "schedule's kernels", "waits")
 _HEAD: Final = """# SGLang's releases
@@ -40,6 +65,21 @@ the same letter gave the same tokens.
 """
 
 
+_HOST_HEAD: Final = """
+
+## Host time
+
+Microseconds of the host per steady decode step of 32 requests, from
+`{scenario}`: the
+time that the release's own Python and torch take on this machine, without device calls, the forward and what schedbench
+does. The releases ran in {rounds} rounds, one after the other in each. A cell is the least of the rounds' medians over
+steps, since other work of the machine only adds. The last column is the change of the sum from the release before, in the
+same round: the median, and in how many rounds it has that sign. "launch" is `run_batch` with the sampler and without the
+forward, "plan" `get_next_batch_to_run` without the preparation.
+
+"""
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--wheels", type=Path, required=True)
@@ -47,27 +87,33 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     rows, notes, changes, digests = [], [], list[str](), list[str]()
     before: Result | None = None
-    for version in versions(given.wheels):
-        print(version, file=sys.stderr)
-        try:
-            result = run(EngineChoice(f"sglang=={version}", given.python, given.wheels))
-        except (EngineError, EngineFailedError) as error:
-            rows.append(line([version, f"does not run: {str(error).splitlines()[0]}", *[""] * 11]))
-            continue
-        finally:
-            end_engines()
-        rows.append(row(version, result, digests))
-        notes += hazards(version, result)
-        if before is not None:
-            changes += changed(version, uploading(before), uploading(result))
-        before = result
+    with ExitStack() as stack:
+        engines = dict[str, EngineProcess]()
+        for version in versions(given.wheels):
+            print(version, file=sys.stderr)
+            engine = EngineProcess(EngineChoice(f"sglang=={version}", given.python, given.wheels))
+            stack.callback(engine.close)
+            try:
+                engine.start()
+                result = run(engine, SCENARIO, Options(device="vgpu", hazards=True))
+            except (EngineError, EngineFailedError) as error:
+                rows.append(line([version, f"does not run: {str(error).splitlines()[0]}", *[""] * 11]))
+                continue
+            engines[version] = engine
+            rows.append(row(version, result, digests))
+            notes += hazards(version, result)
+            if before is not None:
+                changes += changed(version, uploading(before), uploading(result))
+            before = result
+        times = [host_times(engines, number_of_round) for number_of_round in range(ROUNDS)]
     names = [
         "release",
         "tokens",
         *(f"{kind} {column}" for kind in ("prefill", "decode") for column in _COLUMNS),
     ]
     table = [*map(line, [[*names, "hazards"], ["---"] * (len(names) + 1)]), *rows]
-    text = _HEAD.format(scenario=f"{SCENARIO[0]} {' '.join(SCENARIO[1])}") + "\n".join(table)
+    text = _HEAD.format(scenario=named(SCENARIO)) + "\n".join(table)
+    text += _HOST_HEAD.format(scenario=named(HOST), rounds=ROUNDS) + host_page(times)
     for title, lines in (("Lines that began or ceased to copy", changes), ("Hazards", notes)):
         text += f"\n\n## {title}\n\n" + ("\n".join(lines) or "None.")
     (ROOT / "docs/releases.md").write_text(f"{text}\n", encoding="utf-8")
@@ -79,10 +125,73 @@ def versions(wheels: Path) -> list[str]:
     return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
 
 
-def run(choice: EngineChoice) -> Result:
-    name, overrides = SCENARIO
-    question = replace(ask(name, overrides), engine=choice)
-    return execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result
+def named(scenario: tuple[str, Sequence[str]]) -> str:
+    return " ".join((scenario[0], *scenario[1]))
+
+
+def run(engine: EngineProcess, scenario: tuple[str, Sequence[str]], options: Options) -> Result:
+    question = ask(*scenario)
+    return engine.run(question, question.relays[0], options)
+
+
+def host_times(engines: Mapping[str, EngineProcess], number_of_round: int) -> dict[str, dict[str, float]]:
+    """us of each phase, by release. The order turns from round to round."""
+    print(f"round {number_of_round + 1} of {ROUNDS}", file=sys.stderr)
+    order = list(engines)[:: -1 if number_of_round % 2 else 1]
+    times = {version: phases_of(engines[version]) for version in order}
+    return {version: times[version] for version in engines}
+
+
+def phases_of(engine: EngineProcess) -> dict[str, float]:
+    """us per steady decode, by phase."""
+    with TemporaryDirectory() as folder:
+        run(engine, HOST, Options(device="vgpu", record=Path(folder)))
+        windows = read_recording(Path(folder, FILE)).windows
+    steady = {info.step for window in windows for info in window.settled if info.steady}
+    own = own_times(
+        [span for window in windows for span in window.ranges],
+        [call for window in windows for call in window.calls],
+        phases={*_NOT_THEIRS, *(name for names in _PHASES.values() for name in names)},
+        through_torch=0.0,
+        kind_of=lambda span: "decode" if span.step in steady else None,
+    ).kinds
+    return {
+        phase: sum(median(sample.ns for sample in own[name, "decode"]) for name in names) / 1e3
+        for phase, names in _PHASES.items()
+    }
+
+
+def host_page(times: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
+    """A table by phase, and a chart of the sums. ``times``: one entry for each round."""
+    rows, sums = [line(["release", *_PHASES, "sum", "against the one before"]), line(["---"] * 7)], []
+    before = ""
+    for version in times[0]:
+        least = [min(of[version][phase] for of in times) for phase in _PHASES]
+        totals = [sum(of[version].values()) for of in times]
+        sums.append(number_of(min(totals)))
+        against = ""
+        if before:
+            changes = [total / sum(of[before].values()) - 1 for total, of in zip(totals, times, strict=True)]
+            middle = median(changes)
+            agreeing = sum(change * middle > 0 for change in changes)
+            against = f"{middle:+.0%}, {agreeing} of {ROUNDS}"
+        rows.append(line([version, *map(number_of, least), sums[-1], against]))
+        before = version
+    labels = ", ".join(f'"{version}"' for version in times[0])
+    chart = [
+        "```mermaid",
+        "xychart-beta",
+        '    title "Host time per steady decode of 32 requests"',
+        f"    x-axis [{labels}]",
+        '    y-axis "µs"',
+        f"    bar [{', '.join(sums)}]",
+        "```",
+    ]
+    return "\n".join([*rows, "", *chart])
+
+
+def number_of(us: float) -> str:
+    return f"{us:.0f}"
 
 
 def uploading(result: Result) -> dict[tuple[str, str], str]:
