@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from ...sched.relay.choice import RelayChoice
-from ..platform.pool import MapFunction, pool, processors
+from ..platform.pool import MapFunction, pool, saves_time
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
+from ..record.provenance import RunPart
 from ..record.result import Abstained, Metric, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.order import ALWAYS, FAVOURED, STRATEGIES, described
@@ -18,7 +19,6 @@ from .runs import attempt
 from .tokens import differences
 
 NAME = "adversary"
-WORTH_PROCESSES_S = 12.0
 
 
 def seeds(random: int) -> Sequence[int]:
@@ -32,7 +32,7 @@ def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chos
         return skipped(NAME, result.outputs.abstained)
     chosen = [seed for seed in chosen if concerns(seed, result)]
     found: list[Evidence] = []
-    with _spread(0.0 if resolved.engine is not None else result.run.wall_s, len(chosen)) as each:
+    with _spread(result.run, len(chosen)) as each:
         for evidence in each(partial(_against, resolved, relay, result), chosen):
             found += evidence
     return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
@@ -48,10 +48,9 @@ def concerns(seed: int, result: Result) -> bool:
 
 
 @contextmanager
-def _spread(seconds: float, tasks: int) -> Iterator[MapFunction]:
-    """A map function: over processes if the runs take longer than the few seconds that a process takes to start. An
-    engine has a process of its own."""
-    if seconds * tasks < WORTH_PROCESSES_S or processors() == 1:
+def _spread(run: RunPart, tasks: int) -> Iterator[MapFunction]:
+    """A map function: over processes where that saves time."""
+    if not saves_time(tasks, run):
         yield map
         return
     with pool(tasks) as each:

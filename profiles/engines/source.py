@@ -1,4 +1,4 @@
-"""The source of an engine on disk: a checkout as it stands, a commit of it, or a release from a wheel."""
+"""The source of an engine on disk: a checkout as it stands, a commit of it, or a release from a wheel or an sdist."""
 
 from __future__ import annotations
 
@@ -158,24 +158,41 @@ def _shallow(repository: Path) -> str:
 
 
 def _unpacked(name: EngineName, place: PackagePlace, tree: Path, wheels: Path) -> EngineSource:
-    """The files of a wheel, where a checkout would have them, so that source lines have the same names."""
+    """The files of a wheel, or else of an sdist, where a checkout would have them, so that source lines have the same
+    names."""
     project = name.adapter if Path(name.adapter).suffix != ".py" else place.package
-    pattern = f"{re.sub(r'[-_.]+', '_', project)}-{name.version}-*.whl"
-    found = sorted(wheels.expanduser().glob(pattern))
+    release = f"{re.sub(r'[-_.]+', '_', project)}-{name.version}"
+    names = f"{release}-*.whl", f"{release}.tar.gz"
+    found = [file for pattern in names for file in sorted(wheels.expanduser().glob(pattern))]
     if not found:
         raise EngineError(
-            f"{name}: no wheel {pattern} in {wheels}: "
+            f"{name}: no {' and no '.join(names)} in {wheels}: "
             f"pip download --no-deps {project}=={name.version} -d {wheels}, or --engine-wheels DIR"
         )
     try:
-        with zipfile.ZipFile(found[0]) as wheel:
-            wheel.extractall(tree / place.python_path)
-    except zipfile.BadZipFile:
-        raise EngineError(f"{name}: {found[0]} is no wheel: fetch it again") from None
+        if found[0].suffix == ".whl":
+            with zipfile.ZipFile(found[0]) as wheel:
+                wheel.extractall(tree / place.python_path)
+        else:
+            tree = _sdist(found[0], place, tree)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError):
+        raise EngineError(f"{name}: {found[0]} is no {found[0].suffix[1:]} file: fetch it again") from None
     path = place.inside(tree)
     if path is None:
         raise EngineError(f"{name}: {found[0].name} has no package {place.package}")
     return _source(name, place, path)
+
+
+def _sdist(file: Path, place: PackagePlace, tree: Path) -> Path:
+    """Unpack the file into ``tree``. Returns the folder that stands for a checkout: that of the sdist, or ``tree``
+    where the sdist is of the folder that a checkout has the package in."""
+    with tarfile.open(file) as archive:
+        archive.extractall(tree, filter="data")
+    top = next((folder for folder in tree.iterdir() if folder.is_dir()), tree)
+    if place.inside(top) != top:
+        return top
+    top.rename(tree / place.python_path)
+    return tree
 
 
 def _folder(name: EngineName) -> Path:

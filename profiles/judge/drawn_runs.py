@@ -8,7 +8,7 @@ from typing import Final
 
 from ...scenarios import checks, combinations
 from ..platform.hardware import HardwareProfile
-from ..platform.pool import MapFunction
+from ..platform.pool import MapFunction, saves_time
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.result import Result
@@ -20,11 +20,12 @@ _OPTIONS: Final = Options(device="vgpu")
 
 
 def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Profiles) -> Iterable[Result]:
-    """Run the question on each of the profiles; ``known`` is its result on its own. An engine's process runs one after
-    the other. Raises what ``execute`` raises."""
-    if question.engine is not None:
+    """Run the question on each of the profiles; ``known`` is its result on its own. An engine's process, which has
+    imported it, runs one after the other where that is sooner. Raises what ``execute`` raises."""
+    if question.engine is None:
+        question = _cheapest(question, known)
+    elif not saves_time(len(profiles), known.run):
         return list(map(_run, [replace(question, hardware=profile) for profile in profiles]))
-    question = _cheapest(question, known)
     return each(_run, [replace(question, hardware=profile) for profile in profiles])
 
 

@@ -9,20 +9,31 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from math import ceil
 from multiprocessing import connection, forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
 from typing import Final, Protocol, TypeVar
+
+from ..record.provenance import RunPart
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # What every run imports; torch imports the second at the first dispatch to a device of ours.
 _IMPORTED: Final = ["schedbench.profiles.ranks.execute", "torch.distributed.tensor"]
+_START_S: Final = 6.0  # what the processes of a pool take to start
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 
 
 class MapFunction(Protocol):
     def __call__(self, function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]: ...
+
+
+def saves_time(tasks: int, run: RunPart) -> bool:
+    """Whether that many runs like ``run`` end earlier in the processes of a pool than one after the other in this one.
+    Each process imports an engine of another project itself."""
+    at_once = max(1, min(processors(), tasks))
+    return (tasks - ceil(tasks / at_once)) * run.wall_s > _START_S + (run.import_s or 0.0)
 
 
 @contextmanager

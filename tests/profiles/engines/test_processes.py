@@ -20,7 +20,9 @@ from schedbench.profiles.engines import client
 from schedbench.profiles.engines.client import EngineFailedError, engine_process
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
+from schedbench.profiles.judge import drawn_runs
 from schedbench.profiles.judge.gates import check, parse
+from schedbench.profiles.platform.pool import pool
 from schedbench.profiles.platform.resolve import EngineChoice, Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.environment import tool
@@ -346,6 +348,23 @@ def test_what_an_absent_package_could_have_launched_is_not_counted(
     assert result.not_asked == {"decode.steady": reason}
     gate = check(parse("decode.steady.schedule.sync:0"), {}, a=[result], b=[result])
     assert (gate.outcome, gate.why) == ("undecided", reason)
+
+
+def test_draws_of_an_engine_run_side_by_side_where_that_is_sooner(
+    question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each process of a pool imports the engine once."""
+    log = tmp_path / "log"
+    engine = scripted(f"import os\nprint(os.getppid(), file=open({str(log)!r}, 'a'))")
+    asked = replace(question, engine=EngineChoice(engine))
+    known, profiles = run(question, engine), [question.hardware] * 4
+    serially = list(drawn_runs.run_each(map, asked, known, profiles))
+    assert len(set(log.read_text().split())) == 1
+    monkeypatch.setattr(drawn_runs, "saves_time", lambda *_: True)
+    with pool(2) as each:
+        found = list(drawn_runs.run_each(each, asked, known, profiles))
+    assert [result.metrics for result in found] == [result.metrics for result in serially]
+    assert len(set(log.read_text().split())) in (2, 3)
 
 
 def test_several_ranks_and_a_real_device_are_refused(question: Resolved, toy: WriteEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -132,6 +133,17 @@ def test_a_release_is_unpacked_as_a_checkout_has_it(tmp_path: Path) -> None:
     assert source.watched.name == "python"
 
 
+@pytest.mark.parametrize("folder", ["", "python/"], ids=["of the package's folder", "of the checkout"])
+def test_a_release_without_a_wheel_is_unpacked_from_its_sdist(tmp_path: Path, folder: str) -> None:
+    write_package(tmp_path / "made" / folder / "toy", TEXT)
+    with tarfile.open(tmp_path / "toy-2.0.tar.gz", "w:gz") as file:
+        file.add(tmp_path / "made", "toy-2.0")
+    source = opened("toy==2.0", tmp_path)
+    assert (source.version, source.watched.name) == ("2.0", "python")
+    (tmp_path / "toy-3.0.tar.gz").write_text("<html>")
+    assert "toy-3.0.tar.gz is no gz file: fetch it again" in refusal("toy==3.0", tmp_path)
+
+
 def test_a_project_states_its_version(tmp_path: Path) -> None:
     write_package(tmp_path / "toy", TEXT)
     (tmp_path / "toy/__init__.py").write_text("")
@@ -164,7 +176,7 @@ def test_a_missing_release_names_the_command_that_fetches_it(tmp_path: Path) -> 
     wheel(tmp_path, "9", package="other")
     assert refusal("toy==9", tmp_path).endswith("toy-9-py3-none-any.whl has no package toy")
     (tmp_path / "toy-8-py3-none-any.whl").write_text("<html>")
-    assert "is no wheel: fetch it again" in refusal("toy==8", tmp_path)
+    assert "is no whl file: fetch it again" in refusal("toy==8", tmp_path)
 
 
 def test_a_shallow_clone_says_how_to_deepen_it(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct, conduct_draws
 from schedbench.profiles.judge.verdict import Reason
+from schedbench.profiles.platform import pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.provenance import RunPart
 from schedbench.profiles.record.result import Metric
 from tests.profiles.long_prompts import long_prompts
 
@@ -84,3 +86,26 @@ def test_values_are_computed_only_where_times_depend_on_them(
 
     run_each(each, asked, known, [asked.hardware])
     assert isinstance(seen[0], Resolved) and seen[0].scenario.device.values == values
+
+
+@pytest.mark.parametrize(
+    ("tasks", "wall_s", "import_s", "processes", "saves"),
+    [
+        (16, 3.0, 10.0, 4, True),
+        (16, 3.0, 40.0, 4, False),
+        (16, 1.0, 10.0, 2, False),
+        (16, 3.0, None, 1, False),
+        (1, 90.0, None, 4, False),
+    ],
+)
+def test_processes_of_a_pool_are_worth_their_start(
+    monkeypatch: pytest.MonkeyPatch,
+    tasks: int,
+    wall_s: float,
+    import_s: float | None,
+    processes: int,
+    saves: bool,
+) -> None:
+    monkeypatch.setattr(pool, "processors", lambda: processes)
+    run = RunPart(id="", command="", started="", wall_s=wall_s, import_s=import_s)
+    assert pool.saves_time(tasks, run) == saves
