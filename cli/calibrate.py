@@ -52,14 +52,9 @@ def calibrate(
     if not host_only:
         calibration.require_cuda()
     try:
-        found = calibration.calibrate(
-            hardware,
-            plan,
-            name=base if output is None else output.stem,
-            rounds=rounds,
-            host_only=host_only,
-            notify=_report,
-        )
+        probes = None if host_only else calibration.probed(_report)
+        name = base if output is None else output.stem
+        found = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
         document = found.document()
         if judge:
             document["judged"] = _judged(document)

@@ -79,24 +79,6 @@ def require_cuda() -> None:
 def calibrate(
     base: HardwareProfile,
     plan: Sequence[CalibrationRun],
-    *,
-    name: str,
-    rounds: int,
-    host_only: bool,
-    notify: Notify,
-) -> Calibration:
-    """Raises MachineError if there is no CUDA device, unless ``host_only``."""
-    if host_only:
-        return fitted(base, plan, None, name=name, rounds=rounds, notify=notify)
-    require_cuda()
-    with tempfile.TemporaryDirectory() as folder:
-        probes = probed(Path(folder), notify)
-    return fitted(base, plan, probes, name=name, rounds=rounds, notify=notify)
-
-
-def fitted(
-    base: HardwareProfile,
-    plan: Sequence[CalibrationRun],
     probes: Mapping[str, Any] | None,
     *,
     name: str,
@@ -130,20 +112,19 @@ def _machine(probes: Mapping[str, Any]) -> str:
     return cpu if gpu is None else f"{gpu}, {cpu}"
 
 
-def probed(folder: Path, notify: Notify, python: str = sys.executable) -> dict[str, Any]:
+def probed(notify: Notify, python: str = sys.executable) -> dict[str, Any]:
     """The documents of the probes by name, without those that failed. Each runs in a process of its own, because CUDA
     cannot pin memory in a process with a virtual GPU."""
-    run, found = in_process(python, folder), {}
-    for name in _NAMES:
-        notify(f"probe {name}")
-        output = folder / f"{name}.json"
-        stage = GpuStage(name, ("-m", "schedbench.profiles.lab.probes", name, os.fspath(output)), _DEADLINE)
-        outcome = run(stage, _DEADLINE)
-        if outcome.status == "ok":
-            found[name] = json.loads(output.read_text(encoding="utf-8"))
-        else:
-            notify(f"probe {name} failed: {outcome.error}")
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        run = in_process(python, Path(folder))
+        for name in _NAMES:
+            notify(f"probe {name}")
+            output = os.path.join(folder, f"probe-{name}.json")
+            stage = GpuStage(name, ("-m", "schedbench.profiles.lab.probes", name, output), _DEADLINE)
+            outcome = run(stage, _DEADLINE)
+            if outcome.status != "ok":
+                notify(f"probe {name} failed: {outcome.error}")
+        return gathered(Path(folder))
 
 
 def gathered(folder: Path) -> dict[str, Any]:
@@ -164,7 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args(arguments)
     plan, probes = calibration_runs(given.batch_sizes, given.prompt_tokens), gathered(given.probes)
-    found = fitted(load(given.base), plan, probes, name=given.output.stem, rounds=1, notify=print)
+    found = calibrate(load(given.base), plan, probes, name=given.output.stem, rounds=1, notify=print)
     write_whole(given.output, to_yaml(found.profile))
     write_whole(given.output.with_suffix(".json"), json.dumps(found.document(), indent=1) + "\n")
     return 0

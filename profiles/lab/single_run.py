@@ -1,4 +1,4 @@
-"""Runs one scenario: ``python -m schedbench.profiles.lab.single_run SCENARIO --device D --output FILE``.
+"""Runs one scenario: ``python -m schedbench.profiles.lab.single_run SCENARIO --device D [--output FILE]``.
 
 It runs in a process of its own because CUDA and the virtual GPU cannot share one, and because a run that crashes must
 not end other stages. With ``--counted`` the run is counted from inside the process, and what is written are counts by
@@ -46,7 +46,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--counted", action="store_true", help="count from inside the process; nothing is timed"
     )
     parser.add_argument("--hardware", type=Path, help="a hardware profile that an earlier stage writes")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument(
+        "--output", type=Path, help="the result, or the counts; without it nothing is written"
+    )
     return parser.parse_args(arguments)
 
 
@@ -117,7 +119,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     command = " ".join(arguments)
     options = Options(device=given.device, save_tokens=True, command=command, traced=not given.timed)
-    execute(question, question.relays[0], options).result.write(given.output)
+    result = execute(question, question.relays[0], options).result
+    if given.output:
+        result.write(given.output)
     return 0
 
 

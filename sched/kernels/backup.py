@@ -65,13 +65,9 @@ def preload(sides: _Sides) -> None:
             cache.index_copy_(0, slots, kv[:, layer, part])
 
 
-def _land_cost(host_slots: Tensor, kv: Tensor) -> Work:
-    return Work(nbytes(host_slots, kv), host_bytes=nbytes(kv), beside=True)
-
-
 @kernel(
     mutates=("host",),
-    cost=_land_cost,
+    cost=lambda host_slots, kv: Work(nbytes(host_slots, kv), host_bytes=nbytes(kv), beside=True),
     footprint=lambda host, host_slots, kv: (
         *reads(host_slots, kv),
         Access(host, write=True, rows=host_slots),

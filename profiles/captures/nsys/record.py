@@ -168,8 +168,9 @@ def command(nsys: Nsys, request: RecordingRequest, report: Path, session: str) -
         *("--capture-range-end=stop", "--kill=none"),
         "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
         *(f"--output={report}", "--force-overwrite=true"),
-        *(sys.executable, "-m", "schedbench.profiles.ranks.recorded_child"),
-        *(*request.arguments, "--device", request.device),
+        *(sys.executable, "-m", "schedbench.profiles.lab.single_run"),
+        # One pass without CUPTI, which serves only one tool at a time.
+        *(*request.arguments, "--device", request.device, "--timed"),
     ]
 
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ..attention import PagedQueries
 from ..indexer import Scored
-from ..sparse import SparseTokens
 from .indexer import located, select_top_k
 from .rows import sum_before
 from .softmax import LOG2_E, attend, begin, block_of, padded
@@ -245,26 +244,24 @@ def extend_attention(
     return out
 
 
-def attention(paged: PagedQueries, extend_lens: Tensor | None, scale: float, max_extend_len: int) -> Tensor:
+def attention(paged, extend_lens, scale, max_extend_len):
     q, *caches, req_to_token, rows, seq_lens = paged
     if extend_lens is None:
         return decode_attention(q, caches, req_to_token, rows, seq_lens, scale=scale)
     return extend_attention(paged, extend_lens, scale=scale, max_extend_len=max_extend_len)
 
 
-def tree_attention(paged: PagedQueries, branches: Tensor, branch_lens: Tensor, scale: float) -> Tensor:
+def tree_attention(paged, branches, branch_lens, scale):
     q, *caches, req_to_token, rows, seq_lens = paged
     tree = (branches, branch_lens)
     return decode_attention(q, caches, req_to_token, rows, seq_lens, scale=scale, branches=tree)
 
 
-def sparse_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, seq_lens: Tensor, scale: float
-) -> Tensor:
+def sparse_attention(q, k_cache, v_cache, locations, seq_lens, scale):
     return decode_attention(q, (k_cache, v_cache), locations, None, seq_lens, scale=scale)
 
 
-def sparse_extend(tokens: SparseTokens, scale: float, top_k: int, max_seq_len: int) -> Tensor:
+def sparse_extend(tokens, scale, top_k, max_seq_len):
     """Every token is a request of its own, as in a decode."""
     q, *caches, index_q, index_weights, index_cache, req_to_token, mapping, rows, positions, _, new = tokens
     rows = rows.repeat_interleave(new, output_size=q.shape[0])

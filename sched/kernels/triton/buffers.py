@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from ..buffers import NewestTokens, PreviousTokens
 
 _BLOCK = 1024
 
@@ -27,7 +24,7 @@ def _map_prompt(
         tl.store(mapping + slot, page * page_size + slot % page_size, mask=valid)
 
 
-def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
+def map_prompt(mapping, out_cache_loc, free_pages, page_size):
     """One program: it counts the pages that the tokens open."""
     if tokens := out_cache_loc.shape[0]:
         _map_prompt[(1,)](mapping, out_cache_loc, free_pages, tokens, page_size, _BLOCK, num_warps=8)
@@ -51,7 +48,7 @@ def _unmap(mapping, slots, out, tokens, page_size: tl.constexpr, block: tl.const
         at += block
 
 
-def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
+def unmap(mapping, slots, page_size):
     pages = triton.cdiv(slots.shape[0], page_size)
     out = torch.empty(pages * page_size, dtype=torch.int64, device=mapping.device)
     if pages:
@@ -73,7 +70,7 @@ def _map_newest(
     tl.store(mapping + tl.load(out_cache_loc + at, mask=valid, other=0), slot, mask=valid)
 
 
-def map_newest(newest: NewestTokens) -> None:
+def map_newest(newest):
     *tensors, size = newest
     if b := newest.seq_lens.shape[0]:
         _map_newest[(triton.cdiv(b, 128),)](*tensors, b, newest.device_buffer.shape[1], size, 128)
@@ -107,7 +104,7 @@ def _previous_tokens(
     tl.store(targets + at, tl.load(host_slots + row * context + position, mask=valid, other=0), mask=valid)
 
 
-def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
+def previous_tokens(previous):
     *tensors, seq_lens, size = previous
     b = seq_lens.shape[0]
     slots, targets = torch.empty((2, b), dtype=torch.int64, device=seq_lens.device).unbind()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .filters import BLOCK
 from .sampling import MOST_SPLITS, add_mass, exp_difference, splits_of
@@ -87,7 +86,7 @@ def _merge(
         tl.store(out + row * topk + nth, tl.where(token < 2147483647, token, 0).to(tl.int64))
 
 
-def draft_topk(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+def draft_topk(logits, topk):
     n, vocab = logits.shape
     shares = torch.empty((n, topk), dtype=torch.float32, device=logits.device)
     out = torch.empty((n, topk), dtype=torch.int64, device=logits.device)

@@ -41,11 +41,11 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x, weight, eps):
     return _launch(x, None, weight, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x, residual, weight, eps):
     return _launch(x, residual, weight, eps)
 
 
@@ -64,7 +64,7 @@ def _silu_and_mul(gate_up, out, width: tl.constexpr, block: tl.constexpr) -> Non
     tl.store(out + row * width + at, (silu * up).to(dtype), mask=valid)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def silu_and_mul(gate_up):
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:

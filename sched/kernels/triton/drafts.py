@@ -7,9 +7,7 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..drafts import PlacesAhead
 from .placement import pages_before
 from .rows import sum_before
 
@@ -28,7 +26,7 @@ def _rotate_ids(input_ids, next_ids, extend_lens, out, block: tl.constexpr) -> N
         tl.store(out + start + at, tl.where(at < new - 1, moved, follows), mask=at < new)
 
 
-def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tensor:
+def rotate_ids(input_ids, next_ids, extend_lens):
     out = torch.empty_like(input_ids)
     if b := extend_lens.shape[0]:
         _rotate_ids[(b, _PIECES)](input_ids, next_ids, extend_lens, out, _PIECE)
@@ -50,9 +48,7 @@ def _draft_places(
     tl.store(slots + at, slot.to(tl.int64), mask=valid)
 
 
-def draft_places(
-    table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, each: int, width: int
-) -> tuple[Tensor, Tensor]:
+def draft_places(table, req_pool_indices, seq_lens, each, width):
     count = seq_lens.shape[0] * each
     positions, slots = torch.empty((2, count), dtype=torch.int64, device=seq_lens.device).unbind()
     if count:
@@ -72,9 +68,7 @@ def _write_rows(table, rows, starts, lens, slots, width, block: tl.constexpr) ->
         tl.store(target + at, slot.to(table.dtype.element_ty), mask=at < count)
 
 
-def write_rows(
-    table: Tensor, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor, width: int
-) -> None:
+def write_rows(table, req_pool_indices, starts, lens, slots, width):
     if b := lens.shape[0]:
         _write_rows[(b, _PIECES)](table, req_pool_indices, starts, lens, slots, width, _PIECE)
 
@@ -101,7 +95,7 @@ def _place_ahead(
         tl.store(row + at, slot.to(table.dtype.element_ty), mask=at < stops)
 
 
-def place_ahead(places: PlacesAhead) -> None:
+def place_ahead(places):
     """One program for each request, since it reads the slot before the first that it writes."""
     *tensors, page_size, _, width = places
     if b := places.starts.shape[0]:
@@ -116,7 +110,7 @@ def _pick(rows, accept_lens, out, each: tl.constexpr, width: tl.constexpr, block
     tl.store(out + request * width + at, tl.load(rows + row * width + at, mask=at < width), mask=at < width)
 
 
-def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
+def pick_accepted(rows, accept_lens):
     b, width = accept_lens.shape[0], math.prod(rows.shape[1:])
     out = torch.empty((b, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
     if b:

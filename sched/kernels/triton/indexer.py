@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..indexer import Scored
 from .filters import BLOCK, order
 from .softmax import padded
 
@@ -106,7 +105,7 @@ def _choose(scores, lens, out, most, top_k: tl.constexpr) -> None:
         tl.store(out + at, tl.full([BLOCK], -1, tl.int32), mask=(at >= taken) & (at < top_k))
 
 
-def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
+def select_top_k(scored, top_k, max_seq_len):
     """[n, top_k] int32: the positions of each token's best scores, ascending, ABSENT behind them. A token has the first
     ``seq_lens`` of its row; ``max_seq_len`` is the host's bound on these."""
     n, heads, width = scored.q.shape
@@ -143,9 +142,7 @@ def _index_and_store(
     tl.store(weights + token * heads + at - queries - width, value, mask=is_weight)
 
 
-def index_and_store(
-    projected: Tensor, out_cache_loc: Tensor, index_cache: Tensor, heads: int
-) -> tuple[Tensor, Tensor]:
+def index_and_store(projected, out_cache_loc, index_cache, heads):
     tokens, width = projected.shape[0], index_cache.shape[1]
     q = torch.empty((tokens, heads, width), dtype=projected.dtype, device=projected.device)
     weights = torch.empty((tokens, heads), dtype=projected.dtype, device=projected.device)
@@ -179,5 +176,5 @@ def located(positions: Tensor, req_to_token: Tensor, rows: Tensor, mapping: Tens
     return out
 
 
-def page_lookup(positions: Tensor, req_to_token: Tensor, req_pool_indices: Tensor) -> Tensor:
+def page_lookup(positions, req_to_token, req_pool_indices):
     return located(positions, req_to_token, req_pool_indices, None)

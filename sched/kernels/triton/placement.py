@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..placement import NewPrompts
 from .rows import sum_before
 
 _BATCH = 1024  # requests processed together by the one program that counts the pages they open
@@ -52,14 +50,7 @@ def _place_decode(
         tl.store(orig_longer + at, tl.load(orig_seq_lens + at, mask=valid, other=0) + 1, mask=valid)
 
 
-def place_decode(
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    orig_seq_lens: Tensor,
-    free_pages: Tensor,
-    page_size: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def place_decode(req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_pages, page_size):
     b = seq_lens.shape[0]
     slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
     longer, orig_longer = torch.empty_like(slots), torch.empty_like(orig_seq_lens)
@@ -123,7 +114,7 @@ def _place_extend(
         tl.store(slots + tokens + at - begins, slot, mask=valid)
 
 
-def place_extend(prompts: NewPrompts) -> Tensor:
+def place_extend(prompts):
     *tensors, page_size, num_tokens = prompts
     slots = torch.empty(num_tokens, dtype=torch.int64, device=prompts.seq_lens.device)
     sizes = (prompts.req_to_token.shape[1], prompts.free_pages.shape[0], page_size, _PIECE)
@@ -148,15 +139,13 @@ def _copy_rows(
             tl.store(pages + row * width + at, entries, mask=at < length)
 
 
-def copy_pages(pages: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> None:
+def copy_pages(pages, req_to_token, req_pool_indices, seq_lens):
     if b := seq_lens.shape[0]:
         tensors = (None, req_pool_indices, seq_lens, req_to_token, pages, None, None)
         _copy_rows[(b, _PIECES)](*tensors, req_to_token.shape[1], _PIECE)
 
 
-def decode_inputs(
-    tokens: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, req_to_token: Tensor, pages: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def decode_inputs(tokens, req_pool_indices, seq_lens, req_to_token, pages):
     b = seq_lens.shape[0]
     input_ids, positions = torch.empty((2, b), dtype=torch.int64, device=seq_lens.device).unbind()
     if b:

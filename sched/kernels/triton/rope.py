@@ -8,9 +8,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from ..rope import Projected
 
 _HEADS = 8  # of one program
 
@@ -84,7 +81,7 @@ def _rope_and_store_kv(
     _store_halves(out, rotated, other, (token * heads + head) * 2 * half + at, mask & is_q, half)
 
 
-def rope_and_store_kv(projected: Projected) -> Tensor:
+def rope_and_store_kv(projected):
     qkv, positions, cos_sin, q_norm, k_norm, eps, out_cache_loc, k_cache, v_cache = projected
     _, kv_heads, head_dim = k_cache.shape
     tokens, heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads

@@ -7,9 +7,6 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from ..rows import DecodeInputs
 
 _BLOCK = 256
 
@@ -31,7 +28,7 @@ def _decode_positions(seq_lens, out, b, block: tl.constexpr) -> None:
     tl.store(out + at, tl.maximum(length - 1, 0), mask=at < b)
 
 
-def decode_positions(seq_lens: Tensor) -> Tensor:
+def decode_positions(seq_lens):
     b = seq_lens.shape[0]
     out = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
     if b:
@@ -50,7 +47,7 @@ def _extend_positions(seq_lens, extend_lens, out, block: tl.constexpr) -> None:
         tl.store(out + at, start + at, mask=at < new)
 
 
-def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> Tensor:
+def extend_positions(seq_lens, extend_lens, num_tokens):
     out = torch.empty(num_tokens, dtype=torch.int64, device=seq_lens.device)
     if num_tokens:
         _extend_positions[(seq_lens.shape[0], 8)](seq_lens, extend_lens, out, _BLOCK)
@@ -66,7 +63,7 @@ def _last_tokens(hidden, extend_lens, out, width: tl.constexpr, block: tl.conste
     tl.store(out + request * width + at, row, mask=at < width)
 
 
-def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
+def last_tokens(hidden, extend_lens):
     b, width = extend_lens.shape[0], hidden.shape[1]
     out = torch.empty((b, width), dtype=hidden.dtype, device=hidden.device)
     if b:
@@ -95,7 +92,7 @@ def _stage_decode(
     _stage_row(static + 4 * capacity, out_cache_loc, at, b, padded, 0)
 
 
-def stage_decode(static: Tensor, inputs: DecodeInputs, padded: int) -> None:
+def stage_decode(static, inputs, padded):
     sizes = (inputs.input_ids.shape[0], padded, static.shape[1], _BLOCK)
     _stage_decode[(triton.cdiv(padded, _BLOCK),)](static, *inputs, *sizes)
 
@@ -106,7 +103,7 @@ def _stage_rows(static, source, count, padded, block: tl.constexpr) -> None:
     _stage_row(static, source, at, count, padded, 0)
 
 
-def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
+def stage_rows(static, source, padded):
     each = math.prod(static.shape[1:])
     if total := padded * each:
         _stage_rows[(triton.cdiv(total, _BLOCK),)](static, source, source.numel(), total, _BLOCK)
@@ -119,6 +116,6 @@ def _resolve_negative(input_ids, tokens, count, block: tl.constexpr) -> None:
     tl.store(input_ids + at, tl.load(tokens - ids, mask=ids < 0, other=0), mask=ids < 0)
 
 
-def resolve_negative(input_ids: Tensor, tokens: Tensor) -> None:
+def resolve_negative(input_ids, tokens):
     if count := input_ids.shape[0]:
         _resolve_negative[(triton.cdiv(count, _BLOCK),)](input_ids, tokens, count, _BLOCK)

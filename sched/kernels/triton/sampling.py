@@ -236,19 +236,19 @@ def _taken(best: _Best) -> Tensor:
     return out
 
 
-def sample_greedy(logits: Tensor, vocab_mask: Tensor | None) -> Tensor:
+def sample_greedy(logits, vocab_mask):
     if not logits.shape[0]:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     return _taken(_searched(logits, vocab_mask, None))
 
 
-def sample(draw: Draw) -> Tensor:
+def sample(draw):
     if not draw.logits.shape[0]:
         return torch.empty(0, dtype=torch.int64, device=draw.logits.device)
     return _taken(_searched(draw.logits, draw.vocab_mask, draw))
 
 
-def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
+def score_tokens(draw, ids):
     logits, mask, temperatures = draw.logits, draw.vocab_mask, draw.temperatures
     b, vocab = logits.shape
     logprobs, margins = torch.empty((2, b), dtype=torch.float32, device=logits.device).unbind()

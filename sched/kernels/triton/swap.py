@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from ..swap import Fetch, Lookup
 
 _BLOCK = 1024  # slots of a buffer, or elements of a token, that are processed together, at most
 _FETCHERS = 256  # programs that wait for the bus at once, at least
@@ -50,7 +45,7 @@ def _swap_in(
             _move(source + size, v_cache + slot * size, size, block)
 
 
-def swap_in(fetch: Fetch) -> None:
+def swap_in(fetch):
     k_cache, v_cache, host, host_slots, req_pool_indices, missing, targets = fetch
     b, k = missing.shape
     if not b:
@@ -82,9 +77,7 @@ def _back_up(
                 _move(v_cache[layer] + slot * size, target + (2 * layer + 1) * size, size, block)
 
 
-def back_up(
-    k_cache: Sequence[Tensor], v_cache: Sequence[Tensor], host: Tensor, slots: Tensor, host_slots: Tensor
-) -> None:
+def back_up(k_cache, v_cache, host, slots, host_slots):
     """All layers in one launch: their addresses are arguments of the kernel."""
     if n := slots.shape[0]:
         size = k_cache[0].shape[1] * k_cache[0].shape[2]
@@ -258,7 +251,7 @@ def _plan(
     )
 
 
-def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+def plan_swap_in(lookup):
     *tables, _ = lookup
     (b, k), size, device = lookup.positions.shape, lookup.lru.shape[1], lookup.positions.device
     locations, missing, targets, held, freed = torch.empty((5, b, k), dtype=torch.int32, device=device)

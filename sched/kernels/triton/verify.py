@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["above"])
@@ -35,9 +34,7 @@ def _build_tree(
     tl.store(above + request * drafts, tl.full([], -1, tl.int64))
 
 
-def build_tree(
-    scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int
-) -> tuple[Tensor, Tensor]:
+def build_tree(scores, tokens, parents, bonus, draft_tokens):
     b, n = tokens.shape
     nodes, above = torch.empty((2, b, draft_tokens), dtype=torch.int64, device=tokens.device).unbind()
     if b:
@@ -76,7 +73,7 @@ def _tree_paths(
         node = _parents_of(parents, node)
 
 
-def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+def tree_paths(parents, depth):
     b, nodes = parents.shape
     paths = torch.empty((b, nodes, depth), dtype=torch.int64, device=parents.device)
     counts = torch.empty((b, nodes), dtype=torch.int64, device=parents.device)
@@ -109,9 +106,7 @@ def _accept_drafts(
     tl.store(lens + request, count)
 
 
-def accept_drafts(
-    tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int
-) -> tuple[Tensor, Tensor]:
+def accept_drafts(tokens, parents, predict, most):
     b, nodes = tokens.shape
     index = torch.empty((b, most), dtype=torch.int32, device=tokens.device)
     lens = torch.empty(b, dtype=torch.int32, device=tokens.device)

@@ -78,10 +78,10 @@ def test_calls_of_the_silent_device_take_no_time() -> None:
     assert silent.kernels == BASE.kernels
 
 
-def test_a_probe_that_fails_is_told_and_left_out(tmp_path: Path) -> None:
+def test_a_probe_that_fails_is_told_and_left_out() -> None:
     """Without CUDA all of them do."""
     words: list[str] = []
-    assert probed(tmp_path, words.append, python="/bin/false") == {}
+    assert probed(words.append, python="/bin/false") == {}
     assert [word for word in words if "failed: exit code" in word] == [
         f"probe {name} failed: exit code 1" for name in ("environment", "costs", "copies", "kernels")
     ]

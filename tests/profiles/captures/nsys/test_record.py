@@ -45,8 +45,8 @@ def test_the_command_captures_the_measured_workload_and_lets_the_program_end(tmp
         "--capture-range-end=stop",
         "--kill=none",
     } <= {*told}
-    assert program[1:3] == ["-m", "schedbench.profiles.ranks.recorded_child"]
-    assert program[3:] == ["mixed", "--set=workload.requests=8", "--device", "vgpu"]
+    assert program[1:3] == ["-m", "schedbench.profiles.lab.single_run"]
+    assert program[3:] == ["mixed", "--set=workload.requests=8", "--device", "vgpu", "--timed"]
     assert "--trace=nvtx" in told and not any("graph" in word for word in told)
 
 
