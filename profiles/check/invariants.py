@@ -26,7 +26,6 @@ from ...sched.relay.row import DraftRelay, DraftRow, RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
-from ..run.progress import unfinished
 from .batch_invariants import Peek, checking_allocation, mirrors, row_counts, untouched
 from .draft_invariants import DraftStart, DraftWatch
 from .forward_invariants import Forward, Token, violations
@@ -272,7 +271,7 @@ class _InvariantObserver(Observer):
         held = engine.slots.size - engine.slots.available_size()
         counts = {
             "launched steps that were not settled": len(self._unsettled),
-            "requests that have not ended": len(unfinished(self._scheduler)),
+            "requests that have not ended": len(self._scheduler.unfinished()),
             "rows that are held": held,
             "KV tokens in locked nodes of the prefix cache": engine.cache.protected_size(),
         }

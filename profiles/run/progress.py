@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
-from ...sched.loop.scheduler import Scheduler
-from ...sched.observe import SLEEP, Observer, StepInfo, StepKind
+from ...sched.observe import SLEEP, Clock, Observer, StepInfo, StepKind
 from ...sched.request import Request
 
 # A turn of the loop without a step may wait for a copy of some ten milliseconds, and takes some ten microseconds.
 MOST_TURNS: Final = 100_000
 # Every step gives a request tokens, or computes a part of its prompt, except for the last steps of a request.
 MOST_STEPS: Final = 300
+SHORTEST_WAIT: Final = 10_000
+"""ns. A loop that waits for less polls, and its turns count."""
 
 
 class NoProgressError(RuntimeError):
@@ -34,8 +35,10 @@ class ProgressWatch(Observer):
     """Raises NoProgressError at a turn of the loop, once MOST_TURNS turns or MOST_STEPS steps have passed in which no
     request got a token, was prefilled or ended, and the loop did not wait for an arrival or a message."""
 
-    def __init__(self, system: AdvancingSystem) -> None:
+    def __init__(self, system: AdvancingSystem, clock: Clock) -> None:
         self._system = system
+        self._clock = clock
+        self._asleep_since: int | None = None
         self._turns = self._steps = 0
         self._since = system.next_step
 
@@ -43,7 +46,7 @@ class ProgressWatch(Observer):
         if name == "receive":
             self._turn()
         elif name == SLEEP:
-            self._advance()
+            self._asleep_since = self._clock.now()
         return super().range(name, step, size)
 
     def planned(self, step: int, kind: StepKind) -> None:  # noqa: ARG002
@@ -64,6 +67,9 @@ class ProgressWatch(Observer):
         self._turns = self._steps = 0
 
     def _turn(self) -> None:
+        slept, self._asleep_since = self._asleep_since, None
+        if slept is not None and self._clock.now() - slept >= SHORTEST_WAIT:
+            self._advance()
         if not self._turns:
             self._since = self._system.next_step
         self._turns += 1
@@ -72,19 +78,6 @@ class ProgressWatch(Observer):
         if found := self._system.unfinished():
             raise NoProgressError(_stuck(found, self._turns, self._steps, self._since))
         self._advance()  # a data-parallel rank without requests takes part in the others' steps
-
-
-def unfinished(scheduler: Scheduler) -> Sequence[Request]:
-    """The requests of the scheduler that have not ended."""
-    batches = [scheduler.running_batch, *scheduler.parked]
-    under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    found = [
-        *scheduler.waiting_queue,
-        *(req for batch in batches for req in batch.reqs),
-        *under_way,
-        *scheduler.engine.tier.absent,
-    ]
-    return [req for req in dict.fromkeys(found) if not req.finished]
 
 
 def _stuck(found: Sequence[Request], turns: int, steps: int, since: int) -> str:

@@ -171,7 +171,8 @@ class PreparedRun:
             return
         self._load(workload)
         with self.system.guarded(self.guard) as guard:
-            self._observers.set(*self._always(), *self._aborts(workload), guard, ProgressWatch(self.system))
+            progress = ProgressWatch(self.system, self._clock)
+            self._observers.set(*self._always(), *self._aborts(workload), guard, progress)
             with self._host_running():
                 self.system.run()
         self.system.forget()
@@ -209,7 +210,7 @@ class PreparedRun:
                 self.system.guarded(self.guard) as guard,
                 measuring(),
             ):
-                progress = ProgressWatch(self.system)
+                progress = ProgressWatch(self.system, self._clock)
                 others = (*self._aborts(workload), *self._of_some_runs(audit), own, guard, progress)
                 self._observers.set(*self._always(), *collector.observers, *others)
                 begin = time.perf_counter()

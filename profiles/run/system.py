@@ -22,7 +22,6 @@ from ..record.provenance import RelayPart
 from .compose import Guard, compose
 from .compose import SystemParts as SystemParts
 from .observers import TagAudit
-from .progress import unfinished
 
 
 class System(ABC):
@@ -130,7 +129,7 @@ class OwnSystem(System):
         self.scheduler.abort(request, reason)
 
     def unfinished(self) -> Sequence[Request]:
-        return unfinished(self.scheduler)
+        return self.scheduler.unfinished()
 
     def guarded(self, guard: Guard | None) -> AbstractContextManager[Observer]:
         if guard is None:

@@ -99,6 +99,11 @@ class Inbox:
         ]
 
     @property
+    def requests(self) -> list[Request]:
+        """All requests that are here."""
+        return [*self.held, *self._queued, *(entry.req for entry in self._offloaded)]
+
+    @property
     def num_waiting(self) -> int:
         """How many requests wait for pages."""
         return len(self._queued) + len(self._offloaded)
@@ -256,12 +261,6 @@ class Inbox:
         for receiver in failed:
             del self._receivers[receiver.req.id]
         return [*queued, *((receiver.req, receiver.failed) for receiver in failed)]
-
-    def take_all(self) -> list[Request]:
-        found = [*self.held, *self._queued, *(entry.req for entry in self._offloaded)]
-        self._receivers.clear()
-        self._queued, self._offloaded, self._ready = [], [], []
-        return found
 
     def _fail(self, why: Callable[[Request], str]) -> None:
         """Fail the requests for which ``why`` returns a reason."""

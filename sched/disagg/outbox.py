@@ -50,6 +50,11 @@ class Outbox:
         self._transferring: list[_Transferring] = []
 
     @property
+    def requests(self) -> list[Request]:
+        """All requests that are here."""
+        return [*self._bootstrap.values(), *(sender.req for sender in self._senders.values()), *self.held]
+
+    @property
     def held(self) -> list[Request]:
         """Requests whose KV is completely enqueued for sending and not released yet."""
         return [transferring.sender.req for transferring in self._transferring]
@@ -108,13 +113,6 @@ class Outbox:
         self._bootstrap.clear()
         for req, why in found:
             self._send_to_decode(req, Failed(req.id, why))
-        return found
-
-    def take_all(self) -> list[Request]:
-        sending = [sender.req for sender in self._senders.values()]
-        found = [*self._bootstrap.values(), *sending, *self.held]
-        for requests in (self._bootstrap, self._handshakes, self._senders, self._transferring):
-            requests.clear()
         return found
 
     def fail(self, req: Request) -> None:

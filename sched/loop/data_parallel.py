@@ -43,7 +43,7 @@ class DataRank(Scheduler):
         """As ``Scheduler.rest``. All ranks sleep until the same instant, because it follows from the round alone."""
         return self._round.goes_on or super().rest()
 
-    def take_held(self) -> Iterable[Request]:
+    def held(self) -> Iterable[Request]:
         return self._planned
 
     @property

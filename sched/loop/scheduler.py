@@ -283,9 +283,17 @@ class Scheduler:
 
     # ---- stop ----------------------------------------------------------------------------------------------
 
-    def take_held(self) -> Iterable[Request]:
-        """Remove and return requests that only a subclass holds."""
+    def held(self) -> Iterable[Request]:
+        """The requests that only a subclass holds."""
         return ()
+
+    def unfinished(self) -> list[Request]:
+        """The requests that were taken from the source and have not ended."""
+        batches = [self.running_batch, *self.parked, *([self.last_batch] if self.last_batch else ())]
+        running = [req for batch in batches for req in batch.reqs]
+        under_way = [*([self.chunked_req] if self.chunked_req else ()), *self.engine.tier.absent]
+        found = dict.fromkeys([*running, *under_way, *self.held(), *self.waiting_queue])
+        return [req for req in found if not req.finished]
 
     def give_up(self, launched: Iterable[ScheduleBatch], reason: str) -> None:
         """End every request, because a rank that this one depends on is gone. The ``launched`` batches are not settled.
@@ -294,12 +302,8 @@ class Scheduler:
         for batch in launched:
             for info in step_infos(batch, self.engine.config.speculative, steady=False):
                 self.engine.observer.settled(info)
-        batches = [self.running_batch, *self.parked, *([self.last_batch] if self.last_batch else ())]
-        under_way = [*([self.chunked_req] if self.chunked_req else ()), *self.engine.tier.absent]
-        running = [req for batch in batches for req in batch.reqs]
-        for req in dict.fromkeys([*running, *under_way, *self.take_held(), *self.waiting_queue]):
-            if not req.finished:
-                drop(self.engine, req, Status.FAILED, reason)
+        for req in self.unfinished():
+            drop(self.engine, req, Status.FAILED, reason)
         self.waiting_queue, self.running_batch = [], ScheduleBatch.empty()
         self.last_batch = self.chunked_req = None
         self.parked = ()

@@ -101,8 +101,8 @@ class PrefillWorker(RoutedScheduler):
                     close(engine, req, Status.FAILED, why)
         return True
 
-    def take_held(self) -> Iterable[Request]:
-        return self._outbox.take_all()
+    def held(self) -> Iterable[Request]:
+        return self._outbox.requests
 
     def _fail_requests_for(self, gone: Mapping[int, str]) -> None:
         """Fail requests whose decode worker is among the ``gone`` ranks; prompts that are being computed are finished
@@ -173,8 +173,8 @@ class DecodeWorker(RoutedScheduler):
                 inbox.expire(str(error))
         return True
 
-    def take_held(self) -> Iterable[Request]:
-        return self._inbox.take_all()
+    def held(self) -> Iterable[Request]:
+        return self._inbox.requests
 
     def abort(self, req: Request, reason: str) -> None:
         """As ``Scheduler.abort``, also for requests in the inbox."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +11,12 @@ from schedbench.cli.errors import WORKLOAD_FAILED, exit_code
 from schedbench.cli.run import _exit_code
 from schedbench.profiles.check.examine import run_ended
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.ranks.virtual_link import VirtualLink
 from schedbench.profiles.run import progress, system
-from schedbench.profiles.run.progress import NoProgressError, ProgressWatch, unfinished
+from schedbench.profiles.run.progress import SHORTEST_WAIT, NoProgressError, ProgressWatch
+from schedbench.sched.disagg.messages import KV
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import NO_STEP, SLEEP, StepInfo
+from schedbench.sched.observe import NO_STEP, SLEEP, LogicalClock, StepInfo
 from tests.acceptance.runs import resolved
 
 FEW = ("workload.requests=3", "workload.arrival=burst", "measure.warmup_requests=0")
@@ -25,6 +26,14 @@ def receiving_only(scheduler: Scheduler) -> None:
     """A loop that plans nothing."""
     while True:
         scheduler.receive()
+
+
+def polling(scheduler: Scheduler) -> None:
+    """A loop that takes no time where it should wait."""
+    while True:
+        scheduler.receive()
+        with scheduler.engine.observer.range(SLEEP, NO_STEP, 0):
+            pass
 
 
 def verifying_nothing(scheduler: Scheduler) -> None:
@@ -42,6 +51,7 @@ def verifying_nothing(scheduler: Scheduler) -> None:
     ("loop", "limit", "says"),
     [
         (receiving_only, "MOST_TURNS", "took 201 turns with 0 steps"),
+        (polling, "MOST_TURNS", "took 201 turns with 0 steps"),
         (verifying_nothing, "MOST_STEPS", "201 steps"),
     ],
 )
@@ -74,14 +84,14 @@ def test_waiting_and_an_idle_rank_are_no_lack_of_progress(monkeypatch: pytest.Mo
     monkeypatch.setattr(progress, "MOST_TURNS", 10)
 
     def loop(scheduler: Scheduler) -> None:
-        watched = SimpleNamespace(next_step=0, unfinished=lambda: unfinished(scheduler))
-        watch = ProgressWatch(watched)
+        watched = SimpleNamespace(next_step=0, unfinished=scheduler.unfinished)
+        clock = LogicalClock()
+        watch = ProgressWatch(watched, clock)
         for turn in range(100):
-            with (
-                watch.range("receive", 0, 0),
-                watch.range(SLEEP, NO_STEP, 0) if turn % 9 == 0 else nullcontext(),
-            ):
-                pass
+            watch.range("receive", 0, 0)
+            if turn % 9 == 0:
+                watch.range(SLEEP, NO_STEP, 0)
+                clock.sleep_until(clock.now() + SHORTEST_WAIT)
         scheduler.waiting_queue = []
         for _ in range(100):
             watch.range("receive", 0, 0)
@@ -89,3 +99,15 @@ def test_waiting_and_an_idle_rank_are_no_lack_of_progress(monkeypatch: pytest.Mo
     monkeypatch.setattr(system, "run_overlapped", loop)
     question = resolved("mixed", *FEW)
     assert not execute(question, question.relays[0], Options(device="vgpu")).result.run.failure
+
+
+def test_a_worker_that_polls_for_a_lost_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests for whose KV a decode worker waits have not ended."""
+    wait = VirtualLink.wait
+    polling = lambda link, tags, until: None if KV in tags else wait(link, tags, until)  # noqa: E731
+    monkeypatch.setattr(VirtualLink, "wait", polling)
+    monkeypatch.setattr(progress, "MOST_TURNS", 2000)
+    lost = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 3}]"
+    question = resolved("faults/parting", "engine.overlap=true", lost)
+    failure = execute(question, question.relays[0], Options(device="vgpu")).result.run.failure
+    assert failure is not None and "no request advances" in failure

@@ -172,12 +172,10 @@ def test_room_is_waited_for_no_longer_and_the_other_side_hears_of_it() -> None:
     assert wire.sent == [(2, KV, Failed("r0", why))] and not outbox.is_waiting
 
 
-def test_all_that_is_there_is_surrendered() -> None:
+def test_requests_are_all_that_is_there() -> None:
     outbox, _ = sending()
-    assert names(outbox.take_all()) == ["r0", "r2", "r4"]
-    assert names(outbox.take_all()) == []
+    assert names(outbox.requests) == ["r0", "r2", "r4"]
     inbox, wire, _ = expecting(0, 1)
     inbox.enqueue(request(2))
     landed(inbox, wire, chunk(0, 8, "r1"))
-    assert names(inbox.take_all()) == ["r0", "r1", "r2"]
-    assert inbox.is_empty
+    assert names(inbox.requests) == ["r0", "r1", "r2"]
