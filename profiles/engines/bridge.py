@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
+from ...sched.batch import FIRST_STEP, STEP_STRIDE, draft_step, extend_step
 from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
 from ...sched.request import Request, Status
 from ..run.system import SystemParts
@@ -34,9 +35,12 @@ class RunBridge:
 
     All methods are called on the scheduler's thread, with arguments by position, as observers' are."""
 
-    def __init__(self, parts: SystemParts) -> None:
+    def __init__(self, parts: SystemParts, *, speculates: bool = False) -> None:
+        """A step of an engine that ``speculates`` has its draft and its draft extend beside it (``sched.batch``)."""
         self.requests: dict[str, Request] = {}  # that have not ended
-        self.next_step = 0
+        self._speculates = speculates
+        self.next_step, self._stride = (FIRST_STEP, STEP_STRIDE) if speculates else (0, 1)
+        self.step = NO_STEP  # the one that has begun last
         self.observer: Observer = parts.observer
         self._clock = parts.clock
         self._source = parts.source
@@ -89,6 +93,11 @@ class RunBridge:
         self.observer.ended(request)
         self._source.ended(request, request.finished_at)
 
+    def verified(self, request_id: str, accepted: int) -> None:
+        """A verify has accepted that many tokens of the request, the bonus included."""
+        if request := self.requests.get(request_id):
+            self.observer.verified(request, accepted)
+
     def retracted(self, request_id: str) -> None:
         if request := self.requests.get(request_id):
             request.retraction_count += 1
@@ -110,7 +119,8 @@ class RunBridge:
     def begin_step(self, cached: Mapping[str, int]) -> int:
         """The number of the step that is about to be launched. ``cached``: its requests, in order, with the prompt
         tokens of each that came from the prefix cache."""
-        step, self.next_step = self.next_step, self.next_step + 1
+        self.step = step = self.next_step
+        self.next_step += self._stride
         for request_id, tokens in cached.items():
             request = self.requests.get(request_id)
             if request is not None and request.first_scheduled_at is None:
@@ -122,9 +132,21 @@ class RunBridge:
         """``rows``: the requests of the step."""
         self._launched[info.step] = _Step(info, rows != self._rows, penalised)
         self._rows = rows
-        self.observer.launched(info)
+        for part in self._announced(info):
+            self.observer.launched(part)
 
     def settled(self, step: int, ended: bool) -> None:
         """The result of a step has been applied. ``ended``: a request of it has ended."""
         info, changed, penalised = self._launched.pop(step)
-        self.observer.settled(info._replace(steady=not (ended or changed or penalised)))
+        for part in self._announced(info._replace(steady=not (ended or changed or penalised))):
+            self.observer.settled(part)
+
+    def _announced(self, info: StepInfo) -> Sequence[StepInfo]:
+        """The steps that a step is announced as, in the order of their forwards."""
+        if not self._speculates:
+            return [info]
+        extend = info._replace(step=extend_step(info.step), kind="draft_extend")
+        if info.kind != "verify":
+            return [info, extend]
+        draft = info._replace(step=draft_step(info.step), kind="draft", num_tokens=info.batch_size)
+        return [draft, info, extend]

@@ -14,9 +14,10 @@ import torch
 
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder, Model
+from ...sched.model.draft import EagleDraft
 from ...sched.model.tags import TaggedDecoder, TagPool
 from ..run.compose import engine_config
-from ..run.compose_model import kv_pool, model_weights
+from ..run.compose_model import draft_weights, kv_pool, model_weights
 from ..run.rank_context import ALONE
 from ..run.system import SystemParts
 
@@ -25,20 +26,27 @@ class EngineModel:
     """Weights, and KV whose slots are numbered as the engine numbers them. ``tags`` with values none only."""
 
     def __init__(self, parts: SystemParts) -> None:
-        resolved = parts.resolved
+        self._resolved = resolved = parts.resolved
         self.config = config = engine_config(resolved, parts.machine)
         self.tags: TagPool | None = None
-        self._model = resolved.model
         self._weights = model_weights(resolved, config.device, ALONE)
         self._kv = kv_pool(resolved.model, config)
-        if resolved.scenario.device.values == "none":
+        self.hidden = resolved.model.hidden_size, resolved.model.dtype
+        if resolved.scenario.device.values == "none" and config.speculative is None:
             slots = config.kv_tokens + config.page_size
             self.tags = TagPool(slots=slots, context_len=config.context_len, device=config.device)
 
     def decoder(self, pages: torch.Tensor) -> Model:
         """The decoder that finds KV slots in the table ``pages``, [rows, context] int32. Launches nothing."""
-        decoder = Decoder(self._model, self._weights, kv=self._kv, req_to_token=pages)
+        decoder = Decoder(self._resolved.model, self._weights, kv=self._kv, req_to_token=pages)
         return decoder if self.tags is None else TaggedDecoder(decoder, pool=self.tags, req_to_token=pages)
+
+    def draft(self, pages: torch.Tensor) -> EagleDraft:
+        """The draft model of a scenario that speculates; its KV is in the same slots of a pool of its own."""
+        draft = self._resolved.draft
+        assert draft is not None
+        weights = draft_weights(self._resolved, draft, self._weights)
+        return EagleDraft(draft, weights, kv=kv_pool(draft, self.config), req_to_token=pages)
 
 
 def long(tensor: torch.Tensor) -> torch.Tensor:

@@ -251,7 +251,7 @@ def draft_worker(
         return None
     kv = kv_pool(resolved.draft, config)
     draft = EagleDraft(
-        resolved.draft, _draft_weights(resolved, resolved.draft, model.weights), kv=kv, req_to_token=pages
+        resolved.draft, draft_weights(resolved, resolved.draft, model.weights), kv=kv, req_to_token=pages
     )
     hidden = GraphInput((resolved.model.hidden_size,), resolved.model.dtype)
     return Worker(
@@ -265,7 +265,8 @@ def draft_worker(
     )
 
 
-def _draft_weights(resolved: Resolved, draft: ModelConfig, target: Weights) -> DraftWeights:
+def draft_weights(resolved: Resolved, draft: ModelConfig, target: Weights) -> DraftWeights:
+    """The weights of the draft model. Raises CheckpointError."""
     if resolved.scenario.device.values == "none":
         return empty_draft_weights(draft, target)
     if resolved.draft_checkpoint is None:

@@ -26,7 +26,8 @@ _REQUIRES: Final = (
 )
 # What of SGLang stands in the way of each mode.
 _REFUSED: Final = {
-    "speculation": "a draft worker, which loads weights (EAGLEWorker.__init__)",
+    "speculation v1": "a worker of its own (EAGLEWorker.forward_batch_generation): v2 runs in the serial loop too",
+    "draft trees": "a CUDA kernel (build_tree_kernel_efficient)",
     "pipeline": "groups of processes (SchedulerPPMixin.event_loop_pp)",
     "hisparse": "kernels of sgl_kernel (HiSparseCoordinator)",
     "data-parallel ranks": "groups of processes (SchedulerDPAttnMixin.prepare_mlp_sync_batch)",
@@ -49,6 +50,7 @@ class SglangAdapter:
     python_path = "python"
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
+        "SGLANG_ENABLE_SPEC_V2": "1",  # the overlapped worker, where there is a serial one too
         "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "0",  # otherwise NVML is asked
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",  # the Rust tree makes its tensors inside libtorch
         "TRITON_INTERPRET": "1",
@@ -76,6 +78,11 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
     for mode, reason in _REFUSED.items():
         if MODES[mode].on(scenario):
             yield f"{mode} needs {reason}"
+    if MODES["speculation"].on(scenario):
+        if scenario.workload.sampling.temperature:
+            yield "speculation with a temperature needs a CUDA kernel (tree_speculative_sampling_target_only)"
+        if scenario.engine.speculative.acceptance != "measured":
+            yield "simulated acceptance needs settings that are read at the import (generate_simulated_accept_index)"
 
 
 ADAPTER = SglangAdapter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from array import array
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -68,11 +69,22 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
         "enable_metrics": False,
         "stream_interval": 1,
     }
+    decisive: Sequence[str] = _DECISIVE
+    if (spec := config.speculative) is not None:
+        wanted |= {
+            "speculative_algorithm": "EAGLE",
+            "speculative_draft_model_path": str(model),
+            "speculative_num_steps": spec.steps,
+            "speculative_eagle_topk": spec.topk,
+            "speculative_num_draft_tokens": spec.draft_tokens,
+            "enable_beta_spec": True,
+        }
+        decisive = (*_DECISIVE, *(name for name in wanted if name.startswith("speculative")))
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
     args = fitted(kind, **wanted)
-    for name in _DECISIVE:
+    for name in decisive:
         if (kept := getattr(args, name, None)) != wanted[name]:
             raise EngineError(
                 f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from ...programs.hollow import HollowKernelError
-from ...vgpu import fused
 from ..model import process_group_of_one
+from .kernels import JitModule, compiled_kernels
 
 
 def prepared_modules() -> None:
@@ -22,6 +20,7 @@ def prepared_modules() -> None:
         _replace(module, "get_nvgpu_memory_capacity", lambda: torch.cuda.mem_get_info()[1] >> 20)
     for module in ("sglang.jit_kernel.utils", "sglang.kernels.jit.utils"):
         _replace(module, "load_jit", JitModule)
+    compiled_kernels()
 
 
 def fitted(kind: Callable[..., Any], **given: Any) -> Any:
@@ -36,36 +35,6 @@ def fitted(kind: Callable[..., Any], **given: Any) -> Any:
         if required and name not in taken:
             taken[name] = None
     return kind(**taken)
-
-
-class JitModule:
-    """Stands for a module that SGLang compiles from CUDA sources when a kernel of it is first needed."""
-
-    def __init__(self, name: str, *_: Any, **__: Any) -> None:
-        self._name = name
-
-    def __getattr__(self, function: str) -> Callable[..., None]:
-        """The kernel of that name, as one launch. Raises HollowKernelError where it has no replacement."""
-        if function not in _JIT_KERNELS:
-            raise HollowKernelError(
-                f"SGLang's CUDA kernel {self._name}.{function} was called: what it does is unknown here"
-            )
-        return partial(fused.run_as_one_kernel, function, _JIT_KERNELS[function])
-
-
-def _clamp_position(positions: torch.Tensor, lens: torch.Tensor) -> None:
-    positions.copy_(torch.clamp(lens - 1, min=0))
-
-
-def _resolve_future_token_ids(ids: torch.Tensor, futures: torch.Tensor) -> None:
-    ids.copy_(torch.where(ids < 0, futures[torch.clamp(-ids, min=0)], ids))
-
-
-# By name: the kernels on the path of a scheduler's step.
-_JIT_KERNELS: Final[Mapping[str, Callable[..., None]]] = {
-    "clamp_position": _clamp_position,
-    "resolve_future_token_ids": _resolve_future_token_ids,
-}
 
 
 def _replace(module: str, name: str, value: Any) -> bool:

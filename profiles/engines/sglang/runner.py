@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +14,27 @@ import torch
 from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from ....sched.kernels.sampling import sample_greedy_tagged
 from ....sched.model.runner import ModelRunner as DecoderRunner
+from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import RunBridge
 from ..model import EngineModel, long
+from .eagle import AttentionStub, EagleForwards, prepare_worker
 from .edge import fitted
 
 # Steps of the runner's preparation that load weights or make what the decoder replaces.
 _LEFT_OUT = ("alloc_memory_pool", "init_attention_backends", "init_cuda_graphs")
+# What a draft's runner has of its target's.
+_SHARED = (
+    *("req_to_token_pool", "token_to_kv_pool", "token_to_kv_pool_allocator", "sampler", "attn_backend"),
+    *(
+        "max_total_num_tokens",
+        "max_running_requests",
+        "full_max_total_num_tokens",
+        "swa_max_total_num_tokens",
+    ),
+)
 # Components that later versions make in steps of their own, and that scheduling asks for.
-_MADE = ("init_ngram_embedding_manager", "init_kv_index_translator")
+_MADE = ("init_spec_aux_hidden_state", "init_ngram_embedding_manager", "init_kv_index_translator")
 
 
 class RunnerStub:
@@ -34,6 +47,8 @@ class RunnerStub:
         self._parts = parts
         self._bridge, self._reports = bridge, reports
         self._module: Any = import_module("sglang.srt.model_executor.model_runner")
+        self._target: Any = None  # the runner that is not a draft's
+        self._eagle: EagleForwards | None = None
 
     def install(self) -> None:
         kind = self._module.ModelRunner
@@ -52,7 +67,7 @@ class RunnerStub:
             return self._forward(runner, forward_batch)
 
         def sampled(runner: Any, output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._reports.range("sample", forward_batch.batch_size, self._bridge.next_step - 1):
+            with self._reports.range("sample", forward_batch.batch_size, self._bridge.step):
                 ids = sample(runner, output, forward_batch, *args, **kwargs)
                 return self._tagged(runner, output, ids)
 
@@ -64,25 +79,42 @@ class RunnerStub:
         runner.device, runner.gpu_id, runner.page_size = "cuda", 0, args.page_size
         runner.tp_rank = runner.pp_rank = runner.moe_ep_rank = 0
         runner.tp_size = runner.pp_size = runner.dp_size = 1
-        runner.is_draft_worker, runner.is_generation = False, True
+        runner.is_draft_worker, runner.is_generation = given.get("is_draft_worker", False), True
         runner.forward_pass_id = 0
         if "ps" in given:
             runner.ps = given["ps"]
         runner.forward_stream = torch.cuda.Stream()
         runner.sliding_window_size = runner.is_hybrid_swa = None
         runner.weight_load_mem_usage = runner.graph_mem_usage = 0.0
-        self._pools(runner, args)
-        sampler = import_module("sglang.srt.layers.sampler")
-        make: Any = getattr(sampler, "create_sampler", None) or sampler.Sampler
-        runner.sampler = make()
         runner.model = SimpleNamespace()
-        runner.attn_backend = SimpleNamespace(needs_cpu_seq_lens=True)
+        algorithms = import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
+        runner.spec_algorithm = algorithms.from_string(args.speculative_algorithm)
+        if runner.is_draft_worker:
+            vars(runner).update({name: vars(self._target)[name] for name in _SHARED})
+            runner.model.forward = lambda *given: self._logits(runner, given[-1])
+        else:
+            self._target = runner
+            self._pools(runner, args)
+            self._model(runner)
         for name in _MADE:
             if hasattr(type(runner), name):
                 getattr(runner, name)()
+
+    def _model(self, runner: Any) -> None:
+        sampler = import_module("sglang.srt.layers.sampler")
+        make: Any = getattr(sampler, "create_sampler", None) or sampler.Sampler
+        runner.sampler = make()
+        runner.attn_backend = SimpleNamespace(needs_cpu_seq_lens=True)
+        pages = runner.req_to_token_pool.req_to_token
         with torch.cuda.stream(runner.forward_stream):
             runner.engine_model = model = EngineModel(self._parts)
-            runner.decoder = DecoderRunner(model.decoder(runner.req_to_token_pool.req_to_token), model.config)
+            decoder, config = model.decoder(pages), model.config
+            if not runner.spec_algorithm.is_none():
+                runner.attn_backend = AttentionStub(runner.model_config.context_len)
+                prepare_worker(runner.attn_backend, overlaps=not runner.server_args.disable_overlap_schedule)
+                self._eagle = EagleForwards(model, decoder, pages)
+                config = replace(config, cuda_graph=False)  # no step is a decode
+            runner.decoder = DecoderRunner(decoder, config)
 
     def _pools(self, runner: Any, args: Any) -> None:
         """SGLang's own pools; the decoder's KV lies in a pool of its own, under the same slot numbers."""
@@ -98,7 +130,7 @@ class RunnerStub:
         runner.req_to_token_pool = fitted(
             pools.ReqToTokenPool,
             size=args.max_running_requests,
-            max_context_len=runner.model_config.context_len + 4,
+            max_context_len=runner.model_config.context_len + 4 + self._overhang(),
             device="cuda",
             enable_memory_saver=False,
         )
@@ -122,6 +154,11 @@ class RunnerStub:
             need_sort=False,
         )
 
+    def _overhang(self) -> int:
+        """Positions behind a request's last token that drafts may be written to."""
+        spec = speculative_config(self._parts.resolved.scenario.engine.speculative)
+        return 0 if spec is None else spec.overhang
+
     def _default(self, runner: Any, name: str) -> Any:
         """What a model would have set: groups of one rank, sizes of 1, numbers of 0, and None."""
         if name.startswith("__") or name == "_modules":
@@ -136,16 +173,31 @@ class RunnerStub:
         return 0 if name.endswith(("_rank", "_bytes", "_time")) else None
 
     def _forward(self, runner: Any, batch: Any) -> Any:
-        with self._reports.range("model", batch.batch_size, self._bridge.next_step - 1):
-            runner.forward_pass_id += 1
-            output = runner.decoder.forward(_forward_batch(batch, runner.engine_model.config.context_len))
-        processor = import_module("sglang.srt.layers.logits_processor")
-        logits = processor.LogitsProcessorOutput(next_token_logits=output.logits)
-        runner.output = output
+        runner.forward_pass_id += 1
+        logits = self._logits(runner, batch)
         kind: Callable[..., Any] | None = getattr(self._module, "ModelRunnerOutput", None)
         if kind is None:
             return logits, False
         return fitted(kind, logits_output=logits, can_run_graph=False)
+
+    def _logits(self, runner: Any, batch: Any) -> Any:
+        processor = import_module("sglang.srt.layers.logits_processor")
+        logits, hidden = self._computed(runner, batch)
+        return processor.LogitsProcessorOutput(next_token_logits=logits, hidden_states=hidden)
+
+    def _computed(self, runner: Any, batch: Any) -> Sequence[torch.Tensor | None]:
+        """Logits, and hidden states where a draft needs them."""
+        target, eagle = self._target, self._eagle
+        made = _forward_batch(batch, target.engine_model.config.context_len, draft=runner.is_draft_worker)
+        if made.mode is ForwardMode.DRAFT:
+            made.seq_lens = made.seq_lens + _next_length(batch)
+        if eagle is not None and runner.is_draft_worker:
+            return eagle.draft(made, batch.spec_info.hidden_states)
+        if eagle is not None and made.mode is ForwardMode.TARGET_VERIFY:
+            return eagle.verify(made)
+        with self._reports.range("model", batch.batch_size, self._bridge.step):
+            target.output = output = target.decoder.forward(made)
+            return output.logits, output.hidden_states
 
     def _tagged(self, runner: Any, output: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """With values none: the sampled ids [b] replaced by those that follow from the KV tags."""
@@ -156,10 +208,10 @@ class RunnerStub:
         return tagged.to(ids.dtype)
 
 
-def _forward_batch(batch: Any, context_len: int) -> ForwardBatch:
+def _forward_batch(batch: Any, context_len: int, *, draft: bool) -> ForwardBatch:
     """SGLang's ``ForwardBatch`` as schedbench's. Host lengths that SGLang does not keep are bounded by the context."""
     lens = batch.seq_lens_cpu
-    mode, extend_lens = _mode(batch.forward_mode), None
+    mode, extend_lens = _mode(batch.forward_mode, draft=draft), None
     longest = context_len if lens is None else int(lens.max()) if len(lens) else 0
     if mode.is_extend:
         extend_lens = batch.extend_seq_lens
@@ -176,12 +228,25 @@ def _forward_batch(batch: Any, context_len: int) -> ForwardBatch:
         extend_lens=extend_lens,
         extend_prefix_lens=batch.extend_prefix_lens if mode.is_extend else None,
         max_extend_len=max(batch.extend_seq_lens_cpu) if mode.is_extend else 1,
+        capture_hidden=batch.capture_hidden_mode.need_capture(),
     )
 
 
-def _mode(mode: Any) -> ForwardMode:
+def _next_length(batch: Any) -> int:
+    """How many drafts a chain has with the one that is computed next: SGLang runs one batch for all of them."""
+    batch.schedbench_drafts = drafts = getattr(batch, "schedbench_drafts", 0) + 1
+    return drafts
+
+
+def _mode(mode: Any, *, draft: bool) -> ForwardMode:
+    if mode.is_target_verify():
+        return ForwardMode.TARGET_VERIFY
+    if mode.is_draft_extend_v2():
+        return ForwardMode.DRAFT_EXTEND
     if mode.is_mixed():
         return ForwardMode.MIXED
     if mode.is_extend():
         return ForwardMode.EXTEND
-    return ForwardMode.DECODE if mode.is_decode() else ForwardMode.IDLE
+    if not mode.is_decode():
+        return ForwardMode.IDLE
+    return ForwardMode.DRAFT if draft else ForwardMode.DECODE

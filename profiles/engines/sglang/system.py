@@ -20,6 +20,7 @@ import torch
 from ....sched.model.config import ModelConfig
 from ....sched.observe import StepInfo, StepKind, StreamName
 from ....sched.request import Request, Status
+from ...platform.resolve import speculative_config
 from ...record.provenance import NO_RELAY, RelayPart
 from ...run.compose import engine_config
 from ...run.observers import TagAudit
@@ -27,6 +28,7 @@ from ...run.system import System, SystemParts
 from ..bridge import AllEnded, EndOfRequest, RunBridge
 from ..model import model_folder
 from .arguments import aborted, server_args, tokenized
+from .eagle import wrap_worker
 from .edge import fitted, groups_of_one
 from .runner import RunnerStub
 
@@ -39,7 +41,8 @@ _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 class SglangSystem(System):
     def __init__(self, parts: SystemParts) -> None:
         self._parts = parts
-        self._bridge = RunBridge(parts)
+        self._spec = speculative_config(parts.resolved.scenario.engine.speculative)
+        self._bridge = RunBridge(parts, speculates=self._spec is not None)
         self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
         self._gone: list[Any] = []  # messages of clients that have gone
         self.runner = RunnerStub(parts, self._bridge, self._reports)
@@ -137,6 +140,10 @@ class SglangSystem(System):
                 observer.stream(name, stream)
         observer.stream("schedule", torch.cuda.current_stream())
 
+    @property
+    def _decode_kind(self) -> StepKind:
+        return "decode" if self._spec is None else "verify"
+
     # ---- what the loop calls -------------------------------------------------------------------------------
 
     def _wrap_scheduler(self) -> None:
@@ -153,6 +160,8 @@ class SglangSystem(System):
             ("process_batch_result", self._settle),
         ):
             setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
+        if self._spec is not None:
+            wrap_worker(scheduler.draft_worker, self._bridge, self._reports)
         cache = scheduler.tree_cache
         name = next(name for name in _RELEASES if hasattr(cache, name))
         setattr(cache, name, functools.partial(self._release, getattr(cache, name)))
@@ -162,7 +171,7 @@ class SglangSystem(System):
         kind = import_module("sglang.srt.managers.schedule_batch").ScheduleBatch
         for name, around in (
             ("prepare_for_extend", self._prepare("prefill")),
-            ("prepare_for_decode", self._prepare("decode")),
+            ("prepare_for_decode", self._prepare(self._decode_kind)),
             ("mix_with_running", self._mix),
             ("retract_decode", self._retract),
         ):
@@ -222,7 +231,9 @@ class SglangSystem(System):
         cached = {req.rid: int(req.cached_tokens) for req in batch.reqs}
         kind = _kind(batch.forward_mode)
         self._reports.kv_usage(self._used_tokens())
-        tokens = len(cached) if kind == "decode" else int(batch.extend_num_tokens or 0)
+        tokens = int(batch.extend_num_tokens or 0)
+        if kind == "decode":
+            kind, tokens = self._decode_kind, len(cached) * (self._spec.draft_tokens if self._spec else 1)
         orchestrator = getattr(batch.sampling_info, "penalizer_orchestrator", None)
         penalised = bool(getattr(orchestrator, "is_required", False))
         step = self._reports.begin_step(cached)
@@ -239,7 +250,7 @@ class SglangSystem(System):
 
     def _release(self, original: Callable[..., Any], req: Any, *args: Any, **kwargs: Any) -> Any:
         """The KV of a request is given to the cache: what it holds is audited first, if the request is complete."""
-        self._reports.advance(req.rid, req.output_ids)
+        self._reports.advance(req.rid, req.output_ids_through_stop)
         if req.finished() and type(req.finished_reason).__name__ != "FINISH_ABORT":
             holder = req if hasattr(req, "req_pool_idx") else req.kv
             self._reports.ending(req.rid, int(holder.req_pool_idx))
@@ -252,8 +263,12 @@ class SglangSystem(System):
         running = [req for req in batch.reqs if req.rid in self._bridge.requests]
         with self._reports.range("settle", len(batch.reqs), step):
             out = original(batch, result, *args, **kwargs)
+        if getattr(result, "accept_lens", None) is not None:
+            accepted = dict(zip([req.rid for req in batch.reqs], result.accept_lens.tolist(), strict=True))
+            for req in running:
+                self._reports.verified(req.rid, accepted[req.rid])
         for req in running:
-            self._reports.advance(req.rid, req.output_ids)
+            self._reports.advance(req.rid, req.output_ids_through_stop)
         ended = [req for req in running if req.finished()]
         for req in ended:
             self._reports.end(req.rid, _end(req.finished_reason))

@@ -40,6 +40,7 @@ class Log(Observer):
     def __init__(self) -> None:
         self.tokens_of: list[tuple[str, int]] = []
         self.steady: dict[int, bool] = {}
+        self.launches: list[tuple[int, str, int]] = []
         self.ends: list[tuple[str, Status, str]] = []
 
     def tokens(self, request: Request, count: int) -> None:
@@ -48,14 +49,17 @@ class Log(Observer):
     def ended(self, request: Request) -> None:
         self.ends.append((request.id, request.status, request.reason))
 
+    def launched(self, info: StepInfo) -> None:
+        self.launches.append((info.step, info.kind, info.num_tokens))
+
     def settled(self, info: StepInfo) -> None:
         self.steady[info.step] = info.steady
 
 
-def bridge_of(source: Source) -> tuple[RunBridge, Log, LogicalClock]:
+def bridge_of(source: Source, *, speculates: bool = False) -> tuple[RunBridge, Log, LogicalClock]:
     log, clock = Log(), LogicalClock()
     parts: Any = SimpleNamespace(observer=log, clock=clock, source=source)
-    return RunBridge(parts), log, clock
+    return RunBridge(parts, speculates=speculates), log, clock
 
 
 def test_an_idle_scheduler_sleeps_until_the_next_arrival_and_ends_after_the_last() -> None:
@@ -125,3 +129,16 @@ def test_a_step_is_steady_if_nothing_joined_ended_or_was_penalised(
     bridge.settled(step, ended)
     assert log.steady == {step: steady}
     assert bridge.next_step == 2
+
+
+def test_under_speculation_a_step_has_its_draft_and_its_draft_extend_beside_it() -> None:
+    bridge, log, _ = bridge_of(Source(), speculates=True)
+    for kind, tokens in (("prefill", 7), ("verify", 8)):
+        step = bridge.begin_step({"r0": 0, "r1": 0})
+        bridge.launched(StepInfo(step, kind, 2, tokens, steady=False), ["r0", "r1"], False)
+        bridge.settled(step, False)
+    assert log.launches == [
+        *[(1, "prefill", 7), (2, "draft_extend", 7)],
+        *[(3, "draft", 2), (4, "verify", 8), (5, "draft_extend", 8)],
+    ]
+    assert log.steady == {1: False, 2: False, 3: True, 4: True, 5: True}

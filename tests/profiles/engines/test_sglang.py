@@ -39,9 +39,9 @@ def ended_engines() -> Iterator[None]:
     client.end_engines()
 
 
-def run(engine: str | None, *overrides: str, hazards: bool = False) -> Result:
+def run(engine: str | None, *overrides: str, scenario: str = "mixed", hazards: bool = False) -> Result:
     choice = None if engine is None else EngineChoice(engine, PYTHON, Path())
-    question = replace(ask("mixed", [*SMALL, *overrides]), engine=choice)
+    question = replace(ask(scenario, [*SMALL, *overrides]), engine=choice)
     options = Options(device="vgpu", hazards=hazards)
     return execute(question, question.relays[0], options).result
 
@@ -67,7 +67,7 @@ def changed(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("scenario", ["spec_v2", "pp2", "hisparse", "disagg", "grammar"])
+@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "disagg", "grammar"])
 def test_a_mode_that_cannot_run_is_refused_by_the_function_in_the_way(scenario: str) -> None:
     question = ask(scenario)
     parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
@@ -90,6 +90,46 @@ def test_a_mode_that_cannot_run_is_refused_by_the_function_in_the_way(scenario: 
 )
 def test_greedy_tokens_are_those_of_our_own_scheduler(overrides: tuple[str, ...]) -> None:
     assert run(f"sglang:{CLONE}@{AFTER}", *overrides).outputs == run(None, *overrides).outputs
+
+
+@given
+@pytest.mark.parametrize("overrides", [(), ("engine.page_size=16",)], ids=["tokens", "pages"])
+def test_speculation_accepts_what_our_own_scheduler_does(overrides: tuple[str, ...]) -> None:
+    theirs, ours = (
+        run(engine, *overrides, scenario="spec_v2") for engine in (f"sglang:{CLONE}@{AFTER}", None)
+    )
+    assert theirs.outputs == ours.outputs
+    for metric in ("accept_length", "position_acceptance.1", "position_acceptance.3"):
+        assert theirs.metrics[metric].values == ours.metrics[metric].values
+    found = {kind: step.streams for kind, step in theirs.per_step.items()}
+    assert found["verify"]["schedule"]["h2d_pageable"].median == 2
+    assert found["draft"]["forward"]["kernel"].median > 0
+    assert found["draft_extend"]["forward"]["kernel"].median > 0
+
+
+@given
+def test_hazards_of_a_draft_are_found() -> None:
+    """Rewriting the page table from the radix cache races with the forwards at this commit."""
+    hazards = run(f"sglang:{CLONE}@{AFTER}", scenario="spec_v2", hazards=True).hazards
+    assert isinstance(hazards, Hazards)
+    assert {finding.resource for finding in hazards.findings} == {"req_to_token"}
+    assert any(
+        finding.first.site and finding.first.site.function == "EagleDraftWorker.draft_forward"
+        for finding in hazards.findings
+    )
+
+
+@given
+@pytest.mark.parametrize(
+    ("override", "function"),
+    [
+        ("engine.overlap=false", "EAGLEWorker.forward_batch_generation"),
+        ("workload.sampling.temperature=1", "tree_speculative_sampling_target_only"),
+    ],
+)
+def test_speculation_that_cannot_run_is_refused(override: str, function: str) -> None:
+    with pytest.raises(EngineError, match=function):
+        run(f"sglang:{CLONE}@{AFTER}", override, scenario="spec_v2")
 
 
 @given
