@@ -30,6 +30,7 @@ from .text import echo
 from .trace import trace
 from .verify import verify
 from .watch import watch
+from .worth import worth
 
 app = typer.Typer(
     name="schedbench",
@@ -60,6 +61,7 @@ def _common(
 app.command("run")(run)
 app.command("compare")(compare)
 app.command("check")(check)
+app.command("worth")(worth)
 app.command("profile")(profile)
 app.command("verify")(verify)
 app.command("report")(report)

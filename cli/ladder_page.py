@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.record.conclusion import mean_value
 from .page import Document, Lines, Page, framed, to_csv
-from .result_page import mean_value
 from .text import MISSING, number, percent, whole
 
 _KINDS = ("decode.steady", "prefill", "mixed")

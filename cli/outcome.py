@@ -26,10 +26,12 @@ _FIGURES = (
 )
 
 
-def show(outcome: RunOutcome, form: Format) -> None:
-    """Print the outcome on stdout. Broken budgets and hazards also go to stderr where stdout is a document."""
+def show(outcome: RunOutcome, form: Format, *, every_table: bool = False) -> None:
+    """Print the outcome on stdout. Broken budgets and hazards also go to stderr where stdout is a document.
+    ``every_table``: more than the first screenful, in formats that have one."""
     document = outcome.result.document()
-    page = partial(result_page.page, document, breaches=outcome.breaches)
+    others: dict[str, result_page.Others] = {} if every_table else {"table": "left out", "md": "folded"}
+    page = partial(result_page.page, document, breaches=outcome.breaches, others=others.get(form, "shown"))
     show_page(form, page, json=outcome.result.to_json, csv=lambda: csv_of([document]))
     if form != "table":
         if outcome.breaches:
@@ -41,11 +43,22 @@ def show(outcome: RunOutcome, form: Format) -> None:
         echo(f"expect: no step was of kind {kind}; its budget is untested", err=True)
 
 
-def csv_of(documents: Sequence[Document]) -> str:
+def show_worth(outcome: RunOutcome, form: Format) -> None:
+    """Print what lines and phases are worth; as JSON the whole result."""
+    document = outcome.result.document()
+    show_page(
+        form,
+        lambda width: result_page.worth_page_of(document, width),
+        json=outcome.result.to_json,
+        csv=lambda: csv_of([document], only="worth."),
+    )
+
+
+def csv_of(documents: Sequence[Document], *, only: str = "") -> str:
     """One row per metric, and per count of a kind and stream, of the run and then of each rank. Each row says which run
     it is of, so that files of many runs can be joined. ``value`` is a distribution's mean and a count's median."""
     header = (*_RUN, *_RANK, *_FIGURES)
-    rows = (row for document in documents for row in _rows(document))
+    rows = (row for document in documents for row in _rows(document) if row["metric"].startswith(only))
     return to_csv(header, ([row.get(name, "") for name in header] for row in rows))
 
 
@@ -53,7 +66,7 @@ def _rows(document: Document) -> Iterator[dict[str, str]]:
     run = dict(zip(_RUN, _which(document), strict=True))
     for part in (document, *document.get("ranks", ())):
         rank = {} if part is document else {"rank": part["name"], "role": part["role"]}
-        for row in (*_metric_rows(part), *_count_rows(part)):
+        for row in (*_metric_rows(part), *_count_rows(part), *_worth_rows(part)):
             yield run | rank | row
     for kind, reason in result_page.not_asked(document).items():
         yield run | {"metric": f"expect.{kind}", "abstained": f"not asked: {reason}"}
@@ -93,3 +106,19 @@ def _count_rows(part: Document) -> Iterator[dict[str, str]]:
                     figures = {figure: repr(value) for figure, value in tally.items()}
                     median = {"unit": "median/step", "value": figures["median"]}
                     yield {"metric": f"{kind}.{stream}.{counter}", **median, **figures}
+
+
+def _worth_rows(part: Document) -> Iterator[dict[str, str]]:
+    """One row per figure that a counterfactual run changes: ``worth.PLACE.CHANGE.FIGURE``."""
+    units = {"output_throughput_pct": "%", "ttft_ms": "ms", "tpot_ms": "ms", "idle_us_per_step": "us"}
+    for row in part.get("worth", {}).get("rows", ()):
+        site = row["site"]
+        place = f"{site['file']}:{site['line']}" if site else f"phase {row['phase']}"
+        for figure, unit in units.items():
+            value = row[figure]
+            yield {
+                "metric": f"worth.{place}.{row['change']}.{figure}",
+                "unit": unit,
+                "value": "" if value is None else repr(value),
+                "abstained": row["abstained"],
+            }

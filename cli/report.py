@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import UsageError
-from .scenario_arguments import Form, Format
+from .scenario_arguments import EveryTable, Form, Format
 from .stopwatch import command_line
 from .text import printable, printable_json
 
@@ -46,6 +46,7 @@ def report(
             help="Write the part of one nsys capture that schedbench reads, without environment variables.",
         ),
     ] = None,
+    every_table: EveryTable = False,
     form: Form = "table",
 ) -> None:
     """Print stored results and captures in the same way as run prints its result.
@@ -60,10 +61,10 @@ def report(
             raise UsageError("--scrubbed takes one capture")
         reader.scrubbed(files[0], scrubbed)
         files = [scrubbed]
-    _show([reader.read(path) for path in files], form)
+    _show([reader.read(path) for path in files], form, every_table=every_table)
 
 
-def _show(found: list[Result], form: Format) -> None:
+def _show(found: list[Result], form: Format, *, every_table: bool) -> None:
     from ..profiles.measure.budget import asked, breaches
     from ..profiles.ranks.execute import RunOutcome
     from .outcome import csv_of, show
@@ -76,4 +77,5 @@ def _show(found: list[Result], form: Format) -> None:
         for number, result in enumerate(found):
             if number:
                 sys.stdout.write("\n")
-            show(RunOutcome(result, tuple(breaches(asked(result).budget, result)), ()), form)
+            outcome = RunOutcome(result, tuple(breaches(asked(result).budget, result)), ())
+            show(outcome, form, every_table=every_table)

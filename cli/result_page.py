@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.record.conclusion import conclusion, mean_value
 from ..profiles.record.definitions import DEFINITIONS, shown_in
 from ..profiles.record.result import IDLE_PARTS, PROGRAM
 from ..scenarios.schema import Stream
-from . import rank_tables
+from . import rank_tables, worth_page
 from .capture_page import capture_notes, is_capture, ranges, steps_without_device
 from .capture_page import labels as capture_labels
 from .page import Document, Lines, Page, framed, ordered, ordered_kinds
-from .source_lines import copies, hazard_count, hazard_table, host_waits
+from .source_lines import LINES, copies, hazard_count, hazard_table, host_waits
 from .text import MISSING, cut_right, number, percent, whole
 
 if TYPE_CHECKING:
@@ -36,26 +37,53 @@ _OF_DEVICES = (
 _COMMIT = 10  # characters of a commit that are shown
 _NAMED = 6  # packages and queries that are shown
 _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
+_FEW: Final = 5  # source lines in a table of the first screenful
+_SECOND: Final = ("summary", "workload, tokens", "copies by source line", "where the GPU waited")
+
+Others = Literal["shown", "folded", "left out"]
 
 
-def page(result: Document, width: int, *, breaches: Sequence[Breach] = ()) -> Page:
+def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), others: Others = "shown") -> Page:
+    """``others``: what becomes of the tables that are not the first screenful."""
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *budget(breaches, width=width)])] if breaches else []
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked(result).items()]
+    every = tables(result, width=width, lines=_FEW if others == "left out" else LINES)
+    second = [] if others == "shown" else [table for table in every if str(table.title) in _SECOND]
+    left_out = [str(table.title) for table in second] if others == "left out" else []
     return Page(
         f"{name} · {labels(result)}",
         [
+            *_concluded(result),
             Lines(headline(result)),
-            *tables(result, width=width),
+            *(table for table in every if str(table.title) not in left_out),
             *broken,
             *([Lines([Text(), *unasked])] if unasked else []),
+            *([Text(f"\n--all also shows: {', '.join(left_out)}")] if left_out else []),
         ],
+        footer=(f"`{result['run']['command']}`",),
+        folded=[str(table.title) for table in second],
+    )
+
+
+def worth_page_of(result: Document, width: int) -> Page:
+    """Only what lines and host phases are worth."""
+    name = str(result["scenario"]["expanded"].get("name", ""))
+    return Page(
+        f"worth of {name} · {labels(result)}",
+        [*_concluded(result), Lines(headline(result)), *worth_page.tables(result, width=width, lines=LINES)],
         footer=(f"`{result['run']['command']}`",),
     )
 
 
-def tables(result: Document, *, width: int) -> tuple[Table, ...]:
-    """The tables of a run, for a page of ``width`` columns. A run without meaningful times has no tables of times."""
+def _concluded(result: Document) -> list[Text]:
+    sentence = conclusion(result)
+    return [Text(sentence, style="bold")] if sentence else []
+
+
+def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table, ...]:
+    """The tables of a run, for a page of ``width`` columns. A run without meaningful times has no tables of times.
+    ``lines``: the source lines that are shown of those that cost least."""
     if is_capture(result):
         return _capture_tables(result, width=width)
     by_rank = rank_tables.tables(result, width=width) if result.get("ranks") else ()
@@ -68,9 +96,10 @@ def tables(result: Document, *, width: int) -> tuple[Table, ...]:
         workload(result),
         latency(result),
         *((drawn_ranges(result),) if "ranges" in result else ()),
+        *(worth_page.tables(result, width=width, lines=lines) if "worth" in result else ()),
         counts(result),
         copies(result, width=width),
-        host_waits(result, width=width),
+        host_waits(result, width=width, lines=lines),
         gpu_waits(result),
         *by_rank,
         *found,
@@ -341,12 +370,6 @@ def _idle_rows(result: Document, total: float) -> list[tuple[str, float]]:
         ("residue", part["residue"]),
         ("forward idle", total),
     ]
-
-
-def mean_value(result: Document, metric: str) -> float | None:
-    """The mean over all repeats; None where the metric abstains."""
-    values = result["metrics"].get(metric, {}).get("values")
-    return sum(values) / len(values) if values else None
 
 
 def not_asked(result: Document) -> Mapping[str, str]:

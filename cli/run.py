@@ -16,6 +16,7 @@ from .scenario_arguments import (
     Engine,
     EnginePython,
     EngineWheels,
+    EveryTable,
     Faults,
     Form,
     Format,
@@ -28,6 +29,7 @@ from .scenario_arguments import (
 )
 from .stopwatch import command_line
 from .text import echo
+from .worth import require_worth, with_worth
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
@@ -36,8 +38,27 @@ if TYPE_CHECKING:
     from ..sched.observe import Clock
     from .progress import RunProgress
 
-Switch = Literal["on", "off"]
-World = Literal["virtual", "distributed"]
+SaveTokens = Annotated[bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")]
+Hazards = Annotated[
+    Literal["on", "off"],
+    typer.Option(help="Watch for unordered accesses to memory; on CUDA instead of measuring."),
+]
+Adversarial = Annotated[
+    int | None, typer.Option(metavar="SEED", min=0, help="Do all work as late as streams allow; see check.")
+]
+World = Annotated[
+    Literal["virtual", "distributed"],
+    typer.Option(help="Of several ranks: threads of this process, or processes of torch.distributed."),
+]
+Ranges = Annotated[
+    bool,
+    typer.Option("--ranges", help="Run again under draws of the hardware's constants from their ranges."),
+]
+Worth = Annotated[
+    bool,
+    typer.Option("--worth", help="Run again with each line's waits, copies or launches changed; see worth."),
+]
+OutputDir = Annotated[Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")]
 
 _SEVERAL = "see engine.pipeline, engine.disaggregation, engine.data_parallel, engine.replicas"
 
@@ -49,30 +70,17 @@ def run(
     relay: Relay = None,
     fault: Faults = None,
     expect: Budgets = None,
-    save_tokens: Annotated[
-        bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")
-    ] = False,
-    hazards: Annotated[
-        Switch, typer.Option(help="Watch for unordered accesses to memory; on CUDA instead of measuring.")
-    ] = "off",
-    adversarial: Annotated[
-        int | None,
-        typer.Option(metavar="SEED", min=0, help="Do all work as late as streams allow; see check."),
-    ] = None,
-    world: Annotated[
-        World,
-        typer.Option(help="Of several ranks: threads of this process, or processes of torch.distributed."),
-    ] = "virtual",
-    ranges: Annotated[
-        bool,
-        typer.Option("--ranges", help="Run again under draws of the hardware's constants from their ranges."),
-    ] = False,
+    save_tokens: SaveTokens = False,
+    hazards: Hazards = "off",
+    adversarial: Adversarial = None,
+    world: World = "virtual",
+    ranges: Ranges = False,
+    worth: Worth = False,
     engine: Engine = None,
     engine_python: EnginePython = None,
     engine_wheels: EngineWheels = None,
-    output_dir: Annotated[
-        Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")
-    ] = None,
+    output_dir: OutputDir = None,
+    every_table: EveryTable = False,
     form: Form = "table",
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
@@ -87,17 +95,21 @@ def run(
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     if ranges:
         _require_ranges(question, options)
+    if worth:
+        require_worth(question, options)
     make_output_dir(output_dir)
-    outcome = _executed(question, options, output_dir, form)
+    outcome = executed(question, options, output_dir, form)
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
-    _show(outcome, form)
+    if worth:
+        outcome = replace(outcome, result=with_worth(question, outcome.result))
+    _show(outcome, form, every_table=every_table)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
-    raise typer.Exit(_exit_code(outcome))
+    raise typer.Exit(exit_code(outcome))
 
 
-def _executed(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> RunOutcome:
+def executed(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> RunOutcome:
     """The outcome for the only relay. Raises typer.Exit once it has run several, and where it was interrupted."""
     from ..profiles.ranks.execute import execute
 
@@ -126,7 +138,7 @@ def _require_world(question: Resolved, world: World) -> None:
 
 
 def _options(
-    device: Device, hazards: Switch, adversary: int | None, world: World, *, save_tokens: bool
+    device: Device, hazards: Hazards, adversary: int | None, world: World, *, save_tokens: bool
 ) -> Options:
     if hazards == "on" and adversary is not None:
         raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
@@ -188,14 +200,14 @@ def _climb(question: Resolved, options: Options, output_dir: Path | None, form: 
         json=found.to_json,
         csv=lambda: ladder_page.as_csv(document),
     )
-    codes = [_exit_code(rung.outcome) for rung in found.rungs]
+    codes = [exit_code(rung.outcome) for rung in found.rungs]
     return max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
-def _show(outcome: RunOutcome, form: Format) -> None:
+def _show(outcome: RunOutcome, form: Format, *, every_table: bool) -> None:
     from .outcome import show
 
-    show(outcome, form)
+    show(outcome, form, every_table=every_table)
     for line in (*_unfinished(outcome.result), *_failures(outcome.result)):
         echo(line, err=True)
 
@@ -214,7 +226,7 @@ def _failures(result: Result) -> list[str]:
     return [f"broke off: {result.run.failure}", *missed] if result.run.failure else missed
 
 
-def _exit_code(outcome: RunOutcome) -> int:
+def exit_code(outcome: RunOutcome) -> int:
     result = outcome.result
     if result.run.cancelled:
         return INTERRUPTED

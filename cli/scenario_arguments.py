@@ -52,6 +52,7 @@ EnginePython = Annotated[
 EngineWheels = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the wheels of releases are, if not here.")
 ]
+EveryTable = Annotated[bool, typer.Option("--all", help="Show every table, not only the first screenful.")]
 Budgets = Annotated[
     list[str] | None,
     typer.Option("--expect", metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),

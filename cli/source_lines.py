@@ -11,7 +11,7 @@ from ..profiles.record.result import PROGRAM
 from .page import Document, framed, ordered_kinds
 from .text import MISSING, cut_left, cut_right, number, size
 
-_LINES = 40  # source lines shown in a table
+LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
 _FIGURES = 31  # columns that a table of source lines needs beside them
 
@@ -23,7 +23,7 @@ def copies(result: Document, *, width: int) -> Table:
     table = _lines("copies by source line", rows, width=width)
     for heading in ("count", "bytes"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows[:_LINES]:
+    for row in rows[:LINES]:
         table.add_row(*_line(row, _copy(row), width=width), number(row["count"]), size(row["bytes"]))
     return table
 
@@ -48,23 +48,42 @@ def _copy(row: Document) -> str:
     return f"{direction}{memory}{' blocking' if row['blocking'] else ''}"
 
 
-def host_waits(result: Document, *, width: int) -> Table:
+def host_waits(result: Document, *, width: int, lines: int = LINES) -> Table:
     """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden; in a
-    program without steps it is neither."""
+    program without steps it is neither. What a line is worth is neither of the two: a wait also keeps the host's work
+    behind it from overlapping the forward."""
+    worth = gains_by_line(result) if "worth" in result else None
     steps = 0 if PROGRAM in result["per_step"] else _steps(result)
     copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows = [(row, _copy(row)) for row in copied]
     rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]
     rows = [(row, what) for row, what in rows if row["host_us"] > 0]
     rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
-    table = _lines("where the host waited", rows, width=width)
-    for heading in ("count", *(("hidden\nµs/step", "exposed\nµs/step") if steps else ("waited\nµs",))):
+    table = _lines("where the host waited", rows, width=width, lines=lines)
+    table.padding = table.padding if worth is None else (0, 1, 0, 0)
+    figures = ("hidden\nµs/step", "exposed\nµs/step") if steps else ("waited\nµs",)
+    for heading in ("count", *figures) if worth is None else (*figures, "worth\nµs/step"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row, what in rows[:_LINES]:
+    for row, what in rows[:lines]:
         waited, exposed = row["host_us"], row["exposed_us"]
-        shown = ((waited - exposed) / steps, exposed / steps) if steps else (waited,)
-        table.add_row(*_line(row, what, width=width), number(row["count"]), *map(number, shown))
+        shown = [(waited - exposed) / steps, exposed / steps] if steps else [waited]
+        shown = [row["count"], *shown] if worth is None else [*shown, worth.get(_place(row))]
+        table.add_row(*_line(row, what, width=width), *map(number, shown))
     return table
+
+
+def _place(row: Document) -> tuple[str, int]:
+    site = row["site"]
+    return (site["file"], site["line"]) if site else ("", 0)
+
+
+def gains_by_line(result: Document) -> dict[tuple[str, int], float]:
+    """Us per step that the run gains if a line's copies, syncs and launches are not there."""
+    return {
+        _place(row): -row["step_us"]
+        for row in result["worth"]["rows"]
+        if row["site"] and row["change"] == "absent" and row["step_us"] is not None
+    }
 
 
 def _steps(result: Document) -> int:
@@ -73,10 +92,10 @@ def _steps(result: Document) -> int:
     return sum(kind["steps"] for part in parts for name, kind in part.items() if "." not in name)
 
 
-def _lines(title: str, rows: Sequence[object], *, width: int) -> Table:
+def _lines(title: str, rows: Sequence[object], *, width: int, lines: int = LINES) -> Table:
     """A table whose first two columns are a source line and what it did."""
-    hidden = len(rows) - _LINES
-    caption = f"and {hidden} more lines" if hidden > 0 else "" if rows else "none"
+    hidden = len(rows) - lines
+    caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else "" if rows else "none"
     table = framed(title, caption=caption)
     table.add_column("source line", width=_room(width), no_wrap=True)
     table.add_column("what", width=_what(width), no_wrap=True)

@@ -23,7 +23,9 @@ def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Pro
     """Run the question on each of the profiles; ``known`` is its result on its own. An engine's process, which has
     imported it, runs one after the other where that is sooner. Raises what ``execute`` raises."""
     if question.engine is None:
-        question = _cheapest(question, known)
+        bare = without_values(question)
+        if bare is not None and _run(bare).metrics == known.metrics:
+            question = bare
     elif not saves_time(len(profiles), known.run):
         return list(map(_run, [replace(question, hardware=profile) for profile in profiles]))
     return each(_run, [replace(question, hardware=profile) for profile in profiles])
@@ -33,13 +35,13 @@ def _run(question: Resolved) -> Result:
     return execute(question, question.relays[0], _OPTIONS).result
 
 
-def _cheapest(question: Resolved, known: Result) -> Resolved:
-    """The question with values none where its metrics are then those of ``known`` to the last digit; else as it is."""
+def without_values(question: Resolved) -> Resolved | None:
+    """The question with values none, which run faster; None if it has them, or the scenario needs values. Its metrics
+    are often, and not always, the same to the last digit."""
     device = question.scenario.device.model_copy(update={"values": "none"})
     scenario = question.scenario.model_copy(update={"device": device})
     if device == question.scenario.device or any(
         (*checks.findings(scenario), *combinations.findings(scenario))
     ):
-        return question
-    bare = replace(question, scenario=scenario)
-    return bare if _run(bare).metrics == known.metrics else question
+        return None
+    return replace(question, scenario=scenario)

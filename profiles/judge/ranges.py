@@ -20,20 +20,22 @@ FIGURES: Final = (
 )
 
 
-def refusal(question: Resolved, options: Options) -> str:
-    """Return why the figures of such a run have no ranges; empty where they have."""
+def unrepeatable(question: Resolved, options: Options) -> str:
+    """Return why another run would not have the same times to the last digit; empty if it would."""
     reasons = (
         ("it takes one relay", len(question.relays) > 1),
         ("times are measured on CUDA", device_kind(options.device, question.scenario) == "cuda"),
         ("device.host=measured measures the host's times", question.scenario.device.host == "measured"),
         ("an adversary's times mean nothing", options.adversary is not None),
         ("ranks in processes have clocks of their own", options.world == "distributed"),
-        (
-            f"hardware {question.hardware.name} has no range for any constant",
-            not uncertain(question.hardware),
-        ),
     )
     return next((reason for reason, holds in reasons if holds), "")
+
+
+def refusal(question: Resolved, options: Options) -> str:
+    """Return why the figures of such a run have no ranges; empty where they have."""
+    fixed = f"hardware {question.hardware.name} has no range for any constant"
+    return unrepeatable(question, options) or ("" if uncertain(question.hardware) else fixed)
 
 
 def ranges(question: Resolved, result: Result, count: int = DRAWS) -> RangesPart:

@@ -41,6 +41,7 @@ def run_alone(task: RunTask) -> Report:
         hazards=options.hazards,
         adversary=options.adversary,
         keep_trace=options.keep_trace,
+        counterfactual=options.counterfactual,
     ) as machine:
         return task.run(machine, sink, ALONE)
 
@@ -71,6 +72,7 @@ def _run_rank(
         hazards=options.hazards and not spec.is_router,
         adversary=options.adversary,
         simulation=simulation,
+        counterfactual=options.counterfactual,
     ) as machine:
         gpu = CURRENT.get()
         member.attach(simulation, lambda: gpu.runtime.now)

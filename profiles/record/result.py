@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from ...scenarios.problems import dotted, show
+from .conclusion import conclusion
 from .definitions import Direction
 from .files import write_whole
 from .model import Count, Instant, Number, ResultModel
@@ -237,6 +238,35 @@ class RangesPart(ResultModel):
     metrics: dict[str, RangePart]
 
 
+class WorthRow(ResultModel):
+    """What a run has if one thing is changed in it and everything else is equal: the differences to the run as it is.
+
+    ``site`` is None for the host phase ``phase``. ``what``: what the line does; ``kinds``: in which kinds of steps.
+    ``hidden``: no figure gains from it; the figures are then the same with any further time up to ``room_us[0]`` per
+    step, and lose with ``room_us[1]``, if such limits were asked for. A figure that either run lacks is None."""
+
+    site: SitePart | None = None
+    phase: str = ""
+    what: str
+    kinds: tuple[str, ...] = ()
+    change: Literal["no wait", "pinned", "absent", "half"]
+    output_throughput_pct: Number | None = None
+    ttft_ms: Number | None = None
+    tpot_ms: Number | None = None
+    step_us: Number | None = None  # the time of the whole run by the steps of the run as it is
+    idle_us_per_step: Number | None = None  # between forwards
+    hidden: bool = False
+    room_us: tuple[Number, Number | None] | None = None
+    abstained: str = ""  # why there are no figures
+
+
+class WorthPart(ResultModel):
+    """Counterfactual runs, largest gain first. ``base`` has the figures of the run without a change."""
+
+    base: dict[str, Number | None]
+    rows: tuple[WorthRow, ...]
+
+
 class OrderingRow(ResultModel):
     """A source line that orders streams, the host or the reuse of memory, in a run that is watched for hazards.
     ``needed``: without this line alone, two accesses of the run would have no order."""
@@ -269,6 +299,7 @@ class Result(ResultModel):
     ordering: tuple[OrderingRow, ...] = ()
     not_asked: Mapping[str, str] = {}  # by kind of step, why its budget does not apply to this run
     ranges: RangesPart | None = None  # where they were asked for
+    worth: WorthPart | None = None  # likewise
 
     @property
     def one_clock(self) -> bool:
@@ -300,7 +331,8 @@ class Result(ResultModel):
         return kinds
 
     def document(self) -> dict[str, Any]:
-        """Plain dicts, lists and scalars, as in the file. Absent fields are left out."""
+        """Plain dicts, lists and scalars, as in the file. Absent fields are left out; the conclusion follows from the
+        others."""
         document: dict[str, Any] = self.model_dump(mode="json")
         for label in ("acceptance", "capture", "engine", "world"):
             if document["labels"][label] is None:
@@ -311,7 +343,7 @@ class Result(ResultModel):
         if self.relay.loop is None:
             del document["relay"]["loop"]
         document["scenario"] = self.scenario.document()
-        for optional in ("not_asked", "ordering", "ranges"):
+        for optional in ("not_asked", "ordering", "ranges", "worth"):
             if not document[optional]:
                 del document[optional]
         for request in document["requests"]:
@@ -320,6 +352,8 @@ class Result(ResultModel):
         for metric in document["metrics"].values():
             for name in [name for name, value in metric.items() if value is None and name != "value"]:
                 del metric[name]
+        if sentence := conclusion(document):
+            document["conclusion"] = sentence
         return document
 
     def to_json(self) -> str:
@@ -348,7 +382,7 @@ class Result(ResultModel):
                 f"this schedbench reads {SCHEMA_VERSION}"
             )
         try:
-            return cls.model_validate(document)
+            return cls.model_validate({key: document[key] for key in document if key != "conclusion"})
         except ValidationError as error:
             raise ResultError(f"{name}: {_first(error)}") from None
 

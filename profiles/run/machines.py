@@ -18,6 +18,7 @@ from ..platform.resolve import Resolved
 from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink
 from ..vgpu import VirtualGpu, open_vgpu
+from ..vgpu.counterfactual import Counterfactual
 from ..vgpu.engine import Simulation
 from ..vgpu.host_time import measured, without_own_time
 from ..vgpu.tensor import DeviceTensor
@@ -67,11 +68,13 @@ def open_machine(
     keep_trace: Path | None = None,
     simulation: Simulation | None = None,
     watch: Sequence[Path] | None = None,
+    counterfactual: Counterfactual | None = None,
 ) -> Iterator[Machine]:
     """The machine until the block ends. With ``hazards`` accesses that nothing orders are recorded; on the virtual GPU
     the ``adversary`` of that number delays all work. ``keep_trace``: where CUDA's trace of the counting pass is kept.
     ``simulation``: of one virtual GPU among several, around all of which the caller has ``patched`` torch. ``watch``:
-    the folders whose source lines are recorded, by default the scheduler's. Raises MachineError."""
+    the folders whose source lines are recorded, by default the scheduler's. ``counterfactual``: a change of the virtual
+    GPU's times. Raises MachineError."""
     if kind == "cuda":
         if adversary is not None:
             raise MachineError(NO_ADVERSARY)
@@ -92,6 +95,7 @@ def open_machine(
             adversary=adversary,
             simulation=simulation,
             watch=watch,
+            counterfactual=counterfactual,
         ) as gpu,
         nullcontext(HostTime()) if modelled else measured(gpu) as host,
     ):

@@ -20,6 +20,7 @@ from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.recording import RESULT, TimelineRecording, file_of
 from ..record.result import OWN_CLOCKS, RequestRow, Result
+from ..vgpu.counterfactual import Counterfactual
 from .compose import Guard
 from .crash import broken_on_purpose
 from .document import result_of, run_part
@@ -94,7 +95,8 @@ def _row(request: Request, start: int) -> RequestRow:
 @dataclass(frozen=True, slots=True)
 class Options:
     """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
-    ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept."""
+    ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept.
+    ``counterfactual``: a change of the virtual GPU's times; the result's counts are of that run."""
 
     device: DeviceChoice = "auto"
     save_tokens: bool = False
@@ -105,6 +107,7 @@ class Options:
     traced: bool = True
     keep_trace: Path | None = None
     record: Path | None = None  # folder that gets every rank's timeline
+    counterfactual: Counterfactual | None = None
 
 
 class RankReport(NamedTuple):

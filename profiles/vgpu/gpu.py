@@ -18,6 +18,7 @@ from .adversary.executor import AdversarialExecutor, DeferredRuntime
 from .adversary.order import DeferredOrder, strategy
 from .adversary.reuse import BlockReuse
 from .copies import CopyHandlers
+from .counterfactual import Counterfactual, CounterfactualRuntime
 from .device import CURRENT, GraphTrace, VgpuParts, VirtualGpu
 from .engine import Simulation
 from .executor import Executor, SkippingExecutor
@@ -46,6 +47,7 @@ def open_vgpu(
     adversary: int | None = None,
     simulation: Simulation | None = None,
     gradients: bool = False,
+    counterfactual: Counterfactual | None = None,
 ) -> Iterator[VirtualGpu]:
     """A virtual GPU of that hardware as ``torch.device("vgpu:0")`` until the block ends, without ``gradients`` unless
     they are asked for, since torch's records of them cost time.
@@ -53,11 +55,13 @@ def open_vgpu(
     ``watch`` names the folders and files whose source lines are recorded, by default the scheduler's. A replay is one
     record per run of kernels, or with ``graph_trace="node"`` one per kernel. ``hazards`` checks that accesses to memory
     are ordered; an ``adversary`` of that number does all work as late as the order of the streams allows. The two
-    exclude each other. ``simulation`` is given to one of several devices, whose opener has ``patched`` torch around all
+    exclude each other. A ``counterfactual`` changes the times of one source line, and is of a device with neither.
+    ``simulation`` is given to one of several devices, whose opener has ``patched`` torch around all
     of them. At the end the rest of the timeline is delivered to the sink. Raises RuntimeError if CUDA is initialised or
     another virtual GPU is open.
     """
     assert not (hazards and adversary is not None), "hazards follow values in program order"
+    assert counterfactual is None or not (hazards or adversary is not None)
     if CURRENT.get(None) is not None:
         raise RuntimeError("a virtual GPU is already open")
     register()
@@ -67,7 +71,7 @@ def open_vgpu(
     if adversary is not None:
         parts = _adversarial(inputs, executor, adversary)
     else:
-        parts = (_watched if hazards else _plain)(inputs, executor)
+        parts = _watched(inputs, executor) if hazards else _plain(inputs, executor, counterfactual)
     gpu = VirtualGpu(parts, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
@@ -80,8 +84,8 @@ def open_vgpu(
         CURRENT.reset(token)
 
 
-def _plain(inputs: RuntimeInputs, executor: Executor) -> VgpuParts:
-    runtime = Runtime(inputs)
+def _plain(inputs: RuntimeInputs, executor: Executor, changed: Counterfactual | None) -> VgpuParts:
+    runtime = Runtime(inputs) if changed is None else CounterfactualRuntime(inputs, changed)
     observer = HostObserver(runtime, inputs.hardware)
     return VgpuParts(runtime, observer, executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu)))
 

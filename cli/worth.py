@@ -1,0 +1,77 @@
+"""``schedbench worth``: what each line that copies, waits or launches costs, by runs in which it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import UsageError
+from .scenario_arguments import Faults, Form, Name, Overrides, Relay, make_output_dir, resolved
+from .stopwatch import command_line
+
+if TYPE_CHECKING:
+    from ..profiles.platform.resolve import Resolved
+    from ..profiles.ranks.execute import Options
+    from ..profiles.record.result import Result
+
+ROOMS = 8  # hidden lines and phases whose room is searched for; each takes about four runs
+
+
+def worth(
+    scenario: Name,
+    overrides: Overrides = None,
+    relay: Relay = None,
+    fault: Faults = None,
+    rooms: Annotated[
+        int,
+        typer.Option(min=0, help="Of so many hidden lines and phases, find how much longer they could take."),
+    ] = ROOMS,
+    output_dir: Annotated[Path | None, typer.Option(help="Keep result.json here.")] = None,
+    form: Form = "table",
+) -> None:
+    """Run a scenario on the virtual GPU again and again, each time with one line's waits, copies or launches changed or
+    with half of a host phase, and print what that gains.
+
+    Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
+    """
+    from ..profiles.ranks.execute import Options
+    from .outcome import show_worth
+    from .run import executed, exit_code
+
+    question = resolved(scenario, overrides, relay=relay, faults=fault)
+    options = Options(device="vgpu", command=command_line())
+    require_worth(question, options)
+    make_output_dir(output_dir)
+    outcome = executed(question, options, None, form)
+    outcome = replace(outcome, result=with_worth(question, outcome.result, rooms=rooms))
+    show_worth(outcome, form)
+    if output_dir is not None:
+        outcome.result.write(output_dir / "result.json")
+    raise typer.Exit(exit_code(outcome))
+
+
+def require_worth(question: Resolved, options: Options) -> None:
+    """Raises UsageError where counterfactual runs would not be the same run but for one thing."""
+    from ..profiles.judge.ranges import unrepeatable
+
+    reason = unrepeatable(question, options)
+    if question.engine is not None:
+        reason = "source lines of another project's engine cannot be changed"
+    if reason:
+        raise UsageError(f"worth: {reason}")
+
+
+def with_worth(question: Resolved, result: Result, *, rooms: int = ROOMS) -> Result:
+    """The result with what its lines are worth, if it is whole; marked as cancelled where the user interrupted that."""
+    if result.run.cancelled or result.run.failure:
+        return result
+    from ..profiles.worth.worth import worth
+    from .console import status
+
+    with status("counterfactual runs") as notice:
+        part, interrupted = worth(question, result, notice, rooms=rooms)
+    run = result.run.model_copy(update={"cancelled": True}) if interrupted else result.run
+    return result.model_copy(update={"worth": part, "run": run})

@@ -1,0 +1,138 @@
+"""A run in one sentence, from its result document."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, Final
+
+Document = dict[str, Any]
+
+_CAUSES: Final = {
+    "exposed_host": "late host work",
+    "exposed_stall": "waits of the host",
+    "launch_latency": "launch latency",
+    "dependency": "waits for an event or stream",
+    "kernel_gap": "gaps between kernels",
+}
+_COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "copy on the device", "kernel": "kernel copy"}
+_NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def conclusion(result: Document) -> str:
+    """Return throughput, the idle time of the GPU with its largest cause, and the line that costs most: what it is
+    worth where counterfactual runs say so, else the line whose waits are most exposed. Empty without times."""
+    parts = (*_throughput(result), *_idle(result))
+    line = _costliest(result) if "worth" in result else _most_exposed(result)
+    return f"{'; '.join((*parts, *line))}." if parts else ""
+
+
+def mean_value(result: Document, metric: str) -> float | None:
+    """The mean over all repeats; None where the metric abstains."""
+    values = result["metrics"].get(metric, {}).get("values")
+    return sum(values) / len(values) if values else None
+
+
+def _throughput(result: Document) -> Iterator[str]:
+    value = mean_value(result, "output_throughput")
+    if value is not None:
+        yield f"{_number(value)} output tokens/s"
+
+
+def _idle(result: Document) -> Iterator[str]:
+    """The idle time between forwards without the time in which there was no work."""
+    idle, busy = (mean_value(result, name) for name in ("forward_idle_us_per_step", "forward_occupancy"))
+    if idle is None or busy is None or "abstained" in result["idle"]:
+        return
+    causes = _causes(result)
+    late, step = sum(causes.values()), idle / (1 - busy) if busy < 1 else 0.0
+    resting = max(idle - late, 0.0)
+    if late <= 0 or step <= resting:
+        yield "GPU never idle between forwards for want of work that was there"
+        return
+    cause = max(causes, key=lambda name: causes[name])
+    share = f"{_share(causes[cause] / late)} {_CAUSES[cause]}"
+    yield f"GPU idle {100 * late / (step - resting):.2g} % of a step ({_number(late)} µs) between forwards, {share}"
+
+
+def _causes(result: Document) -> dict[str, float]:
+    """Us per step of each cause but the lack of work."""
+    total = mean_value(result, "forward_idle_us_per_step") or 0.0
+    idle = result["idle"]
+    whole = sum(
+        idle[f"{name}_us"] for name in ("host_late", "dependency", "kernel_gap", "no_work", "residue")
+    )
+    parts = {name: total * idle[f"{name}_us"] / whole if whole else 0.0 for name in list(_CAUSES)[2:]}
+    exposed = {
+        name: mean_value(result, f"{name}_us_per_step") or 0.0 for name in ("exposed_host", "exposed_stall")
+    }
+    return exposed | parts
+
+
+def _share(ratio: float) -> str:
+    return (
+        "all of it"
+        if ratio >= 0.995
+        else "half of it"
+        if 0.45 <= ratio <= 0.55
+        else f"{100 * ratio:.0f} % of it"
+    )
+
+
+def _costliest(result: Document) -> Iterator[str]:
+    rows = [row for row in result["worth"]["rows"] if row["site"] and not row["hidden"]]
+    gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0]
+    if not gains:
+        yield "no line gains throughput in this scenario"
+        return
+    best = max(gains, key=lambda row: row["output_throughput_pct"])
+    worth = f"worth {best['output_throughput_pct']:.2g} % of throughput in this scenario"
+    yield f"costliest line: {_place(best['site'])}, {_work(result, best['site']) or best['what']}, {worth}"
+
+
+def _most_exposed(result: Document) -> Iterator[str]:
+    exposed: defaultdict[str, float] = defaultdict(float)
+    sites = {}
+    for row in (*result["copies"], *result["syncs"]):
+        if row["site"] is not None and row["exposed_us"] > 0:
+            exposed[_place(row["site"])] += row["exposed_us"]
+            sites[_place(row["site"])] = row["site"]
+    if exposed:
+        place = max(exposed, key=lambda name: exposed[name])
+        yield f"most exposed wait: {place}, {_work(result, sites[place])}"
+
+
+def _place(site: Document) -> str:
+    return f"{site['file']}:{site['line']}"
+
+
+def _work(result: Document, site: Document) -> str:
+    """What the line does how often in a step of the kind in which it does most; empty if it neither copies nor
+    waits."""
+    copies = [row for row in result["copies"] if row["site"] and _place(row["site"]) == _place(site)]
+    syncs = [row for row in result["syncs"] if row["site"] and _place(row["site"]) == _place(site)]
+    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for row in copies or syncs:
+        counts[row["kind"], _noun(row)] += row["count"]
+    if not counts:
+        return ""
+    kind, noun = max(counts, key=lambda key: counts[key])
+    parts = [rank["per_step"] for rank in result.get("ranks", ())] or [result["per_step"]]
+    steps = sum(part[kind]["steps"] for part in parts if kind in part)
+    if not steps:
+        return noun
+    each = counts[kind, noun] / steps
+    many = _NUMBERS[int(each)] if each == int(each) < len(_NUMBERS) else f"{each:.2g}"
+    return f"{many} {noun}{'' if each == 1 else 's'} per {kind} step"
+
+
+def _noun(row: Document) -> str:
+    if "direction" not in row:
+        return "wait"
+    manner = "blocking " if row["blocking"] else "pageable " if row["host_memory"] == "pageable" else ""
+    direction = str(row["direction"])
+    return manner + _COPIES.get(direction, direction)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

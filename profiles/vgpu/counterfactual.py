@@ -1,0 +1,93 @@
+"""One source line with other times than it has: the same run, with one thing changed in the simulation.
+
+Values are computed as without the change, so the program makes the same calls. Times are not those of an order that
+is right: a line that does not wait may let a stream use memory too early.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from ..record.timeline import NO_SITE
+from .engine import COMPUTE, EventRecording, StreamQueue
+from .runtime import Direction, Runtime, RuntimeInputs
+
+LineChange = Literal["no wait", "pinned", "absent", "longer"]
+
+
+class Counterfactual(NamedTuple):
+    """What is changed of the copies, syncs and launches that a source line makes.
+
+    ``no wait``: the host does not wait for the device; ``pinned``: copies between host and device are from or to pinned
+    memory, which is allocated for each, and the host does not wait for them; ``absent``: they take no time of the host
+    or the device; ``longer``: the host takes ``extra`` ns longer, once in each step in which the line runs.
+    """
+
+    file: str
+    line: int
+    change: LineChange
+    extra: int = 0
+
+
+class CounterfactualRuntime(Runtime):
+    def __init__(self, inputs: RuntimeInputs, changed: Counterfactual) -> None:
+        super().__init__(inputs)
+        self._changed = changed
+        self._at_line: dict[int, bool] = {NO_SITE: False}
+        self._last_step: int | None = None
+
+    def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
+        if not self._is_left_out():
+            super().kernel(name, duration, host_size=host_size, engine=engine)
+
+    def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
+        if not self._is_left_out():
+            super().move(kind, duration, size=size)
+
+    def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
+        if self._is_left_out():
+            return False
+        if self._has("pinned"):
+            if not pinned:
+                self.pin(size, copied=direction == "h2d")
+            pinned, blocking = True, False
+        return super().copy(direction, size, pinned=pinned, blocking=blocking)
+
+    def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
+        if not self._is_left_out():
+            super().synchronize(stream, site=site)
+
+    def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        if not self._is_left_out():
+            super().synchronize_event(stream, recording)
+
+    def synchronize_device(self) -> None:
+        if not self._is_left_out() and not self._has("no wait"):
+            super().synchronize_device()
+
+    def pin(self, size: int, *, copied: bool) -> None:
+        if not self._has("absent"):
+            super().pin(size, copied=copied)
+
+    def _wait(self, recording: EventRecording) -> int:
+        return 0 if self._has("no wait") else super()._wait(recording)
+
+    def _is_left_out(self) -> bool:
+        """Whether the present call is left out. A line that takes longer does so here, before its first call of a
+        step."""
+        if self._has("longer") and self.context.step != self._last_step:
+            self._last_step = self.context.step
+            self.now += self._changed.extra
+        return self._has("absent")
+
+    def _has(self, change: LineChange) -> bool:
+        """Whether the present call is made by the line, and the line has this change."""
+        if self._changed.change != change or self.capture is not None:
+            return False
+        site = self.sites.here()
+        at_line = self._at_line.get(site)
+        if at_line is None:
+            found = self.sites.resolved()[site]
+            at_line = (found.file, found.line) == (self._changed.file, self._changed.line)
+            self._at_line[site] = at_line
+        return at_line

@@ -1,0 +1,138 @@
+"""What of a run can be changed: source lines that copy, sync or launch from the schedule, and host phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ...sched.observe import StepInfo
+from ..measure.steps import OUTSIDE
+from ..platform.hardware import HardwareProfile
+from ..record.result import CopyRow, Result, SitePart, SyncRow
+from ..record.timeline import NO_SITE, Names, Window
+
+RESULTS: Final = (
+    "settle"  # the range in which the host waits for a step's tokens, without which it cannot go on
+)
+_LAUNCHES: Final = {"kernel": "launch", "d2d": "d2d", "memset": "memset"}
+
+Place = tuple[str, int]  # file and line
+
+
+@dataclass(slots=True, eq=False)
+class SourceLine:
+    """``waits``: its calls wait for the device; ``pinnable``: it copies from or to pageable memory, or blocks."""
+
+    site: SitePart
+    what: dict[str, None] = field(default_factory=dict)  # in the order in which they were found
+    kinds: set[str] = field(default_factory=set)
+    waits: bool = False
+    pinnable: bool = False
+    exposed_us: float = 0.0
+    host_us: float = 0.0
+
+
+class HostPhase(NamedTuple):
+    """A range that has a cost of its own. ``host_us``: of the whole run, device calls included."""
+
+    name: str
+    host_us: float
+
+
+class LineSurvey:
+    """A sink that notes what the rows of a result do not have: lines that launch, those of graphs, and host phases."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.ranges: dict[str, int] = {}
+        self.launches: dict[SitePart, tuple[set[str], set[str]]] = {}  # what, and kinds of steps
+        self.graphs: set[Place] = set()
+        self._launched: dict[tuple[int, int], set[str]] = {}
+        self._graphs: set[int] = set()
+        self._kinds: dict[int, str] = {}
+
+    def feed(self, window: Window) -> None:
+        for entry in window.ranges:
+            self.ranges[entry.name] = self.ranges.get(entry.name, 0) + entry.end - entry.start
+        for op in window.ops:
+            if op.kind in _LAUNCHES and op.step >= 0 and op.site != NO_SITE and not op.forward:
+                self._launched.setdefault((op.site, op.step), set()).add(_LAUNCHES[op.kind])
+        self._graphs |= {call.site for call in window.calls if call.kind == "graph"}
+        self._kinds |= {info.step: info.kind for info in _steps(window)}
+
+    def finish(self, names: Names) -> None:
+        for (site, step), what in self._launched.items():
+            if step in self._kinds:
+                part = SitePart(**names.sites[site]._asdict())
+                known, kinds = self.launches.setdefault(part, (set(), set()))
+                known |= what
+                kinds.add(self._kinds[step])
+        self.graphs = {(names.sites[site].file, names.sites[site].line) for site in self._graphs}
+
+
+def _steps(window: Window) -> Iterable[StepInfo]:
+    return (*window.launched, *window.settled)
+
+
+def source_lines(result: Result, survey: LineSurvey) -> list[SourceLine]:
+    """The lines, those with the most exposed time first. Lines that wait for a step's tokens are left out, and those
+    that launch graphs: they are the forward."""
+    lines: dict[Place, SourceLine] = {}
+    for row in _rows(result):
+        _take(_line(lines, row.site), row)
+    for site, (what, kinds) in survey.launches.items():
+        line = _line(lines, site)
+        line.what |= dict.fromkeys(sorted(what))
+        line.kinds |= kinds
+    left_out = survey.graphs | _paced(result)
+    found = [line for place, line in lines.items() if place not in left_out]
+    return sorted(found, key=lambda line: (-line.exposed_us, -line.host_us, not line.pinnable))
+
+
+def phases(survey: LineSurvey, hardware: HardwareProfile) -> list[HostPhase]:
+    """The phases that the run opened and the profile has a cost of, the longest first."""
+    known = [HostPhase(name, ns / 1e3) for name, ns in survey.ranges.items() if name in hardware.phases]
+    return sorted(known, key=lambda phase: -phase.host_us)
+
+
+def _rows(result: Result) -> Iterator[CopyRow | SyncRow]:
+    rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
+    for row in rows:
+        if row.kind != OUTSIDE and not (isinstance(row, CopyRow) and row.direction == "kernel"):
+            yield row
+
+
+def _paced(result: Result) -> set[Place]:
+    return {
+        (row.site.file, row.site.line)
+        for row in _rows(result)
+        if row.site is not None and row.range == RESULTS and _waits(row)
+    }
+
+
+def _line(lines: dict[Place, SourceLine], site: SitePart | None) -> SourceLine:
+    place = ("", 0) if site is None else (site.file, site.line)
+    return lines.setdefault(place, SourceLine(site or _NOWHERE))
+
+
+_NOWHERE: Final = SitePart(file="", function="", line=0, statement="")
+
+
+def _take(line: SourceLine, row: CopyRow | SyncRow) -> None:
+    line.kinds.add(row.kind)
+    line.waits |= _waits(row)
+    line.exposed_us += row.exposed_us
+    line.host_us += row.host_us
+    if isinstance(row, CopyRow):
+        line.pinnable |= row.direction in ("h2d", "d2h") and (row.blocking or row.host_memory == "pageable")
+        words: Mapping[str, bool] = {row.host_memory: bool(row.host_memory), "blocking": row.blocking}
+        line.what[" ".join((row.direction, *(word for word, has in words.items() if has)))] = None
+    else:
+        line.what[row.call] = None
+
+
+def _waits(row: CopyRow | SyncRow) -> bool:
+    return row.host_us > 0 or (row.blocking if isinstance(row, CopyRow) else row.sync)

@@ -1,0 +1,267 @@
+"""Counterfactual runs: what throughput, latencies and idle time are if a line does not wait, copies from pinned memory,
+or is not there, or if a host phase takes half of its time.
+
+Each is a whole run, so that batches form as they would. Its tokens have to be those of the run as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, log2
+from typing import Any, Final, Literal, NamedTuple
+
+from ..judge.drawn_runs import without_values
+from ..judge.pairs import percent
+from ..measure.steps import is_iteration
+from ..platform.hardware import HardwareProfile, PhaseLine
+from ..platform.pool import MapFunction, pool
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options, execute
+from ..record.result import Metric, Outputs, Result, WorthPart, WorthRow
+from ..vgpu.counterfactual import Counterfactual
+from .candidates import HostPhase, LineSurvey, SourceLine, phases, source_lines
+
+INTEREST: Final = 0.1  # percent of throughput, TTFT, TPOT or a step's time; a smaller change does not show
+
+OTHER_TOKENS: Final = "other tokens: batches form in another way, and the scenario's tokens depend on them"
+
+Change = Literal["no wait", "pinned", "absent", "half"]
+Place = SourceLine | HostPhase
+Room = tuple[float, float | None]  # us per step: a time that does not show, and one that does
+Notice = Callable[[str], None]
+
+
+class Figures(NamedTuple):
+    """Means; None where the run has no such number. ``step_us`` is the time of the whole run by its number of steps.
+    ``digest`` is of the tokens, or says why there are none."""
+
+    output_throughput: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    forward_idle_us_per_step: float | None
+    step_us: float | None
+    digest: str
+
+    def numbers(self) -> dict[str, float | None]:
+        return {name: getattr(self, name) for name in self._fields[:-1]}
+
+    def is_beaten_by(self, other: Figures) -> bool:
+        """Whether any figure of ``other`` is better by as much as is of interest."""
+        idle, theirs = (x.forward_idle_us_per_step or 0.0 for x in (self, other))
+        pairs = [
+            (other.output_throughput, self.output_throughput),
+            (self.ttft_ms, other.ttft_ms),
+            (self.tpot_ms, other.tpot_ms),
+        ]
+        return idle - theirs > INTEREST / 100 * (self.step_us or 0.0) or any(
+            high is not None and low is not None and high - low > INTEREST / 100 * high for high, low in pairs
+        )
+
+
+def figures(result: Result) -> Figures:
+    outputs, throughput = result.outputs, _mean(result, "output_throughput")
+    steps = sum(counts.steps for kind, counts in result.per_step.items() if is_iteration(kind))
+    tokens = sum(request.output_tokens for request in result.requests)
+    return Figures(
+        output_throughput=throughput,
+        ttft_ms=_mean(result, "ttft_ms"),
+        tpot_ms=_mean(result, "tpot_ms"),
+        forward_idle_us_per_step=_mean(result, "forward_idle_us_per_step"),
+        step_us=1e6 * tokens / throughput / steps if throughput and steps else None,
+        digest=outputs.digest if isinstance(outputs, Outputs) else outputs.abstained,
+    )
+
+
+def _mean(result: Result, name: str) -> float | None:
+    metric = result.metrics.get(name)
+    return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of the question in which one place has a change, or takes ``extra`` ns longer in each step."""
+
+    question: Resolved
+    place: Place
+    change: Change | Literal["longer"]
+    extra: int = 0
+
+    def run(self) -> Figures:
+        question, changed = self.question, None
+        if isinstance(self.place, HostPhase):
+            factor = 0.5 if self.change == "half" else 1.0
+            hardware = _with_phase(question.hardware, self.place.name, factor, self.extra)
+            question = replace(question, hardware=hardware)
+        else:
+            assert self.change != "half"
+            site = self.place.site
+            changed = Counterfactual(site.file, site.line, self.change, self.extra)
+        options = Options(device="vgpu", counterfactual=changed)
+        return figures(execute(question, question.relays[0], options).result)
+
+
+def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) -> HardwareProfile:
+    """The profile with other host times of a phase, for every kind of step."""
+
+    def changed(line: PhaseLine) -> dict[str, object]:
+        a, b = factor * line.a.value + extra, factor * line.b.value
+        return {
+            "a": line.a.model_copy(update={"value": a}),
+            "b": line.b.model_copy(update={"value": b}),
+        }
+
+    phase = profile.phases[name]
+    kinds = {kind: line.model_copy(update=changed(line)) for kind, line in phase.kinds.items()}
+    phase = phase.model_copy(update={**changed(phase), "kinds": kinds})
+    return profile.model_copy(update={"phases": {**profile.phases, name: phase}})
+
+
+@dataclass(frozen=True, slots=True)
+class RoomSearch:
+    """Searches for the time per step by which a hidden place may take longer, to a factor of two."""
+
+    question: Resolved
+    place: Place
+    base: Figures
+
+    def run(self) -> Room:
+        """The second time is None where that of a whole step does not show."""
+        low, high = -1, ceil(log2(self.base.step_us or 1.0)) + 1  # exponents of 2
+        limit = high
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = Trial(self.question, self.place, "longer", 1000 * 2**middle).run()
+            low, high = (low, middle) if found.is_beaten_by(self.base) else (middle, high)
+        return float(2**low if low >= 0 else 0), None if high == limit else float(2**high)
+
+
+def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> tuple[WorthPart, bool]:
+    """What is to be gained from the lines and phases of the run that ``known`` is the result of, and whether the user
+    interrupted the search. ``rooms``: of so many hidden places the room is searched for. Raises what ``execute``
+    raises."""
+    question, result, survey = _surveyed(question, known)
+    lines = source_lines(result, survey)
+    places: list[Place] = [*lines, *phases(survey, question.hardware)]
+    gains = Gains(question, figures(result), notice)
+    try:
+        with pool(len(places)) as each:
+            gains.ask([(place, _largest(place)) for place in places], each)
+            gains.ask(
+                [(line, change) for line in lines if not gains.hides(line) for change in _milder(line)], each
+            )
+            gains.search([place for place in places if gains.hides(place)][:rooms], each)
+    except KeyboardInterrupt:
+        return gains.part(), True
+    return gains.part(), False
+
+
+def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, LineSurvey]:
+    """The question, without values where that leaves all metrics as they are, and its result once more."""
+    bare = without_values(question)
+    if bare is not None:
+        survey = LineSurvey()
+        result = execute(bare, bare.relays[0], Options(device="vgpu"), extra_sink=survey).result
+        if result.metrics == known.metrics:
+            return bare, result, survey
+    survey = LineSurvey()
+    result = execute(question, question.relays[0], Options(device="vgpu"), extra_sink=survey).result
+    return question, result, survey
+
+
+def _largest(place: Place) -> Change:
+    """The change that gains most."""
+    return "half" if isinstance(place, HostPhase) else "absent"
+
+
+def _milder(line: SourceLine) -> Iterator[Change]:
+    if line.waits:
+        yield "no wait"
+    if line.pinnable:
+        yield "pinned"
+
+
+def _run(task: Trial | RoomSearch) -> Any:
+    return task.run()
+
+
+class Gains:
+    """The trials that have ended, by place."""
+
+    def __init__(self, question: Resolved, base: Figures, notice: Notice) -> None:
+        self._question = question
+        self._base = base
+        self._notice = notice
+        self._found: dict[Place, dict[Change, Figures]] = {}
+        self._rooms: dict[Place, Room] = {}
+
+    def ask(self, asked: Sequence[tuple[Place, Change]], each: MapFunction) -> None:
+        trials = [Trial(self._question, place, change) for place, change in asked]
+        for number, ((place, change), found) in enumerate(
+            zip(asked, each(_run, trials), strict=True), start=1
+        ):
+            self._found.setdefault(place, {})[change] = found
+            self._notice(f"counterfactual runs: {number} of {len(asked)}")
+
+    def search(self, places: Sequence[Place], each: MapFunction) -> None:
+        """Find out how much longer hidden places could take."""
+        searches = [RoomSearch(self._question, place, self._base) for place in places]
+        for number, (place, room) in enumerate(zip(places, each(_run, searches), strict=True), start=1):
+            self._rooms[place] = room
+            self._notice(f"room of hidden lines and phases: {number} of {len(places)}")
+
+    def hides(self, place: Place) -> bool:
+        """Whether nothing is to be gained from the place."""
+        found = self._found[place].values()
+        return not any(self._base.is_beaten_by(trial) or trial.digest != self._base.digest for trial in found)
+
+    def part(self) -> WorthPart:
+        rows = [
+            self._row(place, change, trial)
+            for place in self._found
+            for change, trial in self._found[place].items()
+        ]
+        return WorthPart(base=self._base.numbers(), rows=tuple(sorted(rows, key=_rank)))
+
+    def _row(self, place: Place, change: Change, trial: Figures) -> WorthRow:
+        base = self._base
+        where: dict[str, Any]
+        if isinstance(place, HostPhase):
+            where = {"phase": place.name, "what": "host phase"}
+        else:
+            where = {"site": place.site, "what": ", ".join(place.what), "kinds": tuple(sorted(place.kinds))}
+        if trial.digest != base.digest:
+            return WorthRow(**where, change=change, abstained=OTHER_TOKENS)
+        throughput = _percent(base.output_throughput, trial.output_throughput)
+        step = None if throughput is None or base.step_us is None else base.step_us / (1 + throughput / 100)
+        return WorthRow(
+            **where,
+            change=change,
+            output_throughput_pct=throughput,
+            ttft_ms=_difference(base.ttft_ms, trial.ttft_ms),
+            tpot_ms=_difference(base.tpot_ms, trial.tpot_ms),
+            step_us=_difference(base.step_us, step),
+            idle_us_per_step=_difference(base.forward_idle_us_per_step, trial.forward_idle_us_per_step),
+            hidden=self.hides(place),
+            room_us=self._rooms.get(place),
+        )
+
+
+def _difference(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else b - a
+
+
+def _percent(a: float | None, b: float | None) -> float | None:
+    return None if not a or b is None else percent(a, b)
+
+
+def _rank(row: WorthRow) -> tuple[bool, bool, float, float, float, float]:
+    """Largest gain first, hidden rows last, of which those with a room first."""
+    return (
+        row.hidden,
+        row.room_us is None,
+        -(row.output_throughput_pct or 0.0),
+        row.tpot_ms or 0.0,
+        row.ttft_ms or 0.0,
+        row.idle_us_per_step or 0.0,
+    )

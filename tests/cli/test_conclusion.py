@@ -1,0 +1,77 @@
+"""The first line of ``run``, and the screenful behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.cli.page import markdown
+from schedbench.cli.result_page import page
+from schedbench.profiles.record.conclusion import conclusion
+from tests.conftest import RunCommand
+
+SAMPLE = Path(__file__).parents[1] / "profiles" / "sample_result.json"
+SECOND = ["summary", "workload, tokens", "copies by source line", "where the GPU waited"]
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(SAMPLE.read_text())
+    return found
+
+
+def test_the_conclusion_has_throughput_idle_time_its_cause_and_a_line(document: dict[str, Any]) -> None:
+    assert conclusion(document) == (
+        "18,235 output tokens/s; GPU idle 2.7 % of a step (94.1 µs) between forwards, half of it late host work; "
+        "most exposed wait: sched/relay/lengths.py:41, 0.5 blocking downloads per decode step."
+    )
+
+
+def test_time_without_work_is_not_idle_time_that_anyone_caused(document: dict[str, Any]) -> None:
+    idle = document["idle"]
+    idle["no_work_us"] = sum(idle[f"{part}_us"] for part in ("host_late", "dependency", "kernel_gap"))
+    document["metrics"]["exposed_host_us_per_step"]["values"] = [25.75]
+    document["metrics"]["exposed_stall_us_per_step"]["values"] = [10.1]
+    assert "GPU idle 1.4 % of a step (47.1 µs)" in conclusion(document)
+    document["metrics"] = {name: {"abstained": "no time"} for name in document["metrics"]}
+    assert conclusion(document) == ""
+
+
+def test_what_was_worth_most_takes_the_place_of_what_is_exposed(document: dict[str, Any]) -> None:
+    site = next(row["site"] for row in document["copies"] if row["site"])
+    row = {"site": site, "hidden": False, "what": "launch", "output_throughput_pct": 0.84}
+    document["worth"] = {"rows": [row]}
+    place = f"{site['file']}:{site['line']}"
+    assert f"costliest line: {place}, " in conclusion(document)
+    assert conclusion(document).endswith("worth 0.84 % of throughput in this scenario.")
+    document["worth"] = {"rows": [row | {"hidden": True}]}
+    assert conclusion(document).endswith("no line gains throughput in this scenario.")
+
+
+def test_a_screenful_and_the_names_of_the_rest(document: dict[str, Any]) -> None:
+    few = page(document, 80, others="left out")
+    titles = [str(block.title) for block in few.blocks if hasattr(block, "columns")]
+    assert titles == ["latency, ms", "copies & syncs per step", "where the host waited"]
+    assert str(few.blocks[0]) == conclusion(document)
+    assert f"--all also shows: {', '.join(SECOND)}" in str(few.blocks[-1])
+    everything = page(document, 80)
+    assert set(SECOND) < {str(getattr(block, "title", "")) for block in everything.blocks}
+
+
+def test_markdown_begins_with_the_conclusion_and_folds_the_rest(document: dict[str, Any]) -> None:
+    text = markdown(page(document, 160, others="folded"))
+    assert text.startswith(f"**{conclusion(document)}**\n")
+    for title in SECOND:
+        assert f"<details><summary>{title}</summary>" in text
+
+
+def test_run_prints_it_and_json_has_it(run_command: RunCommand) -> None:
+    tiny = ("mixed", "--set=workload.requests=2", "--set=device.values=none", "--device=vgpu")
+    plain, whole = (run_command("run", *tiny, *more).out for more in ((), ("--all",)))
+    said = json.loads(run_command("run", *tiny, "--format=json").out)["conclusion"]
+    assert " ".join(plain.split()).startswith(said)
+    assert "where the GPU waited\n" not in plain and "--all also shows" in plain
+    assert "where the GPU waited\n" in whole and "--all also shows" not in whole

@@ -1,0 +1,107 @@
+"""``schedbench worth`` and ``run --worth``: counterfactual runs in every form, and the page of docs/worth.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedbench.cli.outcome import csv_of
+from schedbench.cli.page import markdown
+from schedbench.cli.result_page import page, worth_page_of
+from tests.conftest import RunCommand
+
+DOCS = Path(__file__).parents[2] / "docs"
+CASE = ("cases/h2d-blocking-output-ids", "--relay", "pr25945", "--set", "workload.output_tokens=24")
+UPLOAD = "sched/relay/penalties.py"
+
+
+def blocks(name: str) -> list[str]:
+    """The fenced blocks of a page of the docs."""
+    return (DOCS / name).read_text().split("```\n")[1::2]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worth")
+
+
+@pytest.fixture
+def document(run_command: RunCommand, kept: Path) -> dict[str, Any]:
+    """The result of one run of the command, which all tests share."""
+    if not (kept / "result.json").exists():
+        done = run_command("worth", *CASE, "--rooms", "1", "--output-dir", kept, "--format", "json")
+        assert done.code == 0, done.err
+        assert json.loads(done.out) == json.loads((kept / "result.json").read_text())
+    found: dict[str, Any] = json.loads((kept / "result.json").read_text())
+    return found
+
+
+def test_rows_are_sorted_by_gain_and_hidden_ones_last(document: dict[str, Any]) -> None:
+    rows = document["worth"]["rows"]
+    assert rows[0]["site"]["file"] == UPLOAD
+    hidden = [row["hidden"] for row in rows]
+    assert hidden == sorted(hidden) and any(hidden)
+    gains = [row["output_throughput_pct"] for row in rows if not row["hidden"]]
+    assert gains == sorted(gains, reverse=True)
+    assert sum(row["room_us"] is not None for row in rows) == 1
+    assert {row["change"] for row in rows} == {"absent", "no wait", "pinned", "half"}
+
+
+def test_the_conclusion_names_the_line_and_what_it_is_worth(document: dict[str, Any]) -> None:
+    gain = document["worth"]["rows"][0]["output_throughput_pct"]
+    assert f"costliest line: {UPLOAD}:" in document["conclusion"]
+    said = f"one blocking upload per decode step, worth {gain:.2g} % of throughput in this scenario."
+    assert document["conclusion"].endswith(said)
+
+
+def test_every_form_has_the_rows(document: dict[str, Any]) -> None:
+    [first, *_] = document["worth"]["rows"]
+    text = markdown(worth_page_of(document, 160))
+    assert text.startswith(f"**{document['conclusion']}**")
+    assert any(line.startswith(f"| {UPLOAD}:") and "is not there" in line for line in text.splitlines())
+    rows = list(csv.DictReader(io.StringIO(csv_of([document], only="worth."))))
+    place = f"{UPLOAD}:{first['site']['line']}"
+    [row] = [row for row in rows if row["metric"] == f"worth.{place}.{first['change']}.tpot_ms"]
+    assert float(row["value"]) == first["tpot_ms"] and row["unit"] == "ms"
+    assert all(row["metric"].startswith("worth.") for row in rows)
+
+
+def test_the_waits_of_run_have_what_they_are_worth_beside_what_is_exposed(document: dict[str, Any]) -> None:
+    whole = page(document, 120)
+    [waits] = [table for table in whole.blocks if str(getattr(table, "title", "")) == "where the host waited"]
+    headings = [str(column.header) for column in waits.columns]  # type: ignore[union-attr]
+    assert headings[2:] == ["hidden\nµs/step", "exposed\nµs/step", "worth\nµs/step"]
+    exposed, worth = (float(next(iter(waits.columns[k].cells))) for k in (3, 4))  # type: ignore[union-attr, arg-type]
+    assert exposed < 10 and 85 < worth < 110
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("mixed", "--set=device.host=measured"), "device.host=measured measures the host's times"),
+        (("ladder",), "it takes one relay"),
+    ],
+)
+def test_what_does_not_repeat_is_refused(
+    run_command: RunCommand, arguments: tuple[str, ...], reason: str
+) -> None:
+    for command in (("worth",), ("run", "--worth", "--device=vgpu")):
+        done = run_command(*command, *arguments)
+        assert (done.code, done.out) == (2, "") and f"worth: {reason}" in done.err
+
+
+def test_the_docs_show_the_page(
+    document: dict[str, Any], run_command: RunCommand, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = run_command("report", kept / "result.json").out
+    lines = [line.rstrip() for line in shown.splitlines()]
+    for block in blocks("worth.md"):
+        wanted = block.rstrip("\n").splitlines()
+        at = lines.index(wanted[0])
+        assert lines[at : at + len(wanted)] == wanted

@@ -1,0 +1,129 @@
+"""What lines and host phases are worth: counterfactual runs of an 8B shape, without values."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedbench.profiles.judge.drawn_runs import without_values
+from schedbench.profiles.platform.resolve import Resolved, ask
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Result, WorthRow
+from schedbench.profiles.worth.candidates import HostPhase, LineSurvey, SourceLine, phases, source_lines
+from schedbench.profiles.worth.worth import Figures, Gains, RoomSearch, Trial, figures
+
+UPLOAD = "sched/relay/penalties.py"
+SHORT = ("workload.prompt_tokens=512", "workload.output_tokens=24")
+
+
+class BaseRun:
+    """A run as it is, with what can be changed in it."""
+
+    def __init__(self, name: str, *overrides: str) -> None:
+        self.question: Resolved = ask(name, overrides)
+        survey = LineSurvey()
+        done = execute(self.question, self.question.relays[0], Options(device="vgpu"), extra_sink=survey)
+        self.result: Result = done.result
+        self.lines = source_lines(self.result, survey)
+        self.phases = phases(survey, self.question.hardware)
+
+    def line(self, file: str) -> SourceLine:
+        return next(line for line in self.lines if line.site.file == file)
+
+    def phase(self, name: str) -> HostPhase:
+        return next(phase for phase in self.phases if phase.name == name)
+
+    @property
+    def figures(self) -> Figures:
+        return figures(self.result)
+
+    def gains(self) -> Gains:
+        return Gains(self.question, self.figures, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def penalised() -> BaseRun:
+    """One client with penalties, whose last token pr25945 uploads in every decode by a copy that blocks."""
+    return BaseRun("cases/h2d-blocking-output-ids", "engine.relay=pr25945", *SHORT)
+
+
+def rows(gains: Gains) -> dict[str, WorthRow]:
+    return {row.change: row for row in gains.part().rows}
+
+
+def test_a_wait_is_worth_far_more_than_its_exposed_part(penalised: BaseRun) -> None:
+    """The wait also keeps the host's work behind it from overlapping the forward."""
+    upload = penalised.line(UPLOAD)
+    steps = penalised.result.per_step["decode"].steps
+    assert 5 < upload.exposed_us / steps < 9
+
+    gains = penalised.gains()
+    gains.ask([(upload, change) for change in ("absent", "no wait", "pinned")], map)
+    found = rows(gains)
+    for row in found.values():
+        assert row.tpot_ms is not None and -0.110 < row.tpot_ms < -0.090
+        assert row.step_us is not None and -110 < row.step_us < -85
+        assert not row.hidden and not row.abstained
+    assert gains.part().rows[0].change == "absent"
+
+
+def test_what_a_line_is_worth_is_what_the_change_to_the_code_gives(penalised: BaseRun) -> None:
+    """Counting penalties on the device takes the upload away, for the price of one launch."""
+    gains = penalised.gains()
+    gains.ask([(penalised.line(UPLOAD), "absent")], map)
+    [row] = gains.part().rows
+    fixed = BaseRun(
+        "cases/h2d-blocking-output-ids", "engine.relay={state: pr25945, penalties: exact}", *SHORT
+    )
+    assert row.tpot_ms == pytest.approx(
+        (fixed.figures.tpot_ms or 0) - (penalised.figures.tpot_ms or 0), rel=0.1
+    )
+
+
+def test_the_lines_that_cost_most_come_first_and_waits_for_tokens_are_none(penalised: BaseRun) -> None:
+    assert penalised.lines[0].site.file == UPLOAD
+    assert penalised.lines[0].what == {"h2d pageable blocking": None, "cudaStreamSynchronize": None}
+    places = {(line.site.file, line.site.statement) for line in penalised.lines}
+    assert not any("copy_done.synchronize" in statement for _, statement in places)
+    assert any("launch" in line.what for line in penalised.lines)
+    assert {"prepare", "settle", "model"} <= {phase.name for phase in penalised.phases}
+
+
+def test_a_phase_gains_no_more_than_half_of_its_time(penalised: BaseRun) -> None:
+    model = penalised.phase("model")
+    gains = penalised.gains()
+    gains.ask([(model, "half")], map)
+    [row] = gains.part().rows
+    half = penalised.question.hardware.phases["model"].a.value / 2e3
+    assert row.phase == "model" and row.step_us == pytest.approx(-half, rel=0.05)
+
+
+def test_the_room_of_a_hidden_line_is_where_it_begins_to_show(penalised: BaseRun) -> None:
+    place = penalised.phase("admit")
+    gains = penalised.gains()
+    gains.ask([(place, "half")], map)
+    gains.search([place], map)
+    [row] = gains.part().rows
+    assert row.hidden and row.room_us is not None
+    low, high = row.room_us
+    assert high == 2 * low
+    base = penalised.figures
+    shown = [Trial(penalised.question, place, "longer", round(1e3 * us)).run() for us in (low, high)]
+    assert [found.is_beaten_by(base) for found in shown] == [False, True]
+
+
+def test_no_longer_time_shows_where_a_line_never_runs(penalised: BaseRun) -> None:
+    never = HostPhase("draft", 0.0)
+    assert RoomSearch(penalised.question, never, penalised.figures).run()[1] is None
+
+
+def test_other_tokens_have_no_figures(penalised: BaseRun) -> None:
+    gains = Gains(penalised.question, penalised.figures._replace(digest="another"), lambda _: None)
+    gains.ask([(penalised.line(UPLOAD), "absent")], map)
+    [row] = gains.part().rows
+    assert row.abstained.startswith("other tokens") and row.output_throughput_pct is None and not row.hidden
+
+
+def test_values_are_left_out_only_where_there_are_any() -> None:
+    assert without_values(ask("cases/h2d-blocking-output-ids")) is None
+    bare = without_values(ask("mixed"))
+    assert bare is not None and bare.scenario.device.values == "none"
