@@ -88,7 +88,8 @@ def _shows(room: list[float] | None) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return f"{'+' if value and value > 0 else ''}{number(value)}"
+    text = number(value)
+    return f"+{text}" if value and value > 0 and text[0] != "<" else text
 
 
 def _room(width: int) -> int:

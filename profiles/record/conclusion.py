@@ -15,7 +15,7 @@ _CAUSES: Final = {
     "dependency": "waits for an event or stream",
     "kernel_gap": "gaps between kernels",
 }
-_COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "copy on the device", "kernel": "kernel copy"}
+_COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "device copy", "kernel": "kernel copy"}
 _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -123,7 +123,11 @@ def _work(result: Document, site: Document) -> str:
         return noun
     each = counts[kind, noun] / steps
     many = _NUMBERS[int(each)] if each == int(each) < len(_NUMBERS) else f"{each:.2g}"
-    return f"{many} {noun}{'' if each == 1 else 's'} per {kind} step"
+    return f"{many} {noun if each == 1 else _plural(noun)} per {kind} step"
+
+
+def _plural(noun: str) -> str:
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
 def _noun(row: Document) -> str:

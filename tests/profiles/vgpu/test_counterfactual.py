@@ -29,7 +29,7 @@ def download(device: torch.device) -> torch.Tensor:
 
 def synchronize(device: torch.device) -> torch.Tensor:
     torch.get_device_module(device).current_stream().synchronize()  # the line of the tests
-    return torch.zeros(2, device=device)
+    return torch.zeros(2, dtype=torch.int64, device=device)
 
 
 def line_of(function: Callable[[torch.device], torch.Tensor]) -> int:
