@@ -37,7 +37,7 @@ _OF_DEVICES = (
 _COMMIT = 10  # characters of a commit that are shown
 _NAMED = 6  # packages and queries that are shown
 _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
-_FEW: Final = 5  # source lines in a table of the first screenful
+_FEW: Final = 4  # source lines in a table of the first screenful
 _SECOND: Final = ("summary", "workload, tokens", "copies by source line", "where the GPU waited")
 
 Others = Literal["shown", "folded", "left out"]
@@ -48,6 +48,7 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), other
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *budget(breaches, width=width)])] if breaches else []
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked(result).items()]
+    others = "shown" if is_capture(result) else others
     every = tables(result, width=width, lines=_FEW if others == "left out" else LINES)
     second = [] if others == "shown" else [table for table in every if str(table.title) in _SECOND]
     left_out = [str(table.title) for table in second] if others == "left out" else []
@@ -57,9 +58,9 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), other
             *_concluded(result),
             Lines(headline(result)),
             *(table for table in every if str(table.title) not in left_out),
+            *([Text(f"\n--all also shows: {', '.join(left_out)}")] if left_out else []),
             *broken,
             *([Lines([Text(), *unasked])] if unasked else []),
-            *([Text(f"\n--all also shows: {', '.join(left_out)}")] if left_out else []),
         ],
         footer=(f"`{result['run']['command']}`",),
         folded=[str(table.title) for table in second],
