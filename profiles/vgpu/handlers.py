@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -103,17 +103,21 @@ def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     return handler
 
 
+_ALIAS: Final = torch.ops.aten.alias.default._op
+
+
 def _reshape(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     """Another geometry, at once and without a launch. A storage that grows is copied to new memory."""
     op, runtime = func._op, gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         target, runtime.now = args[0], runtime.now + runtime.torch_call
-        before = target.held.untyped_storage().nbytes()
-        op(*unwrap(args), **unwrap_named(kwargs))
-        if 0 < before < target.held.untyped_storage().nbytes() and func._schema.name != "aten::set_":
+        made = _ALIAS(target.held)  # pending work keeps the geometry that it was launched with
+        before = made.untyped_storage().nbytes()
+        op(made, *unwrap(args[1:]), **unwrap_named(kwargs))
+        if 0 < before < made.untyped_storage().nbytes() and func._schema.name != "aten::set_":
             runtime.move("d2d", runtime.costs.memory(2 * before), size=before)
-        follow(target)
+        target.data = wrap(made)
         return target
 
     return handler

@@ -83,7 +83,11 @@ class DeviceTensor(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         _DATA.__set__(self, value)  # raises for a host tensor
         assert isinstance(value, DeviceTensor)
-        self.held, self.block = value.held, None
+        if self.held.untyped_storage()._cdata != value.held.untyped_storage()._cdata:
+            self.block = None
+        self.held = value.held
+        if hasattr(self, "span"):
+            del self.span  # of the geometry before
 
     def tolist(self) -> Any:
         return self.cpu().tolist()

@@ -160,7 +160,11 @@ class VirtualMemory:
         tensor.block, tensor.span = block, span(tensor.held)
 
     def span(self, tensor: torch.Tensor) -> ByteSpan:
-        return tensor.span  # type: ignore[attr-defined, no-any-return]
+        assert type(tensor) is DeviceTensor
+        if not hasattr(tensor, "span"):
+            tensor.span = span(tensor.held)
+        found: ByteSpan = tensor.span
+        return found
 
 
 def _name(target: torch.Tensor, source: torch.Tensor) -> str:

@@ -204,6 +204,14 @@ def test_a_pinned_buffer_may_be_sent_and_filled_in_one_stream() -> None:
         assert (sent.tolist(), buffer.tolist()) == ([7, 7], [1, 2])
 
 
+def test_a_new_geometry_does_not_change_what_is_pending() -> None:
+    with open_vgpu(load("h200"), adversary=0) as gpu:
+        pinned = torch.tensor([3, 4]).pin_memory()
+        sent = pinned.to(gpu.device, non_blocking=True).unsqueeze_(1)
+        summed = (sent.squeeze(1) + 1).unsqueeze_(1)
+        assert (sent.tolist(), summed.tolist()) == ([[3], [4]], [[4], [5]])
+
+
 def test_hazards_and_an_adversary_do_not_go_together() -> None:
     with pytest.raises(AssertionError), open_vgpu(load("h200"), hazards=True, adversary=0):
         pass
