@@ -70,12 +70,13 @@ _HOST_HEAD: Final = """
 ## Host time
 
 Microseconds of the host per steady decode step of 32 requests, from
-`{scenario}`: the
-time that the release's own Python and torch take on this machine, without device calls, the forward and what schedbench
-does. The releases ran in {rounds} rounds, one after the other in each. A cell is the least of the rounds' medians over
-steps, since other work of the machine only adds. The last column is the change of the sum from the release before, in
-the same round: the median, and in how many rounds it has that sign. "launch" is `run_batch` with the sampler and no
-forward, "plan" `get_next_batch_to_run` without the preparation.
+`{scenario}`:
+the time that the release's own Python and torch took on the machine that drew this page, without device calls, the
+forward and what schedbench does. The releases ran in {rounds} rounds, one after the other in each. A cell is the least of
+the rounds' medians over steps, since other work of the machine only adds. The last column is the change of the sum from
+the release before, in the same round: the median, and in how many rounds it has that sign; where not nearly all agree,
+no change was found. "launch" is `run_batch` with the sampler and no forward, "plan" is `get_next_batch_to_run` without
+the preparation.
 
 """
 
@@ -174,7 +175,7 @@ def host_page(times: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
             changes = [total / sum(of[before].values()) - 1 for total, of in zip(totals, times, strict=True)]
             middle = median(changes)
             agreeing = sum(change * middle > 0 for change in changes)
-            against = f"{middle:+.0%}, {agreeing} of {ROUNDS}"
+            against = f"{round(100 * middle):+d} %, {agreeing} of {ROUNDS}"
         rows.append(line([version, *map(number_of, least), sums[-1], against]))
         before = version
     labels = ", ".join(f'"{version}"' for version in times[0])
