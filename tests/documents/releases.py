@@ -75,8 +75,8 @@ the time that the release's own Python and torch took on the machine that drew t
 forward and what schedbench does. The releases ran in {rounds} rounds, one after the other in each. A cell is the least
 of the rounds' medians over steps, since other work of the machine only adds. The last column is the change of the sum
 from the release before, in the same round: the median, and in how many rounds it has that sign; where not nearly all
-agree, no change was found. "launch" is `run_batch` with the sampler and no forward, "plan" is `get_next_batch_to_run` without
-the preparation.
+agree, no change was found. "launch" is `run_batch` with the sampler and no forward, and "plan"
+is `get_next_batch_to_run` without the preparation.
 
 """
 
