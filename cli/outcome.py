@@ -15,7 +15,7 @@ from .source_lines import hazard_lines
 from .text import echo
 
 if TYPE_CHECKING:
-    from ..profiles.ranks.execute import RunOutcome
+    from ..profiles.measure.budget import RunOutcome
 
 _RUN = ("scenario", "relay", "label", "host", "digest")
 _RANK = ("rank", "role")  # empty in rows of the whole run

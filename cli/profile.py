@@ -14,8 +14,8 @@ from .stopwatch import Stopwatch, command_line
 from .text import echo
 
 if TYPE_CHECKING:
+    from ..profiles.measure.budget import RunOutcome
     from ..profiles.platform.resolve import Resolved
-    from ..profiles.ranks.execute import RunOutcome
 
 Graphs = Literal["graph", "node"]
 
@@ -87,7 +87,7 @@ def _with_nsys(
     nsys: str | None,
 ) -> RunOutcome:
     from ..profiles.captures.nsys.record import RecordingRequest, find, recorded
-    from ..profiles.ranks.execute import RunOutcome
+    from ..profiles.measure.budget import RunOutcome
     from ..profiles.run.machines import device_kind
 
     tool = find(nsys, os.environ)

@@ -65,8 +65,7 @@ def report(
 
 
 def _show(found: list[Result], form: Format, *, every_table: bool) -> None:
-    from ..profiles.measure.budget import asked, breaches
-    from ..profiles.ranks.execute import RunOutcome
+    from ..profiles.measure.budget import RunOutcome, asked, breaches
     from .outcome import csv_of, show
 
     if form == "csv":

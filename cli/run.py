@@ -32,8 +32,9 @@ from .text import echo
 from .worth import require_worth, with_worth
 
 if TYPE_CHECKING:
+    from ..profiles.measure.budget import RunOutcome
     from ..profiles.platform.resolve import Resolved
-    from ..profiles.ranks.execute import Options, RunOutcome
+    from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
     from ..sched.observe import Clock
     from .progress import RunProgress

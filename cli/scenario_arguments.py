@@ -77,6 +77,9 @@ def resolved(
     engine: EngineChoice | None = None,
 ) -> Resolved:
     """Raises UsageError, ScenarioError, FaultError and RelayError."""
+    from ..scenarios.loader import opened
+
+    opened(name)  # a wrong name is refused before torch is imported, which takes seconds
     from ..profiles.check.faults import with_faults
 
     found = with_faults(_resolved(name, overrides or (), relay, budgets or ()), faults or ())

@@ -41,9 +41,9 @@ def watch(
     Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed.
     """
     python, script, *arguments = _program(command)
+    from ..profiles.measure.budget import RunOutcome
     from ..profiles.programs.process import run_watched
     from ..profiles.programs.watch import WatchRequest
-    from ..profiles.ranks.execute import RunOutcome
     from ..profiles.record.result import Hazards
     from .outcome import show
 

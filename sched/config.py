@@ -6,9 +6,10 @@ Independent of scenarios, files and the machine: composing a run resolves those 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Policy = Literal["fcfs", "lpm", "lof", "random"]
 

@@ -14,8 +14,8 @@ from ...sched.kernels.registry import Work, kernels
 from ...sched.observe import StepInfo
 from ..platform.hardware import load
 from ..record.timeline import Window
-from ..vgpu import VirtualGpu, open_vgpu
-from ..vgpu.gpu import Values
+from ..vgpu.device import VirtualGpu
+from ..vgpu.gpu import Values, open_vgpu
 
 Body = Callable[[], object]
 

@@ -19,7 +19,7 @@ from ..platform.hardware import HardwareProfile
 from ..platform.resolve import ask
 from ..ranks.execute import Options, execute
 from ..run.machines import one_thread
-from ..vgpu import open_vgpu
+from ..vgpu.gpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
 from .fit import FittedLine, TimedSample, fit
 from .own_time import PhaseCollector, own_times

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.choice import RelayChoice
 from ..cuda.machine import require_one_device
-from ..measure.budget import Breach, Offender
+from ..measure.budget import Breach, Offender, RunOutcome
 from ..platform.resolve import Resolved, speculation
-from ..ranks.execute import Options, RunOutcome
+from ..ranks.execute import Options
 from ..record.result import Hazards, Result
 from ..run.crash import Crash
 from . import adversaries, drafts, tokens

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ...sched.relay.choice import RelayChoice
 from ..engines.client import EngineFailedError
 from ..engines.names import EngineError
+from ..measure.budget import RunOutcome
 from ..platform.machine import MachineError
 from ..platform.resolve import Resolved
-from ..ranks.execute import Options, RunOutcome, execute
+from ..ranks.execute import Options, execute
 from ..run.compose import Guard
 from ..run.crash import BrokenRunError, Crash, crash_of
 

@@ -24,8 +24,8 @@ from ..run.rank_context import ALONE
 from ..run.runner import GatedSink
 from ..run.system import System, SystemParts
 from ..run.task import Options, RunTask
-from ..vgpu import open_vgpu
 from ..vgpu.device import CURRENT
+from ..vgpu.gpu import open_vgpu
 from .adapter import EngineAdapter
 from .heartbeat import heartbeat
 from .source import EngineSource

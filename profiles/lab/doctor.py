@@ -21,7 +21,7 @@ from ..platform import hardware
 from ..platform.machine import MachineError
 from ..platform.resolve import EngineChoice
 from ..record.environment import environment
-from ..vgpu import open_vgpu
+from ..vgpu.gpu import open_vgpu
 
 
 class DoctorCheck(NamedTuple):

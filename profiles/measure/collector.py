@@ -6,9 +6,7 @@ Depends on the shape of the result, but on no scenario, device or file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ...sched.observe import Clock, Observer
 from ..record.result import (
@@ -36,6 +34,9 @@ from .metrics import (
 from .requests import AcceptanceLog, RequestLog, RequestRecord
 from .steps import StepPeriods
 from .waiting import BubbleSink, Waiting, WaitingSink
+
+if TYPE_CHECKING:
+    import torch
 
 _NO_PERIOD = "fewer than two launches without sleep between them"
 _NO_IDLE = "fewer than two steps with forward kernels"

@@ -11,17 +11,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...scenarios.document import MAX_BYTES, Document, read
 from ...scenarios.problems import ScenarioError, show
+from ...sched.config import Capabilities
 from ...sched.observe import StepKind
-
-if TYPE_CHECKING:
-    from ...sched.config import Capabilities
-
 
 # The bounds of a constant, by its unit.
 _Ns = Annotated[float, Field(ge=0, le=1e9)]
@@ -198,8 +195,6 @@ class HardwareProfile(_Written):
 
     @property
     def capabilities(self) -> Capabilities:
-        from ...sched.config import Capabilities  # here, so that listing profiles does not import torch
-
         return Capabilities(**self.available.model_dump())
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
 
-from ...sched.config import Capabilities
 from ...sched.observe import Clock, Observer
 from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import FoundHazard, Names, OrderingPlace, Site
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...sched.config import Capabilities
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from ..platform.hardware import HardwareProfile
-from ..vgpu import VirtualGpu
+from ..vgpu.device import VirtualGpu
 from ..vgpu.streams import Event, Stream, StreamContext
 from .cuda_program import CudaProgram
 from .device_names import CUDA, CudaDeviceNames

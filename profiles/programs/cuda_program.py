@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..captures.capture import CapturedRange
-from ..vgpu import VirtualGpu
+from ..vgpu.device import VirtualGpu
 
 
 class NvtxRanges:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..vgpu import VirtualGpu
+from ..vgpu.device import VirtualGpu
 
 CUDA: Final = torch.device("cuda", 0)
 _PLACED: Final = frozenset(

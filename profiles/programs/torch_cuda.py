@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..platform.hardware import HardwareProfile
-from ..vgpu import VirtualGpu
+from ..vgpu.device import VirtualGpu
 from ..vgpu.host_time import wrapped_entries
 from ..vgpu.patching import attributes_set
 from .cuda_module import accelerator, cuda_module

@@ -20,8 +20,9 @@ import torch
 
 from ...sched.kernels.registry import Work
 from ..platform.machine import StorageAccess
-from ..vgpu import VirtualGpu, interpreted
+from ..vgpu import interpreted
 from ..vgpu.addresses import UNCOMPUTED, AddressTable, rounded
+from ..vgpu.device import VirtualGpu
 from ..vgpu.hazards.footprints import Offsets
 from ..vgpu.tensor import DeviceTensor, is_pinned, is_pinned_storage
 from .on_import import patched_on_import

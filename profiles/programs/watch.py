@@ -26,7 +26,8 @@ from ..record.provenance import RunPart
 from ..record.result import PROGRAM, Abstained, Result
 from ..record.timeline import Call, Op, Window
 from ..run.declared_hazards import split_declared
-from ..vgpu import VirtualGpu, open_vgpu
+from ..vgpu.device import VirtualGpu
+from ..vgpu.gpu import open_vgpu
 from ..vgpu.ledger import LedgerContext
 from .cuda_program import NvtxRanges
 from .hollow import hollow_packages

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...sched.relay.choice import RelayChoice
 from ..engines.client import run_engine
-from ..measure.budget import Breach, asked, breaches, untested
+from ..measure.budget import RunOutcome, asked, breaches, untested
 from ..platform.inputs import inputs
 from ..platform.resolve import Resolved
-from ..record.result import Hazards, Result
+from ..record.result import Result
 from ..run.compose import Guard
 from ..run.machines import device_kind
 from ..run.runner import ExtraSink, ObserverFactory, unobserved
@@ -18,20 +16,6 @@ from .join import join
 from .processes import run_processes
 from .specs import rank_specs
 from .threads import run_alone, run_threads
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """A result, what it broke of the scenario's budget, and the kinds in the budget that no step had."""
-
-    result: Result
-    breaches: tuple[Breach, ...]
-    untested: tuple[str, ...]
-
-    @property
-    def undeclared(self) -> bool:
-        """Whether the run showed a hazard that its relay state does not declare."""
-        return isinstance(self.result.hazards, Hazards) and bool(self.result.hazards.findings)
 
 
 def execute(

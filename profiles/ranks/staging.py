@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ..vgpu import VirtualGpu
 from ..vgpu.copies import receive, send
+from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import EventRecording, PeerEventRecording
 
 

@@ -14,8 +14,8 @@ import torch
 
 from ...sched.link import LinkError, Message
 from ..platform.hardware import LinkProfile
-from ..vgpu import VirtualGpu
 from ..vgpu.copies import receive, send
+from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import EventRecording, PeerEventRecording, StreamQueue
 from ..vgpu.tensor import DeviceTensor
 from .message_router import Departure, MessageInFlight, MessageRouter, RankInbox

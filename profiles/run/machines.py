@@ -17,9 +17,10 @@ from ..platform.machine import HostTime, Machine, MachineError
 from ..platform.resolve import Resolved
 from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink
-from ..vgpu import VirtualGpu, open_vgpu
 from ..vgpu.counterfactual import Counterfactual
+from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import Simulation
+from ..vgpu.gpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
 from ..vgpu.tensor import DeviceTensor
 

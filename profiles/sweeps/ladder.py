@@ -10,9 +10,10 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
+from ..measure.budget import RunOutcome
 from ..platform.inputs import scenario_part
 from ..platform.resolve import Resolved, speculation
-from ..ranks.execute import Options, RunOutcome, execute
+from ..ranks.execute import Options, execute
 from ..record.provenance import ScenarioPart
 from ..record.result import SCHEMA_VERSION, Outputs, canonical
 from ..run.runner import ObserverFactory, unobserved

@@ -1,10 +1,4 @@
 """A virtual GPU: a torch device whose time is simulated and whose every operation is recorded.
 
-Importing the package registers nothing with torch; opening a virtual GPU does.
+Importing the package registers nothing with torch, and imports none; opening a virtual GPU (``gpu.open_vgpu``) does.
 """
-
-from .device import VirtualGpu
-from .gpu import open_vgpu
-from .runtime import GraphCaptureError
-
-__all__ = ["GraphCaptureError", "VirtualGpu", "open_vgpu"]

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.check.invariants import Invariants
+from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved, ask
-from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Metric, Outputs, Result
 from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.passes import outputs_of

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.measure.budget import RunOutcome
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.profiles.run.declared_hazards import SIGNS
 from schedbench.sched.batch import FutureIndices, ScheduleBatch

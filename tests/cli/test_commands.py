@@ -41,6 +41,25 @@ def test_starting_up_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_reading_what_is_stored_and_a_wrong_name_import_no_torch(cli, tmp_path):
+    made = cli.invoke(app, ["run", "mixed", "--set", "workload.requests=2", "--output-dir", str(tmp_path)])
+    assert made.exit_code == 0
+    commands = [["report", str(tmp_path / "result.json")], ["trace", str(tmp_path)], ["run", "mixd"]]
+    program = """
+import sys
+from schedbench.cli.app import app
+for command in eval(sys.argv[1]):
+    try:
+        app(command, standalone_mode=False)
+    except Exception as error:
+        print(error)
+    print(command[0], "torch" in sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program, repr(commands)], capture_output=True, text=True)
+    assert done.stderr.splitlines() == ["report False", "trace False", "run False"]
+    assert "did you mean 'mixed'?" in done.stdout
+
+
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_every_definition_can_be_explained(cli, name):
     shown = cli.invoke(app, ["explain", name])

@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel
 
 from schedbench.profiles.platform.hardware import HardwareError, Quantity, load, names
-from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.cost import Costs
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.kernels.registry import Work
 from schedbench.sched.observe import RANGES
 

@@ -9,8 +9,9 @@ import pytest
 
 from schedbench.profiles.check.invariants import Invariants, WatchedLink
 from schedbench.profiles.check.violations import Violation, Violations
+from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.machine import Machine
-from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.relay.states import states

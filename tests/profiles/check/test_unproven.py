@@ -8,8 +8,9 @@ import pytest
 
 from schedbench.profiles.check.runs import attempt
 from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, places, unproven
+from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.ranks.execute import Options, RunOutcome
+from schedbench.profiles.ranks.execute import Options
 from schedbench.sched.relay.faults import faults
 
 SOURCE = """\

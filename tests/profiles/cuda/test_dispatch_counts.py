@@ -15,7 +15,7 @@ from schedbench.profiles.lab import single_run
 from schedbench.profiles.lab.verification import verify
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.record.result import Result
-from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.observe import StepInfo
 

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from schedbench.profiles.check.faults import fault_scenarios
 from schedbench.profiles.cuda.hazards.watch import HazardWatch
 from schedbench.profiles.lab import hazard_table as table
+from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved
-from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Abstained, Hazards
 from schedbench.profiles.record.timeline import FoundHazard
 from schedbench.profiles.run import document
-from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.device import CURRENT
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.hazards import declared, footprints
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states

@@ -13,7 +13,8 @@ from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.autocast import rules
 from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.record.timeline import Window
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 
 HALF, FLOAT = torch.float16, torch.float32
 

@@ -15,7 +15,7 @@ from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.cuda_program import CudaProgram
 from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.record.timeline import Window
-from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 
 
 class Recorded:

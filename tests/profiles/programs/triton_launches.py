@@ -19,7 +19,8 @@ from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.programs.triton_kernels import triton_interpreted
 from schedbench.profiles.record.timeline import Op, Window
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 
 CASES: list[Callable[[], Any]] = []
 

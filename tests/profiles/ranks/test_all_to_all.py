@@ -14,8 +14,8 @@ from schedbench.profiles.ranks.rank_threads import Member, run_ranks
 from schedbench.profiles.ranks.shared_simulation import SharedSimulation
 from schedbench.profiles.ranks.virtual_link import VirtualLink
 from schedbench.profiles.run.machines import one_thread
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
-from schedbench.profiles.vgpu.gpu import patched
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.gpu import open_vgpu, patched
 from schedbench.sched.link import LinkError
 
 T = TypeVar("T")

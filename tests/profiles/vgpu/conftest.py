@@ -12,7 +12,8 @@ import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile, load
 from schedbench.profiles.record.timeline import Call, FoundHazard, Op, Range, Wait, Window
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 
 
 class Tape:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
 from schedbench.profiles.vgpu.adversary.executor import POISON
 from schedbench.profiles.vgpu.adversary.order import STRATEGIES, described
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from tests.profiles.vgpu.conftest import Scene
 
 SEEDS = range(len(STRATEGIES) + 8)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.config import Capabilities
 
 Copy = tuple[str, str, int, bool]  # kind, host memory, bytes, blocking

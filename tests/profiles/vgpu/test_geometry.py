@@ -9,7 +9,7 @@ import torch
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.record.timeline import Window
-from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 
 
 class Recorded:

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.executor import Executor
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.host_time import HostStopwatch, measured, without_own_time
 from schedbench.profiles.vgpu.streams import Event
 from schedbench.profiles.vgpu.tensor import DeviceTensor

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.tensor import DeviceTensor
 
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore")]  # torch warns of deprecated operators

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.vgpu import GraphCaptureError
+from schedbench.profiles.vgpu.runtime import GraphCaptureError
 from schedbench.sched.kernels.declare import kernel, meta_like
 from schedbench.sched.kernels.registry import Work
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.vgpu import open_vgpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.registration import register
 from schedbench.sched.kernels.declare import kernel
 from schedbench.sched.kernels.registry import Work

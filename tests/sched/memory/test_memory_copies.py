@@ -11,7 +11,8 @@ import torch
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.record.timeline import Window
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend
 from schedbench.sched.memory.pools import ReqToTokenPool

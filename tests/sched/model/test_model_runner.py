@@ -12,7 +12,8 @@ import torch
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.record.timeline import Window
-from schedbench.profiles.vgpu import VirtualGpu, open_vgpu
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig
 from schedbench.sched.kernels.rows import decode_positions, extend_positions
