@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.vgpu import open_vgpu
 from schedbench.profiles.vgpu.counterfactual import Counterfactual, LineChange
 from schedbench.profiles.vgpu.device import CURRENT
+from schedbench.profiles.vgpu.gpu import open_vgpu
 
 HERE = Path(__file__)
 HARDWARE = load("h200")
