@@ -47,7 +47,37 @@ _TIMELINE = "the timeline, as recorded by the device"
 _of_requests = partial(Definition, source=_REQUESTS)
 _of_timeline = partial(Definition, source=_TIMELINE)
 
-_THROUGHPUT = (
+_COUNTERS = (
+    _of_timeline("h2d", "copies/step", "lower",
+        "Copies from host to device. Pageable and blocking ones are also counted apart, as h2d_pageable, "
+        "h2d_pinned and h2d_blocking; budgets may name those.",
+        "copies owned by a step; median, mean and max over all steps of a kind", tables=("counts",)),
+    _of_timeline("d2h", "copies/step", "lower",
+        "Copies from device to host (also d2h_pageable, d2h_pinned, d2h_blocking).",
+        "as h2d", tables=("counts",)),
+    _of_timeline("d2d", "copies/step", "lower",
+        "Copies inside the device's memory.",
+        "as h2d", tables=("counts",)),
+    _of_timeline("memset", "calls/step", "none",
+        "Fills of device memory with one byte. Shown in documents and CSV, and open to budgets.",
+        "as h2d", tables=()),
+    _of_timeline("send", "sends/step", "none",
+        "Messages that a rank sends to another over the link. Shown where there are several ranks.",
+        "as h2d", tables=()),
+    _of_timeline("sync", "calls/step", "lower",
+        "Host calls whose purpose is to wait: stream, event and device synchronisation.",
+        "as h2d", tables=("counts",)),
+    _of_timeline("kernel", "kernels/step", "none",
+        "Kernels, those of a replayed graph included.",
+        "as h2d", tables=("counts",)),
+    _of_timeline("kernel_copy", "bytes", "lower",
+        "A kernel that reads or writes pinned host memory. No copy counter includes it; its declared "
+        "bytes are listed separately, with direction `kernel`.",
+        "host bytes declared by the kernel", tables=("copies",)),
+)  # fmt: skip
+
+_TABLE = (
+    # throughput
     _of_requests("output_throughput", "tokens/s", "higher",
         "Generated tokens that became known to the host, over the full window: from the first arrival to "
         "the last request's end.",
@@ -69,9 +99,7 @@ _THROUGHPUT = (
     _of_requests("steady_request_throughput", "requests/s", "higher",
         "Requests that finished inside the steady window (see steady_output_throughput).",
         "finishes in the steady window / its length", tables=("summary",)),
-)  # fmt: skip
-
-_LATENCY = (
+    # latency
     _of_requests("ttft_ms", "ms", "lower",
         "Time to first token, from arrival: queueing included. Percentiles are over finished requests, and"
         " are not given when fewer than 1/(1-q) samples support them (p99 needs 100).",
@@ -107,21 +135,17 @@ _LATENCY = (
         "the GPU, so that a period belongs to no kind of step: see forward_ms. Periods in which the "
         "scheduler slept for lack of work are excluded.",
         "launch k+1 - launch k", tables=("latency", "rank device")),
-)  # fmt: skip
-
-_FORWARD = _of_timeline("forward_ms", "ms", "lower",
-    "A step's span on the GPU: from its first to its last forward kernel, whatever the gaps between them; "
-    "over all steps, and by their kind (forward_ms.decode, ...).",
-    "end of the last forward kernel - start of the first, per step",
-    tables=("latency", "rank device"), variants="kind")  # fmt: skip
-
-_IDLE = _of_timeline("idle_ms", "ms", "lower",
-    "Between steps: forward idle in front of one step's forward, without that in which the scheduler slept; 0 where "
-    "forwards follow each other without a gap. The first step has nothing before it.",
-    "start of a step's span - end of the spans before - sleep, per step",
-    tables=("latency", "rank device"))  # fmt: skip
-
-_ACHIEVED = (
+    _of_timeline("forward_ms", "ms", "lower",
+        "A step's span on the GPU: from its first to its last forward kernel, whatever the gaps between them; "
+        "over all steps, and by their kind (forward_ms.decode, ...).",
+        "end of the last forward kernel - start of the first, per step",
+        tables=("latency", "rank device"), variants="kind"),
+    _of_timeline("idle_ms", "ms", "lower",
+        "Between steps: forward idle in front of one step's forward, without that in which the scheduler slept; 0 "
+        "where forwards follow each other without a gap. The first step has nothing before it.",
+        "start of a step's span - end of the spans before - sleep, per step",
+        tables=("latency", "rank device")),
+    # work and traffic that the decoder achieved
     _of_timeline("decode_batch_size", "requests/step", "none",
         "Requests in a decode step, on average.",
         "sum over decode steps of the batch / decode steps", tables=("summary",)),
@@ -143,15 +167,12 @@ _ACHIEVED = (
         "What a decode forward would take if it did nothing but move its bytes at the memory bandwidth of the "
         "hardware profile. Compare with forward_ms.decode.",
         "bytes as in decode_bandwidth / memory bandwidth / decode steps", tables=("summary",)),
-)  # fmt: skip
-
-_RANGE = Definition("range_ms", "ms", "lower",
-    "Host time inside a named range of a capture, waits included, by the range's name under the map "
-    "(range_ms.prepare, ...). Nested ranges count in each other.",
-    "end of the range - its start",
-    tables=("host ranges",), source="NVTX or record_function ranges of a capture", variants="name")  # fmt: skip
-
-_WAITING = (
+    Definition("range_ms", "ms", "lower",
+        "Host time inside a named range of a capture, waits included, by the range's name under the map "
+        "(range_ms.prepare, ...). Nested ranges count in each other.",
+        "end of the range - its start",
+        tables=("host ranges",), source="NVTX or record_function ranges of a capture", variants="name"),
+    # where the GPU waited
     _of_timeline("forward_occupancy", "ratio", "higher",
         "Share of the forward window (first to last forward kernel of the run) that lies inside a step's "
         "span: from its first to its last forward kernel. Forward kernels are those launched inside a "
@@ -188,9 +209,7 @@ _WAITING = (
         "unnamed_host_us.",
         "time before the enqueue, outside sleep and waits, within forward idle / steps",
         tables=("gpu waits", "rank device")),
-)  # fmt: skip
-
-_USAGE = (
+    # usage
     _of_requests("bubble_pct", "%", "lower",
         "The share of the time of all pipeline stages in which their device ran no kernel.",
         "100 x (1 - sum of the stages' busy times / (stages x window)); busy: union of kernels",
@@ -217,9 +236,7 @@ _USAGE = (
     _of_requests("peak_kv_tokens", "tokens", "none",
         "Most KV tokens in use (neither free nor evictable) after a step was prepared.",
         "max over steps", tables=("summary", "rank requests")),
-)  # fmt: skip
-
-_SPECULATION = (
+    # speculation
     _of_requests("accept_length", "tokens/verify", "higher",
         "Tokens that a request gets from one verify step, the bonus token included; prefills are excluded. "
         "What was verified counts, also where a request's end then cut it; verifies of requests that had "
@@ -229,38 +246,8 @@ _SPECULATION = (
         "Share of a request's verifies in which the draft at that position was accepted, and with it all "
         "before it: position_acceptance.1 is the first draft behind the bonus token.",
         "verifies with more than k tokens / verifies of requests", tables=("summary",), variants="position"),
-)  # fmt: skip
-
-_COUNTERS = (
-    _of_timeline("h2d", "copies/step", "lower",
-        "Copies from host to device. Pageable and blocking ones are also counted apart, as h2d_pageable, "
-        "h2d_pinned and h2d_blocking; budgets may name those.",
-        "copies owned by a step; median, mean and max over all steps of a kind", tables=("counts",)),
-    _of_timeline("d2h", "copies/step", "lower",
-        "Copies from device to host (also d2h_pageable, d2h_pinned, d2h_blocking).",
-        "as h2d", tables=("counts",)),
-    _of_timeline("d2d", "copies/step", "lower",
-        "Copies inside the device's memory.",
-        "as h2d", tables=("counts",)),
-    _of_timeline("memset", "calls/step", "none",
-        "Fills of device memory with one byte. Shown in documents and CSV, and open to budgets.",
-        "as h2d", tables=()),
-    _of_timeline("send", "sends/step", "none",
-        "Messages that a rank sends to another over the link. Shown where there are several ranks.",
-        "as h2d", tables=()),
-    _of_timeline("sync", "calls/step", "lower",
-        "Host calls whose purpose is to wait: stream, event and device synchronisation.",
-        "as h2d", tables=("counts",)),
-    _of_timeline("kernel", "kernels/step", "none",
-        "Kernels, those of a replayed graph included.",
-        "as h2d", tables=("counts",)),
-    _of_timeline("kernel_copy", "bytes", "lower",
-        "A kernel that reads or writes pinned host memory. No copy counter includes it; its declared "
-        "bytes are listed separately, with direction `kernel`.",
-        "host bytes declared by the kernel", tables=("copies",)),
-)  # fmt: skip
-
-_PARTS = (
+    *_COUNTERS,
+    # parts of forward idle, and of host waits
     _of_timeline("host_late_us", "us", "lower",
         "Forward idle until the next forward op was enqueued, and its launch latency. An identity: host "
         "late = exposed stall + exposed host + launch latency.",
@@ -295,30 +282,14 @@ _PARTS = (
     _of_timeline("decode.steady", "steps", "none",
         "Decode steps in which no request finished, joined or was penalised. They count as decode steps too.",
         "steps announced as steady", tables=("step kinds",)),
+    Definition(
+        "expect", "limit", "none",
+        "The budget of a scenario for one kind of step, such as expect.decode.steady: how many copies, syncs and "
+        "kernels its worst step may have. CSV names budgets that the run did not meet the condition of.",
+        "count of the worst step <= limit, for each stream and counter of the budget", _TIMELINE,
+        (), variants="budget",
+    ),
 )  # fmt: skip
-
-_EXPECT = Definition(
-    "expect", "limit", "none",
-    "The budget of a scenario for one kind of step, such as expect.decode.steady: how many copies, syncs and kernels "
-    "its worst step may have. CSV names budgets that the run did not meet the condition of.",
-    "count of the worst step <= limit, for each stream and counter of the budget", _TIMELINE,
-    (), variants="budget",
-)  # fmt: skip
-
-_TABLE = (
-    *_THROUGHPUT,
-    *_LATENCY,
-    _FORWARD,
-    _IDLE,
-    *_ACHIEVED,
-    _RANGE,
-    *_WAITING,
-    *_USAGE,
-    *_SPECULATION,
-    *_COUNTERS,
-    *_PARTS,
-    _EXPECT,
-)
 
 KINDS: tuple[str, ...] = get_args(StepKind)
 _COUNTED = frozenset(entry.name for entry in _COUNTERS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Final
 
 from ...sched.observe import SLEEP, Clock, Observer, StepInfo, StepKind
 from ...sched.request import Request
+from .system import System
 
 # A turn of the loop without a step may wait for a copy of some ten milliseconds, and takes some ten microseconds.
 MOST_TURNS: Final = 100_000
@@ -21,21 +22,11 @@ class NoProgressError(RuntimeError):
     """No request advances. The message says since when, and how far an unfinished request is."""
 
 
-class AdvancingSystem(Protocol):
-    """What is watched: ``next_step`` is the number of the step that it plans next."""
-
-    @property
-    def next_step(self) -> int: ...
-
-    def unfinished(self) -> Sequence[Request]:
-        """Its requests that have not ended."""
-
-
 class ProgressWatch(Observer):
     """Raises NoProgressError at a turn of the loop, once MOST_TURNS turns or MOST_STEPS steps have passed in which no
     request got a token, was prefilled or ended, and the loop did not wait for an arrival or a message."""
 
-    def __init__(self, system: AdvancingSystem, clock: Clock) -> None:
+    def __init__(self, system: System, clock: Clock) -> None:
         self._system = system
         self._clock = clock
         self._asleep_since: int | None = None

@@ -107,40 +107,13 @@ class Ledger:
 
 def _ops(served: Iterable[Served]) -> Iterable[Op]:
     new = tuple.__new__
-    for (
-        kind,
-        name,
-        stream,
-        size,
-        host_size,
-        memory,
-        blocking,
-        context,
-        site,
-        launched,
-        count,
-    ), start, end in served:
+    for row, start, end in served:
+        kind, name, stream, size, host_size, memory, blocking, context, site, launched, count = row
         where, step, forward = context
-        yield new(
-            Op,
-            (
-                kind,
-                name,
-                stream,
-                start,
-                end,
-                size,
-                host_size,
-                memory,
-                blocking,
-                where,
-                forward,
-                step,
-                site,
-                launched,
-                count,
-            ),
-        )
+        yield new(Op, (
+            kind, name, stream, start, end, size, host_size, memory, blocking, where, forward, step, site, launched,
+            count,
+        ))  # fmt: skip
 
 
 def _calls(calls: Iterable[Row]) -> Iterable[Call]:
