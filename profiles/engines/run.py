@@ -13,9 +13,9 @@ from ..measure.steps import STEADY
 from ..platform.hardware import HardwareProfile, load
 from ..platform.resolve import Resolved
 from ..programs.cuda_program import CudaProgram
-from ..programs.hollow import HollowPackages
+from ..programs.hollow import HollowKernelError, HollowPackages
 from ..programs.torch_cuda import cuda_answered
-from ..programs.triton_kernels import TritonPrograms, triton_interpreted
+from ..programs.triton_kernels import TritonKernelError, TritonPrograms, triton_interpreted
 from ..record.provenance import EdgePart
 from ..record.result import Result
 from ..record.timeline import Names, Window
@@ -28,6 +28,7 @@ from ..vgpu.device import CURRENT
 from ..vgpu.gpu import open_vgpu
 from .adapter import EngineAdapter
 from .heartbeat import heartbeat
+from .names import EngineError
 from .source import EngineSource
 
 _IMPORTED_ON: Final = "h200"  # modules ask for a CUDA device, and for nothing that differs between profiles
@@ -85,7 +86,7 @@ def run_on_engine(
     options: Options,
 ) -> Result:
     """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages. Raises
-    EngineError, MachineError, HollowKernelError."""
+    EngineError, MachineError."""
     sink, steps = GatedSink(), StepKinds()
     hollow.used_in.clear()
     machine = open_machine(
@@ -104,7 +105,10 @@ def run_on_engine(
             return system[-1]
 
         task = RunTask(resolved, relay, options, "vgpu", heartbeat, steps, make_system=make_system)
-        result = task.run(opened, sink, ALONE).result
+        try:
+            result = task.run(opened, sink, ALONE).result
+        except (HollowKernelError, TritonKernelError) as error:
+            raise EngineError(f"the engine cannot be run with this scenario: {error}") from error
     edge = EdgePart(
         hollow=tuple(sorted(hollow.names & hollow.imported)),
         answered_by_default=tuple(sorted(program.defaults | set(system[0].defaults))),

@@ -28,12 +28,13 @@ _REQUIRES: Final = (
 _REFUSED: Final = {
     "speculation v1": "a worker of its own (EAGLEWorker.forward_batch_generation): v2 runs in the serial loop too",
     "draft trees": "a CUDA kernel (build_tree_kernel_efficient)",
-    "pipeline": "groups of processes (SchedulerPPMixin.event_loop_pp)",
-    "hisparse": "kernels of sgl_kernel (HiSparseCoordinator)",
-    "data-parallel ranks": "groups of processes (SchedulerDPAttnMixin.prepare_mlp_sync_batch)",
-    "disaggregation": "a transfer engine (SchedulerDisaggregationPrefillMixin.process_disagg_prefill_inflight_queue)",
-    "replicas": "a router (sglang_router)",
-    "grammar": "a tokenizer (GrammarManager)",
+    "pipeline": "a process for each stage (GroupCoordinator.send_tensor_dict in SchedulerPPMixin.event_loop_pp)",
+    "hisparse": "a CUDA kernel (load_cache_to_device_buffer_mla in HiSparseCoordinator.swap_in_selected_pages)",
+    "data-parallel ranks": "a process for each rank (prepare_mlp_sync_batch_raw)",
+    "disaggregation": "a process for each role, whose batches begin with what another sends"
+    " (SchedulerDisaggregationDecodeMixin.event_loop_overlap_disagg_decode)",
+    "replicas": "a router, which is a program of its own (sglang_router)",
+    "grammar": "a tokenizer (create_grammar_backend)",
 }
 _PIP_NAMES: Final = {
     "zmq": "pyzmq",
@@ -81,8 +82,9 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
     if MODES["speculation"].on(scenario):
         if scenario.workload.sampling.temperature:
             yield "speculation with a temperature needs a CUDA kernel (tree_speculative_sampling_target_only)"
-        if scenario.engine.speculative.acceptance != "measured":
-            yield "simulated acceptance needs settings that are read at the import (generate_simulated_accept_index)"
+        acceptance = scenario.engine.speculative.acceptance
+        if acceptance != "measured" and acceptance.per == "request":
+            yield "simulated acceptance needs {per: batch}: SGLang draws once for a batch (sample_simulated_acc_len)"
 
 
 ADAPTER = SglangAdapter()

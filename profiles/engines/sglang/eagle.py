@@ -5,6 +5,7 @@ The worker, its kernels, the verdict and the relay are SGLang's.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from ....sched.batch import ForwardBatch, ForwardMode, draft_step, extend_step
+from ....sched.config import SimulatedAcceptance
 from ....sched.kernels.rows import last_tokens
 from ....sched.model.decoder import Model
 from ....sched.model.runner import GraphedFunction, GraphInput, graph_sizes
@@ -28,6 +30,8 @@ _DRAFT: Final = {
     "_draft_extend_for_decode": ("draft_extend", extend_step),
     "_draft_extend_for_prefill": ("draft_extend", extend_step),
 }
+
+_SIMULATOR: Final = "generate_simulated_accept_index"
 
 
 class AttentionStub:
@@ -67,6 +71,16 @@ def prepare_worker(attention: AttentionStub, *, overlaps: bool) -> None:
     factory.create_decode_backend = factory.create_draft_extend_backend = lambda _: attention
     worker = import_module("sglang.srt.speculative.eagle_worker_v2").EagleDraftWorker
     worker.init_lm_head = lambda _: None
+
+
+def simulate(acceptance: SimulatedAcceptance) -> None:
+    """Have SGLang simulate how many drafts are accepted, by its own settings, which it reads as it is imported."""
+    module: Any
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sglang.srt.speculative.") and hasattr(module, _SIMULATOR):
+            settings = {"simulate_acc_len": acceptance.mean, "simulate_acc_method": acceptance.method}
+            setattr(module, _SIMULATOR, partial(getattr(module, _SIMULATOR), **settings))
+            module.SIMULATE_ACC_LEN = acceptance.mean
 
 
 def wrap_worker(worker: Any, bridge: RunBridge, reports: RunBridge) -> None:

@@ -18,7 +18,7 @@ from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import RunBridge
 from ..model import EngineModel, long
-from .eagle import AttentionStub, EagleForwards, prepare_worker
+from .eagle import AttentionStub, EagleForwards, prepare_worker, simulate
 from .edge import fitted
 
 # Steps of the runner's preparation that load weights or make what the decoder replaces.
@@ -112,6 +112,9 @@ class RunnerStub:
             if not runner.spec_algorithm.is_none():
                 runner.attn_backend = AttentionStub(runner.model_config.context_len)
                 prepare_worker(runner.attn_backend, overlaps=not runner.server_args.disable_overlap_schedule)
+                assert config.speculative is not None
+                if config.speculative.acceptance is not None:
+                    simulate(config.speculative.acceptance)
                 self._eagle = EagleForwards(model, decoder, pages)
                 config = replace(config, cuda_graph=False)  # no step is a decode
             runner.decoder = DecoderRunner(decoder, config)

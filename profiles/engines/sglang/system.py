@@ -42,6 +42,7 @@ class SglangSystem(System):
     def __init__(self, parts: SystemParts) -> None:
         self._parts = parts
         self._spec = speculative_config(parts.resolved.scenario.engine.speculative)
+        self.simulated = self._spec is not None and self._spec.acceptance is not None
         self._bridge = RunBridge(parts, speculates=self._spec is not None)
         self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
         self._gone: list[Any] = []  # messages of clients that have gone

@@ -133,6 +133,17 @@ def test_a_sentence_of_our_own_stays_one(question: Resolved, scripted: Scripted)
         run(question, scripted(f"from {names} import EngineError; raise EngineError('no such mode')"))
 
 
+def test_a_kernel_whose_effect_is_unknown_ends_the_run_with_a_sentence(
+    question: Resolved, scripted: Scripted
+) -> None:
+    names = "schedbench.profiles.programs.hollow"
+    with pytest.raises(EngineError, match=r"^the engine cannot be run with this scenario: unknown kernel$"):
+        run(
+            question,
+            scripted(f"from {names} import HollowKernelError; raise HollowKernelError('unknown kernel')"),
+        )
+
+
 def test_a_traceback_begins_in_the_engine(question: Resolved, scripted: Scripted) -> None:
     said = failure(question, scripted("raise ValueError('bad batch')"))
     assert said.splitlines()[1:3] == [

@@ -8,6 +8,7 @@ The clone has the commits of the five pull requests; the interpreter has what SG
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,10 +70,26 @@ def changed(file: Path, old: str, new: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "disagg", "grammar"])
 def test_a_mode_that_cannot_run_is_refused_by_the_function_in_the_way(scenario: str) -> None:
+    assert re.search(r"cannot be run with this scenario yet: .* needs .*\(\w+", refusal(scenario))
+
+
+def refusal(scenario: str) -> str:
     question = ask(scenario)
     parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match=r"cannot be run with this scenario yet: .* needs .*\(\w+"):
+    with pytest.raises(EngineError) as refused:
         adapter_named("sglang").open(parts)
+    return str(refused.value)
+
+
+@given
+@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "dp_idle", "disagg", "grammar"])
+def test_the_functions_in_the_way_are_sglangs(scenario: str) -> None:
+    functions = re.findall(r"\(([\w. ]+)\)", refusal(scenario))
+    assert functions
+    for name in re.findall(r"\w+", " ".join(functions).replace(" in ", " ")):
+        pattern = rf"(def|class) {name}\b"
+        found = ["git", "-C", CLONE, "grep", "-qE", pattern, AFTER, "--", "python/sglang"]
+        assert subprocess.run(found, check=False).returncode == 0, name
 
 
 @given
@@ -108,6 +125,15 @@ def test_speculation_accepts_what_our_own_scheduler_does(overrides: tuple[str, .
 
 
 @given
+def test_simulated_acceptance_is_drawn_by_sglang() -> None:
+    overrides = ("engine.speculative.acceptance={mean: 2.5, per: batch}", "device.values=none")
+    result = run(f"sglang:{CLONE}@{AFTER}", *overrides, scenario="spec_v2")
+    assert result.labels.acceptance == "simulated"
+    assert [result.metrics[f"position_acceptance.{place}"].values for place in (1, 3)] == [(1.0,), (0.0,)]
+    assert 0 < result.metrics["position_acceptance.2"].values[0] < 1
+
+
+@given
 def test_hazards_of_a_draft_are_found() -> None:
     """Rewriting the page table from the radix cache races with the forwards at this commit."""
     hazards = run(f"sglang:{CLONE}@{AFTER}", scenario="spec_v2", hazards=True).hazards
@@ -125,6 +151,7 @@ def test_hazards_of_a_draft_are_found() -> None:
     [
         ("engine.overlap=false", "EAGLEWorker.forward_batch_generation"),
         ("workload.sampling.temperature=1", "tree_speculative_sampling_target_only"),
+        ("engine.speculative.acceptance={mean: 2.5}", "sample_simulated_acc_len"),
     ],
 )
 def test_speculation_that_cannot_run_is_refused(override: str, function: str) -> None:
