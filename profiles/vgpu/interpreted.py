@@ -27,12 +27,14 @@ def launch_interpreted(kernel: InterpretedKernel, arguments: Sequence[torch.Tens
     gpu = CURRENT.get()
     runtime = gpu.runtime
 
-    def run() -> None:
+    def run(reached: object) -> None:  # noqa: ARG001
         kernel.run()
 
     run.__name__ = kernel.name
     with gpu.watcher.visiting(kernel, arguments):
-        gpu.executor.mutate(run, (), {})
+        # The program may free memory, whose address the kernel has, before pending work is done.
+        reached = () if gpu.executor.eager or runtime.capture is not None else kernel.storages()
+        gpu.executor.mutate(run, (reached,), {})
         if runtime.capture is not None:
             runtime.capture.variable(kernel, (), {})
         elif kernel.cost is None or not gpu.executor.eager:

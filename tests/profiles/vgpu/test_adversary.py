@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.programs.triton_kernels import KernelArguments, TritonKernel
 from schedbench.profiles.vgpu.adversary.executor import POISON
 from schedbench.profiles.vgpu.adversary.order import STRATEGIES, described
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
+from schedbench.profiles.vgpu.interpreted import launch_interpreted
 from tests.profiles.vgpu.conftest import Scene
 
 SEEDS = range(len(STRATEGIES) + 8)
@@ -211,6 +213,25 @@ def test_a_new_geometry_does_not_change_what_is_pending() -> None:
         sent = pinned.to(gpu.device, non_blocking=True).unsqueeze_(1)
         summed = (sent.squeeze(1) + 1).unsqueeze_(1)
         assert (sent.tolist(), summed.tolist()) == ([[3], [4]], [[4], [5]])
+
+
+class PointerKernel(TritonKernel):
+    """Reads memory of which it has the address only."""
+
+    def run(self) -> None:
+        assert [len(storage) for storage in self.storages()] == [24]
+
+
+def test_memory_that_pending_work_has_the_address_of_outlives_its_tensor() -> None:
+    with open_vgpu(load("h200"), adversary=0) as gpu:
+        pointed = torch.zeros(3, dtype=torch.int64, device=gpu.device)
+        pointed.data_ptr()
+        launch_interpreted(
+            PointerKernel("pointed", lambda _: None, KernelArguments(gpu.addresses, (), {})), ()
+        )
+        del pointed
+        torch.get_device_module(gpu.device).synchronize()
+        assert gpu.addresses.given() == []
 
 
 def test_hazards_and_an_adversary_do_not_go_together() -> None:
