@@ -48,7 +48,7 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), other
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *budget(breaches, width=width)])] if breaches else []
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked(result).items()]
-    others = "shown" if is_capture(result) else others
+    others = "shown" if is_capture(result) or _is_partial(result) else others
     every = tables(result, width=width, lines=_FEW if others == "left out" else LINES)
     second = [] if others == "shown" else [table for table in every if str(table.title) in _SECOND]
     left_out = [str(table.title) for table in second] if others == "left out" else []

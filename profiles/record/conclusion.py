@@ -21,7 +21,11 @@ _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", 
 
 def conclusion(result: Document) -> str:
     """Return throughput, the idle time of the GPU with its largest cause, and the line that costs most: what it is
-    worth where counterfactual runs say so, else the line whose waits are most exposed. Empty without times."""
+    worth where counterfactual runs say so, else the line whose waits are most exposed. Empty without times, and for a
+    run that ended before its requests had."""
+    run = result["run"]
+    if run.get("failure") or (run["cancelled"] and "worth" not in result):
+        return ""
     parts = (*_throughput(result), *_idle(result))
     line = _costliest(result) if "worth" in result else _most_exposed(result)
     return f"{'; '.join((*parts, *line))}." if parts else ""

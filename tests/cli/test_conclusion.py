@@ -40,6 +40,12 @@ def test_time_without_work_is_not_idle_time_that_anyone_caused(document: dict[st
     assert conclusion(document) == ""
 
 
+def test_a_run_that_was_cut_short_has_no_conclusion_and_all_its_tables(document: dict[str, Any]) -> None:
+    document["run"]["cancelled"] = True
+    assert conclusion(document) == ""
+    assert page(document, 80, others="left out").folded == []
+
+
 def test_what_was_worth_most_takes_the_place_of_what_is_exposed(document: dict[str, Any]) -> None:
     site = next(row["site"] for row in document["copies"] if row["site"])
     row = {"site": site, "hidden": False, "what": "launch", "output_throughput_pct": 0.84}

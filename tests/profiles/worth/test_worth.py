@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from schedbench.profiles.judge.drawn_runs import without_values
@@ -9,7 +11,7 @@ from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result, WorthRow
 from schedbench.profiles.worth.candidates import HostPhase, LineSurvey, SourceLine, phases, source_lines
-from schedbench.profiles.worth.worth import Figures, Gains, RoomSearch, Trial, figures
+from schedbench.profiles.worth.worth import Figures, Gains, RoomSearch, Trial, figures, worth
 
 UPLOAD = "sched/relay/penalties.py"
 SHORT = ("workload.prompt_tokens=512", "workload.output_tokens=24")
@@ -121,6 +123,19 @@ def test_other_tokens_have_no_figures(penalised: BaseRun) -> None:
     gains.ask([(penalised.line(UPLOAD), "absent")], map)
     [row] = gains.part().rows
     assert row.abstained.startswith("other tokens") and row.output_throughput_pct is None and not row.hidden
+
+
+def test_an_interrupted_search_keeps_what_it_has(penalised: BaseRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
+
+    def interrupt(text: str) -> None:
+        if text.startswith("counterfactual runs: 2 of "):
+            raise KeyboardInterrupt
+
+    part, interrupted = worth(penalised.question, penalised.result, interrupt, rooms=1)
+    assert interrupted and len(part.rows) == 2
+    assert part.base["tpot_ms"] == penalised.figures.tpot_ms
+    assert part.rows[0].site is not None and part.rows[0].site.file == UPLOAD
 
 
 def test_values_are_left_out_only_where_there_are_any() -> None:
