@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from rich.table import Table
@@ -38,9 +39,9 @@ def tables(result: Document, *, width: int, lines: int) -> tuple[Table, ...]:
 
 
 def _gains(rows: list[Document], *, width: int) -> Table:
-    void = sum(bool(row["abstained"]) for row in rows)
+    void = Counter(row["abstained"] for row in rows if row["abstained"])
     notes = ["differences to the run as it is, in this scenario"]
-    notes += [f"{void} without figures, since {rows[-1]['abstained']}"] if void else []
+    notes += [f"{count} without figures: {reason}" for reason, count in void.items()]
     table = framed(GAINS, caption="; ".join(notes) if rows else "nothing gains in this scenario")
     table.padding = (0, 1, 0, 0)  # more columns on 80
     table.add_column("source line, or host phase", width=_room(width), no_wrap=True)

@@ -87,7 +87,8 @@ def _costliest(result: Document) -> Iterator[str]:
     rows = [row for row in result["worth"]["rows"] if row["site"] and not row["hidden"]]
     gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0]
     if not gains:
-        yield "no line gains throughput in this scenario"
+        if not result["run"]["cancelled"]:
+            yield "no line gains throughput in this scenario"
         return
     best = max(gains, key=lambda row: row["output_throughput_pct"])
     worth = f"worth {best['output_throughput_pct']:.2g} % of throughput in this scenario"

@@ -12,9 +12,7 @@ from ..platform.hardware import HardwareProfile
 from ..record.result import CopyRow, Result, SitePart, SyncRow
 from ..record.timeline import NO_SITE, Names, Window
 
-RESULTS: Final = (
-    "settle"  # the range in which the host waits for a step's tokens, without which it cannot go on
-)
+_SETTLE: Final = "settle"  # the range in which the host reads a step's tokens and gives them out
 _LAUNCHES: Final = {"kernel": "launch", "d2d": "d2d", "memset": "memset"}
 
 Place = tuple[str, int]  # file and line
@@ -40,13 +38,35 @@ class HostPhase(NamedTuple):
     host_us: float
 
 
-class LineSurvey:
-    """A sink that notes what the rows of a result do not have: lines that launch, those of graphs, and host phases."""
+class EarlySettles:
+    """A sink that counts steps whose settling ended on the host before their forward did on the device."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
+        self._settled: dict[int, int] = {}
+        self._computed: dict[int, int] = {}
+
+    def feed(self, window: Window) -> None:
+        self._settled |= {entry.step: entry.end for entry in window.ranges if entry.name == _SETTLE}
+        for op in window.ops:
+            if op.forward and op.kind == "kernel":
+                self._computed[op.step] = max(op.end, self._computed.get(op.step, 0))
+
+    def finish(self, names: Names) -> None:
+        """Nothing is left to be done."""
+
+    @property
+    def count(self) -> int:
+        return sum(end < self._computed.get(step, end) for step, end in self._settled.items())
+
+
+class LineSurvey(EarlySettles):
+    """Also notes what the rows of a result do not have: lines that launch, those of graphs, and host phases."""
+
+    def begin(self) -> None:
+        super().begin()
         self.ranges: dict[str, int] = {}
         self.launches: dict[SitePart, tuple[set[str], set[str]]] = {}  # what, and kinds of steps
         self.graphs: set[Place] = set()
@@ -55,6 +75,7 @@ class LineSurvey:
         self._kinds: dict[int, str] = {}
 
     def feed(self, window: Window) -> None:
+        super().feed(window)
         for entry in window.ranges:
             self.ranges[entry.name] = self.ranges.get(entry.name, 0) + entry.end - entry.start
         for op in window.ops:
@@ -78,8 +99,7 @@ def _steps(window: Window) -> Iterable[StepInfo]:
 
 
 def source_lines(result: Result, survey: LineSurvey) -> list[SourceLine]:
-    """The lines, those with the most exposed time first. Lines that wait for a step's tokens are left out, and those
-    that launch graphs: they are the forward."""
+    """The lines, those with the most exposed time first, without those that launch graphs: they are the forward."""
     lines: dict[Place, SourceLine] = {}
     for row in _rows(result):
         _take(_line(lines, row.site), row)
@@ -87,8 +107,7 @@ def source_lines(result: Result, survey: LineSurvey) -> list[SourceLine]:
         line = _line(lines, site)
         line.what |= dict.fromkeys(sorted(what))
         line.kinds |= kinds
-    left_out = survey.graphs | _paced(result)
-    found = [line for place, line in lines.items() if place not in left_out]
+    found = [line for place, line in lines.items() if place not in survey.graphs]
     return sorted(found, key=lambda line: (-line.exposed_us, -line.host_us, not line.pinnable))
 
 
@@ -99,18 +118,9 @@ def phases(survey: LineSurvey, hardware: HardwareProfile) -> list[HostPhase]:
 
 
 def _rows(result: Result) -> Iterator[CopyRow | SyncRow]:
-    rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
-    for row in rows:
-        if row.kind != OUTSIDE and not (isinstance(row, CopyRow) and row.direction == "kernel"):
-            yield row
-
-
-def _paced(result: Result) -> set[Place]:
-    return {
-        (row.site.file, row.site.line)
-        for row in _rows(result)
-        if row.site is not None and row.range == RESULTS and _waits(row)
-    }
+    """What lines do to the device in a step. Waits for other ranks' hosts are no calls of the device."""
+    yield from (row for row in result.copies if row.kind != OUTSIDE and row.direction != "kernel")
+    yield from (row for row in result.syncs if row.kind != OUTSIDE and row.sync)
 
 
 def _line(lines: dict[Place, SourceLine], site: SitePart | None) -> SourceLine:

@@ -6,6 +6,7 @@ Each is a whole run, so that batches form as they would. Its tokens have to be t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
@@ -13,18 +14,19 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..judge.drawn_runs import without_values
 from ..judge.pairs import percent
-from ..measure.steps import is_iteration
+from ..measure.steps import TimelineError, is_iteration
 from ..platform.hardware import HardwareProfile, PhaseLine
 from ..platform.pool import MapFunction, pool
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.result import Metric, Outputs, Result, WorthPart, WorthRow
 from ..vgpu.counterfactual import Counterfactual
-from .candidates import HostPhase, LineSurvey, SourceLine, phases, source_lines
+from .candidates import EarlySettles, HostPhase, LineSurvey, SourceLine, phases, source_lines
 
 INTEREST: Final = 0.1  # percent of throughput, TTFT, TPOT or a step's time; a smaller change does not show
 
-OTHER_TOKENS: Final = "other tokens: batches form in another way, and the scenario's tokens depend on them"
+OTHER_TOKENS: Final = "tokens would be others: the scenario's depend on how batches form"
+TOO_EARLY: Final = "the host would give out tokens before the device has computed them"
 
 Change = Literal["no wait", "pinned", "absent", "half"]
 Place = SourceLine | HostPhase
@@ -34,7 +36,8 @@ Notice = Callable[[str], None]
 
 class Figures(NamedTuple):
     """Means; None where the run has no such number. ``step_us`` is the time of the whole run by its number of steps.
-    ``digest`` is of the tokens, or says why there are none."""
+    ``digest`` is of the tokens, or says why there are none. ``early``: steps that the host settled before the device
+    had computed them."""
 
     output_throughput: float | None
     ttft_ms: float | None
@@ -42,9 +45,14 @@ class Figures(NamedTuple):
     forward_idle_us_per_step: float | None
     step_us: float | None
     digest: str
+    early: int
 
     def numbers(self) -> dict[str, float | None]:
-        return {name: getattr(self, name) for name in self._fields[:-1]}
+        return {name: getattr(self, name) for name in self._fields[:-2]}
+
+    def void(self, base: Figures) -> str:
+        """Why these are not figures of the same work as in ``base``; empty if they are."""
+        return TOO_EARLY if self.early > base.early else "" if self.digest == base.digest else OTHER_TOKENS
 
     def is_beaten_by(self, other: Figures) -> bool:
         """Whether any figure of ``other`` is better by as much as is of interest."""
@@ -59,7 +67,11 @@ class Figures(NamedTuple):
         )
 
 
-def figures(result: Result) -> Figures:
+# Of a run in which the host does not wait for the device at all.
+UNBOUNDED: Final = Figures(None, None, None, None, None, "", sys.maxsize)
+
+
+def figures(result: Result, settles: EarlySettles) -> Figures:
     outputs, throughput = result.outputs, _mean(result, "output_throughput")
     steps = sum(counts.steps for kind, counts in result.per_step.items() if is_iteration(kind))
     tokens = sum(request.output_tokens for request in result.requests)
@@ -70,6 +82,7 @@ def figures(result: Result) -> Figures:
         forward_idle_us_per_step=_mean(result, "forward_idle_us_per_step"),
         step_us=1e6 * tokens / throughput / steps if throughput and steps else None,
         digest=outputs.digest if isinstance(outputs, Outputs) else outputs.abstained,
+        early=settles.count,
     )
 
 
@@ -97,8 +110,12 @@ class Trial:
             assert self.change != "half"
             site = self.place.site
             changed = Counterfactual(site.file, site.line, self.change, self.extra)
-        options = Options(device="vgpu", counterfactual=changed)
-        return figures(execute(question, question.relays[0], options).result)
+        options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
+        try:
+            result = execute(question, question.relays[0], options, extra_sink=settles).result
+        except TimelineError:  # records of a step came after later steps had been settled
+            return UNBOUNDED
+        return figures(result, settles)
 
 
 def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) -> HardwareProfile:
@@ -143,12 +160,12 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> t
     question, result, survey = _surveyed(question, known)
     lines = source_lines(result, survey)
     places: list[Place] = [*lines, *phases(survey, question.hardware)]
-    gains = Gains(question, figures(result), notice)
+    gains = Gains(question, figures(result, survey), notice)
     try:
         with pool(len(places)) as each:
             gains.ask([(place, _largest(place)) for place in places], each)
             gains.ask(
-                [(line, change) for line in lines if not gains.hides(line) for change in _milder(line)], each
+                [(line, change) for line in lines if gains.shows(line) for change in _milder(line)], each
             )
             gains.search([place for place in places if gains.hides(place)][:rooms], each)
     except KeyboardInterrupt:
@@ -212,8 +229,14 @@ class Gains:
 
     def hides(self, place: Place) -> bool:
         """Whether nothing is to be gained from the place."""
+        return not self.shows(place) and not any(
+            trial.void(self._base) for trial in self._found[place].values()
+        )
+
+    def shows(self, place: Place) -> bool:
+        """Whether some figure gains."""
         found = self._found[place].values()
-        return not any(self._base.is_beaten_by(trial) or trial.digest != self._base.digest for trial in found)
+        return any(self._base.is_beaten_by(trial) for trial in found if not trial.void(self._base))
 
     def part(self) -> WorthPart:
         rows = [
@@ -230,8 +253,8 @@ class Gains:
             where = {"phase": place.name, "what": "host phase"}
         else:
             where = {"site": place.site, "what": ", ".join(place.what), "kinds": tuple(sorted(place.kinds))}
-        if trial.digest != base.digest:
-            return WorthRow(**where, change=change, abstained=OTHER_TOKENS)
+        if void := trial.void(base):
+            return WorthRow(**where, change=change, abstained=void)
         throughput = _percent(base.output_throughput, trial.output_throughput)
         step = None if throughput is None or base.step_us is None else base.step_us / (1 + throughput / 100)
         return WorthRow(
@@ -255,10 +278,11 @@ def _percent(a: float | None, b: float | None) -> float | None:
     return None if not a or b is None else percent(a, b)
 
 
-def _rank(row: WorthRow) -> tuple[bool, bool, float, float, float, float]:
-    """Largest gain first, hidden rows last, of which those with a room first."""
+def _rank(row: WorthRow) -> tuple[bool, bool, bool, float, float, float, float]:
+    """Largest gain first, then rows without figures, then hidden ones, of which those with a room first."""
     return (
         row.hidden,
+        bool(row.abstained),
         row.room_us is None,
         -(row.output_throughput_pct or 0.0),
         row.tpot_ms or 0.0,
