@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedbench.cli.errors import WORKLOAD_FAILED, exit_code
-from schedbench.cli.run import _exit_code
+from schedbench.cli.run import exit_code as outcome_exit_code
 from schedbench.profiles.check.examine import run_ended
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.ranks.virtual_link import VirtualLink
@@ -65,7 +65,7 @@ def test_a_loop_without_progress_ends(
     failure = outcome.result.run.failure
     assert failure is not None and failure.startswith("no request advances: since step 0") and says in failure
     assert "none of 3 unfinished requests got a token (r0 is waiting, with 0 tokens)" in failure
-    assert _exit_code(outcome) == WORKLOAD_FAILED
+    assert outcome_exit_code(outcome) == WORKLOAD_FAILED
     ended = run_ended(outcome)
     assert ended.verdict == "failed" and "no request advances" in ended.evidence[0].says
 
