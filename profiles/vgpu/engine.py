@@ -348,15 +348,13 @@ class Simulation:
     def _undisturbed(
         self, replay: ReplayEntry, horizon: int, contenders: Sequence[tuple[int, LaunchEntry]]
     ) -> int:
-        """The time up to which the replay's nodes begin before another queue's head has to be considered."""
+        """The time up to which the replay's nodes begin before another queue's head, or a kernel that is released by it
+        at once, has to be considered."""
         limit = horizon
         for ready, launch in contenders:
-            if launch is replay:
-                continue
-            if launch.engine == COMPUTE:
-                limit = min(limit, ready if launch.serial > replay.serial else ready - 1)
-            else:
-                limit = min(limit, max(ready, self._free[launch.engine]))
+            if launch is not replay:
+                start = ready if launch.engine == COMPUTE else max(ready, self._free[launch.engine])
+                limit = min(limit, start if launch.serial > replay.serial else start - 1)
         return limit
 
     def _serve(self, queue: StreamQueue, launch: LaunchEntry, start: int, limit: int) -> None:

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.vgpu.engine import (
@@ -204,7 +204,17 @@ def normal(action: Action, engine: int) -> Action:
 programs = st.lists(st.builds(normal, actions, st.sampled_from([COMPUTE, COMPUTE, H2D, D2H])), max_size=40)
 
 
+OLDER_KERNEL_BEHIND_A_COPY_WITHOUT_DURATION = [
+    *(Action("op", 0, 0) for _ in range(3)),
+    Action("graph", 2, 0, durations=(0, 0, 0, 0, 5)),
+    Action("op", 2, 0, engine=H2D),
+    Action("op", 2, 0),
+    Action("graph", 0, 0, durations=(0, 5)),
+]
+
+
 @settings(max_examples=400, deadline=None)
+@example(OLDER_KERNEL_BEHIND_A_COPY_WITHOUT_DURATION)
 @given(programs)
 def test_times_are_those_of_the_oracle(program: list[Action]) -> None:
     expected = consult(program)
