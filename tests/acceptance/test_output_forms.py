@@ -36,7 +36,11 @@ def outputs() -> dict[tuple[str, ...], str]:
 
 
 @pytest.fixture
-def printed(run_command: RunCommand, outputs: dict[tuple[str, ...], str]) -> Printed:
+def printed(
+    run_command: RunCommand, outputs: dict[tuple[str, ...], str], monkeypatch: pytest.MonkeyPatch
+) -> Printed:
+    monkeypatch.delenv("COLUMNS", raising=False)  # the processes of pytest-xdist have it
+
     def form(*how: str) -> str:
         if how not in outputs:
             said = run_command(*BRIEF, "--format", *how)
