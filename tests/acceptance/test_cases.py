@@ -28,7 +28,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "cases.md"
 KNOWN_OTHERWISE = {
     # The overlapped worker loses by one verify behind each request's end: with answers as long as these it wins.
     "cases/eagle-v1-vs-naive-v2": "better",
-    # A decode's schedule work is four short kernels and a copy here, so the coarse barrier costs a few microseconds of 4 ms.
+    # A decode's schedule work is four short kernels and a copy here, so the coarse barrier costs microseconds of 4 ms.
     "cases/war-barrier-coarse-to-fine": "no change",
     # Host and device share nothing but the modelled calls: no second Python thread stands in the first one's way.
     "cases/small-model-overlap-half-billion": "better",
