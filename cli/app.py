@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from ..profiles.platform.own_process import claim_process
 from .bench import bench
 from .calibrate import calibrate
 from .check import check
@@ -92,6 +93,7 @@ def main() -> None:
 
 def console() -> None:
     """The entry point of the process. SIGTERM is ignored once ``main`` has ended, so that the exit code stands."""
+    claim_process()
     try:
         main()
     finally:

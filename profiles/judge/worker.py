@@ -16,6 +16,7 @@ from ...scenarios.problems import ScenarioError
 from ...scenarios.records import TraceError
 from ...sched.model.checkpoint import CheckpointError
 from ..platform.machine import MachineError
+from ..platform.own_process import claim_process
 from .margins import margin
 from .trial import Question, TrialRequest, run_trial
 
@@ -41,6 +42,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def _main() -> None:
     """Reserves stdout for the responses; everything else that is printed goes to stderr."""
+    claim_process()
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         serve(sys.stdin, out)

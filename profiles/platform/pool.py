@@ -15,12 +15,12 @@ from multiprocessing.context import BaseContext
 from typing import Final, Protocol, TypeVar
 
 from ..record.provenance import RunPart
+from .own_process import claim_process
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# What every run imports; torch imports the second at the first dispatch to a device of ours.
-_IMPORTED: Final = ["schedbench.profiles.ranks.execute", "torch.distributed.tensor"]
+_IMPORTED: Final = ["schedbench.profiles.ranks.execute"]  # what every run imports
 _START_S: Final = 6.0  # what the processes of a pool take to start
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 
@@ -68,6 +68,7 @@ def _context() -> BaseContext:
 def _begin() -> None:
     """Begin in a new process. Freezing what it has imported keeps the garbage collector from walking it in each run."""
     end_with_parent()
+    claim_process()
     gc.freeze()
 
 

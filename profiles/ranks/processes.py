@@ -29,6 +29,7 @@ from ..cuda.log import WallClock
 from ..cuda.machine import open_cuda, require_one_device
 from ..platform import capacity
 from ..platform.machine import Machine, MachineError
+from ..platform.own_process import claim_process
 from ..platform.pool import end_with_parent
 from ..run.fault_injector import inject_faults
 from ..run.machines import NO_ADVERSARY, open_machine
@@ -306,6 +307,7 @@ def _run_child(address: ProcessAddress, task: RunTask, ready: Semaphore) -> None
     """Run the rank of a started process, which ends with the first process. The first process reports what ends it
     early."""
     end_with_parent()
+    claim_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(_END, _interrupt)
     try:

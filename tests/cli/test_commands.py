@@ -41,6 +41,20 @@ def test_starting_up_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+def test_a_run_of_the_command_line_does_not_import_distributed_tensors():
+    program = """
+import sys
+from schedbench.cli.app import console
+sys.argv = ["schedbench", "run", "mixed", "--set", "workload.requests=2", "--format", "csv"]
+try:
+    console()
+finally:
+    print([name for name in ("torch", "torch.distributed.tensor", "sympy") if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.splitlines() == ["['torch']"]
+
+
 def test_reading_what_is_stored_and_a_wrong_name_import_no_torch(cli, tmp_path):
     made = cli.invoke(app, ["run", "mixed", "--set", "workload.requests=2", "--output-dir", str(tmp_path)])
     assert made.exit_code == 0
