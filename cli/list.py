@@ -111,7 +111,7 @@ def _relays() -> list[Entry]:
 
 
 def _faults() -> list[Entry]:
-    from ..sched.relay.faults import AwaitedFault, Fault, awaited_faults, faults
+    from ..sched.relay.faults import FEATURES, AwaitedFault, Fault, awaited_faults, faults
 
     entries: list[Entry] = []
     every: tuple[Fault | AwaitedFault, ...] = (*faults().values(), *awaited_faults().values())
@@ -125,7 +125,7 @@ def _faults() -> list[Entry]:
                 "reference": fault.reference,
                 "states": list(here.states) if here else [],
                 "loops": list(here.loops) if here else [],
-                "needs": [*needs, *(["engine.hisparse.enabled=true"] if here and here.hisparse else [])],
+                "needs": [*needs, *([FEATURES[here.feature]] if here and here.feature else [])],
                 "waits_for": fault.feature if isinstance(fault, AwaitedFault) else None,
             }
         )

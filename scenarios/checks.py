@@ -116,6 +116,12 @@ def _changed(section: Speculative | Pipeline | Disaggregation) -> list[str]:
     return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
 
 
+def _embedding(scenario: Scenario) -> Iterator[Finding]:
+    output = scenario.workload.output_tokens
+    if scenario.engine.embedding and output is not None and output != Fixed(dist="fixed", value=1):
+        yield ("workload", "output_tokens"), "expected 1: with engine.embedding a request has one result"
+
+
 def _grammar(scenario: Scenario) -> Iterator[Finding]:
     grammar = scenario.workload.sampling.grammar
     if grammar is not None and (grammar.regex is None) == (not grammar.choice):
@@ -128,6 +134,7 @@ def _abort(scenario: Scenario) -> Iterator[Finding]:
         yield ("workload", "abort"), "expected fraction or requests, and not both"
 
 
+_EMBEDDING: Final = ("engine", "embedding")
 _PIPELINE: Final = ("engine", "pipeline")
 _DATA_PARALLEL: Final = ("engine", "data_parallel")
 _DISAGGREGATION: Final = ("engine", "disaggregation")
@@ -141,6 +148,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPat
     (_pipeline, (_PIPELINE,)),
     (_data_parallel, (_DATA_PARALLEL,)),
     (_disaggregation, (_DISAGGREGATION,)),
+    (_embedding, (_EMBEDDING,)),
     (_grammar, ()),
     (_abort, ()),
     (conditions.findings, ()),

@@ -63,6 +63,7 @@ MODES: dict[str, Mode] = {
         ("engine", "disaggregation", "transfer"), lambda transfer: transfer == "fake", "disaggregation"
     ),
     "replicas": Mode(("engine", "replicas"), _several),
+    "embedding": Mode(("engine", "embedding")),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs")),
     "minimum length": Mode(("workload", "sampling", "min_new_tokens")),
@@ -71,6 +72,9 @@ MODES: dict[str, Mode] = {
 }
 
 _ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
+
+_NOTHING_DECODES = "a request ends with its prompt, and nothing decodes"
+_NO_TOKEN = "no token is sampled"
 
 RULES: tuple[Rule, ...] = (
     Rule("mixed chunk", "unchunked prefill", "there is no chunk to mix decodes into"),
@@ -124,6 +128,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("shared MLP", "graphs", "what waits for other ranks is not captured in this version"),
     Rule("data-parallel ranks", "measured host", _ONE_PROCESS),
+    Rule("embedding", "mixed chunk", _NOTHING_DECODES),
+    Rule("embedding", "speculation", _NOTHING_DECODES),
+    Rule("embedding", "graphs", "graphs are of decodes: none is captured", "runs"),
+    Rule("embedding", "hisparse", "KV is moved to the host for decodes, and there are none"),
+    Rule("embedding", "pipeline", "stages send on tokens, and this version has no message for embeddings"),
+    Rule("embedding", "disaggregation", "there is no decode that another worker could do"),
+    Rule(
+        "embedding", "data-parallel ranks", "idle ranks have no embedding, which this version does not handle"
+    ),
+    Rule("embedding", "grammar", _NO_TOKEN),
+    Rule("embedding", "logprobs", _NO_TOKEN),
+    Rule("embedding", "minimum length", _NO_TOKEN),
     Rule("values none", "grammar", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "there are no logits"),
     Rule("values none", "minimum length", "tokens are hashes there, an early end cannot be held back"),

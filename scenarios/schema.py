@@ -178,7 +178,8 @@ class DataParallel(Section):
 
 class EngineSection(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
-    ``replicas``: engines behind one router, which share nothing."""
+    ``replicas``: engines behind one router, which share nothing. ``embedding``: a request's result is the hidden state
+    of its prompt's last token."""
 
     overlap: Switch | Literal["auto"] = "auto"
     relay: Annotated[RelaySection, bare("state")] = RelaySection()
@@ -198,6 +199,7 @@ class EngineSection(Section):
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
     replicas: Ranks = 1
+    embedding: Switch = False
     data_parallel: DataParallel = DataParallel()
 
     @property

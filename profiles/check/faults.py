@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...scenarios.combinations import overlaps, staged
+from ...scenarios.combinations import MODES, overlaps, staged
 from ...scenarios.problems import meant
 from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice, RelayError
-from ...sched.relay.faults import Fault, awaited_faults, faults
+from ...sched.relay.faults import FEATURES, Fault, awaited_faults, faults
 from ..platform.resolve import Resolved, ask, speculation
 
 
@@ -22,10 +22,8 @@ def with_faults(resolved: Resolved, names: Sequence[str]) -> Resolved:
     relays cannot have."""
     wanted = [_fault(name) for name in dict.fromkeys(names)]
     for fault in wanted:
-        if fault.hisparse and not resolved.scenario.engine.hisparse.enabled:
-            raise FaultError(
-                f"fault {fault.name} needs engine.hisparse.enabled=true, with a model that has an indexer"
-            )
+        if fault.feature is not None and not MODES[fault.feature].on(resolved.scenario):
+            raise FaultError(f"fault {fault.name} needs {FEATURES[fault.feature]}")
     return replace(
         resolved, relays=tuple(_faulty(relay, wanted, resolved.scenario) for relay in resolved.relays)
     )
@@ -98,6 +96,7 @@ _RETRACTED = (
 # Scenario and further overrides of the faults that ``mixing`` as it is does not show.
 _SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
+    "embedding-never-resolves": ("embedding", ()),
     "penalties-from-input": (MIXING, _PENALISED),
     "small-ring": (JOINING, _TWO_AT_A_TIME),
     "hot-buffer-by-sentinel": (HOSTING, ()),

@@ -35,6 +35,7 @@ class RequestRecord:
     reason: str
     prefilled: int | None = None  # instants of a prefill worker and its transfer, where there is one
     transferred: int | None = None
+    embedding: tuple[float, ...] = ()
 
     @property
     def output_tokens(self) -> int:
@@ -148,6 +149,7 @@ class RequestLog(Observer):
             prompt_tokens=len(request.origin_input_ids),
             cached_tokens=request.cached_tokens,
             output_ids=request.output_ids,
+            embedding=request.embedding,
             status=request.status.value,
             reason=request.reason,
         )

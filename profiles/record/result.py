@@ -423,8 +423,8 @@ def _first(error: ValidationError) -> str:
     return f"{where}: {first['msg']}{more}"
 
 
-def digest(outputs: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """sha256 over (request id, output token ids) in request order. Equal digests mean equal tokens."""
+def digest(outputs: Iterable[tuple[str, Sequence[float]]]) -> str:
+    """sha256 over (request id, output token ids or embedding) in request order. Equal digests mean equal outputs."""
     running = hashlib.sha256()
     for request, tokens in outputs:
         running.update(json.dumps([request, list(tokens)], separators=(",", ":")).encode())

@@ -117,12 +117,13 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         context_len=model.max_positions,
         max_prefill_tokens=engine.max_prefill_tokens,
         schedule_conservativeness=engine.schedule_conservativeness,
-        cuda_graph=engine.cuda_graph,
+        cuda_graph=engine.cuda_graph and not engine.embedding,  # only decodes are replayed
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
         hisparse=_hisparse(resolved) if context.decodes else None,
         stages=engine.pipeline.stages,
+        embedding=engine.embedding,
         speculative=speculative_config(scenario.engine.speculative),
     )
 

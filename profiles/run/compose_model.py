@@ -27,6 +27,7 @@ from ...sched.model.draft import (
     empty_draft_weights,
     load_draft_weights,
 )
+from ...sched.model.embedder import Embedder
 from ...sched.model.runner import GraphInput
 from ...sched.model.sampler import TokenSampler
 from ...sched.model.sparse import PageTableLocator, SparseAttention
@@ -83,7 +84,8 @@ def model_parts(
     index = _index_pool(config, model)
     sparse = _sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
     mlp = _mlp(resolved, context)
-    whole = Decoder(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
+    kind = Embedder if config.embedding else Decoder
+    whole = kind(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
     if tags is not None:
         places = None if host is None else host.locator

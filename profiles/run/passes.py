@@ -90,13 +90,17 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
 
 
 def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:
-    """The digest of requests that ended, and of the damage to their KV tags."""
+    """The digest of requests that ended: their tokens or embeddings, and the damage to their KV tags."""
     return Outputs(
         digest=digest(
-            (record.id, [*record.output_ids, *([damage[record.id]] if record.id in damage else [])])
+            (record.id, [*record.output_ids, *record.embedding, *_of(damage, record.id)])
             for record in records
         )
     )
+
+
+def _of(damage: Mapping[str, int], request: str) -> Sequence[int]:
+    return (damage[request],) if request in damage else ()
 
 
 def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs | Abstained:

@@ -12,12 +12,14 @@ token is discarded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from ..batch import ScheduleBatch, StepResult
 from ..link import LinkError
+from .embedding import launch_embedding
+from .engine import Engine
 from .launch import launch_delayed_sample, launch_overlapped, launch_serial
 from .scheduler import Scheduler
 from .speculative import awaits_grammar, launch_drafts
@@ -38,10 +40,18 @@ def _schedule_stream(scheduler: Scheduler, unsettled: Collection[Launched]) -> I
             raise
 
 
+def _launch(engine: Engine, *, overlapped: bool) -> Callable[[Engine, ScheduleBatch], StepResult]:
+    if engine.config.embedding:
+        return partial(launch_embedding, overlapped=overlapped)
+    if engine.worker is not None:
+        return partial(launch_drafts, overlapped=overlapped)
+    return launch_overlapped if overlapped else launch_serial
+
+
 def run_serial(scheduler: Scheduler) -> None:
     """Plan, launch, wait for the tokens and settle until every request of the source has ended. Raises LinkError."""
     engine = scheduler.engine
-    launch = launch_serial if engine.worker is None else partial(launch_drafts, overlapped=False)
+    launch = _launch(engine, overlapped=False)
     with _schedule_stream(scheduler, ()):
         while True:
             scheduler.receive()
@@ -57,7 +67,7 @@ def run_serial(scheduler: Scheduler) -> None:
 def run_overlapped(scheduler: Scheduler) -> None:
     """Run until every request of the source has ended. Raises LinkError."""
     engine = scheduler.engine
-    launch = launch_overlapped if engine.worker is None else partial(launch_drafts, overlapped=True)
+    launch = _launch(engine, overlapped=True)
     results: deque[Launched] = deque()
     with _schedule_stream(scheduler, results):
         while True:

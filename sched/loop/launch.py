@@ -151,12 +151,16 @@ def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) ->
 
 
 def _forward(engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, ...] = ()) -> _Sampling:
+    return _sampling(batch, run_model(engine, batch, proxies))
+
+
+def run_model(engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, ...] = ()) -> ModelOutput:
+    """The model's output for a batch whose input is resolved."""
     engine.tier.before_forward(batch)
     with engine.observer.range("model", batch.step, batch.num_tokens):
         forward_batch = make_forward_batch(engine, batch)
         forward_batch.proxies = proxies
-        output = engine.runner.forward(forward_batch)
-    return _sampling(batch, output)
+        return engine.runner.forward(forward_batch)
 
 
 def _sampling(batch: ScheduleBatch, output: ModelOutput) -> _Sampling:

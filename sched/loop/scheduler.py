@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ..admission.budget import (
@@ -20,6 +20,7 @@ from ..batch import FIRST_STEP, STEP_STRIDE, ScheduleBatch, StepResult, step_inf
 from ..model.sampling_info import sampling_of
 from ..pipeline.chunking import ChunkSizes
 from ..request import Request, Status
+from .embedding import settle_embedding
 from .engine import Engine
 from .prepare import (
     filter_rows,
@@ -139,7 +140,7 @@ class Scheduler:
         if self.engine.tier.stages:
             self._absorb_staged(last)
             return
-        if last is None or not last.forward_mode.is_extend or self.engine.outbox is not None:
+        if last is None or not last.forward_mode.is_extend or not self._prompts_join:
             return
         before = last.batch_size
         # In a pipeline a later microbatch may have run the rest of a prompt of which this batch has a chunk.
@@ -151,6 +152,11 @@ class Scheduler:
             return
         self.join(last)
         self.last_batch = None
+
+    @property
+    def _prompts_join(self) -> bool:
+        """Whether a request decodes here when its prompt is complete."""
+        return self.engine.outbox is None and not self.engine.config.embedding
 
     def _absorb_staged(self, last: ScheduleBatch | None) -> None:
         """Let staged requests join once their KV is on the host. They release device memory then, as do those that have
@@ -321,11 +327,16 @@ class Scheduler:
 
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         with self.engine.observer.range("settle", batch.step, batch.batch_size):
-            verified = self.engine.config.speculative is not None and batch.forward_mode.is_decode
-            all_continue = (settle_verify if verified else settle)(self.engine, batch, result)
+            all_continue = self._settle(batch)(self.engine, batch, result)
         steady = all_continue and not batch.rows_changed and not batch.penalised
         for info in step_infos(batch, self.engine.config.speculative, steady=steady):
             self.engine.observer.settled(info)
+
+    def _settle(self, batch: ScheduleBatch) -> Callable[[Engine, ScheduleBatch, StepResult], bool]:
+        config = self.engine.config
+        if config.embedding:
+            return settle_embedding
+        return settle_verify if config.speculative is not None and batch.forward_mode.is_decode else settle
 
     def rest(self) -> bool:
         """Sleep until the next arrival, because there is nothing to run. Returns False if there is none."""
@@ -344,7 +355,9 @@ class Scheduler:
 
     def _free_rows(self) -> int:
         """How many requests may still join; those being prefilled count as joined."""
-        if self.engine.outbox is not None:  # no request decodes here, and KV that is being sent keeps its row
+        if (
+            not self._prompts_join
+        ):  # requests whose KV is being sent, or whose result is awaited, keep their rows
             return self.engine.slots.available_size()
         under_way = max(self.chunked_req is not None, len(self.engine.tier.absent))
         used = self.running_batch.batch_size + under_way

@@ -25,6 +25,12 @@ from .row import DraftRow, RelayRow, Speculation
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial", "pipelined"]
+Feature = Literal["hisparse", "embedding"]
+FEATURES: Mapping[Feature, str] = {
+    "hisparse": "engine.hisparse.enabled=true",
+    "embedding": "engine.embedding=true",
+}
+"""Each feature as a setting."""
 R = TypeVar("R", RelayRow, DraftRow)
 
 
@@ -47,7 +53,7 @@ class Fault:
     change: Callable[[RelayRow], RelayRow]
     speculation: Speculation | None = None  # the worker that it applies to
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
-    hisparse: bool = False  # what it changes is used only with KV on the host
+    feature: Feature | None = None  # what it changes is used only with this feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ _FAULTS = (
         ("pr25944",),
         ("overlapped",),
         partial(_with, buffer_lengths=lengths.lengths_of_batch),
-        hisparse=True,
+        feature="hisparse",
     ),
     Fault(
         "resolve-ids-first",
@@ -158,7 +164,7 @@ _FAULTS = (
         ("pr26425", "pr25945-before", "pr25945"),
         ("overlapped", "serial"),
         _forgetting_rows,
-        hisparse=True,
+        feature="hisparse",
     ),
     Fault(
         "never-resolve",
@@ -167,6 +173,15 @@ _FAULTS = (
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
         partial(_with, resolve=ordering.nothing),
+    ),
+    Fault(
+        "embedding-never-resolves",
+        "A batch of prompts to embed is run without resolving its input, because nothing was relayed to it.",
+        "5.10, the embedding branch of #25945",
+        ("pr25945",),
+        ("overlapped", "serial"),
+        partial(_with, resolve_prompt=ordering.nothing),
+        feature="embedding",
     ),
     Fault(
         "no-barrier",

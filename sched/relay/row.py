@@ -41,6 +41,7 @@ class RelayPolicies(Generic[*Context]):
     host_lengths: Callable[[*Context, ScheduleBatch], None]
     host_indices: Callable[[*Context, ScheduleBatch], torch.Tensor]
     resolve: Callable[[*Context, ScheduleBatch], None]
+    resolve_prompt: Callable[[*Context, ScheduleBatch], None]
     read_tables: Callable[[*Context, ScheduleBatch], None]
     publish: Callable[[*Context, ScheduleBatch], None]
     stash: Callable[[*Context, FutureIndices, torch.Tensor], None]
@@ -164,3 +165,7 @@ class Relay(RelayPolicies[()]):
     def isolate(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
         """Resolve the batch and read its page table, then keep the forward inside from changing it."""
         return self.row.isolate(self.context, self.resolve, self.read_tables, batch)
+
+    def isolate_prompt(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
+        """As ``isolate``, for a batch of prompts that receives nothing from an earlier forward."""
+        return self.row.isolate(self.context, self.resolve_prompt, self.read_tables, batch)

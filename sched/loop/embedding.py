@@ -1,0 +1,69 @@
+"""Prompts without decodes: a request's result is an embedding, the hidden state of its prompt's last token.
+
+A forward hands nothing on to a later one, so nothing is stashed, published or merged. From #25945 on the prompts' ids
+are staged on the host, and resolving a batch uploads them; before, it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..batch import FutureIndices, ModelOutput, ScheduleBatch, StepResult
+from ..request import Status
+from .engine import Engine
+from .launch import run_model
+from .settle import announce_token, finish
+
+PLACEHOLDER = 0
+"""An embedded request's one output token (upstream's), which counts the request as served."""
+
+
+def launch_embedding(engine: Engine, batch: ScheduleBatch, *, overlapped: bool) -> StepResult:
+    """Embed the prompts: on the forward stream without waiting for it, or on the current stream."""
+    relay = engine.relay
+    with relay.isolate_prompt(batch):
+        output = run_model(engine, batch)
+        result = StepResult(
+            next_token_ids=None,
+            future_indices=FutureIndices(batch.req_pool_indices, None),
+            embeddings=_embeddings(output),
+        )
+        if overlapped:
+            with engine.observer.range("copy", batch.step, batch.batch_size):
+                _start_copy(engine, result)
+        relay.keep_alive(batch, result)
+    if overlapped:
+        relay.reads_done(batch)
+    return result
+
+
+def settle_embedding(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
+    """Give every request its embedding, waiting for it if necessary, and end the requests whose prompt is complete.
+    Returns False: no request continues."""
+    if result.copy_done is not None:
+        result.copy_done.synchronize()
+    assert result.embeddings is not None
+    for req, embedding in zip(batch.reqs, result.embeddings.tolist(), strict=True):
+        if req.status is not Status.RUNNING:
+            continue
+        if req.inflight_middle_chunks > 0:
+            req.inflight_middle_chunks -= 1  # more chunks of the prompt follow: this embedding has no meaning
+            continue
+        req.embedding = tuple(embedding)
+        req.output_ids.append(PLACEHOLDER)
+        if not announce_token(engine, req):
+            finish(engine, req, Status.FINISHED, "length")
+    return False
+
+
+def _embeddings(output: ModelOutput) -> torch.Tensor:
+    """[b, hidden], or [b, 1] int64 with values none."""
+    return output.logits if output.fingerprint is None else output.fingerprint.unsqueeze(1)
+
+
+def _start_copy(engine: Engine, result: StepResult) -> None:
+    assert result.embeddings is not None
+    result.embeddings = result.embeddings.to("cpu", non_blocking=True)
+    if engine.config.capabilities.events:
+        result.copy_done = engine.streams.module.Event()
+        result.copy_done.record()
