@@ -19,7 +19,7 @@ def bench(
     form: Annotated[Literal["table", "json"], typer.Option("--format")] = "table",
 ) -> None:
     """Time schedbench itself: its start, an emulated op, a scheduler step, whole runs."""
-    from ..profiles.bench.bench import stages
+    from ..profiles.bench.bench import conclusion, stages
 
     rows = []
     for stage in stages(trace):
@@ -27,12 +27,13 @@ def bench(
             rows.append(row)
             echo(f"{row.name}: {row.value:.4g} {row.unit}", err=True)
     if form == "json":
-        echo(json.dumps([row._asdict() for row in rows], indent=1))
+        figures = [row._asdict() for row in rows]
+        echo(json.dumps({"conclusion": conclusion(rows), "figures": figures}, indent=1))
     else:
-        _show(rows)
+        _show(rows, conclusion(rows))
 
 
-def _show(rows: list[BenchFigure]) -> None:
+def _show(rows: list[BenchFigure], said: str) -> None:
     from .console import results
     from .page import Page, framed, print_page
     from .text import MISSING, number
@@ -42,4 +43,4 @@ def _show(rows: list[BenchFigure]) -> None:
         aim = MISSING if row.aim is None else f"{'≤' if row.lower else '≥'} {number(row.aim)}"
         verdict = {None: "", True: "met", False: "missed"}[row.met]
         table.add_row(row.name, number(row.value), aim, row.unit, verdict)
-    print_page(Page("bench", [table]), results())
+    print_page(Page("bench", [table], said), results())

@@ -58,6 +58,7 @@ def calibrate(
         document = found.document()
         if judge:
             document["judged"] = _judged(document)
+        document["conclusion"] = calibration.conclusion(document)
     except KeyboardInterrupt:
         echo("schedbench: interrupted; nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -15,7 +15,7 @@ def page(document: Document) -> Page:
     missing = [Text(f"as in {document['base']}: {line}") for line in document["missing"]]
     device = [_device(document)] if document["device"] else []
     errors = [_errors(document["judged"])] if "judged" in document else []
-    return Page("calibration", [_phases(document), *device, *errors, *missing])
+    return Page("calibration", [_phases(document), *device, *errors, *missing], document["conclusion"])
 
 
 def _phases(document: Document) -> Table:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ..profiles.record.definitions import shown_in
 from .page import Document, framed
-from .text import MISSING, number, percent
+from .text import MISSING, number
 
 _GRAPHS = {
     "none": "none",
@@ -24,8 +24,7 @@ def is_capture(result: Document) -> bool:
 def capture_notes(result: Document) -> list[Text]:
     """What the capture lacks, which has to be known before any of its numbers is read."""
     capture = result["environment"]["capture"]
-    lines = [_waits(result)] if result["labels"]["emulated"] else []
-    lines += [f"{number(capture['steps'])} steps, ranges as in the map {capture['map']}"] * bool(
+    lines = [f"{number(capture['steps'])} steps, ranges as in the map {capture['map']}"] * bool(
         capture["steps"]
     )
     lines += [f"! {note}" for note in capture["notes"]]
@@ -34,20 +33,6 @@ def capture_notes(result: Document) -> list[Text]:
     if capture.get("overhead_of_the_tool_us"):
         lines.append(f"! of the time, the tool itself took {number(capture['overhead_of_the_tool_us'])} µs")
     return [Text(line) for line in lines]
-
-
-def _waits(result: Document) -> str:
-    """The conclusion about a program on the virtual GPU: how long the host waited, and where most."""
-    rows = [row for row in (*result["copies"], *result["syncs"]) if row["host_us"] > 0]
-    if not rows:
-        return "the host never waited for the device"
-    total, worst = sum(row["host_us"] for row in rows), max(rows, key=lambda row: row["host_us"])
-    calls = sum(row["count"] for row in rows)
-    line = f"{worst['site']['file']}:{worst['site']['line']}" if worst["site"] else "an unknown line"
-    return (
-        f"the host waited {number(total)} µs for the device, in {number(calls)} call{'s' * (calls != 1)};"
-        f" {percent(worst['host_us'] / total)} % of it at {line}"
-    )
 
 
 def labels(result: Document) -> list[str]:

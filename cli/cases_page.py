@@ -10,12 +10,12 @@ from .text import MISSING, number
 COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
 
 
-def page(documents: Mapping[str, Document]) -> Page:
+def page(documents: Mapping[str, Document], conclusion: str) -> Page:
     """``documents`` are the comparisons, by the names of the cases."""
     table = framed("", *COLUMNS)
     for name, document in documents.items():
         table.add_row(*row(name, document["comparison"]))
-    return Page("the library of cases", [table])
+    return Page("the library of cases", [table], conclusion)
 
 
 def row(name: str, found: Document) -> tuple[str, ...]:

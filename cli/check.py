@@ -14,6 +14,7 @@ from .scenario_arguments import (
     Engine,
     EnginePython,
     EngineWheels,
+    EveryTable,
     Faults,
     Overrides,
     Relay,
@@ -70,6 +71,7 @@ def check(
     engine_python: EnginePython = None,
     engine_wheels: EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
+    every_table: EveryTable = False,
     form: Annotated[_Form, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
     """Check that a scenario's tokens are right, that every access is ordered, whatever order the streams allow, that
@@ -106,7 +108,7 @@ def check(
                 content = examine(question, clock, report)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    _show(content, output_dir, form)
+    _show(content, output_dir, form, every_table=every_table)
     raise typer.Exit(0 if content["passed"] else GATE_FAILED)
 
 
@@ -159,7 +161,7 @@ def _all_faults(seeds: int, clock: Stopwatch, report: _Report) -> dict[str, Any]
     return faults_document(catch_all(numbers(seeds), report), run=clock.run())
 
 
-def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None:
+def _show(content: dict[str, Any], output_dir: Path | None, form: _Form, *, every_table: bool) -> None:
     from ..profiles.check.report import to_json
     from ..profiles.record.files import write_whole
     from . import check_page
@@ -167,9 +169,11 @@ def _show(content: dict[str, Any], output_dir: Path | None, form: _Form) -> None
 
     if output_dir is not None:
         write_whole(output_dir / "check.json", to_json(content))
+    most = check_page.FEW if form == "table" and not every_table else None
     show(
         form,
-        lambda _: check_page.page(content),
+        lambda _: check_page.page(content, most=most),
         json=lambda: to_json(content),
         csv=lambda: check_page.as_csv(content),
+        every_table=every_table,
     )

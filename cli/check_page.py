@@ -8,24 +8,36 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.check.conclusion import relay_name
 from .page import Document, Lines, Page, framed, to_csv
-from .result_page import engine
 from .text import MISSING
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 _LINE = re.compile(r"sched/[\w/]+\.py:\d+")
 _CATCHERS = {"run": "clear crash", "tokens": "equality"}
 _INDENT = "    "
+_NOT_REACHED = "Not reached"
+FEW = 4  # sentences of evidence of a check in the first screenful
 
 
-def page(content: Document) -> Page:
-    """Of the relays of a scenario, or of all faults."""
-    verdict = Text("all passed" if content["passed"] else "FAILED", style=_overall(content))
+def page(content: Document, *, most: int | None = None) -> Page:
+    """Of the relays of a scenario, or of all faults. The first screenful has the relays that failed, or the only one;
+    ``most``: the sentences of evidence that are shown of each check."""
     return Page(
         "check",
-        [*tables(content), Lines([Text(), *evidence(content)]), *_left_out(content), verdict],
+        [*tables(content), Lines([Text(), *evidence(content, most)]), *_left_out(content)],
+        content["conclusion"],
         footer=(f"`{content['run']['command']}`",),
+        rest=[_NOT_REACHED, *_passed(content)],
     )
+
+
+def _passed(content: Document) -> list[str]:
+    """The titles of the relays that passed, where there are several."""
+    reports = content.get("reports", ())
+    return [
+        _title(report, content) for report in reports if len(reports) > 1 and not _failed(report["checks"])
+    ]
 
 
 def as_csv(content: Document) -> str:
@@ -42,7 +54,7 @@ def as_csv(content: Document) -> str:
         ]
     else:
         rows = [
-            [_relay(report), check["name"], check["verdict"], check["about"]]
+            [relay_name(report), check["name"], check["verdict"], check["about"]]
             for report in content["reports"]
             for check in report["checks"]
         ]
@@ -59,14 +71,6 @@ def _left_out(content: Document) -> Iterator[Text]:
         yield Text(f"not asked: {not_asked(content)}", style="dim")
 
 
-def _relay(report: Document) -> str:
-    if report["engine"]:
-        return engine(report["engine"])
-    relay = report["relay"]
-    switches = [f"{name}={value}" for name, value in relay["switches"].items()]
-    return " · ".join([relay["state"], *switches, *(f"fault {name}" for name in relay["faults"])])
-
-
 def _catchers(fault: Document) -> str:
     return ", ".join(_CATCHERS.get(name, name) for name in fault["caught_by"])
 
@@ -81,25 +85,24 @@ def tables(content: Document) -> Iterator[Table]:
                 yield unproven(report)
 
 
-def evidence(content: Document) -> Iterator[Text]:
+def evidence(content: Document, most: int | None) -> Iterator[Text]:
     """What was found, sentence by sentence, with the source lines that it is about."""
     if "faults" in content:
         for fault in content["faults"]:
             for item in _findings(fault)[:1]:
                 yield Text.assemble((f"{fault['name']}: ", "bold"), item["says"])
             for check in _failed(fault["sound"]):
-                yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"])
+                yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"], most)
         yield Text()
         return
     for report in content["reports"]:
         for check in _failed(report["checks"]):
-            yield from _evidence(check["name"], check["evidence"])
+            yield from _evidence(check["name"], check["evidence"], most)
 
 
 def checks(report: Document, content: Document) -> Table:
-    title = f"{content['scenario']['expanded']['name']} · {_relay(report)}"
     caption = f"{report['wall_s']:.1f} s; emulated; no time is judged"
-    table = framed(title, "check", "verdict", caption=caption, no_wrap=True)
+    table = framed(_title(report, content), "check", "verdict", caption=caption, no_wrap=True)
     table.add_column("", overflow="fold")
     for check in report["checks"]:
         verdict = check["verdict"]
@@ -107,10 +110,14 @@ def checks(report: Document, content: Document) -> Table:
     return table
 
 
+def _title(report: Document, content: Document) -> str:
+    return f"{content['scenario']['expanded']['name']} · {relay_name(report)}"
+
+
 def unproven(report: Document) -> Table:
     """What orders in the running configuration, and is not shown to be needed."""
     table = framed(
-        "Not reached", caption="waits, events and references: if one is missing, these checks still pass"
+        _NOT_REACHED, caption="waits, events and references: if one is missing, these checks still pass"
     )
     table.add_column("source line", overflow="fold")
     table.add_column("statement", overflow="fold")
@@ -160,14 +167,12 @@ def _failed(checks: list[Document]) -> list[Document]:
     return [check for check in checks if check["verdict"] == "failed"]
 
 
-def _evidence(name: str, evidence: list[Document]) -> Iterator[Text]:
-    for item in evidence:
+def _evidence(name: str, evidence: list[Document], most: int | None) -> Iterator[Text]:
+    for item in evidence[:most]:
         yield Text.assemble((f"{name}: ", "bold"), item["says"])
         for site in item["sites"]:
             where = f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}"
             yield Text(where, style="dim", no_wrap=True, overflow="ellipsis")
         yield Text()
-
-
-def _overall(content: Document) -> str:
-    return _STYLES["passed" if content["passed"] else "failed"]
+    if hidden := len(evidence[most:] if most is not None else ()):
+        yield Text(f"{name}: and {hidden} more with --all")

@@ -12,7 +12,7 @@ import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
 from .report import Meaning, Tool
-from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, chosen_engine
+from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, EveryTable, chosen_engine
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def compare(
     output_dir: OutputDir = None,
     meaning: Meaning = None,
     nsys: Tool = None,
+    every_table: EveryTable = False,
     form: Format = "table",
 ) -> None:
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
@@ -143,13 +144,15 @@ def compare(
         found = _library(wanted, output_dir=output_dir, form=form)
     else:
         found = [_compared(wanted, scenario, a, b, output_dir)]
-        _show(found[0].document, output_dir=output_dir, form=form)
+        _keep(found[0].document, output_dir)
+        _show(found[0].document, form, every_table=every_table)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
     raise typer.Exit(GATE_FAILED if failed else 0)
 
 
 def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[_Compared]:
     """Compare the sides of every case, and print one table."""
+    from ..profiles.judge.conclusion import cases_conclusion
     from ..profiles.record.result import canonical
     from ..scenarios.shipped import case_names
     from . import cases_page
@@ -161,7 +164,9 @@ def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[
         found[name] = _compared(wanted, name, "", "", folder)
         _keep(found[name].document, folder)
     documents = {name: one.document for name, one in found.items()}
-    show(form, lambda _: cases_page.page(documents), json=lambda: canonical(documents))
+    said = cases_conclusion(documents)
+    content = {"conclusion": said, "cases": documents}
+    show(form, lambda _: cases_page.page(documents, said), json=lambda: canonical(content))
     return [*found.values()]
 
 
@@ -283,13 +288,18 @@ def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:
     return keep
 
 
-def _show(content: dict[str, Any], *, output_dir: Path | None, form: Literal["table", "json", "md"]) -> None:
+def _show(content: dict[str, Any], form: Literal["table", "json", "md"], *, every_table: bool) -> None:
     from ..profiles.judge.document import to_json
     from . import compare_page
     from .page import show
 
-    _keep(content, output_dir)
-    show(form, lambda width: compare_page.page(content, width), json=lambda: to_json(content))
+    most = compare_page.FEW if form == "table" and not every_table else compare_page.LINES
+    show(
+        form,
+        partial(compare_page.page, content, most=most),
+        json=lambda: to_json(content),
+        every_table=every_table,
+    )
 
 
 def _keep(content: dict[str, Any], output_dir: Path | None) -> None:

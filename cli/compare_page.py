@@ -10,10 +10,13 @@ from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent
 
-_LINES = 24
+LINES = 24  # source lines in a table
+FEW = 8  # in the first screenful
 _COMPARED = ("engine.", "relay.", "labels.engine")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
-_UNFOLDED = ("gates", "headline", "copies & syncs per step", "where the GPU waited")  # in Markdown
+_OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
+_SHOWED = "where the host's waiting showed"
+_REST = (_OTHERS, _COUNTS, _SHOWED)
 _PARTS = (
     ("host_late", "host late"),
     ("exposed_stall", "  exposed stall"),
@@ -26,20 +29,15 @@ _PARTS = (
 )
 
 
-def page(document: Document, width: int) -> Page:
-    """In Markdown it can be pasted into a pull request."""
+def page(document: Document, width: int, *, most: int = LINES) -> Page:
+    """In Markdown it can be pasted into a pull request. ``most``: the source lines that are shown in a table."""
     found = document["comparison"]
-    tables = every(found, width=width)
     return Page(
-        found["conclusion"],
-        [
-            Text(found["conclusion"], style="bold"),
-            Text(setting(document)),
-            *map(Text, notes(found)),
-            *tables,
-        ],
+        document["conclusion"],
+        [Text(setting(document)), *map(Text, notes(found)), *every(found, width=width, most=most)],
+        document["conclusion"],
         footer=_provenance(document),
-        folded=[str(table.title) for table in tables if table.title not in _UNFOLDED],
+        rest=_REST,
     )
 
 
@@ -128,13 +126,13 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def every(found: Document, *, width: int) -> list[Table]:
+def every(found: Document, *, width: int, most: int) -> list[Table]:
     headline, others = metrics(found, headline=True), metrics(found, headline=False)
-    tables = [headline, lines(found, width=width), gpu_waits(found), others, counts(found)]
+    tables = [headline, lines(found, width=width, most=most), gpu_waits(found), others, counts(found)]
     if any(found[side]["unrecorded"] for side in ("baseline", "candidate")):  # a note says why
         tables = [*(table for table in (headline, others) if table.row_count), counts(found)]
     exposed = [line for line in found["lines"] if line["exposed_a"] or line["exposed_b"]]
-    tables += [stalls(exposed, width=width)] if exposed else []
+    tables += [stalls(exposed, width=width, most=most)] if exposed else []
     return [gates(found), *tables] if found["gates"] else tables
 
 
@@ -143,7 +141,7 @@ def metrics(found: Document, *, headline: bool) -> Table:
     drawn = headline and found["draws"]["count"] > 0
     headings = ["metric", "unit", ">A", ">B", ">Δ %", f">{_interval(found)}", ">n"]
     headings += [">Δ % over draws", "verdict"] if drawn else ["verdict"]
-    table = framed("headline" if headline else "other metrics", *headings, caption=_basis(found))
+    table = framed("headline" if headline else _OTHERS, *headings, caption=_basis(found))
     for name, metric in sorted(found["metrics"].items()):
         if (name in found["headline"]) != headline:
             continue
@@ -192,15 +190,15 @@ def _basis(found: Document) -> str:
     return by[found["design"]]
 
 
-def lines(found: Document, *, width: int) -> Table:
+def lines(found: Document, *, width: int, most: int) -> Table:
     """Source lines whose copies or syncs per step changed."""
     changed = [line for line in found["lines"] if line["a"] != line["b"]]
     equal = len(found["lines"]) - len(changed)
     caption = f"{equal} more source lines are the same on both sides; exact"
-    table = _sites("copies & syncs per step", caption, shown=len(changed), width=width)
+    table = _sites("copies & syncs per step", caption, hidden=len(changed) - most, width=width)
     for heading in ("A", "B", "Δ"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for line in changed[:_LINES]:
+    for line in changed[:most]:
         delta = MISSING if None in (line["a"], line["b"]) else f"{line['b'] - line['a']:+.3g}"
         table.add_row(*_site(line, width), number(line["a"]), number(line["b"]), delta)
     return table
@@ -211,7 +209,7 @@ def counts(found: Document) -> Table:
     known = [count for count in found["counts"] if "_" not in count["counter"]]
     changed = [count for count in known if count["change"] != "equal"]
     equal = len(known) - len(changed)
-    table = framed("counts per step: mean / worst step", caption=f"{equal} more counts are equal; exact")
+    table = framed(_COUNTS, caption=f"{equal} more counts are equal; exact")
     for heading in ("step kind", "stream", "count"):
         table.add_column(heading, min_width=13)
     for heading in ("A", "B"):
@@ -246,15 +244,13 @@ def gpu_waits(found: Document) -> Table:
     return table
 
 
-def stalls(exposed: list[Document], *, width: int) -> Table:
+def stalls(exposed: list[Document], *, width: int, most: int) -> Table:
     """Source lines at which the host waited while the GPU had no forward to run."""
-    table = _sites(
-        "where the host's waiting showed", "µs per step of the kind", shown=len(exposed), width=width
-    )
+    table = _sites(_SHOWED, "µs per step of the kind", hidden=len(exposed) - most, width=width)
     for heading in ("A", "B"):
         table.add_column(heading, justify="right", no_wrap=True)
     exposed.sort(key=lambda line: -max(line["exposed_a"] or 0, line["exposed_b"] or 0))
-    for line in exposed[:_LINES]:
+    for line in exposed[:most]:
         table.add_row(*_site(line, width), number(line["exposed_a"]), number(line["exposed_b"]))
     return table
 
@@ -269,8 +265,7 @@ def gates(found: Document) -> Table:
     return table
 
 
-def _sites(title: str, caption: str, *, shown: int, width: int) -> Table:
-    hidden = shown - _LINES
+def _sites(title: str, caption: str, *, hidden: int, width: int) -> Table:
     table = framed(title, caption=f"and {hidden} more; {caption}" if hidden > 0 else caption)
     table.add_column("source line", no_wrap=True, min_width=min(36, _room(width)))
     table.add_column("what", no_wrap=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import mean_value
+from ..profiles.sweeps.conclusion import rung_labels
 from .page import Document, Lines, Page, framed, to_csv
 from .text import MISSING, number, percent, whole
 
@@ -17,12 +17,17 @@ _STREAMS = ("schedule", "forward")
 _COUNTERS = ("h2d", "d2h", "sync", "kernel")
 _EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 _DIGITS = 6  # of a digest
+_SCHEDULE, _FORWARD = "schedule", "forward stream and tokens"
 
 
 def page(ladder: Document) -> Page:
+    """The first screenful has the schedule stream; what the relays do on the forward stream differs little."""
     lines = setting(ladder).splitlines()
     return Page(
-        " · ".join(lines), [Lines([Text(line) for line in lines]), table(ladder), Text(verdict(ladder))]
+        " · ".join(lines),
+        [Lines([Text(line) for line in lines]), table(ladder), forward_table(ladder)],
+        ladder["conclusion"],
+        rest=[_FORWARD],
     )
 
 
@@ -51,64 +56,54 @@ def setting(ladder: Document) -> str:
     return f"{title}\n{kind} · {first['hardware']['name']} · {len(first['requests'])} requests each"
 
 
-def verdict(ladder: Document) -> str:
-    agree = ladder["ladder"]["tokens_agree"]
-    return (
-        "tokens: every relay gives what it promises"
-        if agree
-        else "tokens: relays DIFFER that promise the same"
-    )
-
-
 def table(ladder: Document) -> Table:
-    counters = " / ".join(_COUNTERS)
-    caption = f"per step, median: {counters}; S the schedule stream, F the forward stream"
-    found = framed("the ladder", caption=caption)
-    found.add_column("relay, barrier", overflow="fold")
-    found.add_column("")
-    for kind in _kinds(ladder):
-        found.add_column(kind, justify="right", no_wrap=True)
-    for heading in ("exposed\nµs/step", "idle\nµs/step", "occupied\n%", "output\ntokens/s", "tokens"):
+    """Of each rung the counts on the schedule stream, and what it did. Holds 80 columns."""
+    found = _rungs(ladder, "the ladder", _SCHEDULE)
+    for heading in ("exposed\nµs/step", "idle\nµs/step", "output\ntokens/s"):
         found.add_column(heading, justify="right", no_wrap=True)
-    for label, rung in zip(labels(ladder), ladder["rungs"], strict=True):
-        found.add_row(label, "S\nF", *_cells(ladder, rung["result"]))
+    for label, result in _results(ladder):
+        exposed = [mean_value(result, name) for name in _EXPOSED]
+        found.add_row(
+            *(label, *_counts(ladder, result, _SCHEDULE)),
+            number(None if None in exposed else sum(value or 0.0 for value in exposed)),
+            number(mean_value(result, "forward_idle_us_per_step")),
+            number(mean_value(result, "output_throughput")),
+        )
     return found
 
 
-def labels(ladder: Document) -> list[str]:
-    """Each state with its barrier, and with further switches where several rungs would have the same label."""
-    relays = [rung["result"]["relay"] for rung in ladder["rungs"]]
-    plain = [f"{relay['state']}, {relay['switches'].get('barrier', MISSING)}" for relay in relays]
-    same = Counter(plain)
+def forward_table(ladder: Document) -> Table:
+    found = _rungs(ladder, _FORWARD, "forward")
+    found.add_column("occupied\n%", justify="right", no_wrap=True)
+    found.add_column("tokens", no_wrap=True)
+    for label, result in _results(ladder):
+        counts = _counts(ladder, result, "forward")
+        occupied = percent(mean_value(result, "forward_occupancy"))
+        found.add_row(label, *counts, occupied, result["outputs"].get("digest", MISSING)[:_DIGITS])
+    return found
+
+
+def _results(ladder: Document) -> Iterator[tuple[str, Document]]:
+    for label, rung in zip(rung_labels(ladder), ladder["rungs"], strict=True):
+        yield label, rung["result"]
+
+
+def _rungs(ladder: Document, title: str, stream: str) -> Table:
+    caption = f"{' / '.join(_COUNTERS)}: median per step, {stream} stream"
+    found = framed(title, "relay, barrier", caption=caption)
+    found.padding = (0, 1, 0, 0)
+    for kind in _kinds(ladder):
+        found.add_column(kind.replace(".", "\n"), justify="right", no_wrap=True)
+    return found
+
+
+def _counts(ladder: Document, result: Document, stream: str) -> list[str]:
     return [
-        name if same[name] == 1 else f"{name} {_apart(relay, relays)}"
-        for name, relay in zip(plain, relays, strict=True)
+        "/".join(number(whole(_median(result, kind, stream, counter))) for counter in _COUNTERS)
+        if kind in result["per_step"]
+        else MISSING
+        for kind in _kinds(ladder)
     ]
-
-
-def _apart(relay: Document, relays: Sequence[Document]) -> str:
-    alike = [other["switches"] for other in relays if other["state"] == relay["state"]]
-    differing = [name for name in relay["switches"] if len({switches[name] for switches in alike}) > 1]
-    return " ".join(f"{name}={relay['switches'][name]}" for name in differing if name != "barrier")
-
-
-def _cells(ladder: Document, result: Document) -> list[str]:
-    counts = ["\n".join(_counts(result, kind, stream) for stream in _STREAMS) for kind in _kinds(ladder)]
-    exposed = [mean_value(result, name) for name in _EXPOSED]
-    return [
-        *counts,
-        number(None if None in exposed else sum(value or 0.0 for value in exposed)),
-        number(mean_value(result, "forward_idle_us_per_step")),
-        percent(mean_value(result, "forward_occupancy")),
-        number(mean_value(result, "output_throughput")),
-        result["outputs"].get("digest", MISSING)[:_DIGITS],
-    ]
-
-
-def _counts(result: Document, kind: str, stream: str) -> str:
-    if kind not in result["per_step"]:
-        return MISSING
-    return "/".join(number(whole(_median(result, kind, stream, counter))) for counter in _COUNTERS)
 
 
 def _kinds(ladder: Document) -> list[str]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..profiles.record.conclusion import engine_name
 from . import result_page
 from .console import results
 from .page import Document, to_csv
 from .page import show as show_page
 from .scenario_arguments import Format
-from .source_lines import hazard_lines
+from .source_lines import LINES, hazard_lines
 from .text import echo
 
 if TYPE_CHECKING:
@@ -30,9 +31,14 @@ def show(outcome: RunOutcome, form: Format, *, every_table: bool = False) -> Non
     """Print the outcome on stdout. Broken budgets and hazards also go to stderr where stdout is a document.
     ``every_table``: more than the first screenful, in formats that have one."""
     document = outcome.result.document()
-    others: dict[str, result_page.Others] = {} if every_table else {"table": "left out", "md": "folded"}
-    page = partial(result_page.page, document, breaches=outcome.breaches, others=others.get(form, "shown"))
-    show_page(form, page, json=outcome.result.to_json, csv=lambda: csv_of([document]))
+    lines = result_page.FEW if form == "table" and not every_table else LINES
+    show_page(
+        form,
+        partial(result_page.page, document, breaches=outcome.breaches, lines=lines),
+        json=outcome.result.to_json,
+        csv=lambda: csv_of([document]),
+        every_table=every_table,
+    )
     if form != "table":
         if outcome.breaches:
             for line in result_page.budget(outcome.breaches, width=results().width):
@@ -76,7 +82,7 @@ def _which(document: Document) -> tuple[str, ...]:
     label, scenario = document["labels"], document["scenario"]["expanded"]
     return (
         str(scenario.get("name", "")),
-        result_page.engine(label["engine"]) if label.get("engine") else document["relay"]["state"],
+        engine_name(label["engine"]) if label.get("engine") else document["relay"]["state"],
         "emulated" if label["emulated"] else "measured",
         label["host"],
         document["outputs"].get("digest", ""),

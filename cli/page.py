@@ -7,7 +7,7 @@ import html
 import io
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
 from rich import box
 from rich.console import Console
@@ -48,13 +48,15 @@ class Lines(NamedTuple):
 
 
 class Page(NamedTuple):
-    """``blocks`` are shown in every format. Markdown also has the ``footer``, and folds the tables whose titles are in
-    ``folded``. ``title`` is that of the HTML page."""
+    """``title`` is that of the HTML page. ``conclusion`` is the first line; empty where the document has none. Markdown
+    also has the ``footer``. ``rest``: titles of the tables that are not in the first screenful, which a terminal leaves
+    out and Markdown folds unless every table is asked for."""
 
     title: str
     blocks: Sequence[Text | Lines | Table]
+    conclusion: str = ""
     footer: Sequence[str] = ()
-    folded: Collection[str] = ()
+    rest: Collection[str] = ()
 
 
 def framed(
@@ -98,14 +100,18 @@ def show(
     *,
     json: Callable[[], str],
     csv: Callable[[], str] | None = None,
+    every_table: bool = False,
 ) -> None:
-    """Print a document on stdout in the format that the user chose. ``page`` makes its page for a width in columns."""
+    """Print a document on stdout in the format that the user chose. ``page`` makes its page for a width in columns.
+    ``every_table``: also the tables behind the first screenful, and none is folded."""
     console = results()
     match form:
         case "table":
-            print_page(page(console.width), console)
+            whole = page(console.width)
+            print_page(whole if every_table else screenful(whole), console)
         case "md":
-            sys.stdout.write(printable(markdown(page(WIDE))))
+            found = page(WIDE)
+            sys.stdout.write(printable(markdown(found._replace(rest=()) if every_table else found)))
         case "html":
             sys.stdout.write(to_html(page(WIDE)))
         case "json":
@@ -115,17 +121,38 @@ def show(
             sys.stdout.write(printable(csv()))
 
 
+def screenful(page: Page) -> Page:
+    """The page without the rest, whose titles are named behind the last table."""
+    kept = [block for block in page.blocks if not _is_rest(block, page)]
+    left_out = dict.fromkeys(str(block.title) for block in page.blocks if _is_rest(block, page))
+    if left_out:
+        behind = max(
+            (n for n, block in enumerate(kept, start=1) if isinstance(block, Table)), default=len(kept)
+        )
+        kept.insert(behind, Text(f"\n--all also shows: {', '.join(left_out)}"))
+    return page._replace(blocks=kept)
+
+
+def _is_rest(block: Text | Lines | Table, page: Page) -> TypeGuard[Table]:
+    return isinstance(block, Table) and str(block.title) in page.rest
+
+
 def print_page(page: Page, console: Console) -> None:
     """For terminals. An empty line separates a table from what is above it."""
-    for number, block in enumerate(page.blocks):
+    for number, block in enumerate(_blocks(page)):
         if isinstance(block, Table) and number:
             console.print()
         for part in block.lines if isinstance(block, Lines) else (block,):
             console.print(part, markup=False)
 
 
+def _blocks(page: Page) -> Sequence[Text | Lines | Table]:
+    """What every format begins with, and the blocks."""
+    return (*([Text(page.conclusion, style="bold")] if page.conclusion else ()), *page.blocks)
+
+
 def markdown(page: Page) -> str:
-    parts = [part for block in page.blocks if (part := _markdown_block(block, page.folded))]
+    parts = [part for block in _blocks(page) if (part := _markdown_block(block, page.rest))]
     return "\n\n".join((*parts, *page.footer)) + "\n"
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import conclusion, mean_value
+from ..profiles.record.conclusion import conclusion, engine_name, listed, mean_value
 from ..profiles.record.definitions import DEFINITIONS, shown_in
 from ..profiles.record.result import IDLE_PARTS, PROGRAM
 from ..scenarios.schema import Stream
@@ -34,36 +34,29 @@ _OF_DEVICES = (
     "forward_ms",
     "idle_ms",
 )  # not in the latencies of several ranks: each rank has its own
-_COMMIT = 10  # characters of a commit that are shown
 _NAMED = 6  # packages and queries that are shown
 _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
-_FEW: Final = 4  # source lines in a table of the first screenful
-_SECOND: Final = ("summary", "workload, tokens", "copies by source line", "where the GPU waited")
-
-Others = Literal["shown", "folded", "left out"]
+FEW: Final = 4  # source lines in a table of the first screenful
+_REST: Final = ("summary", "workload, tokens", "copies by source line", "where the GPU waited")
 
 
-def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), others: Others = "shown") -> Page:
-    """``others``: what becomes of the tables that are not the first screenful."""
+def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines: int = LINES) -> Page:
+    """``lines``: the source lines that are shown of those that cost least, of a run that came to its end."""
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *budget(breaches, width=width)])] if breaches else []
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked(result).items()]
-    others = "shown" if is_capture(result) or _is_partial(result) else others
-    every = tables(result, width=width, lines=_FEW if others == "left out" else LINES)
-    second = [] if others == "shown" else [table for table in every if str(table.title) in _SECOND]
-    left_out = [str(table.title) for table in second] if others == "left out" else []
+    whole = is_capture(result) or _is_partial(result)
     return Page(
         f"{name} · {labels(result)}",
         [
-            *_concluded(result),
             Lines(headline(result)),
-            *(table for table in every if str(table.title) not in left_out),
-            *([Text(f"\n--all also shows: {', '.join(left_out)}")] if left_out else []),
+            *tables(result, width=width, lines=LINES if whole else lines),
             *broken,
             *([Lines([Text(), *unasked])] if unasked else []),
         ],
+        conclusion(result),
         footer=(f"`{result['run']['command']}`",),
-        folded=[str(table.title) for table in second],
+        rest=() if whole else _REST,
     )
 
 
@@ -72,14 +65,10 @@ def worth_page_of(result: Document, width: int) -> Page:
     name = str(result["scenario"]["expanded"].get("name", ""))
     return Page(
         f"worth of {name} · {labels(result)}",
-        [*_concluded(result), Lines(headline(result)), *worth_page.tables(result, width=width, lines=LINES)],
+        [Lines(headline(result)), *worth_page.tables(result, width=width, lines=LINES)],
+        conclusion(result),
         footer=(f"`{result['run']['command']}`",),
     )
-
-
-def _concluded(result: Document) -> list[Text]:
-    sentence = conclusion(result)
-    return [Text(sentence, style="bold")] if sentence else []
 
 
 def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table, ...]:
@@ -179,16 +168,8 @@ def labels(result: Document) -> str:
 def scheduler(label: Document, relay: Document) -> str:
     """The engine of another project, or the relay's state; and the loop."""
     loop = relay.get("loop")
-    name = engine(label["engine"]) if label.get("engine") else f"relay {relay['state']}"
+    name = engine_name(label["engine"]) if label.get("engine") else f"relay {relay['state']}"
     return f"{name}{f', {loop}' if loop else ''}"
-
-
-def engine(part: Document) -> str:
-    """The name, and which version it was."""
-    words = [part["name"], part["version"] or "", part["ref"] or ""]
-    words += [f"at {part['commit'][:_COMMIT]}"] if part["commit"] else []
-    words += ["with changes"] if part["dirty"] else []
-    return " ".join(word for word in words if word)
 
 
 def edge(label: Document) -> list[Text]:
@@ -201,16 +182,12 @@ def edge(label: Document) -> list[Text]:
         "Triton kernels in their first configuration": "autotuned",
     }
     named = [
-        Text(f"{what}: {', '.join(part[key][:_NAMED])}{_and_more(part[key])}", style="dim")
+        Text(f"{what}: {listed(part[key], _NAMED)}", style="dim")
         for what, key in said.items()
         if part.get(key)
     ]
     left_out = part.get("uncounted", {}).items()
     return [*named, *(Text(f"counts of {kind} steps abstain: {reason}") for kind, reason in left_out)]
-
-
-def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
 
 
 def summary(result: Document) -> Table:

@@ -99,7 +99,7 @@ def run(
     if worth:
         require_worth(question, options)
     make_output_dir(output_dir)
-    outcome = executed(question, options, output_dir, form)
+    outcome = executed(question, options, output_dir, form, every_table=every_table)
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
     if worth:
@@ -110,13 +110,15 @@ def run(
     raise typer.Exit(exit_code(outcome))
 
 
-def executed(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> RunOutcome:
+def executed(
+    question: Resolved, options: Options, output_dir: Path | None, form: Format, *, every_table: bool = False
+) -> RunOutcome:
     """The outcome for the only relay. Raises typer.Exit once it has run several, and where it was interrupted."""
     from ..profiles.ranks.execute import execute
 
     try:
         if len(question.relays) > 1:
-            raise typer.Exit(_climb(question, options, output_dir, form))
+            raise typer.Exit(_climb(question, options, output_dir, form, every_table=every_table))
         options = replace(options, record=output_dir)
         return execute(question, question.relays[0], options, observe=_watch)
     except KeyboardInterrupt:
@@ -184,7 +186,9 @@ def _watch(clock: Clock, total: int) -> RunProgress:
     return RunProgress(progress(), total=total, clock=clock)
 
 
-def _climb(question: Resolved, options: Options, output_dir: Path | None, form: Format) -> int:
+def _climb(
+    question: Resolved, options: Options, output_dir: Path | None, form: Format, *, every_table: bool
+) -> int:
     """Run every relay of the scenario. Returns the worst of their exit codes."""
     from ..profiles.record.files import write_whole
     from ..profiles.sweeps.ladder import climb
@@ -200,6 +204,7 @@ def _climb(question: Resolved, options: Options, output_dir: Path | None, form: 
         lambda _: ladder_page.page(document),
         json=found.to_json,
         csv=lambda: ladder_page.as_csv(document),
+        every_table=every_table,
     )
     codes = [exit_code(rung.outcome) for rung in found.rungs]
     return max(*codes, 0 if found.tokens_agree else GATE_FAILED)

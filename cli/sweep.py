@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .errors import INTERRUPTED, UsageError
-from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, Name, chosen_engine
+from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, EveryTable, Name, chosen_engine
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def sweep(
     engine_wheels: EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
+    every_table: EveryTable = False,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
@@ -55,6 +56,7 @@ def sweep(
     what there is was kept.
     """
     from ..profiles.ranks.execute import Options
+    from ..profiles.sweeps.document import document
     from ..profiles.sweeps.sweep import Runs, has_own_sides, planned
 
     if resume and output_dir is None:
@@ -71,7 +73,8 @@ def sweep(
     drawn, stopped = _drawn(plan, found, 0 if cancelled else draws)
     cancelled = cancelled or stopped
     run = clock.run(cancelled=cancelled)
-    _show(plan, found, drawn, run=run, output_dir=output_dir, form=form)
+    content = _kept(document(plan, found, drawn, run=run), output_dir)
+    _show(content, form, every_table=every_table)
     raise typer.Exit(INTERRUPTED if cancelled else 0)
 
 
@@ -111,23 +114,24 @@ def _drawn(plan: SweepPlan, found: list[Cell], draws: int) -> tuple[DrawnCrossin
         return DrawnCrossings({}, "interrupted"), True
 
 
-def _show(
-    plan: SweepPlan,
-    found: list[Cell],
-    drawn: DrawnCrossings,
-    *,
-    run: dict[str, Any],
-    output_dir: Path | None,
-    form: Format,
-) -> None:
+def _kept(content: dict[str, Any], output_dir: Path | None) -> dict[str, Any]:
     from ..profiles.record.files import write_whole
     from ..profiles.record.result import canonical
-    from ..profiles.sweeps.document import document
+
+    if output_dir is not None:
+        write_whole(output_dir / "sweep.json", canonical(content))
+    return content
+
+
+def _show(content: dict[str, Any], form: Format, *, every_table: bool) -> None:
+    from ..profiles.record.result import canonical
     from . import sweep_page
     from .page import show
 
-    content = document(plan, found, drawn, run=run)
-    text = canonical(content)
-    if output_dir is not None:
-        write_whole(output_dir / "sweep.json", text)
-    show(form, lambda _: sweep_page.page(content), json=lambda: text, csv=lambda: sweep_page.as_csv(content))
+    most = sweep_page.FEW if form == "table" and not every_table else None
+    show(
+        form,
+        lambda _: sweep_page.page(content, most=most),
+        json=lambda: canonical(content),
+        csv=lambda: sweep_page.as_csv(content),
+    )

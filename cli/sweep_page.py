@@ -9,19 +9,17 @@ from .page import Document, Page, framed, to_csv
 from .text import MISSING, number
 
 _COLORS = {"better": "green", "worse": "red"}
+FEW = 36  # cells of a list in the first screenful
 _NEVER = {"better": "always better", "worse": "always worse"}
 
 
-def page(document: Document) -> Page:
+def page(document: Document, *, most: int | None = None) -> Page:
+    """``most``: the rows of the table that are shown."""
     title = headline(document)
     return Page(
         title,
-        [
-            Text(title, style="bold"),
-            Text(setting(document)),
-            table(document),
-            *map(Text, notes(document)),
-        ],
+        [Text(setting(document)), table(document, most), *map(Text, notes(document))],
+        document["conclusion"],
         footer=(f"`{document['run']['command']}`",),
     )
 
@@ -52,15 +50,16 @@ def setting(document: Document) -> str:
     labels = document["labels"]
     parts = ["no run"] if labels is None else ["emulated" if labels["emulated"] else "measured"]
     parts += [] if labels is None else [f"host time {labels['host']}"]
+    parts.append("Δ %" if _compares(document) else document["sweep"]["unit"] or "no unit")
     if document["sweep"]["direction"]:
         parts.append(f"{document['sweep']['direction']} is better")
     parts += [] if not document["run"]["cancelled"] else ["cancelled: partial"]
     return " · ".join(parts)
 
 
-def table(document: Document) -> Table:
+def table(document: Document, most: int | None = None) -> Table:
     """A grid over one or two axes, a list over more."""
-    return _grid(document) if len(_keys(document)) <= 2 else _list(document)
+    return _grid(document) if len(_keys(document)) <= 2 else _list(document, most)
 
 
 def notes(document: Document) -> list[str]:
@@ -94,16 +93,18 @@ def _grid(document: Document) -> Table:
     return found
 
 
-def _list(document: Document) -> Table:
+def _list(document: Document, most: int | None) -> Table:
     """The first axis varies fastest, so that a change of sign lies between neighbouring rows."""
     figures = [">Δ %", "break-even"] if _compares(document) else [f">{document['sweep']['unit'] or ''}"]
-    found = framed("", *_keys(document), *figures)
+    hidden = len(document["cells"]) - most if most is not None else 0
+    caption = f"and {hidden} more cells with --all" if hidden > 0 else ""
+    found = framed("", *_keys(document), *figures, caption=caption)
     order = [axis["values"] for axis in document["sweep"]["axes"]]
     cells = sorted(
         document["cells"],
         key=lambda cell: [v.index(x) for v, x in zip(order[::-1], cell["at"][::-1], strict=True)],
     )
-    for cell in cells:
+    for cell in cells[:most]:
         row = tuple(cell["at"][1:])
         last = cell["at"][0] == order[0][-1]
         end = [_break_even(document, row) if last else ""] if _compares(document) else []

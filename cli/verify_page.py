@@ -15,25 +15,10 @@ _HEADINGS = ("source line", "of", "what", *(f">{source}" for source in _SOURCES)
 LINES = 60  # rows of a table on a terminal
 
 
-def verdict(document: Document) -> str:
-    differ = len(document["unexplained"])
-    known = len(document["explained"])
-    unlike = ", ".join(kind for kind, counts in document["steps"].items() if len(set(counts)) > 1)
-    parts = [
-        f"{document['compared']} counts compared",
-        f"{differ} differ without a known reason" if differ else "none differs without a known reason",
-        f"{known} differ for a known reason",
-        *([f"not the same steps: {unlike}"] if unlike else ()),
-        *document["trouble"],
-    ]
-    return f"{'agree' if document['agrees'] else 'DISAGREE'}: {'; '.join(parts)}"
-
-
 def page(document: Document, *, limit: int | None = None) -> Page:
     """Tables have at most ``limit`` rows."""
-    title = verdict(document)
     reasons = [Text(f"{name}: {reason}") for name, reason in _reasons(document)]
-    return Page(title, [Text(title), *_tables(document, limit), *reasons])
+    return Page("verify", [*_tables(document, limit), *reasons], document["conclusion"])
 
 
 def _tables(document: Document, limit: int | None) -> Iterator[Table]:

@@ -47,6 +47,14 @@ class BenchFigure(NamedTuple):
         return self.value <= self.aim if self.lower else self.value >= self.aim
 
 
+def conclusion(rows: Sequence[BenchFigure]) -> str:
+    """Return how many aims are met, and which figures miss theirs."""
+    aims = [row for row in rows if row.met is not None]
+    missed = [row.name for row in aims if not row.met]
+    which = f"; missed: {'; '.join(missed)}" if missed else ""
+    return f"{len(aims) - len(missed)} of {len(aims)} aims are met{which}."
+
+
 Stage = Callable[[], Iterator[BenchFigure]]
 
 

@@ -64,6 +64,23 @@ class Calibration(NamedTuple):
         }
 
 
+def conclusion(document: Mapping[str, Any]) -> str:
+    """Return what was fitted with the worst line, and with ``judged`` how far declared host times are from measured
+    ones."""
+    phases, device = document["phases"], document["device"]
+    worst = max(phases, key=lambda name: phases[name]["worst"])
+    parts = [
+        f"{len(phases)} host phases" + (f" and {len(device)} constants of the device" if device else ""),
+        f"the worst line is {worst}'s, x {phases[worst]['worst']:.3g} at n = {phases[worst]['worst_n']:g}",
+    ]
+    if judged := document.get("judged"):
+        signs, error = judged["signs"], judged["median_error"]
+        near = "" if error is None else f"within {100 * error:.1f} % in the median, "
+        agree = f"{signs['agree']} of {signs['agree'] + signs['differ']} changes have the same sign"
+        parts.append(f"declared host times against measured: {near}{agree}")
+    return f"{document['machine']}: {'; '.join(parts)}."
+
+
 def _old(base: HardwareProfile, name: str) -> dict[str, float] | None:
     phase = base.phases.get(name)
     return None if phase is None else {"a": phase.a.value, "b": phase.b.value}

@@ -12,6 +12,7 @@ from ...sched.relay.faults import awaited_faults
 from ..platform.pool import pool
 from ..platform.resolve import ask
 from ..record.environment import environment, tool
+from .conclusion import conclusion
 from .examine import Examiner
 from .faults import FaultScenario, fault_scenarios, with_faults
 from .report import SCHEMA_VERSION, Check, Document, check_part
@@ -101,7 +102,7 @@ def _verdict(scenario: FaultScenario, sound: tuple[Check, ...], broken: tuple[Ch
 
 
 def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document:
-    return {
+    content = {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
@@ -113,6 +114,7 @@ def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document
             for fault in awaited_faults().values()
         ],
     }
+    return content | {"conclusion": conclusion(content)}
 
 
 def _part(caught: FaultVerdict) -> Document:

@@ -11,6 +11,7 @@ from ..record.environment import environment, tool
 from ..record.provenance import ScenarioPart
 from ..record.result import Result, SitePart, canonical
 from ..record.timeline import OrderKind
+from .conclusion import conclusion
 
 Verdict = Literal["passed", "failed", "not applicable"]
 
@@ -68,8 +69,8 @@ def skipped(name: str, why: str) -> Check:
     return Check(name, "not applicable", why)
 
 
-# History: 1.0 the first.
-SCHEMA_VERSION: Final = "1.0"
+# History: 1.0 the first; 1.1 has a conclusion.
+SCHEMA_VERSION: Final = "1.1"
 
 Document = dict[str, Any]
 
@@ -78,7 +79,7 @@ def document(
     scenario: ScenarioPart, reports: Sequence[Report], *, not_asked: Mapping[str, str], run: Document
 ) -> Document:
     """All checks of all relays with their evidence. ``scenario`` and ``run`` are as in a result document."""
-    return {
+    content = {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
@@ -88,6 +89,7 @@ def document(
         "reports": [_report(report) for report in reports],
         "not_asked": dict(not_asked),
     }
+    return content | {"conclusion": conclusion(content)}
 
 
 def _report(report: Report) -> Document:

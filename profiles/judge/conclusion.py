@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ..record.result import Abstained
 from .compare import Comparison
@@ -22,6 +23,18 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
         parts = [_verdict(found), _tokens(found)]
     text = "; ".join(part for part in parts if part)
     return f"{b} against {a} on {_setting(found)}: {text}."
+
+
+def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
+    """Of the comparisons of cases, by name: how many are found as expected, and what the others are instead."""
+    found = {name: document["comparison"] for name, document in documents.items()}
+    others = [
+        f"{name} is {': '.join([one['verdict'], *one['reasons'][:1]])}, expected {one['case']['expect']}"
+        for name, one in found.items()
+        if one["verdict"] != one["case"]["expect"]
+    ]
+    said = f"{len(found) - len(others)} of {len(found)} reported changes are found as expected"
+    return f"{'; '.join((said, *others))}."
 
 
 def _setting(found: Comparison) -> str:

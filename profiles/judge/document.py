@@ -16,8 +16,9 @@ from .effects import CounterEffect, LineEffect
 from .engagement import StepEngagement
 from .likeness import ScenarioDifference
 
-# History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive.
-SCHEMA_VERSION: Final = "1.1"
+# History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive;
+# 1.2 has the conclusion where every document has it.
+SCHEMA_VERSION: Final = "1.2"
 
 Document = dict[str, Any]
 
@@ -34,6 +35,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
         "labels": first.labels.model_dump(mode="json"),
         "hardware": first.hardware.model_dump(mode="json"),
         "scenario": {"name": first.scenario.expanded.get("name"), "expanded": first.scenario.expanded},
+        "conclusion": conclusion(found, a=a, b=b),
         "comparison": {
             "baseline": _side(a, found.trials.results[0]),
             "candidate": _side(b, found.trials.results[1]),
@@ -41,7 +43,6 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "pairs": min(len(found.trials.a), len(found.trials.b)),
             "verdict": found.verdict,
             "reasons": [str(reason) for reason in found.reasons],
-            "conclusion": conclusion(found, a=a, b=b),
             "headline": list(found.headline),
             "comparability": {"ok": True, "differences": _differences(found)},
             "tokens": {

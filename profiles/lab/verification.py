@@ -220,7 +220,7 @@ def _trouble(predicted: Result, recorded: Result) -> Iterator[str]:
 
 def document(found: Verification) -> dict[str, Any]:
     """Plain dicts and lists."""
-    return {
+    content = {
         "agrees": found.agrees,
         "compared": len(found.rows),
         "steps": {kind: list(counts) for kind, counts in found.steps.items()},
@@ -229,6 +229,22 @@ def document(found: Verification) -> dict[str, Any]:
         "unexplained": [_plain(row) for row in found.unexplained],
         "rows": [_plain(row) for row in found.rows],
     }
+    return content | {"conclusion": conclusion(content)}
+
+
+def conclusion(document: dict[str, Any]) -> str:
+    """Return the verdict with the numbers of counts that differ."""
+    differ = len(document["unexplained"])
+    known = len(document["explained"])
+    unlike = ", ".join(kind for kind, counts in document["steps"].items() if len(set(counts)) > 1)
+    parts = [
+        f"{document['compared']} counts compared",
+        f"{differ} differ without a known reason" if differ else "none differs without a known reason",
+        f"{known} differ for a known reason",
+        *([f"not the same steps: {unlike}"] if unlike else ()),
+        *document["trouble"],
+    ]
+    return f"{'agree' if document['agrees'] else 'DISAGREE'}: {'; '.join(parts)}."
 
 
 def _plain(row: VerifiedRow) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 Document = dict[str, Any]
@@ -16,25 +16,62 @@ _CAUSES: Final = {
     "kernel_gap": "gaps between kernels",
 }
 _COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "device copy", "kernel": "kernel copy"}
+_COMMIT: Final = 10  # characters of a commit that are shown
 _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def conclusion(result: Document) -> str:
     """Return throughput, the idle time of the GPU with its largest cause, and the line that costs most: what it is
-    worth where counterfactual runs say so, else the line whose waits are most exposed. Empty without times, and for a
-    run that ended before its requests had."""
-    run = result["run"]
+    worth where counterfactual runs say so, else the line whose waits are most exposed. Of a program without steps, how
+    long the host waited. Empty for a run that ended before its requests had."""
+    run, label = result["run"], result["labels"]
     if run.get("failure") or (run["cancelled"] and "worth" not in result):
         return ""
+    if label["emulated"] and "capture" in label:
+        return f"{_waited(result)}."
     parts = (*_throughput(result), *_idle(result))
     line = _costliest(result) if "worth" in result else _most_exposed(result)
-    return f"{'; '.join((*parts, *line))}." if parts else ""
+    return f"{'; '.join((*(parts or _without_times(result)), *line))}."
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first ``most`` names, and how many there are besides."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def engine_name(part: Document) -> str:
+    """The name of another project's engine, and which version it was."""
+    words = [part["name"], part["version"] or "", part["ref"] or ""]
+    words += [f"at {part['commit'][:_COMMIT]}"] if part["commit"] else []
+    words += ["with changes"] if part["dirty"] else []
+    return " ".join(word for word in words if word)
 
 
 def mean_value(result: Document, metric: str) -> float | None:
     """The mean over all repeats; None where the metric abstains."""
     values = result["metrics"].get(metric, {}).get("values")
     return sum(values) / len(values) if values else None
+
+
+def _waited(result: Document) -> str:
+    rows = [row for row in (*result["copies"], *result["syncs"]) if row["host_us"] > 0]
+    if not rows:
+        return "the host never waited for the device"
+    total, worst = sum(row["host_us"] for row in rows), max(rows, key=lambda row: row["host_us"])
+    calls = sum(row["count"] for row in rows)
+    line = _place(worst["site"]) if worst["site"] else "an unknown line"
+    return (
+        f"the host waited {_number(total)} µs for the device, in {calls:,} call{'s' * (calls != 1)}; "
+        f"{_share(worst['host_us'] / total)} at {line}"
+    )
+
+
+def _without_times(result: Document) -> Iterator[str]:
+    steps = sum(counts["steps"] for kind, counts in result["per_step"].items() if "." not in kind)
+    requests = Counter(request["status"] for request in result["requests"])
+    ended = "".join(f"{count:,} requests {status}, " for status, count in sorted(requests.items()))
+    yield f"{ended}{steps:,} steps; no times: {result['idle'].get('abstained', 'nothing was timed')}"
 
 
 def _throughput(result: Document) -> Iterator[str]:

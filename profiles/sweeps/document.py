@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from ..record.environment import environment, tool
 from .break_even import Crossing, DrawnCrossing, DrawnCrossings, crossings
+from .conclusion import sweep_conclusion
 from .sweep import Cell, SweepPlan
 
-# History: 1.0 the first; 1.1 asks break-evens again under draws of the hardware's constants.
-SCHEMA_VERSION: Final = "1.1"
+# History: 1.0 the first; 1.1 asks break-evens again under draws of the hardware's constants; 1.2 has a
+# conclusion.
+SCHEMA_VERSION: Final = "1.2"
 
 Document = dict[str, Any]
 
@@ -21,7 +23,7 @@ def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, r
     first = next((cell for cell in found if cell.values), None)
     reading = first.values[0] if first else None
     labels = first.results[0].labels if first and first.results else None
-    return {
+    content = {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
@@ -42,6 +44,7 @@ def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, r
             _crossing(plan, crossing, drawn.found.get(crossing)) for crossing in crossings(plan, found)
         ],
     }
+    return content | {"conclusion": sweep_conclusion(content)}
 
 
 def _cell(cell: Cell) -> Document:

@@ -17,6 +17,7 @@ from ..ranks.execute import Options, execute
 from ..record.provenance import ScenarioPart
 from ..record.result import SCHEMA_VERSION, Outputs, canonical
 from ..run.runner import ObserverFactory, unobserved
+from .conclusion import ladder_conclusion
 
 Document = dict[str, Any]
 
@@ -52,7 +53,7 @@ class Ladder:
         return len({rule for rule, _ in promised}) == len(promised)
 
     def document(self) -> Document:
-        return {
+        content = {
             "schema_version": SCHEMA_VERSION,
             "scenario": self.scenario.document(),
             "ladder": {"tokens_agree": self.tokens_agree},
@@ -65,6 +66,7 @@ class Ladder:
                 for rung, changes in zip(self.rungs, self._changes(), strict=True)
             ],
         }
+        return content | {"conclusion": ladder_conclusion(content)}
 
     def to_json(self) -> str:
         return canonical(self.document())

@@ -75,7 +75,7 @@ def test_the_table_has_what_was_and_what_is():
     document = {
         "base": "h200", "machine": "a machine", "date": "2026-01-02", "through_torch_ns": 2500.0,
         "outside_us_per_step": 1.5, "phases": {"admit": line, "new": line | {"old": None, "r2": None}},
-        "device": [device], "missing": ["events: [no] events"],
+        "device": [device], "missing": ["events: [no] events"], "conclusion": "",
     }  # fmt: skip
     console = Console(width=120, record=True, file=io.StringIO())
     print_page(page(document), console)
@@ -95,6 +95,7 @@ def test_kinds_of_steps_have_lines_of_their_own(calibrated):
     assert written["a"]["value"] == pytest.approx(kinds["prefill"]["a"], rel=1e-3)
     assert f"{kinds['prefill']['samples']} samples" in written["a"]["origin"]
     assert document["phases"]["receive"]["kinds"] == {}
+    assert f"{len(document['phases'])} host phases; the worst line is " in document["conclusion"]
     console = Console(width=160, record=True, file=io.StringIO())
     print_page(page(document), console)
     assert "  prefill" in console.export_text()
@@ -114,6 +115,7 @@ def test_the_lines_can_be_judged_at_once(monkeypatch):
         (state, metric) for state in small.states for metric in prediction.METRICS
     }
     assert 0 <= told["median_error"] < 2
+    assert "declared host times against measured: within " in document["conclusion"]
     assert {row["metric"] for row in told["changes"]} <= set(prediction.METRICS)
     console = Console(width=160, record=True, file=io.StringIO())
     print_page(page(document), console)

@@ -88,7 +88,11 @@ def test_the_library_is_one_table_of_all_cases(monkeypatch):
     monkeypatch.setattr("schedbench.scenarios.shipped.case_names", lambda: ["cases/sync-count-null"])
     done = compare("cases", "--seeds", "1", "--set", "workload.output_tokens=4", "--format", "md")
     assert done.exit_code == 0, done.exception
-    heading, _, row = done.stdout.splitlines()
+    said, _, heading, _, row = done.stdout.splitlines()
+    assert said == (
+        "**0 of 1 reported changes are found as expected; cases/sync-count-null is inconclusive: LOW_N, "
+        "expected no change.**"
+    )
     assert heading == f"| {' | '.join(COLUMNS)} |"
     cells = row.strip("| ").split(" | ")
     assert cells[:3] == [

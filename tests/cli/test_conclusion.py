@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from schedbench.cli.page import markdown
-from schedbench.cli.result_page import page
+from schedbench.cli.page import markdown, screenful
+from schedbench.cli.result_page import FEW, page
 from schedbench.profiles.record.conclusion import conclusion
 from tests.conftest import RunCommand
 
@@ -37,13 +37,14 @@ def test_time_without_work_is_not_idle_time_that_anyone_caused(document: dict[st
     document["metrics"]["exposed_stall_us_per_step"]["values"] = [10.1]
     assert "GPU idle 1.4 % of a step (47 µs)" in conclusion(document)
     document["metrics"] = {name: {"abstained": "no time"} for name in document["metrics"]}
-    assert conclusion(document) == ""
+    document["idle"] = {"abstained": "times mean nothing here"}
+    assert "steps; no times: times mean nothing here; most exposed wait" in conclusion(document)
 
 
 def test_a_run_that_was_cut_short_has_no_conclusion_and_all_its_tables(document: dict[str, Any]) -> None:
     document["run"]["cancelled"] = True
     assert conclusion(document) == ""
-    assert page(document, 80, others="left out").folded == []
+    assert page(document, 80, lines=FEW).rest == ()
 
 
 def test_what_was_worth_most_takes_the_place_of_what_is_exposed(document: dict[str, Any]) -> None:
@@ -58,17 +59,17 @@ def test_what_was_worth_most_takes_the_place_of_what_is_exposed(document: dict[s
 
 
 def test_a_screenful_and_the_names_of_the_rest(document: dict[str, Any]) -> None:
-    few = page(document, 80, others="left out")
+    few = screenful(page(document, 80, lines=FEW))
     titles = [str(block.title) for block in few.blocks if hasattr(block, "columns")]
     assert titles == ["latency, ms", "copies & syncs per step", "where the host waited"]
-    assert str(few.blocks[0]) == conclusion(document)
+    assert few.conclusion == conclusion(document)
     assert f"--all also shows: {', '.join(SECOND)}" in str(few.blocks)
     everything = page(document, 80)
     assert set(SECOND) < {str(getattr(block, "title", "")) for block in everything.blocks}
 
 
 def test_markdown_begins_with_the_conclusion_and_folds_the_rest(document: dict[str, Any]) -> None:
-    text = markdown(page(document, 160, others="folded"))
+    text = markdown(page(document, 160))
     assert text.startswith(f"**{conclusion(document)}**\n")
     for title in SECOND:
         assert f"<details><summary>{title}</summary>" in text

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from schedbench.cli import ladder_page as shown
-from schedbench.cli.page import markdown, print_page, to_html
+from schedbench.cli.page import markdown, print_page, screenful, to_html
+from schedbench.profiles.sweeps.conclusion import ladder_conclusion, rung_labels
 from tests.conftest import RunCommand
 
 
@@ -40,6 +41,7 @@ def rung(state: str, digest: str = "ab" * 32, **switches: str) -> dict[str, Any]
 @pytest.fixture
 def ladder() -> dict[str, Any]:
     return {
+        "conclusion": "what the ladder shows",
         "scenario": {"expanded": {"name": "rungs", "about": "Three."}},
         "ladder": {"tokens_agree": True},
         "rungs": [
@@ -59,28 +61,59 @@ def printed(ladder: dict[str, Any]) -> str:
 
 def test_a_row_has_counts_by_stream_and_what_they_did(ladder: dict[str, Any]) -> None:
     text = printed(ladder)
-    (first,) = [line for line in text.splitlines() if line.startswith("first, off")]
-    assert first.split()[2:] == ["S", "1/0/0/4.50", "4.50", "12.0", "50.0", "–", "ababab"]
+    first, forward = [line for line in text.splitlines() if line.startswith("first, off")]
+    assert first.split()[2:] == ["1/0/0/4.50", "4.50", "12.0", "–"]
+    assert forward.split()[2:] == ["0/0/0/0", "50.0", "ababab"]
+    assert text.startswith("what the ladder shows\n")
     assert "emulated · h200 · 2 requests each" in text
-    assert text.endswith("tokens: every relay gives what it promises\n")
+
+
+def test_80_columns_hold_a_screenful_of_the_shipped_ladder(ladder: dict[str, Any]) -> None:
+    counts = {
+        "schedule": {name: {"median": 12.0} for name in ("h2d", "d2h", "sync", "kernel")},
+        "forward": {},
+    }
+    for one in ladder["rungs"]:
+        one["result"]["relay"] = {"state": "pr25774-before", "switches": {"barrier": "read-done"}}
+        one["result"]["per_step"] = {kind: {"steps": 3, **counts} for kind in ("decode.steady", "prefill")}
+    console = Console(width=80, record=True, color_system=None)
+    with console.capture() as captured:
+        print_page(screenful(shown.page(ladder)), console)
+    text = captured.get()
+    assert "…" not in text and "--all also shows: forward stream and tokens" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_conclusion_compares_the_ends_and_names_the_largest_change(ladder: dict[str, Any]) -> None:
+    assert (
+        ladder_conclusion(ladder)
+        == "3 relays, no times to compare; every relay gives the tokens it promises."
+    )
+    for one, value in zip(ladder["rungs"], (100.0, 104.0, 103.0), strict=True):
+        one["result"]["metrics"]["output_throughput"] = {"values": [value]}
+    assert ladder_conclusion(ladder) == (
+        "second, off flatten=numpy gives +3.00 % output throughput against first, off (100 to 103 tokens/s); "
+        "largest change from one to the next: second, off flatten=list +4.00 %; "
+        "every relay gives the tokens it promises."
+    )
 
 
 def test_kinds_that_no_rung_has_are_no_column(ladder: dict[str, Any]) -> None:
-    assert "prefill" not in printed(ladder) and "decode.steady" in printed(ladder)
+    assert "prefill" not in printed(ladder) and "steady" in printed(ladder)
 
 
 def test_rungs_of_one_state_are_told_apart_by_their_switches(ladder: dict[str, Any]) -> None:
-    assert shown.labels(ladder) == ["first, off", "second, off flatten=list", "second, off flatten=numpy"]
+    assert rung_labels(ladder) == ["first, off", "second, off flatten=list", "second, off flatten=numpy"]
 
 
 def test_relays_that_differ_are_called_out(ladder: dict[str, Any]) -> None:
     ladder["ladder"]["tokens_agree"] = False
-    assert "tokens: relays DIFFER that promise the same" in printed(ladder)
+    assert "relays DIFFER that promise the same tokens" in ladder_conclusion(ladder)
 
 
 def test_other_forms_have_the_same_rows(ladder: dict[str, Any]) -> None:
     table = [line for line in markdown(shown.page(ladder)).splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 3
+    assert len(table) == 2 * (2 + 3)
     rows = shown.as_csv(ladder).splitlines()
     assert len(rows) == 1 + 3
     assert rows[0].startswith("relay,switches,decode.steady.schedule.h2d,")

@@ -16,6 +16,7 @@ from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
 from schedbench.cli.page import print_page
+from schedbench.profiles.sweeps.conclusion import sweep_conclusion
 from schedbench.profiles.sweeps.sweep import SweepError
 
 SMALL = (
@@ -82,11 +83,12 @@ def made_up(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any]:
         },
         "cells": cells,
         "break_even": [],
+        "conclusion": "",
     }
 
 
 def page(document: dict[str, Any]) -> list[str]:
-    console = Console(file=io.StringIO(), width=160, highlight=False)
+    console = Console(file=io.StringIO(), width=200, highlight=False)
     print_page(sweep_page.page(document), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
@@ -94,8 +96,8 @@ def page(document: dict[str, Any]) -> list[str]:
 
 def test_two_axes_cross(document: dict[str, Any]) -> None:
     lines = page(document)
-    assert lines[0] == "output_throughput of overlap_on: overlap=true against overlap=false, %"
-    assert lines[1] == "emulated · host time modelled · higher is better"
+    assert lines[0] == document["conclusion"]
+    assert lines[1] == "emulated · host time modelled · Δ % · higher is better"
     assert lines[3].split() == ["model.preset", "/", "workload.arrival.concurrency", "1", "2", "break-even"]
     assert [line.split()[0] for line in lines[5:]] == ["tiny-llama", "llama-3-8b"]
     assert [line.split()[-2:] for line in lines[5:]] == [["always", "worse"], ["always", "better"]]
@@ -131,7 +133,8 @@ def test_resume_runs_nothing_twice(kept: Path) -> None:
 
 def test_a_third_axis_makes_a_list(kept: Path) -> None:
     done = swept(*AXES, "--over", "page_size=1", "--output-dir", str(kept), "--resume")
-    rows = [line.split() for line in done.stdout.splitlines()[5:] if line.strip()]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    rows = [row for row in rows if row and row[0] in ("1", "2") and "llama" in row[1]]
     assert [row[:3] for row in rows] == [
         ["1", "tiny-llama", "1"],
         ["2", "tiny-llama", "1"],
@@ -150,14 +153,31 @@ def test_refusals_are_footnotes() -> None:
 
 def test_an_axis_of_overlap_leaves_no_sides() -> None:
     done = swept("--over", "overlap=true,false")
-    assert done.stdout.splitlines()[0] == "output_throughput of overlap_on, tokens/s"
+    assert done.stdout.startswith("output_throughput of overlap_on: ")
+    assert "modelled · tokens/s · higher is better" in done.stdout
     assert "break-even" not in done.stdout
 
 
 def test_sides_and_metric_can_be_named() -> None:
     done = swept("--over", "concurrency=2", "--a", "relay=pr25945", "--b", "relay=latest", "--metric", "tpot")
-    assert done.stdout.startswith("tpot_ms of overlap_on: relay=latest against relay=pr25945, %\n")
+    assert done.stdout.startswith(
+        "tpot_ms of overlap_on: relay=latest against relay=pr25945 in 1 cells: 1 better"
+    )
     assert "lower is better" in done.stdout
+
+
+def test_the_conclusion_has_the_extremes_and_where_the_sign_changes() -> None:
+    content = made_up({"small": (-3.0, -1.0, 2.0), "large": (1.0, 1.5, 4.0)})
+    at = {"model": "small"}
+    content["break_even"] = [
+        {"key": "load", "at": at, "between": ["2", "4"], "beyond": "better", "drawn": FLIPS}
+    ]
+    assert sweep_conclusion(content) == (
+        "output_throughput of made up: on against off in 6 cells: 4 better, 2 worse, -3.00 % at load=1 model=small to "
+        "+4.00 % at load=4 model=large; model=small better beyond load 2 … 4, 1 of 1 inconclusive: CONSTANTS."
+    )
+    content["cells"] = []
+    assert sweep_conclusion(content).endswith("no cell of the sweep has a value.")
 
 
 STANDS = {"draws": 16, "holding": 16, "low": "1", "high": "4", "stands": True}
@@ -180,7 +200,7 @@ def test_break_even_names_the_neighbours(drawn: dict[str, Any] | None, text: str
     content["break_even"] = [
         {"key": "load", "at": {"model": "small"}, "between": ["2", "4"], "beyond": "better", "drawn": drawn}
     ]
-    assert page(content)[5].split(maxsplit=4) == ["small", "-3.00", "-1.00", "+2.00", text]
+    assert page(content)[4].split(maxsplit=4) == ["small", "-3.00", "-1.00", "+2.00", text]
 
 
 @pytest.mark.parametrize("gone", ["refused", "never run"])
@@ -190,15 +210,15 @@ def test_a_row_with_cells_that_did_not_run_is_not_judged(gone: str) -> None:
         content["cells"][1] |= {"values": [], "delta_pct": None, "candidate": None, "refused": "no room"}
     else:
         del content["cells"][1]
-    assert "2 of 3 cells: not judged" in page(content)[5] and "always" not in "".join(page(content))
+    assert "2 of 3 cells: not judged" in page(content)[4] and "always" not in "".join(page(content))
 
 
 def test_doubts_are_told() -> None:
     content = made_up({"small": (1.0, 2.0)}, exact=False)
     content["cells"][0]["tokens"] = "different"
     lines = page(content)
-    assert "+1.00 ≠" in lines[5]
-    assert lines[6:] == [
+    assert "+1.00 ≠" in lines[4]
+    assert lines[5:] == [
         "≠ the sides' tokens differ: their work is not the same",
         "one run per side and measured times: `schedbench compare` distinguishes effects from noise",
     ]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app, main
 from schedbench.cli.page import markdown, print_page
-from schedbench.cli.verify_page import page, verdict
+from schedbench.cli.verify_page import page
 from schedbench.profiles.lab import verification
 from schedbench.profiles.run.gpu_stages import GpuStage
 
@@ -44,7 +44,7 @@ KERNELS = row("kernels of one op", file="", statement="", what="kernel per step"
 def told(**more):
     return {
         "agrees": False, "compared": 50, "steps": {"decode": [3, 3, 3]}, "trouble": [], "explained": [KERNELS],
-        "unexplained": [row()], "rows": [],
+        "unexplained": [row()], "rows": [], "conclusion": "DISAGREE",
     } | more  # fmt: skip
 
 
@@ -55,13 +55,15 @@ def shown(document) -> str:
 
 
 def test_the_verdict_in_one_line():
-    assert verdict(told()) == (
-        "DISAGREE: 50 counts compared; 1 differ without a known reason; 1 differ for a known reason"
+    assert verification.conclusion(told()) == (
+        "DISAGREE: 50 counts compared; 1 differ without a known reason; 1 differ for a known reason."
     )
     good = told(agrees=True, unexplained=[])
-    assert verdict(good).startswith("agree: 50 counts compared; none differs without a known reason")
-    assert "not the same steps: decode" in verdict(told(steps={"decode": [3, 4, 3]}))
-    assert "buffers ran full" in verdict(told(trouble=["buffers ran full"]))
+    assert verification.conclusion(good).startswith(
+        "agree: 50 counts compared; none differs without a known reason"
+    )
+    assert "not the same steps: decode" in verification.conclusion(told(steps={"decode": [3, 4, 3]}))
+    assert "buffers ran full" in verification.conclusion(told(trouble=["buffers ran full"]))
 
 
 def test_the_tables_have_all_three_and_reasons():
@@ -73,7 +75,7 @@ def test_the_tables_have_all_three_and_reasons():
 
 def test_markdown_has_the_same_with_its_bars_escaped():
     text = markdown(page(told()))
-    assert text.startswith("DISAGREE: 50 counts")
+    assert text.startswith("**DISAGREE**")
     assert "y[a\\|b]" in text
     assert "|  | schedule · prepare · decode | kernel per step | 20 | – | 31.5 | kernels of one op |" in text
 

@@ -1,0 +1,68 @@
+"""A check in one sentence, from its document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..record.conclusion import engine_name, listed
+
+Document = dict[str, Any]
+
+_NAMED = 4  # relays, faults
+
+
+def conclusion(content: Document) -> str:
+    """Return which checks passed, or which failed with the first evidence; of all known bugs, which are not caught."""
+    return f"{_of_faults(content) if 'faults' in content else _of_reports(content)}."
+
+
+def relay_name(report: Document) -> str:
+    """The engine, or the relay's state with its switches and faults."""
+    if report["engine"]:
+        return engine_name(report["engine"])
+    relay = report["relay"]
+    switches = [f"{name}={value}" for name, value in relay["switches"].items()]
+    return " · ".join([relay["state"], *switches, *(f"fault {name}" for name in relay["faults"])])
+
+
+def _of_faults(content: Document) -> str:
+    faults = content["faults"]
+    missed = [fault["name"] for fault in faults if not fault["caught_by"]]
+    unclean = [fault["name"] for fault in faults if not fault["clean"]]
+    parts = [f"all {len(faults)} known bugs are caught"] if not missed else []
+    parts += [f"{len(missed)} of {len(faults)} known bugs are NOT caught: {listed(missed, _NAMED)}"] * bool(
+        missed
+    )
+    parts += [f"checks FAIL without the bug: {listed(unclean, _NAMED)}"] * bool(unclean)
+    return "; ".join(parts)
+
+
+def _of_reports(content: Document) -> str:
+    name = content["scenario"]["expanded"]["name"]
+    failed = [report for report in content["reports"] if _named(report, "failed")]
+    if failed:
+        return f"{name} FAILED: {'; '.join(map(_failure, failed[:_NAMED]))}{_first_evidence(failed[0])}"
+    relays = listed([relay_name(report) for report in content["reports"]], _NAMED)
+    first, *others = content["reports"]
+    passed = ", ".join(_named(first, "passed")) if not others else "all checks that apply"
+    unproven = sum(len(report["unproven"]) for report in content["reports"])
+    reach = f"; {unproven} orderings are not shown to be needed" if unproven else ""
+    return f"{name} passed with {relays}: {passed}{_skipped(content)}{reach}"
+
+
+def _named(report: Document, verdict: str) -> list[str]:
+    return [check["name"] for check in report["checks"] if check["verdict"] == verdict]
+
+
+def _skipped(content: Document) -> str:
+    names = dict.fromkeys(name for report in content["reports"] for name in _named(report, "not applicable"))
+    return f"; not applicable: {', '.join(names)}" if names else ""
+
+
+def _failure(report: Document) -> str:
+    return f"{', '.join(_named(report, 'failed'))} with {relay_name(report)}"
+
+
+def _first_evidence(report: Document) -> str:
+    found = [item["says"] for check in report["checks"] for item in check["evidence"]]
+    return f"; {found[0].rstrip('.')}" if found else ""

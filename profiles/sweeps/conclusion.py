@@ -1,0 +1,110 @@
+"""A sweep and a ladder in one sentence each, from their documents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from ..record.conclusion import mean_value
+
+Document = dict[str, Any]
+
+_SHOWN: Final = 2  # changes of sign
+_NOTHING: Final = "no cell of the sweep has a value"
+
+
+def sweep_conclusion(document: Document) -> str:
+    """Return in how many cells the candidate is better, the extreme effects, and where the sign changes; of a sweep
+    without sides, the extreme values of the metric."""
+    sweep = document["sweep"]
+    cells = [cell for cell in document["cells"] if cell["values"]]
+    partial = f" (partial: {len(cells)} cells)" if document["run"]["cancelled"] else ""
+    found = _effects(document, cells) if len(sweep["sides"]) == 2 else _extremes(document, cells)
+    return f"{sweep['metric']} of {document['scenario']['name']}{partial}: {found or _NOTHING}."
+
+
+def _effects(document: Document, cells: list[Document]) -> str:
+    cells = [cell for cell in cells if cell["delta_pct"] is not None]
+    if not cells:
+        return ""
+    a, b = (side["label"] for side in document["sweep"]["sides"])
+    tones = Counter(cell["candidate"] for cell in cells)
+    counted = [f"{tones[tone]} {tone}" for tone in ("better", "worse") if tones[tone]] or [
+        "none better or worse"
+    ]
+    low, high = (end(cells, key=lambda cell: cell["delta_pct"]) for end in (min, max))
+    extent = f"{low['delta_pct']:+.2f} % at {_at(document, low)} to {high['delta_pct']:+.2f} % at {_at(document, high)}"
+    return f"{b} against {a} in {len(cells)} cells: {', '.join(counted)}, {extent}{_changes(document)}"
+
+
+def _changes(document: Document) -> str:
+    """The first changes of sign along the first axis."""
+    found = document["break_even"]
+    if not found:
+        return "; the sign changes nowhere"
+    key = document["sweep"]["axes"][0]["key"]
+    words = [f"{_row(entry)}{entry['beyond']} beyond {key} {' … '.join(entry['between'])}" for entry in found]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    doubted = sum(1 for entry in found if entry["drawn"] and not entry["drawn"]["stands"])
+    doubt = f", {doubted} of {len(found)} inconclusive: CONSTANTS" if doubted else ""
+    return f"; {', '.join(words[:_SHOWN])}{more}{doubt}"
+
+
+def _row(entry: Document) -> str:
+    at = " ".join(f"{key}={value}" for key, value in entry["at"].items())
+    return f"{at} " if at else ""
+
+
+def _extremes(document: Document, cells: list[Document]) -> str:
+    if not cells:
+        return ""
+    unit = document["sweep"]["unit"] or ""
+    low, high = (end(cells, key=lambda cell: cell["values"][0]) for end in (min, max))
+    ends = (f"{cell['values'][0]:,.4g} {unit} at {_at(document, cell)}" for cell in (low, high))
+    return " to ".join(ends)
+
+
+def _at(document: Document, cell: Document) -> str:
+    keys = (axis["key"].rpartition(".")[2] for axis in document["sweep"]["axes"])
+    return " ".join(f"{key}={value}" for key, value in zip(keys, cell["at"], strict=True))
+
+
+def rung_labels(ladder: Document) -> list[str]:
+    """Each state with its barrier, and with further switches where several rungs would have the same label."""
+    relays = [rung["result"]["relay"] for rung in ladder["rungs"]]
+    plain = [f"{relay['state']}, {relay['switches'].get('barrier', '–')}" for relay in relays]
+    same = Counter(plain)
+    return [
+        name if same[name] == 1 else f"{name} {_apart(relay, relays)}"
+        for name, relay in zip(plain, relays, strict=True)
+    ]
+
+
+def _apart(relay: Document, relays: Sequence[Document]) -> str:
+    alike = [other["switches"] for other in relays if other["state"] == relay["state"]]
+    differing = [name for name in relay["switches"] if len({switches[name] for switches in alike}) > 1]
+    return " ".join(f"{name}={relay['switches'][name]}" for name in differing if name != "barrier")
+
+
+def ladder_conclusion(ladder: Document) -> str:
+    """Return by how much the last rung's output throughput differs from the first one's, the largest change from one
+    rung to the next, and whether all give the tokens that they promise."""
+    agree = ladder["ladder"]["tokens_agree"]
+    tokens = (
+        "every relay gives the tokens it promises" if agree else "relays DIFFER that promise the same tokens"
+    )
+    values = [mean_value(rung["result"], "output_throughput") for rung in ladder["rungs"]]
+    timed = [(label, value) for label, value in zip(rung_labels(ladder), values, strict=True) if value]
+    if len(timed) < 2:
+        return f"{len(values)} relay{'s' * (len(values) != 1)}, no times to compare; {tokens}."
+    (first, a), (last, b) = timed[0], timed[-1]
+    steps = [
+        (f"{label} {100 * (y / x - 1):+.2f} %", abs(y / x - 1)) for (_, x), (label, y) in pairwise(timed)
+    ]
+    largest = max(steps, key=lambda step: step[1])[0]
+    return (
+        f"{last} gives {100 * (b / a - 1):+.2f} % output throughput against {first} ({a:,.4g} to {b:,.4g} tokens/s); "
+        f"largest change from one to the next: {largest}; {tokens}."
+    )
