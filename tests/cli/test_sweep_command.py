@@ -88,7 +88,7 @@ def made_up(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any]:
 
 
 def page(document: dict[str, Any]) -> list[str]:
-    console = Console(file=io.StringIO(), width=200, highlight=False)
+    console = Console(file=io.StringIO(), width=240, highlight=False)
     print_page(sweep_page.page(document), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()

@@ -125,7 +125,7 @@ def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
     assert [one.tokens for one in found] == ["equal", "equal"]
     (crossing,) = crossings(asked, found)
     assert crossing == (("1",), "tiny-llama", "llama-3-8b", "better")
-    content = document(asked, found, DrawnCrossings({}, "not asked for"), run={})
+    content = document(asked, found, DrawnCrossings({}, "not asked for"), run={"cancelled": False})
     assert content["sweep"]["exact"] is True
     assert content["break_even"] == [
         {
