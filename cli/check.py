@@ -15,12 +15,15 @@ from .scenario_arguments import (
     EnginePython,
     EngineWheels,
     EveryTable,
+    ExecutorName,
     Faults,
+    Jobs,
     Overrides,
     Relay,
     engine_choice,
     make_output_dir,
     resolved,
+    use_workers,
 )
 from .stopwatch import Stopwatch
 
@@ -47,6 +50,12 @@ Seeds = Annotated[
 Adversarial = Annotated[
     int | None, typer.Option("--adversarial", min=0, metavar="SEED", help="This adversary only.")
 ]
+AllFaults = Annotated[
+    bool,
+    typer.Option(
+        "--all-faults", help="Check that every known bug is caught, each in the scenario in which it shows."
+    ),
+]
 
 
 def check(
@@ -60,13 +69,9 @@ def check(
     device: Device = "vgpu",
     seeds: Seeds = None,
     adversarial: Adversarial = None,
-    all_faults: Annotated[
-        bool,
-        typer.Option(
-            "--all-faults",
-            help="Check that every known bug is caught, each in the scenario in which it shows.",
-        ),
-    ] = False,
+    all_faults: AllFaults = False,
+    jobs: Jobs = None,
+    executor: ExecutorName = None,
     engine: Engine = None,
     engine_python: EnginePython = None,
     engine_wheels: EngineWheels = None,
@@ -80,6 +85,7 @@ def check(
     Exit codes: 0 all checks passed; 1 one failed, or a known bug was not caught; 2 usage or scenario;
     3 this machine cannot; 130 interrupted, 143 terminated.
     """
+    use_workers(jobs, executor)
     if scenario is None and not all_faults:
         raise UsageError("check needs a scenario, or --all-faults")
     if device == "cuda":

@@ -12,7 +12,17 @@ import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
 from .report import Meaning, Tool
-from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, EveryTable, chosen_engine
+from .scenario_arguments import (
+    Device,
+    Draws,
+    EnginePython,
+    EngineWheels,
+    EveryTable,
+    ExecutorName,
+    Jobs,
+    chosen_engine,
+    use_workers,
+)
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
@@ -106,6 +116,8 @@ def compare(
     gate: Gates = None,
     undecided: Undecided = "fail",
     draws: Draws = 16,
+    jobs: Jobs = None,
+    executor: ExecutorName = None,
     allow_divergence: AllowDivergence = False,
     exit_on_inconclusive: ExitOnInconclusive = False,
     engine_python: EnginePython = None,
@@ -129,6 +141,7 @@ def compare(
     from ..profiles.judge.gates import parse as parsed
     from ..profiles.judge.trials import TrialPlan
 
+    use_workers(jobs, executor)
     wanted = _Wanted(
         overrides or [],
         device,

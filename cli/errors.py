@@ -41,6 +41,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.captures.nsys.record.RecordingError": WORKLOAD_FAILED,
         "schedbench.profiles.lab.verification.VerificationError": WORKLOAD_FAILED,
         "schedbench.profiles.platform.machine.MachineError": UNABLE,
+        "schedbench.profiles.platform.cluster.WorkersError": UNABLE,
         "schedbench.profiles.engines.names.EngineError": UNABLE,
         "schedbench.profiles.engines.client.EngineFailedError": WORKLOAD_FAILED,
         "builtins.MemoryError": UNABLE,

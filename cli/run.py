@@ -17,15 +17,18 @@ from .scenario_arguments import (
     EnginePython,
     EngineWheels,
     EveryTable,
+    ExecutorName,
     Faults,
     Form,
     Format,
+    Jobs,
     Name,
     Overrides,
     Relay,
     engine_choice,
     make_output_dir,
     resolved,
+    use_workers,
 )
 from .stopwatch import command_line
 from .text import echo
@@ -77,6 +80,8 @@ def run(
     world: World = "virtual",
     ranges: Ranges = False,
     worth: Worth = False,
+    jobs: Jobs = None,
+    executor: ExecutorName = None,
     engine: Engine = None,
     engine_python: EnginePython = None,
     engine_wheels: EngineWheels = None,
@@ -90,6 +95,7 @@ def run(
     2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, or 143
     terminated, what there is was kept.
     """
+    use_workers(jobs, executor)
     other = engine_choice(engine, engine_python, engine_wheels)
     question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other)
     _require_world(question, world)

@@ -53,6 +53,15 @@ EngineWheels = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the wheels of releases are, if not here.")
 ]
 EveryTable = Annotated[bool, typer.Option("--all", help="Show every table, not only the first screenful.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Processes at a time; as many as processors without it.")
+]
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        "--executor", metavar="dask:ADDRESS", help="Run on a dask cluster instead, e.g. dask:tcp://host:8786."
+    ),
+]
 Budgets = Annotated[
     list[str] | None,
     typer.Option("--expect", metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
@@ -105,6 +114,20 @@ def chosen_engine(name: str, python: str | None, wheels: Path | None) -> EngineC
     from ..profiles.platform.resolve import EngineChoice
 
     return EngineChoice(name, python or sys.executable, wheels or Path())
+
+
+def use_workers(jobs: int | None, executor: str | None) -> None:
+    """Raises UsageError."""
+    from ..profiles.platform import pool
+
+    kind, _, address = (executor or "").partition(":")
+    if executor is not None and (kind != "dask" or not address):
+        raise UsageError(f"--executor {executor}: expected dask:ADDRESS, e.g. dask:tcp://host:8786")
+    if executor is not None and jobs is not None:
+        raise UsageError(
+            "--jobs counts processes of this machine, --executor names a cluster: give one of them"
+        )
+    pool.use_workers(pool.Workers(jobs, address))
 
 
 def make_output_dir(path: Path | None) -> None:

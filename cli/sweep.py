@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .errors import INTERRUPTED, UsageError
-from .scenario_arguments import Device, Draws, EnginePython, EngineWheels, EveryTable, Name, chosen_engine
+from .scenario_arguments import (
+    Device,
+    Draws,
+    EnginePython,
+    EngineWheels,
+    EveryTable,
+    ExecutorName,
+    Jobs,
+    Name,
+    chosen_engine,
+    use_workers,
+)
 from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
     from ..profiles.sweeps.break_even import DrawnCrossings
-    from ..profiles.sweeps.sweep import Cell, Runs, SweepPlan
+    from ..profiles.sweeps.runs import Runs
+    from ..profiles.sweeps.sweep import Cell, SweepPlan
 
 Format = Literal["table", "json", "md", "csv"]
 _SIDE = "key=value,..."
@@ -46,6 +58,8 @@ def sweep(
     engine_python: EnginePython = None,
     engine_wheels: EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
+    jobs: Jobs = None,
+    executor: ExecutorName = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
     every_table: EveryTable = False,
     form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
@@ -57,12 +71,14 @@ def sweep(
     """
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
-    from ..profiles.sweeps.sweep import Runs, has_own_sides, planned
+    from ..profiles.sweeps.runs import Runs
+    from ..profiles.sweeps.sweep import has_own_sides, planned
 
     if resume and output_dir is None:
         raise UsageError("--resume needs the --output-dir of an earlier sweep")
     if alone and (a is not None or b is not None):
         raise UsageError("--alone has no sides: leave out --a and --b")
+    use_workers(jobs, executor)
     sides = _sides(a, b, alone=alone or (a is None and b is None and has_own_sides(over)))
     choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
     plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import UsageError
-from .scenario_arguments import Faults, Form, Name, Overrides, Relay, make_output_dir, resolved
+from .scenario_arguments import (
+    ExecutorName,
+    Faults,
+    Form,
+    Jobs,
+    Name,
+    Overrides,
+    Relay,
+    make_output_dir,
+    resolved,
+    use_workers,
+)
 from .stopwatch import command_line
 
 if TYPE_CHECKING:
@@ -29,6 +40,8 @@ def worth(
         int,
         typer.Option(min=0, help="Of so many hidden lines and phases, find how much longer they could take."),
     ] = ROOMS,
+    jobs: Jobs = None,
+    executor: ExecutorName = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep result.json here.")] = None,
     form: Form = "table",
 ) -> None:
@@ -41,6 +54,7 @@ def worth(
     from .outcome import show_worth
     from .run import executed, exit_code
 
+    use_workers(jobs, executor)
     question = resolved(scenario, overrides, relay=relay, faults=fault)
     options = Options(device="vgpu", command=command_line())
     require_worth(question, options)

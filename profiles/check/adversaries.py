@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 from ...sched.relay.choice import RelayChoice
-from ..platform.pool import MapFunction, pool, saves_time
+from ..platform.pool import spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
-from ..record.provenance import RunPart
 from ..record.result import Abstained, Metric, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.order import ALWAYS, FAVOURED, STRATEGIES, described
@@ -32,7 +30,7 @@ def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chos
         return skipped(NAME, result.outputs.abstained)
     chosen = [seed for seed in chosen if concerns(seed, result)]
     found: list[Evidence] = []
-    with _spread(result.run, len(chosen)) as each:
+    with spread(len(chosen), result.run.wall_s, result.run.import_s) as each:
         for evidence in each(partial(_against, resolved, relay, result), chosen):
             found += evidence
     return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
@@ -45,16 +43,6 @@ def concerns(seed: int, result: Result) -> bool:
     named = {stream for counts in result.per_step.values() for stream in counts.streams}
     copied = {row.stream for row in result.copies} | {row.stream for row in result.syncs}
     return FAVOURED[seed - 1] in named | copied
-
-
-@contextmanager
-def _spread(run: RunPart, tasks: int) -> Iterator[MapFunction]:
-    """A map function: over processes where that saves time."""
-    if not saves_time(tasks, run):
-        yield map
-        return
-    with pool(tasks) as each:
-        yield each
 
 
 def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int) -> list[Evidence]:

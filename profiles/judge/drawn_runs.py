@@ -26,7 +26,7 @@ def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Pro
         bare = without_values(question)
         if bare is not None and _run(bare).metrics == known.metrics:
             question = bare
-    elif not saves_time(len(profiles), known.run):
+    elif not saves_time(len(profiles), known.run.wall_s, known.run.import_s):
         return list(map(_run, [replace(question, hardware=profile) for profile in profiles]))
     return each(_run, [replace(question, hardware=profile) for profile in profiles])
 

@@ -1,4 +1,5 @@
-"""Independent runs in new processes, as many at a time as there are processors."""
+"""Independent runs, spread over processes of this machine or over a cluster: the one way in which commands run things
+side by side."""
 
 from __future__ import annotations
 
@@ -6,56 +7,118 @@ import gc
 import os
 import pickle
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from math import ceil
 from multiprocessing import connection, forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from ..record.provenance import RunPart
+import psutil
+
+from .cluster import cluster
 from .own_process import claim_process
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_IMPORTED: Final = ["schedbench.profiles.ranks.execute"]  # what every run imports
+# What every run imports.
+_IMPORTED: Final = ["schedbench.profiles.ranks.execute"]
 _START_S: Final = 6.0  # what the processes of a pool take to start
+_AHEAD: Final = (
+    4  # tasks submitted for each process, so that none waits for the next and few results wait to be read
+)
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
+
+
+class Workers(NamedTuple):
+    """Where independent runs happen: in so many processes of this machine at a time, None for as many as it has
+    processors, or on the cluster whose scheduler has that address."""
+
+    jobs: int | None = None
+    cluster: str = ""
+
+
+_workers = Workers()
+
+
+def use_workers(workers: Workers) -> None:
+    """Choose the workers of all pools of this process."""
+    global _workers
+    _workers = workers
+
+
+def uses_cluster() -> bool:
+    return bool(_workers.cluster)
 
 
 class MapFunction(Protocol):
     def __call__(self, function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]: ...
 
 
-def saves_time(tasks: int, run: RunPart) -> bool:
-    """Whether that many runs like ``run`` end earlier in the processes of a pool than one after the other in this one.
-    Each process imports an engine of another project itself."""
-    at_once = max(1, min(processors(), tasks))
-    return (tasks - ceil(tasks / at_once)) * run.wall_s > _START_S + (run.import_s or 0.0)
+def saves_time(tasks: int, seconds: float, import_s: float | None = None) -> bool:
+    """Whether that many runs of so many seconds end earlier in the processes of a pool than one after the other in this
+    one. Each process imports an engine of another project itself, in ``import_s``."""
+    at_once = max(1, min(_at_once(), tasks))
+    saved = (tasks - ceil(tasks / at_once)) * seconds
+    return uses_cluster() or saved > _START_S + (import_s or 0.0)
+
+
+@contextmanager
+def spread(tasks: int, seconds: float, import_s: float | None = None) -> Iterator[MapFunction]:
+    """A map function: over a pool where ``saves_time``, else over this process."""
+    if not saves_time(tasks, seconds, import_s):
+        yield map
+        return
+    with pool(tasks) as each:
+        yield each
 
 
 @contextmanager
 def pool(tasks: int) -> Iterator[MapFunction]:
-    """A map function over new processes, since a virtual GPU belongs to the process that opened it. Tasks that have not
-    started when the block ends are cancelled. The processes end with this one, even where it is killed."""
-    workers = ProcessPoolExecutor(max(1, min(processors(), tasks)), mp_context=_context(), initializer=_begin)
+    """A map function over new processes, since a virtual GPU belongs to the process that opened it, or over a cluster.
+    Results come in the order of the tasks. Tasks that have not started when the block ends are cancelled. The processes
+    end with this one, even where it is killed. Raises WorkersError."""
+    opened = cluster(_workers.cluster) if uses_cluster() else _processes_of(tasks)
+    with opened as (executor, at_once):
 
-    def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
-        pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
-        return workers.map(function, tasks)
+        def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
+            pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
+            waiting = iter(tasks)
+            started = deque(executor.submit(function, task) for task in islice(waiting, _AHEAD * at_once))
+            return _results(executor, function, started, waiting)
 
-    try:
         yield each
+
+
+@contextmanager
+def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
+    at_once = max(1, min(_at_once(), tasks))
+    executor = ProcessPoolExecutor(at_once, mp_context=_context(), initializer=_begin)
+    try:
+        yield executor, at_once
     finally:
-        workers.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
+
+
+def _results(
+    executor: Executor, function: Callable[[T], R], started: deque[Future[R]], waiting: Iterator[T]
+) -> Iterator[R]:
+    """The results in order. A task is submitted for each one that is read."""
+    while started:
+        result = started.popleft().result()
+        started.extend(executor.submit(function, task) for task in islice(waiting, 1))
+        yield result
 
 
 def prepare_pool() -> None:
     """Start what the processes of a pool are forked from, so that it imports while this process does something else."""
-    _context()
-    forkserver.ensure_running()
+    if not uses_cluster():
+        _context()
+        forkserver.ensure_running()
 
 
 def _context() -> BaseContext:
@@ -83,6 +146,12 @@ def end_with_parent() -> None:
         os._exit(_ORPHANED)
 
     threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
+
+
+def _at_once() -> int:
+    """The number of processes that may run at a time. Each is assumed to need as much memory as this one has now."""
+    fitting = psutil.virtual_memory().available // psutil.Process().memory_info().rss
+    return min(_workers.jobs or processors(), fitting)
 
 
 def processors() -> int:

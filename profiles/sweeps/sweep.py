@@ -9,24 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
-from ...sched.memory.allocation import OutOfKVMemoryError
-from ..engines.client import EngineFailedError, engine_source
-from ..engines.names import EngineError, expanded, is_engine
+from ..engines.names import expanded, is_engine
 from ..judge.divergence import comparable, same_tokens
 from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.pairs import percent
 from ..judge.sides import ENGINE, SideSpec, parse, split
-from ..platform.inputs import inputs
 from ..platform.resolve import EngineChoice, Resolved, ask
-from ..ranks.execute import Options, execute
-from ..record.environment import tool
-from ..record.result import Result, ResultError, read
-from ..run.machines import device_kind
+from ..record.result import Abstained, Result
+from .runs import Answer, Runs, reasons
 
 Tone = Literal["better", "worse", "even"]
 Tokens = Literal["equal", "different", "not applicable"]
@@ -39,6 +33,9 @@ class SweepError(ValueError):
     """A sweep is invalid."""
 
 
+_NOT_KEPT: Final = Abstained(abstained="a sweep keeps no outputs")
+
+Place = tuple[str, ...]
 Questions = Sequence[Resolved] | str
 """What a cell asks, one question for each side, or why it cannot run."""
 
@@ -159,66 +156,26 @@ def _axis(text: str) -> Axis:
     return Axis(expand(key.strip()), tuple(split(values)))
 
 
-class Runs:
-    """Runs scenarios, or takes the results of earlier ones from ``folder``."""
-
-    def __init__(self, options: Options, *, folder: Path | None = None, resume: bool = False) -> None:
-        self._options = options
-        self._folder = folder
-        self._resume = resume
-        self._tool = tool()
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-
-    def file(self, resolved: Resolved) -> str:
-        """Named after the question, the hardware and the source of the engine, so that another sweep finds it."""
-        engine = "" if resolved.engine is None else f"-{engine_source(resolved.engine).sha256[:16]}"
-        return f"{resolved.scenario.sha256[:16]}-{resolved.hardware.sha256[:8]}{engine}.json"
-
-    def result(self, resolved: Resolved) -> Result:
-        """Raises KeyboardInterrupt where the run was interrupted, and what ``execute`` raises."""
-        known = self._known(resolved) if self._resume else None
-        if known is not None:
-            return known
-        result = execute(resolved, resolved.relays[0], self._options).result
-        if result.run.cancelled:
-            raise KeyboardInterrupt
-        if self._folder is not None:
-            result.write(self._folder / self.file(resolved))
-        return result
-
-    def _known(self, resolved: Resolved) -> Result | None:
-        """An earlier result of this question by this version of the program on this kind of device."""
-        if self._folder is None:
-            return None
-        try:
-            result = read(self._folder / self.file(resolved))
-        except ResultError:
-            return None
-        emulated = device_kind(self._options.device, resolved.scenario) == "vgpu"
-        same = result.scenario.sha256 == resolved.scenario.sha256
-        alike = same and result.scenario.inputs == inputs(resolved) and result.tool == self._tool
-        return result if alike and result.labels.emulated == emulated else None
-
-
 def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
     """The cells in order, each as soon as it has run. Raises SweepError, before anything runs, for a value that
-    the scenario cannot have; MachineError, KeyboardInterrupt."""
+    the scenario cannot have; MachineError, WorkersError, KeyboardInterrupt."""
     asked = [(place, questions_at(plan, place)) for place in plan.places]
     _require_usable(plan, asked)
+    answers = runs.answers([one for _, found in asked if not isinstance(found, str) for one in found])
     for number, (place, questions) in enumerate(asked, start=1):
         report(f"cell {number} of {len(asked)}: {', '.join(place)}")
         if isinstance(questions, str):
             yield Cell(place, refusal=questions)
         else:
-            yield _cell(plan, runs, place, questions)
+            files = tuple(map(runs.file, questions))
+            yield _cell(plan, place, files, [next(answers) for _ in questions])
 
 
 def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
     try:
         return [_resolved(plan, place, side) for side in plan.sides]
     except ScenarioError as error:
-        return _reasons(error)
+        return reasons(error)
 
 
 def _require_usable(plan: SweepPlan, asked: Sequence[tuple[tuple[str, ...], Questions]]) -> None:
@@ -238,21 +195,23 @@ def _require_usable(plan: SweepPlan, asked: Sequence[tuple[tuple[str, ...], Ques
         try:
             ask(plan.scenario, axis.overrides(value))
         except ScenarioError as error:
-            problems.append(f"--over {axis.key}={value}: no cell could run: {_reasons(error)}")
+            problems.append(f"--over {axis.key}={value}: no cell could run: {reasons(error)}")
     if problems:
         raise SweepError("\n".join(problems))
 
 
-def _cell(plan: SweepPlan, runs: Runs, place: tuple[str, ...], questions: Sequence[Resolved]) -> Cell:
-    try:
-        found = answered(plan, place, [runs.result(resolved) for resolved in questions])
-    except ScenarioError as error:
-        return Cell(place, refusal=_reasons(error))
-    except OutOfKVMemoryError as error:
-        return Cell(place, refusal=str(error))
-    except (EngineError, EngineFailedError) as error:
-        return Cell(place, refusal=str(error).partition("\n")[0])
-    return replace(found, files=() if found.refusal else tuple(map(runs.file, questions)))
+def _cell(plan: SweepPlan, place: Place, files: tuple[str, ...], answers: Sequence[Answer]) -> Cell:
+    refusal = next((answer for answer in answers if isinstance(answer, str)), "")
+    if refusal:
+        return Cell(place, refusal=refusal)
+    found = answered(plan, place, [answer for answer in answers if not isinstance(answer, str)])
+    kept = tuple(map(_headline, found.results))
+    return replace(found, files=() if found.refusal else files, results=kept)
+
+
+def _headline(result: Result) -> Result:
+    """The result without what grows with the workload, so that a sweep may have any number of cells."""
+    return result.model_copy(update={"requests": (), "copies": (), "syncs": (), "outputs": _NOT_KEPT})
 
 
 def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result]) -> Cell:
@@ -263,10 +222,6 @@ def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result])
     if unfinished or len(known) < len(found):
         return Cell(place, refusal=unfinished or f"{plan.metric}: abstained")
     return Cell(place, values=known, tokens=_tokens(results), results=tuple(results))
-
-
-def _reasons(error: ScenarioError) -> str:
-    return "; ".join(dict.fromkeys(f"{problem.path}: {problem.message}" for problem in error.problems))
 
 
 def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved:

@@ -16,6 +16,7 @@ from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
 from schedbench.cli.page import print_page
+from schedbench.profiles.sweeps import runs
 from schedbench.profiles.sweeps.conclusion import sweep_conclusion
 from schedbench.profiles.sweeps.sweep import SweepError
 
@@ -225,17 +226,15 @@ def test_doubts_are_told() -> None:
 
 
 def test_an_interrupted_sweep_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from schedbench.profiles.sweeps.sweep import Runs
+    run, asked = runs.run, []
 
-    result, asked = Runs.result, []
-
-    def interrupted(self: Runs, resolved: Any) -> Any:
-        asked.append(resolved)
+    def interrupted(options: Any, question: Any) -> Any:
+        asked.append(question)
         if len(asked) > 2:
             raise KeyboardInterrupt
-        return result(self, resolved)
+        return run(options, question)
 
-    monkeypatch.setattr(Runs, "result", interrupted)
+    monkeypatch.setattr(runs, "run", interrupted)
     done = swept("--over", "concurrency=1,2", "--output-dir", str(tmp_path))
     assert done.exit_code == 130
     content = json.loads((tmp_path / "sweep.json").read_text())

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.break_even import Crossing, DrawnCrossings, ask_again, crossings
-from schedbench.profiles.sweeps.sweep import Runs, cells, planned
+from schedbench.profiles.sweeps.runs import Runs
+from schedbench.profiles.sweeps.sweep import cells, planned
 from tests.profiles.long_prompts import long_prompts
 
 DRAWS = 8

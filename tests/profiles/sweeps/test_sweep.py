@@ -13,11 +13,11 @@ from schedbench.profiles.judge.sides import SideError
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.break_even import DrawnCrossings, crossings
 from schedbench.profiles.sweeps.document import document
+from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import (
     OVERLAP_PAYS,
     Axis,
     Cell,
-    Runs,
     SweepError,
     SweepPlan,
     cells,
@@ -164,7 +164,7 @@ def test_cells_that_cannot_run_say_why() -> None:
 def test_a_value_that_no_cell_can_use_is_an_error_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, over: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setattr(Runs, "result", None)
+    monkeypatch.setattr(Runs, "answers", None)
     with pytest.raises(SweepError, match=message):
         next(cells(plan(*over), Runs(OPTIONS)))
 

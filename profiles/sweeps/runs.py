@@ -1,0 +1,107 @@
+"""The runs of a sweep: spread over processes or a cluster, and kept in a folder for a later sweep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from ...scenarios.problems import ScenarioError
+from ...sched.memory.allocation import OutOfKVMemoryError
+from ..engines.client import EngineFailedError, engine_source
+from ..engines.names import EngineError
+from ..judge.ranges import unrepeatable
+from ..platform.cluster import WorkersError
+from ..platform.inputs import inputs
+from ..platform.pool import spread, uses_cluster
+from ..platform.resolve import Resolved
+from ..ranks.execute import Options, execute
+from ..record.environment import tool
+from ..record.result import Result, ResultError, read
+from ..run.machines import device_kind
+
+Answer = Result | str
+"""A result, or the reason for which there is none."""
+
+
+class Runs:
+    """Runs scenarios, or takes the results of earlier ones from ``folder``."""
+
+    def __init__(self, options: Options, *, folder: Path | None = None, resume: bool = False) -> None:
+        self._options = options
+        self._folder = folder
+        self._resume = resume
+        self._tool = tool()
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def file(self, resolved: Resolved) -> str:
+        """Named after the question, the hardware and the source of the engine, so that another sweep finds it."""
+        engine = "" if resolved.engine is None else f"-{engine_source(resolved.engine).sha256[:16]}"
+        return f"{resolved.scenario.sha256[:16]}-{resolved.hardware.sha256[:8]}{engine}.json"
+
+    def answers(self, questions: Sequence[Resolved]) -> Iterator[Answer]:
+        """The answers in order, each as soon as it is there. Raises WorkersError, and KeyboardInterrupt where a run was
+        interrupted."""
+        stored = [self._is_stored(question) for question in questions]
+        new = [question for question, known in zip(questions, stored, strict=True) if not known]
+        made = self._run_each(new)
+        for question, is_stored in zip(questions, stored, strict=True):
+            known = self._known(question) if is_stored else None
+            yield known or self._keep(question, run(self._options, question) if is_stored else next(made))
+
+    def _run_each(self, questions: Sequence[Resolved]) -> Iterator[Answer]:
+        """Runs whose times are measured have the machine to themselves. Of others, the first shows whether processes
+        would save time."""
+        reasons = (unrepeatable(question, self._options) for question in questions)
+        measured = next(filter(None, reasons), "")
+        if measured and uses_cluster():
+            raise WorkersError(f"the runs of this sweep cannot be spread over a cluster: {measured}")
+        alone = len(questions) if measured else 1
+        begin = time.perf_counter()
+        yield from map(partial(run, self._options), questions[:alone])
+        rest = questions[alone:]
+        if rest:
+            with spread(len(rest), time.perf_counter() - begin) as each:
+                yield from each(partial(run, self._options), rest)
+
+    def _is_stored(self, question: Resolved) -> bool:
+        return self._resume and self._folder is not None and (self._folder / self.file(question)).exists()
+
+    def _known(self, resolved: Resolved) -> Result | None:
+        """An earlier result of this question by this version of the program on this kind of device."""
+        if self._folder is None:
+            return None
+        try:
+            result = read(self._folder / self.file(resolved))
+        except ResultError:
+            return None
+        emulated = device_kind(self._options.device, resolved.scenario) == "vgpu"
+        same = result.scenario.sha256 == resolved.scenario.sha256
+        alike = same and result.scenario.inputs == inputs(resolved) and result.tool == self._tool
+        return result if alike and result.labels.emulated == emulated else None
+
+    def _keep(self, question: Resolved, answer: Answer) -> Answer:
+        if self._folder is not None and not isinstance(answer, str):
+            answer.write(self._folder / self.file(question))
+        return answer
+
+
+def run(options: Options, question: Resolved) -> Answer:
+    """Raises KeyboardInterrupt where the run was interrupted, and MachineError."""
+    try:
+        result = execute(question, question.relays[0], options).result
+    except ScenarioError as error:
+        return reasons(error)
+    except OutOfKVMemoryError as error:
+        return str(error)
+    except (EngineError, EngineFailedError) as error:
+        return str(error).partition("\n")[0]
+    if result.run.cancelled:
+        raise KeyboardInterrupt
+    return result
+
+
+def reasons(error: ScenarioError) -> str:
+    return "; ".join(dict.fromkeys(f"{problem.path}: {problem.message}" for problem in error.problems))

@@ -1,0 +1,110 @@
+"""Sweeps over processes and over a cluster: the same cells, also where a worker is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from distributed import LocalCluster
+
+from schedbench.cli.errors import UsageError
+from schedbench.cli.scenario_arguments import use_workers
+from schedbench.profiles.platform import cluster, pool
+from schedbench.profiles.platform.cluster import WorkersError
+from schedbench.profiles.ranks.execute import Options
+from schedbench.profiles.sweeps.runs import Runs
+from schedbench.profiles.sweeps.sweep import Cell, cells, planned
+
+OF_THE_RUN = ("run", "environment")
+NOWHERE = "dask:tcp://127.0.0.1:1"
+FEW = ("workload.requests=4", "workload.output_tokens={dist: fixed, value: 8}", "device.values=none")
+
+
+@pytest.fixture(autouse=True)
+def own_workers() -> Iterator[None]:
+    yield
+    use_workers(None, None)
+
+
+def swept(folder: Path | None = None, *, count: int, overrides: Sequence[str] = ()) -> Iterator[Cell]:
+    seeds = "measure.seed=" + ",".join(map(str, range(count)))
+    plan = planned("overlap_on", [seeds], overrides=(*FEW, *overrides), metric="throughput")
+    return cells(plan, Runs(Options(device="vgpu"), folder=folder))
+
+
+def documents(folder: Path) -> dict[str, object]:
+    """The results, without what describes the run."""
+    return {
+        file.name: {key: part for key, part in json.loads(file.read_text()).items() if key not in OF_THE_RUN}
+        for file in folder.iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("jobs", "executor", "message"),
+    [
+        (None, "tcp://here:1", "expected dask:ADDRESS"),
+        (None, "dask:", "expected dask:ADDRESS"),
+        (2, "dask:tcp://here:1", "give one of them"),
+    ],
+)
+def test_workers_that_mean_nothing_are_refused(jobs: int | None, executor: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        use_workers(jobs, executor)
+
+
+def test_one_job_starts_no_processes() -> None:
+    use_workers(1, None)
+    assert not pool.saves_time(1000, 60.0)
+    use_workers(None, None)
+    assert pool.saves_time(1000, 60.0) == (pool.processors() > 1)
+
+
+def test_results_are_read_in_order_while_few_tasks_are_ahead() -> None:
+    asked = []
+
+    def tasks() -> Iterator[int]:
+        for number in range(1, 200):
+            asked.append(number)
+            yield number
+
+    use_workers(2, None)
+    with pool.pool(2) as each:
+        results = iter(each(abs, tasks()))
+        assert [next(results) for _ in range(3)] == [1, 2, 3]
+        assert len(asked) < 20
+
+
+def test_measured_times_refuse_a_cluster() -> None:
+    use_workers(None, NOWHERE)
+    with pytest.raises(WorkersError, match="measures the host's times"):
+        list(swept(count=2, overrides=["device.host=measured"]))
+
+
+def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_CONNECT_S", 0.2)
+    use_workers(None, NOWHERE)
+    with pytest.raises(WorkersError, match="no dask scheduler at tcp:"):
+        list(swept(count=2))
+
+
+@pytest.mark.wide
+def test_processes_and_a_cluster_that_loses_a_worker_give_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_workers(1, None)
+    alone = list(swept(tmp_path / "alone", count=24))
+    monkeypatch.setattr(pool, "_START_S", 0.0)
+    use_workers(2, None)
+    assert list(swept(tmp_path / "pool", count=24)) == alone
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as workers:
+        use_workers(None, f"dask:{workers.scheduler_address}")
+        spread = swept(tmp_path / "cluster", count=24)
+        first = [next(spread) for _ in range(4)]
+        os.kill(next(iter(workers.workers.values())).pid, signal.SIGKILL)
+        assert [*first, *spread] == alone
+    assert documents(tmp_path / "alone") == documents(tmp_path / "pool") == documents(tmp_path / "cluster")
