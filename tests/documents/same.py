@@ -47,9 +47,9 @@ VARIANTS: Final[tuple[Question, ...]] = (
 )
 
 
-def questions(only: Sequence[str]) -> list[Question]:
-    """Return the shipped scenarios, the scenarios of known bugs, and some of them with options."""
-    folder = ROOT / "scenarios"
+def questions(tree: Path, only: Sequence[str]) -> list[Question]:
+    """Return the shipped scenarios of that tree, the scenarios of known bugs, and some of them with options."""
+    folder = tree / "scenarios"
     names = [p.relative_to(folder).with_suffix("").as_posix() for p in sorted(folder.glob("*.yaml"))]
     names += [p.relative_to(folder).with_suffix("").as_posix() for p in sorted(folder.glob("faults/*.yaml"))]
     asked = [(name,) for name in names if name not in NEEDS_A_FILE] + list(VARIANTS)
@@ -128,13 +128,14 @@ def main(arguments: Sequence[str]) -> int:
     commit = subprocess.run(
         ["git", "rev-parse", f"{given.base}^{{commit}}"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
-    asked, different = questions(given.only), 0
+    different = 0
     renamed = dict(pair.split("=") for pair in given.renamed)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(base), commit], cwd=ROOT, check=True)
         try:
             kept = given.keep / commit if given.keep else None
+            asked = questions(base, given.only)
             with ThreadPoolExecutor(given.jobs) as pool:
                 for question, found in pool.map(lambda q: report(q, base, kept, renamed), asked):
                     different += bool(found)
