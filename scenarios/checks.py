@@ -80,6 +80,7 @@ def _replayed(workload: WorkloadSection) -> Iterator[Finding]:
 def _lengths(scenario: Scenario) -> Iterator[Finding]:
     yield from _length("prompt_tokens", scenario.workload.prompt_tokens)
     yield from _length("output_tokens", scenario.workload.output_tokens)
+    yield from _length("encoder_tokens", scenario.workload.encoder_tokens)
 
 
 def _length(key: str, length: Distribution | None) -> Iterator[Finding]:
@@ -122,6 +123,11 @@ def _embedding(scenario: Scenario) -> Iterator[Finding]:
         yield ("workload", "output_tokens"), "expected 1: with engine.embedding a request has one result"
 
 
+def _encoder(scenario: Scenario) -> Iterator[Finding]:
+    if scenario.workload.encoder_tokens is not None and scenario.engine.chunked_prefill_size is not None:
+        yield _CHUNK, "expected none: the encoder's tokens of a prompt are computed as a whole"
+
+
 def _grammar(scenario: Scenario) -> Iterator[Finding]:
     grammar = scenario.workload.sampling.grammar
     if grammar is not None and (grammar.regex is None) == (not grammar.choice):
@@ -134,6 +140,7 @@ def _abort(scenario: Scenario) -> Iterator[Finding]:
         yield ("workload", "abort"), "expected fraction or requests, and not both"
 
 
+_CHUNK: Final = ("engine", "chunked_prefill_size")
 _EMBEDDING: Final = ("engine", "embedding")
 _PIPELINE: Final = ("engine", "pipeline")
 _DATA_PARALLEL: Final = ("engine", "data_parallel")
@@ -149,6 +156,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPat
     (_data_parallel, (_DATA_PARALLEL,)),
     (_disaggregation, (_DISAGGREGATION,)),
     (_embedding, (_EMBEDDING,)),
+    (_encoder, (_CHUNK,)),
     (_grammar, ()),
     (_abort, ()),
     (conditions.findings, ()),

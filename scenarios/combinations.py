@@ -63,6 +63,7 @@ MODES: dict[str, Mode] = {
         ("engine", "disaggregation", "transfer"), lambda transfer: transfer == "fake", "disaggregation"
     ),
     "replicas": Mode(("engine", "replicas"), _several),
+    "encoder-decoder": Mode(("workload", "encoder_tokens"), lambda tokens: tokens is not None),
     "embedding": Mode(("engine", "embedding")),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs")),
@@ -128,6 +129,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("shared MLP", "graphs", "what waits for other ranks is not captured in this version"),
     Rule("data-parallel ranks", "measured host", _ONE_PROCESS),
+    Rule(
+        "encoder-decoder",
+        "mixed chunk",
+        "prompts are not chunked: the encoder's tokens are computed as a whole",
+    ),
+    Rule("encoder-decoder", "radix cache", "a cached prefix could end among the encoder's tokens"),
+    Rule("encoder-decoder", "speculation", "a draft has no encoder in this version"),
+    Rule("encoder-decoder", "hisparse", "the model attends to all tokens"),
+    Rule("encoder-decoder", "pipeline", "stages have no message for the encoder's tokens in this version"),
+    Rule(
+        "encoder-decoder", "disaggregation", "no message has the length of the encoder's part in this version"
+    ),
+    Rule("encoder-decoder", "shared MLP", "its model does not share its MLP in this version"),
+    Rule("encoder-decoder", "embedding", "its model has no embedding of a prompt"),
     Rule("embedding", "mixed chunk", _NOTHING_DECODES),
     Rule("embedding", "speculation", _NOTHING_DECODES),
     Rule("embedding", "graphs", "graphs are of decodes: none is captured", "runs"),

@@ -27,6 +27,8 @@ class RandomStream(IntEnum):
     PROMPT = 5
     PREFIX = 6
     BLOCK = 7
+    ENCODER = 8
+    ENCODER_TOKENS = 9
 
 
 def stream(seed: int, purpose: RandomStream) -> np.random.Generator:

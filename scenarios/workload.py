@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 
 from ..sched.config import SamplingParams
 from ..sched.request import Request
-from .distributions import Counts, Summary, summarise
+from .distributions import Counts, Summary, draw, summarise
 from .problems import show
-from .prompts import RandomStream, stream
+from .prompts import RandomStream, packed, stream, text
 from .schema import Scenario
 from .script import Script, drawn, replay
 from .text_tokens import token_count, tokenizer_file
@@ -110,13 +111,20 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     Raises ScenarioError, or TraceError when a trace is malformed.
     """
     script = _script(scenario, vocab_size=vocab_size, seed=seed)
-    prompt_tokens = np.minimum(script.prompt_tokens, context_len - 1)
+    encoder_tokens = _encoder_tokens(scenario, size=len(script), seed=seed)
+    prompt_tokens = np.minimum(script.prompt_tokens + encoder_tokens, context_len - 1)
     output_tokens = np.minimum(script.output_tokens, context_len - prompt_tokens)
-    clipped = (prompt_tokens < script.prompt_tokens) | (output_tokens < script.output_tokens)
+    clipped = (prompt_tokens < script.prompt_tokens + encoder_tokens) | (output_tokens < script.output_tokens)
     prompts, outputs = script.requested or (None, None)
     arrival = _arrival(scenario, script)
     return Workload(
-        _template(script, prompt_tokens=prompt_tokens, output_tokens=output_tokens),
+        _template(
+            script,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            encoder_tokens=encoder_tokens,
+            encoder=partial(text, seed, RandomStream.ENCODER, vocab_size=vocab_size),
+        ),
         instants=arrivals(arrival, _instants(script), rng=stream(seed, RandomStream.ARRIVAL)),
         clients=arrival.concurrency if isinstance(arrival, ClosedArrivals) else None,
         aborts=_aborts(scenario, size=len(script), seed=seed),
@@ -160,11 +168,30 @@ def _instants(script: Script) -> Counts:
     return np.zeros(len(script), dtype=np.int64) if script.instants is None else script.instants
 
 
-def _template(script: Script, *, prompt_tokens: Counts, output_tokens: Counts) -> Template:
+def _encoder_tokens(scenario: Scenario, *, size: int, seed: int) -> Counts:
+    wanted = scenario.workload.encoder_tokens
+    if wanted is None:
+        return np.zeros(size, dtype=np.int64)
+    return draw(wanted, size, rng=stream(seed, RandomStream.ENCODER_TOKENS))
+
+
+def _template(
+    script: Script,
+    *,
+    prompt_tokens: Counts,
+    output_tokens: Counts,
+    encoder_tokens: Counts,
+    encoder: Callable[..., Counts],
+) -> Template:
+    """``prompt_tokens`` count those of the ``encoder``, which makes the ids of a key and a length."""
+
     def request(index: int, arrival: int) -> Request:
+        first = min(int(encoder_tokens[index]), int(prompt_tokens[index]) - 1)
+        prompt = script.prompt(index, int(prompt_tokens[index]) - first)
         return Request(
             id=request_id(index),
-            origin_input_ids=script.prompt(index, int(prompt_tokens[index])),
+            origin_input_ids=packed(encoder(key=index, length=first)) + prompt if first else prompt,
+            encoder_len=first,
             sampling=params(script.sampling(index), max_new_tokens=int(output_tokens[index])),
             arrival=arrival,
             index=index,

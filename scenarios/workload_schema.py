@@ -144,12 +144,14 @@ class Abort(Section):
 
 class WorkloadSection(Section):
     """Drawn from distributions, or the first ``requests`` of a trace. Without ``arrival`` a trace keeps its
-    own instants where it has any; everything else is a burst."""
+    own instants where it has any; everything else is a burst. ``encoder_tokens``: those of an encoder-decoder, in front
+    of each prompt."""
 
     requests: Annotated[Requests, Field(ge=1)] | None = None
     arrival: Arrival | None = None
     prompt_tokens: Distribution | None = None
     output_tokens: Distribution | None = None
+    encoder_tokens: Distribution | None = None
     shared_prefix: SharedPrefix | None = None
     sampling: Sampling = Sampling()
     abort: Abort | None = None

@@ -90,6 +90,15 @@ ExtendLens = tuple[torch.Tensor, torch.Tensor]
 """New tokens of each request, and tokens before them: [b] int32 each."""
 
 
+class EncoderTokens(NamedTuple):
+    """The encoder's tokens of a prefill, e of all requests together, one request after the other."""
+
+    input_ids: torch.Tensor  # [e] int64, on the host until the forward
+    out_cache_loc: torch.Tensor  # [e] int64, KV slots to write
+    lens: torch.Tensor  # [b] int64, tokens of the encoder for each request
+    decoder_lens: torch.Tensor  # [b] int64, tokens of the decoder
+
+
 @dataclass(slots=True, eq=False)
 class ForwardBatch:
     """One forward as the model's input. b = batch_size, T = num_tokens; requests' tokens lie one
@@ -118,6 +127,7 @@ class ForwardBatch:
     proxies: tuple[torch.Tensor, ...] = ()  # of the stage before: hidden and residual [T, hidden]
     global_num_tokens: tuple[int, ...] = ()  # T of every data-parallel rank, where there are several
     graph_rows: int | None = None  # of the graph that those ranks replay together; 0: none can
+    encoder: EncoderTokens | None = None  # of a prefill of an encoder-decoder
 
 
 ROW_FIELDS = ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens")
@@ -163,6 +173,7 @@ class ScheduleBatch:
     graph_rows: int | None = None  # rows of the graph that those ranks replay together; 0: none can
     batch_is_full: bool = False
     rows_changed: bool = False  # a request joined or left since the last launch
+    encoder: EncoderTokens | None = None  # of a prefill of an encoder-decoder
     longest: int = 0  # host bound on the positions that a speculative step touches
     penalised: bool = False  # of a launched batch's record: some request has penalties
 

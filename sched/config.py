@@ -148,6 +148,7 @@ class EngineConfig:
     speculative: SpeculativeConfig | None = None
     hisparse: HiSparseConfig | None = None
     stages: int = 1  # of a pipeline, each with this configuration
+    encoder: bool = False  # the model is an encoder-decoder
     embedding: bool = False  # prompts are embedded, and nothing decodes
 
     @property

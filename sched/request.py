@@ -53,6 +53,7 @@ class Request:
 
     output_ids: array[int] = field(default_factory=lambda: array("q"))
     output_logprobs: list[float] = field(default_factory=list)  # of output_ids, where sampling.logprobs
+    encoder_len: int = 0  # of origin_input_ids, how many at the front are an encoder's input
     embedding: tuple[float, ...] = ()  # of the prompt, where prompts are embedded
     status: Status = Status.WAITING
     reason: str = ""  # why it ended: length, stop, abort, or an error message

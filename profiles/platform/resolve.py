@@ -107,6 +107,7 @@ def resolve(scenario: Scenario) -> Resolved:
         *_conditions(scenario),
         *_unmeasured(scenario),
         *_hisparse_findings(scenario, model, hardware),
+        *_encoder_findings(scenario, model),
     )
     problems += [scenario.source.problem(path, text) for path, text in misnamed]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
@@ -248,6 +249,14 @@ def _hisparse_findings(
         )
     elif model is not None and model.indexer is not None:
         yield from _buffer_sizes(wanted, model.indexer.top_k, scenario.engine.page_size)
+
+
+def _encoder_findings(scenario: Scenario, model: ModelConfig | None) -> Iterator[tuple[KeyPath, str]]:
+    """An encoder-decoder needs tokens of an encoder, and no other model has a use for them."""
+    given = scenario.workload.encoder_tokens is not None
+    if model is not None and given != bool(model.cross_layers):
+        has = f"{model.name} has no encoder" if given else f"required by {model.name}, which has an encoder"
+        yield ("workload", "encoder_tokens"), has
 
 
 def _missing_features(hardware: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:

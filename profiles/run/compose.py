@@ -124,6 +124,7 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         hisparse=_hisparse(resolved) if context.decodes else None,
         stages=engine.pipeline.stages,
         embedding=engine.embedding,
+        encoder=bool(model.cross_layers),
         speculative=speculative_config(scenario.engine.speculative),
     )
 

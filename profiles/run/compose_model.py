@@ -19,6 +19,7 @@ from ...sched.memory.pools import IndexPool, KVPool, ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.config import ModelConfig
+from ...sched.model.cross import CrossDecoder
 from ...sched.model.decoder import Decoder, Model
 from ...sched.model.draft import (
     DraftWeights,
@@ -84,8 +85,12 @@ def model_parts(
     index = _index_pool(config, model)
     sparse = _sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
     mlp = _mlp(resolved, context)
-    kind = Embedder if config.embedding else Decoder
-    whole = kind(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
+    whole: Decoder
+    if model.cross_layers:
+        whole = CrossDecoder(model, weights, kv=kv, req_to_token=pages)
+    else:
+        kind = Embedder if config.embedding else Decoder
+        whole = kind(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
     if tags is not None:
         places = None if host is None else host.locator

@@ -65,6 +65,8 @@ _written_by_schedule = partial(AccessSign, "schedule", True)
 
 _PAGE_TABLE_READS = (
     _read_by_forward("Decoder._attended", "attention("),
+    _read_by_forward("CrossDecoder._rows", "decoder_pages("),
+    _read_by_forward("TaggedDecoder._tag_encoder", "kv_tags("),
     _read_by_forward("SparseAttention._extend", "sparse_extend("),
     _read_by_forward("ModelRunner._replay", "graph.replay()"),
     _read_by_forward("GraphedFunction.__call__", "graph.replay()"),

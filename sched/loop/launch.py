@@ -12,6 +12,7 @@ from ..batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ..kernels.rows import decode_positions, extend_positions
 from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request
+from .encoder import encoder_input
 from .engine import Engine
 
 
@@ -126,6 +127,7 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
         sampling_info=batch.sampling_info,
         global_num_tokens=batch.global_num_tokens,
         graph_rows=batch.graph_rows,
+        encoder=encoder_input(engine, batch),
     )
 
 

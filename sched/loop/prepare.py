@@ -16,6 +16,7 @@ from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request, Status
 from ..speculate.worker import Worker
 from .ahead import prepare_ahead
+from .encoder import staged_parts, strip_encoder
 from .engine import Engine
 
 _PLACE_PROMPTS = {"split": split.place_prompts, "fused": fused.place_prompts}
@@ -28,12 +29,13 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     batch.prefix_lens = [req.prefix_len for req in reqs]
     batch.extend_lens = [req.extend_input_len for req in reqs]
     batch.extend_num_tokens = sum(batch.extend_lens)
-    parts = [req.tokens(req.prefix_len, req.fill_len) for req in reqs]
-    engine.relay.stage_prompt(batch, parts)
+    engine.relay.stage_prompt(batch, staged_parts(engine, reqs))
     batch.seq_lens_cpu = torch.tensor([req.fill_len for req in reqs], dtype=torch.int64)
     split.take_rows(engine, batch)
     rows = _PLACE_PROMPTS[engine.relay.row.preparation](engine, batch)
     engine.tier.place_prompts(batch)
+    if engine.config.encoder:
+        strip_encoder(engine, batch)
     for req in reqs:
         _enter(req, engine.clock.now())
     return _with_sampling_info(engine, batch, rows)
@@ -91,6 +93,7 @@ def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
     """Prepare the running batch for one more token of every request."""
     batch.forward_mode = ForwardMode.DECODE
     batch.step = step
+    batch.encoder = None
     relay = engine.relay
     relay.penalty_tokens.before_decode(batch, sampling_of(batch))
     relay.prepare_input(batch)

@@ -52,6 +52,8 @@ class ModelConfig:
     attention_bias: bool = False
     tied_embeddings: bool = False
     indexer: Indexer | None = None
+    # Layers that attend to an encoder's tokens instead of the request's own.
+    cross_layers: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     # Seeded weights only: the output of all layers but the first is scaled by this factor, so that a draft that is the
     # first layer can guess the model's tokens.

@@ -109,6 +109,12 @@ class Decoder:
         return self._linear(self._dense(qkv, layer, batch, index), layer.o)
 
     def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
+        return self._attended(*self._stored(qkv, layer, batch, index), batch, self._req_to_token)
+
+    def _stored(
+        self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The queries of the tokens and both caches of the layer, in which their keys and values are stored."""
         config = self.config
         k_cache, v_cache = self._kv.k_cache[index], self._kv.v_cache[index]
         q = rope_and_store_kv(
@@ -122,13 +128,18 @@ class Decoder:
             k_cache,
             v_cache,
         )
-        return self._attended(q, k_cache, v_cache, batch)
+        return q, k_cache, v_cache
 
     def _attended(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: ForwardBatch,
+        req_to_token: torch.Tensor,
     ) -> torch.Tensor:
         scale = self.config.head_dim**-0.5
-        pages = (q, k_cache, v_cache, self._req_to_token, batch.req_pool_indices, batch.seq_lens)
+        pages = (q, k_cache, v_cache, req_to_token, batch.req_pool_indices, batch.seq_lens)
         if batch.branches is None:
             attended = attention(*pages, batch.extend_lens, scale, batch.max_seq_len, batch.max_extend_len)
         else:

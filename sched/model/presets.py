@@ -60,6 +60,7 @@ _ALL = (
         qk_norm=True,
         tied_embeddings=True,
     ),
+    replace(_TINY_LLAMA, name="tiny-cross", num_layers=4, cross_layers=(1, 3)),
     replace(_TINY_LLAMA, name="tiny-sparse", indexer=Indexer(heads=2, head_dim=16, top_k=32)),
     ModelConfig(
         name="qwen3-0.6b",

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ..batch import ForwardBatch, ModelOutput
+from ..batch import EncoderTokens, ForwardBatch, ModelOutput
 from ..kernels.tags import gathered, kv_tags, position_weights
 from .decoder import Model
 
@@ -69,6 +69,8 @@ class TaggedDecoder:
         output = self._model.forward(batch)
         if batch.mode.is_idle:
             return output
+        if batch.encoder is not None:
+            self._tag_encoder(batch, batch.encoder)
         input_ids = batch.proxies[-1] if batch.proxies else batch.input_ids
         fingerprint = kv_tags(
             self._pool.tags,
@@ -85,3 +87,17 @@ class TaggedDecoder:
             self._places.settle(batch, fingerprint)
         proxies = (*output.proxies, input_ids) if output.proxies else ()
         return ModelOutput(output.logits, fingerprint, proxies=proxies)
+
+    def _tag_encoder(self, batch: ForwardBatch, encoder: EncoderTokens) -> None:
+        """Tag the encoder's tokens, which the decoder's follow in each row."""
+        kv_tags(
+            self._pool.tags,
+            self._pool.sums,
+            self._pool.weights,
+            encoder.input_ids,
+            self._req_to_token,
+            batch.req_pool_indices,
+            encoder.lens,
+            encoder.lens,
+            encoder.out_cache_loc,
+        )

@@ -1,7 +1,7 @@
 """Known bugs of upstream's relay, each as a change of a row that a checker has to detect.
 
-``reference`` numbers the bugs (5.n) and names the pull requests or issues that report them. ``about`` describes the
-mistake, not its symptoms.
+``reference`` numbers the bugs (5.n, or 4.10 for a mode) and names the pull requests or issues that report them.
+``about`` describes the mistake, not its symptoms.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from . import (
     penalties,
     placeholders,
     prebuilt,
+    prompt,
     tokens,
 )
 from .row import DraftRow, RelayRow, Speculation
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial", "pipelined"]
-Feature = Literal["hisparse", "embedding"]
+Feature = Literal["hisparse", "embedding", "encoder-decoder"]
 FEATURES: Mapping[Feature, str] = {
     "hisparse": "engine.hisparse.enabled=true",
     "embedding": "engine.embedding=true",
+    "encoder-decoder": "workload.encoder_tokens",
 }
 """Each feature as a setting."""
 R = TypeVar("R", RelayRow, DraftRow)
@@ -182,6 +184,15 @@ _FAULTS = (
         ("overlapped", "serial"),
         partial(_with, resolve_prompt=ordering.nothing),
         feature="embedding",
+    ),
+    Fault(
+        "encoder-rebuilt-on-device",
+        "Stripping the encoder's tokens rebuilds the prompt on the device, while the whole prompt stays staged.",
+        "4.10, #25945 without its encoder-decoder fix",
+        ("pr25945",),
+        ("overlapped", "serial"),
+        partial(_with, rebuild_prompt=prompt.upload_now),
+        feature="encoder-decoder",
     ),
     Fault(
         "no-barrier",

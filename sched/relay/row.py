@@ -70,6 +70,7 @@ class RelayRow(RelayPolicies[RelayContext]):
     flatten: Callable[[RelayContext, ScheduleBatch, Parts], torch.Tensor]
     staging: Callable[[RelayContext, torch.Tensor], torch.Tensor]
     stage_prompt: Callable[[RelayContext, ScheduleBatch, torch.Tensor], None]
+    rebuild_prompt: Callable[[RelayContext, ScheduleBatch, torch.Tensor], None]
     preparation: Preparation
     penalty_tokens: Callable[[RelayContext], PenaltyTokens]
     sampling_tensors: Upload
@@ -159,8 +160,14 @@ class Relay(RelayPolicies[()]):
 
     def stage_prompt(self, batch: ScheduleBatch, parts: Parts) -> None:
         """Bring the prompts' tokens, flat, on their way to the device."""
-        row, context = self.row, self.context
-        row.stage_prompt(context, batch, row.staging(context, row.flatten(context, batch, parts)))
+        self.row.stage_prompt(self.context, batch, self._staged(batch, parts))
+
+    def rebuild_prompt(self, batch: ScheduleBatch, parts: Parts) -> None:
+        """Replace what ``stage_prompt`` has staged."""
+        self.row.rebuild_prompt(self.context, batch, self._staged(batch, parts))
+
+    def _staged(self, batch: ScheduleBatch, parts: Parts) -> torch.Tensor:
+        return self.row.staging(self.context, self.row.flatten(self.context, batch, parts))
 
     def isolate(self, batch: ScheduleBatch) -> AbstractContextManager[None]:
         """Resolve the batch and read its page table, then keep the forward inside from changing it."""

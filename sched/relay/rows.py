@@ -105,6 +105,7 @@ PR25774_BEFORE = RelayRow(
     flatten=prompt.flatten_list,
     staging=prompt.pinned,
     stage_prompt=prompt.upload_now,
+    rebuild_prompt=prompt.upload_now,
     preparation="split",
     prepare_input=placeholders.cast_output,
     advance=lengths.advance_new_tensor,
@@ -190,6 +191,7 @@ PR25945_BEFORE = replace(PR26425, barrier=ordering.barrier_at_top)
 PR25945 = replace(
     PR25945_BEFORE,
     stage_prompt=prompt.keep_staged,
+    rebuild_prompt=prompt.keep_staged,
     mix=tokens.mix_by_index,
     isolate=ordering.resolve_then_isolate,
     resolve=tokens.resolve_late,
@@ -205,6 +207,7 @@ LATEST = replace(
     pages=pages.own_pages,
     barrier=ordering.no_barrier,
     stage_prompt=prompt.upload_now,
+    rebuild_prompt=prompt.upload_now,
     preparation="fused",
     penalty_tokens=penalties.AfterSampling,
     sampling_tensors="packed",

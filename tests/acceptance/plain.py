@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.record.result import digest
 from schedbench.profiles.run.feed import measured_workload
-from schedbench.sched.batch import ForwardBatch, ForwardMode
+from schedbench.sched.batch import EncoderTokens, ForwardBatch, ForwardMode, ModelOutput
 from schedbench.sched.kernels.rows import extend_positions
+from schedbench.sched.kernels.sampling import sample_greedy_tagged
 from schedbench.sched.memory.pools import KVPool
 from schedbench.sched.model.config import ModelConfig
 from schedbench.sched.model.decoder import Decoder, Model
@@ -36,7 +38,7 @@ class PlainModel:
             tags = TagPool(slots=longest + 1, context_len=longest, device=CPU)
             self.model = TaggedDecoder(self.model, pool=tags, req_to_token=self.table)
 
-    def batch(self, tokens: list[int], *, start: int = 0) -> ForwardBatch:
+    def batch(self, tokens: Sequence[int], *, start: int = 0) -> ForwardBatch:
         """The forward of ``tokens`` from position ``start`` on."""
         end = torch.tensor([start + len(tokens)])
         lens = torch.tensor([len(tokens)], dtype=torch.int32)
@@ -54,6 +56,39 @@ class PlainModel:
             extend_prefix_lens=torch.tensor([start], dtype=torch.int32),
             max_extend_len=len(tokens),
         )
+
+    def next_token(self, tokens: Sequence[int], *, encoder_len: int = 0) -> int:
+        """The greedy token behind ``tokens``, of which the first are an encoder's; all are computed anew."""
+        output = self._forward(tokens, encoder_len)
+        if output.fingerprint is None:
+            return int(output.logits.argmax())
+        return int(sample_greedy_tagged(output.logits, None, output.fingerprint))
+
+    def logits(self, tokens: Sequence[int], *, encoder_len: int = 0) -> torch.Tensor:
+        """Those of the last token, [vocab]."""
+        return self._forward(tokens, encoder_len).logits[0]
+
+    def _forward(self, tokens: Sequence[int], encoder_len: int) -> ModelOutput:
+        batch = self.batch(tokens[encoder_len:], start=encoder_len)
+        if encoder_len:
+            batch.encoder = EncoderTokens(
+                torch.tensor(tokens[:encoder_len]),
+                self.table[1, :encoder_len].long(),
+                torch.tensor([encoder_len]),
+                batch.seq_lens - encoder_len,
+            )
+        return self.model.forward(batch)
+
+    def digest(self, rows: Iterator[Request]) -> str:
+        """The digest of the requests' outputs, each generated alone."""
+        return digest([(req.id, self._outputs(req)) for req in rows])
+
+    def _outputs(self, req: Request) -> list[int]:
+        outputs: list[int] = []
+        while len(outputs) < req.sampling.max_new_tokens:
+            tokens = [*req.origin_input_ids, *outputs]
+            outputs.append(self.next_token(tokens, encoder_len=req.encoder_len))
+        return outputs
 
 
 def _pool(config: ModelConfig, longest: int) -> KVPool:

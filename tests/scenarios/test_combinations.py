@@ -28,6 +28,10 @@ ON: dict[str, dict[str, Any]] = {
     "fake transfer": {"engine": {"disaggregation": {"mode": "pair", "transfer": "fake"}}},
     "data-parallel ranks": {"engine": {"data_parallel": {"ranks": 2}}},
     "shared MLP": {"engine": {"data_parallel": {"ranks": 2, "mlp": "shared"}}},
+    "encoder-decoder": {
+        "engine": {"chunked_prefill_size": "none"},
+        "workload": {"encoder_tokens": 8},
+    },
     "embedding": {"engine": {"embedding": True}, "workload": {"output_tokens": 1}},
     "graphs": {"engine": {"cuda_graph": True}},
     "measured host": {"device": {"host": "measured"}},
