@@ -5,13 +5,14 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.record.conclusion import listed
 from .page import Document, Page, framed
 from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent
 
 LINES = 24  # source lines in a table
-FEW = 8  # in the first screenful
+FEW = 4  # in the first screenful
 _COMPARED = ("engine.", "relay.", "labels.engine")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
@@ -34,7 +35,7 @@ def page(document: Document, width: int, *, most: int = LINES) -> Page:
     found = document["comparison"]
     return Page(
         document["conclusion"],
-        [Text(setting(document)), *map(Text, notes(found)), *every(found, width=width, most=most)],
+        [Text(setting(document)), *map(Text, notes(found, most)), *every(found, width=width, most=most)],
         document["conclusion"],
         footer=_provenance(document),
         rest=_REST,
@@ -64,14 +65,14 @@ def _program(side: Document) -> str:
     return f"{side['label']} ({scheduler(side, side['relay'])}{at}{world})"
 
 
-def notes(found: Document) -> list[str]:
+def notes(found: Document, most: int) -> list[str]:
     """Remarks that qualify the verdict."""
     differences = found["comparability"]["differences"]
     compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
     remarks = [_case(found["case"], found["verdict"])] if found["case"] else []
     remarks += _of_captures(found) if found["baseline"]["capture"] else []
-    remarks += [f"compared: {'; '.join(compared)}"] if compared else []
+    remarks += [f"compared: {listed(compared, most, between='; ')}"] if compared else []
     remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
         remarks.append("batches differ between A and B: steps are compared by kind, not one by one")
@@ -82,6 +83,8 @@ def notes(found: Document) -> list[str]:
                 f"{name} recorded no times and no source lines: {side['unrecorded']}; compared is what both have"
             )
     remarks += [f"{name} has no {kinds} steps" for name, kinds in _lacking(found) if kinds]
+    if found["one_run"]:
+        remarks.append("the workload has no randomness: a second seed gave the same run, so one is compared")
     if found["draws"]["abstained"] and found["design"] == "seeds":
         remarks.append(
             f"not asked again under draws of the hardware's constants: {found['draws']['abstained']}"

@@ -18,6 +18,7 @@ from .trial import Sample
 from .trials import NOT_DRAWN, DrawnRuns, Trials
 from .verdict import (
     MIN_EFFECT,
+    MIN_SEEDS,
     Judgement,
     Reason,
     Verdict,
@@ -31,6 +32,9 @@ from .verdict import (
 HEADLINE: Final = ("output_throughput", "ttft_ms", "tpot_ms")
 # Captures have no requests.
 CAPTURED_HEADLINE: Final = ("step_ms", "forward_idle_us_per_step")
+
+# Percent. Gains and losses that are smaller are no trade-off.
+INTEREST: Final = 1.0
 
 Overall = Literal["better", "worse", "trade-off", "no change", "inconclusive"]
 
@@ -71,6 +75,7 @@ class Comparison:
     verdict: Overall
     reasons: tuple[Reason, ...]
     counts: Sequence[effects.CounterEffect]
+    added: Sequence[effects.AddedCount]
     lines: Sequence[effects.LineEffect]
     idle: Sequence[effects.IdleEffect]
     gates: tuple[GateOutcome, ...]
@@ -109,10 +114,11 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
         headline=headline,
         verdict=verdict,
         reasons=reasons,
-        counts=effects.counts(results_a, results_b),
+        counts=(counts := effects.counts(results_a, results_b)),
+        added=effects.added(counts),
         lines=effects.lines(results_a, results_b),
         idle=effects.idle(results_a, results_b),
-        gates=tuple(gates.check(gate, judgements, a=results_a, b=results_b) for gate in rules.gates),
+        gates=tuple(gates.check(gate, judgements, counts, a=results_a, b=results_b) for gate in rules.gates),
         engine=engine_differences(results_a[0], results_b[0]),
         environment=environment,
         drawn=drawn,
@@ -120,14 +126,19 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
 
 
 def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[Overall, tuple[Reason, ...]]:
-    """The verdict on several metrics together; a trade-off where some are better and some worse."""
+    """The verdict on several metrics together; a trade-off where some are better and some worse, each by at least the
+    size of interest."""
     found = tuple(found)
     verdicts: set[Verdict] = {judgement.verdict for judgement in found}
     reasons = dict.fromkeys(reason for judgement in found for reason in judgement.reasons)
     if voids:
         return "inconclusive", tuple(voids)
-    if {"better", "worse"} <= verdicts:
-        return "trade-off", ()
+    opposed: set[Verdict] = {"better", "worse"}
+    if opposed <= verdicts:
+        large = {judgement.verdict for judgement in found if abs(judgement.delta) >= INTEREST} & opposed
+        if large == opposed:
+            return "trade-off", ()
+        verdicts = (verdicts - opposed) | (large or {"no change"})
     for verdict in ("better", "worse"):
         if verdict in verdicts:
             return verdict, ()
@@ -172,7 +183,7 @@ def _rebatched(trials: Trials, engaged: StepEngagement) -> bool:
 
 
 def _headline(rules: VerdictRules, *, captured: bool) -> tuple[str, ...]:
-    gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if gate.place is None))
+    gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if not (gate.place or gate.added)))
     return gated or (CAPTURED_HEADLINE if captured else rules.headline)
 
 
@@ -218,7 +229,8 @@ def _judged(
     values_a, values_b = tuple(x.value for x in a), tuple(x.value for x in b)
     unit, direction = a[0].unit, a[0].direction
     if trials.design == "seeds":
-        found = judge_seeds(values_a, values_b, direction, min_effect=rules.min_effect)
+        least = 1 if trials.one_run else MIN_SEEDS
+        found = judge_seeds(values_a, values_b, direction, min_effect=rules.min_effect, least=least)
     elif trials.design == "stored":
         found = judge_unpaired(values_a, values_b, direction, min_effect=rules.min_effect)
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..record.conclusion import listed
 from ..record.result import Abstained
 from .compare import Comparison
 from .divergence import Divergence
@@ -13,12 +15,15 @@ from .verdict import Judgement, Reason
 
 _PLAIN: Final = frozenset({"h2d", "d2h", "sync"})
 _SHOWN: Final = 3  # counts
+_ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 
 
 def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
-    parts = [_verdict(found), _metrics(found), _tokens(found), _engagement(found), _counts(found)]
+    said = _added(found)
+    verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
+    parts = [said, verdict, _metrics(found), _tokens(found), _engagement(found), _counts(found)]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_verdict(found), _tokens(found)]
     text = "; ".join(part for part in parts if part)
@@ -37,11 +42,20 @@ def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
     return f"{'; '.join((said, *others))}."
 
 
+def _added(found: Comparison) -> str:
+    """The copies and syncs that B has in every step and A has not."""
+    kinds = defaultdict(list)
+    for one in found.added:
+        kinds[one.kind].append(f"{one.more:g} {_ADDED[one.counter]}{'s' * (one.more != 1)}")
+    words = [f"{' and '.join(counts)} per {kind} step" for kind, counts in kinds.items()]
+    return f"adds {listed(words, _SHOWN)}" if words else ""
+
+
 def _setting(found: Comparison) -> str:
     result = found.trials.a[0].result
     n = len(found.trials.a)
     runs = {
-        "seeds": f"{n} seed{'s' if n != 1 else ''}",
+        "seeds": "one run" if found.trials.one_run else f"{n} seed{'s' if n != 1 else ''}",
         "blocks": f"{n} pairs",
         "stored": f"{n} and {len(found.trials.b)} stored runs",
     }

@@ -17,7 +17,7 @@ from .engagement import StepEngagement
 from .likeness import ScenarioDifference
 
 # History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive;
-# 1.2 has the conclusion where every document has it.
+# 1.2 has the conclusion where every document has it, what B adds to every step, and whether seeds are one run.
 SCHEMA_VERSION: Final = "1.2"
 
 Document = dict[str, Any]
@@ -52,6 +52,8 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "engagement": _engagement(found.engagement, found.rules.min_engagement),
             "metrics": {name: _metric(judged) for name, judged in found.metrics.items()},
             "counts": [_count(count) for count in found.counts],
+            "added": [one._asdict() for one in found.added],
+            "one_run": found.trials.one_run,
             "lines": [_line(line) for line in found.lines],
             "idle": [part._asdict() for part in found.idle],
             "gates": [gate._asdict() for gate in found.gates],

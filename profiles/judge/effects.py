@@ -16,6 +16,7 @@ from ..record.result import IDLE_PARTS, Abstained, CopyRow, Metric, Result, Site
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
 
+ADDABLE: Final = ("sync", "h2d", "d2h")  # counters of what a step can have more of than before
 _FORMAT: Final = re.compile(r"\s+|,(?=\s*[)\]}])")
 
 
@@ -74,6 +75,29 @@ def counts(a: Results, b: Results) -> list[CounterEffect]:
         y = tallies_b.get(place, StepCounts()) if place[0] in kinds_b else None
         found.append(CounterEffect(*place, x, y, _change(x, y)))
     return found
+
+
+class AddedCount(NamedTuple):
+    """B does ``more`` per step of the kind than A, in the median step."""
+
+    kind: str
+    counter: str
+    more: float
+
+
+def added(counts: Sequence[CounterEffect]) -> list[AddedCount]:
+    """The copies and syncs of which the median step has at least one more in B than in A, all streams together, so that
+    one that moves to another stream is not added. Of steady decodes, what not all decodes have."""
+    medians: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for count in counts:
+        if count.counter in ADDABLE and count.a and count.b:
+            medians[count.kind, count.counter] += count.b.median - count.a.median
+    found = [
+        AddedCount(kind, counter, more)
+        for (kind, counter), more in medians.items()
+        if more >= 1 and ("." not in kind or medians[kind.partition(".")[0], counter] < 1)
+    ]
+    return sorted(found, key=lambda one: (one.kind, ADDABLE.index(one.counter)))
 
 
 def _change(a: StepCounts | None, b: StepCounts | None) -> Change:

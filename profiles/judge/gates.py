@@ -4,6 +4,7 @@
 ``better:throughput:2%``    B has to be at least this much better
 ``decode.steady.schedule.h2d:0``    no step of B has more
 ``mixed.forward.sync:+1``           B's worst step has at most one more than A's
+``added:0``, ``added.sync:0``       the median step of B, of any kind, has no more copies and syncs, or syncs, than A's
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from ..captures.steps import UNTOLD
 from ..measure.steps import STEADY
 from ..record.definitions import DEFINITIONS, Direction, definition
 from ..record.result import Abstained, Result
+from .effects import ADDABLE, CounterEffect, added
 from .metric_values import full_name
 from .verdict import Judgement, Reason
 
 Passed = Literal["passed", "failed", "undecided"]
 
 _BETTER: Final = "better:"
+_ADDED: Final = "added"
 _BOUND: Final = re.compile(r"([+-]?)(\d+(?:\.\d+)?)(%?)")
 _NUMBERED: Final = re.compile(r"stream \d+")  # a stream without a name, as captures have them
 _TOLERABLE: Final = frozenset({Reason.LOW_N, Reason.NOT_ENGAGED, Reason.CONSTANTS})  # the interval is valid
@@ -35,7 +38,8 @@ class GateError(ValueError):
 
 class Gate(NamedTuple):
     """``place`` is the kind, stream and counter of a count; None for a metric. ``sign`` is empty for a plain bound on a
-    count. ``better`` gates ask for an improvement of at least ``bound`` percent."""
+    count. ``better`` gates ask for an improvement of at least ``bound`` percent. ``added``: the counters of which a
+    step may have no more than ``bound`` in addition; empty for other gates."""
 
     text: str
     name: str
@@ -43,6 +47,7 @@ class Gate(NamedTuple):
     sign: str
     bound: float
     better: bool = False
+    added: tuple[str, ...] = ()
 
 
 class GateOutcome(NamedTuple):
@@ -63,6 +68,8 @@ def parse(text: str) -> Gate:
     if not colon or not match:
         raise GateError(f"gate {text!r}: expected NAME:BOUND, such as throughput:2% or mixed.schedule.h2d:0")
     sign, number, unit = match.groups()
+    if not (better or sign or unit) and (counters := _added(name.strip())):
+        return Gate(text, name.strip(), None, "", float(number), added=counters)
     place = _place(name.strip())
     if (place is None) != (unit == "%"):
         wanted = "a percentage" if place is None else "a number of copies, syncs or kernels"
@@ -105,6 +112,13 @@ def _place(name: str) -> tuple[str, str, str] | None:
     return (kind, stream, rest) if known else None
 
 
+def _added(name: str) -> tuple[str, ...]:
+    """The counters of which a gate bounds what is added; empty if it bounds something else."""
+    if name == _ADDED:
+        return ADDABLE
+    return tuple(counter for counter in ADDABLE if name == f"{_ADDED}.{counter}")
+
+
 def _metric(name: str, text: str) -> str:
     try:
         return full_name(name)
@@ -116,9 +130,25 @@ def _metric(name: str, text: str) -> str:
 
 
 def check(
-    gate: Gate, judged: Mapping[str, Judgement], *, a: Sequence[Result], b: Sequence[Result]
+    gate: Gate,
+    judged: Mapping[str, Judgement],
+    counts: Sequence[CounterEffect] = (),
+    *,
+    a: Sequence[Result],
+    b: Sequence[Result],
 ) -> GateOutcome:
+    if gate.added:
+        return _check_added(gate, counts)
     return _check_count(gate, a, b) if gate.place else _check_metric(gate, judged.get(gate.name))
+
+
+def _check_added(gate: Gate, counts: Sequence[CounterEffect]) -> GateOutcome:
+    if not any(count.a and count.b for count in counts):
+        return GateOutcome(gate.text, "undecided", None, "no kind of step is on both sides")
+    found = [one for one in added(counts) if one.counter in gate.added and one.more > gate.bound]
+    most = max((one.more for one in added(counts) if one.counter in gate.added), default=0.0)
+    why = ", ".join(f"{one.kind} {one.counter} {one.more:+g}" for one in found)
+    return GateOutcome(gate.text, "failed" if found else "passed", most, why)
 
 
 def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:

@@ -75,6 +75,7 @@ class Trials:
     b: tuple[Sample, ...]
     tokens: Tokens = "not applicable"
     divergence: Divergence | None = None
+    one_run: bool = False  # a second seed gave the same run, which was left out
 
     @property
     def results(self) -> tuple[tuple[Result, ...], tuple[Result, ...]]:
@@ -196,7 +197,8 @@ def _seeds(a: Side, b: Side, plan: TrialPlan) -> list[int]:
 def _over_seeds(
     a: Side, b: Side, seeds: Iterable[int], plan: TrialPlan, notice: Notice, *, first: tuple[Sample, Sample]
 ) -> Trials:
-    """Stops after the first seed whose tokens differ, since there can be no verdict then."""
+    """Stops after the first seed whose tokens differ, since there can be no verdict then, and where the second seed
+    gives the same run: the workload has no randomness."""
     if plan.draws:
         prepare_pool()
     pairs = [first]
@@ -204,6 +206,8 @@ def _over_seeds(
         if _diverged(*pairs[-1], plan):
             break
         pairs.append((_run(a, "a", seed, notice), _run(b, "b", seed, notice)))
+        if len(pairs) == 2 and all(map(_is_same_run, *pairs)):
+            return Trials("seeds", (first[0],), (first[1],), one_run=True)
     return Trials("seeds", tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
 
 
@@ -229,6 +233,17 @@ def _run(side: Side, name: Name, seed: int, notice: Notice) -> Sample:
     if rows and not any(row.status in ("finished", "aborted") for row in rows):
         raise WorkloadError(f"{side.label}: no request finished; the reason of the first: {rows[0].reason}")
     return sample
+
+
+def _is_same_run(x: Sample, y: Sample) -> bool:
+    """Whether two documents differ in nothing but what names the run, and in tokens."""
+    return _without_names(x.result) == _without_names(y.result)
+
+
+def _without_names(result: Result) -> Result:
+    requests = tuple(row.model_copy(update={"token_ids": None}) for row in result.requests)
+    names = {"run": None, "scenario": None, "outputs": None, "requests": requests}
+    return result.model_copy(update=names)
 
 
 def _diverged(a: Sample, b: Sample, plan: TrialPlan) -> bool:

@@ -80,10 +80,15 @@ class Judgement:
 
 
 def judge_seeds(
-    a: Sequence[float], b: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
+    a: Sequence[float],
+    b: Sequence[float],
+    direction: Direction,
+    *,
+    min_effect: float = MIN_EFFECT,
+    least: int = MIN_SEEDS,
 ) -> Judgement:
     """Values that repeat exactly, one per workload seed. Microseconds change batching under random arrivals, so that
-    a verdict requires the same sign on each of at least five seeds."""
+    a verdict requires the same sign on each of at least ``least`` seeds."""
     differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
     delta, interval = median(differences), order_interval(differences)
     found = Judgement(
@@ -98,7 +103,7 @@ def judge_seeds(
     )
     if list(a) == list(b):
         return found
-    if len(a) < MIN_SEEDS:
+    if len(a) < least:
         return found.void(Reason.LOW_N)
     if abs(delta) >= min_effect and (min(differences) > 0 or max(differences) < 0):
         return replace(found, verdict=_sided(delta, direction))

@@ -34,10 +34,10 @@ def conclusion(result: Document) -> str:
     return f"{'; '.join((*(parts or _without_times(result)), *line))}."
 
 
-def listed(names: Sequence[str], most: int) -> str:
+def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
     """The first ``most`` names, and how many there are besides."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return between.join(names[:most]) + more
 
 
 def engine_name(part: Document) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -129,6 +130,38 @@ def test_better_and_worse_is_a_trade_off():
     assert overall([same, same]) == ("no change", ())
     assert overall([same, unsure]) == ("inconclusive", (Reason.LOW_N,))
     assert overall([]) == ("inconclusive", ())
+
+
+def test_effects_below_the_size_of_interest_are_no_trade_off():
+    """A gain and a loss count against each other from 1 % on."""
+    gain, loss = (judge_seeds([100.0] * 5, [100.0 + x] * 5, y) for x, y in ((3.0, "higher"), (0.9, "lower")))
+    small = judge_seeds([100.0] * 5, [100.9] * 5, "higher")
+    unsure = judge_seeds([100.0] * 2, [110.0] * 2, "lower")
+    assert (gain.verdict, loss.verdict) == ("better", "worse")
+    assert overall([gain, loss]) == ("better", ())
+    assert overall([small, loss]) == ("no change", ())
+    assert overall([small, loss, unsure]) == ("inconclusive", (Reason.LOW_N,))
+    assert overall([loss]) == ("worse", ())
+
+
+def test_a_new_sync_in_every_step_is_a_verdict_of_its_own(trials):
+    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
+    more = {"per_step.decode.schedule.sync": tally}
+    found = judge(trials([100.0] * 5, b=more), VerdictRules(gates=(parse("added.sync:0"),)))
+    assert [(one.kind, one.counter, one.more) for one in found.added] == [("decode", "sync", 1.0)]
+    assert (found.verdict, found.broken, found.headline[0]) == ("no change", True, "output_throughput")
+    text = conclusion(found, a="x", b="y")
+    assert "5 seeds): adds 1 blocking sync per decode step; no change here; " in text
+    seldom = {"per_step.decode.schedule.sync": tally | {"median": 0.0, "mean": 0.4}}
+    assert judge(trials([100.0] * 5, b=seldom)).added == []
+    assert judge(trials([100.0] * 5, a=more, b={"per_step.decode.forward.sync": tally})).added == []  # moved
+
+
+def test_of_a_workload_without_randomness_one_run_is_enough(trials):
+    seen = trials([103.0])
+    assert judge(seen).reasons == (Reason.LOW_N,)
+    found = judge(replace(seen, one_run=True))
+    assert found.verdict == "better" and "(emulated h200, one run)" in conclusion(found, a="x", b="y")
 
 
 def test_gates_decide_what_the_verdict_is_about(trials):

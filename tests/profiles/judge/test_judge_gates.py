@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from schedbench.profiles.judge.draws import Firmness
+from schedbench.profiles.judge.effects import counts
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.verdict import Judgement, Reason, judge_seeds
 from schedbench.profiles.record.result import Abstained
@@ -147,3 +148,31 @@ def test_counts_are_those_of_the_worst_step(result, text, outcome, seen):
     b = result({"per_step.decode.schedule.d2h": tally | {"max": 3}})
     found = check(parse(text), {}, a=[a, a], b=[a, b])
     assert (found.outcome, found.seen) == (outcome, seen)
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome", "seen"),
+    [
+        ("added:0", "failed", 2.0),
+        ("added:2", "passed", 2.0),
+        ("added.d2h:1", "failed", 2.0),
+        ("added.sync:0", "passed", 0.0),
+    ],
+)
+def test_what_every_step_has_more_of_than_before(result, text, outcome, seen):
+    tally = {"median": 1.0, "mean": 1.5, "max": 9, "steps_with": 5}
+    a, b = (result({"per_step.decode.schedule.d2h": tally | {"median": n}}) for n in (1.0, 3.0))
+    found = check(parse(text), {}, counts([a], [b]), a=[a], b=[b])
+    assert (found.outcome, found.seen) == (outcome, seen)
+    assert ("decode d2h +2" in found.why) == (outcome == "failed")
+
+
+def test_nothing_is_added_to_kinds_of_steps_that_only_one_side_has(result):
+    a, b = result(), result({"per_step": {}})
+    assert check(parse("added:0"), {}, counts([a], [b]), a=[a], b=[b]).outcome == "undecided"
+
+
+@pytest.mark.parametrize("text", ["added:2%", "better:added:0", "added.kernel:0", "added:+1"])
+def test_gates_on_what_is_added_take_a_plain_number(text):
+    with pytest.raises(GateError, match="gate"):
+        parse(text)

@@ -23,8 +23,8 @@ def notice(log):
     return lambda name, _: log.append(name)
 
 
-def seeded(result, seeds, **changes) -> list[Sample]:
-    return [Sample(result(changes or None, seed=seed)) for seed in seeds]
+def seeded(result, seeds) -> list[Sample]:
+    return [Sample(result(seed=seed, throughput=100.0 + seed)) for seed in seeds]
 
 
 def test_exact_sides_run_the_same_seeds(result, side, notice, log):
@@ -32,6 +32,18 @@ def test_exact_sides_run_the_same_seeds(result, side, notice, log):
     trials = conduct(a, b, TrialPlan(seeds=5, first_seed=3), notice)
     assert a.asked == b.asked == [3, 4, 5, 6, 7]
     assert (trials.design, trials.tokens, "".join(log)) == ("seeds", "equal", "ab" * 5)
+
+
+def test_a_second_seed_that_gives_the_same_run_ends_the_seeds(result, side, notice, log):
+    """The documents are compared, but for what names the run and for tokens."""
+    same = [
+        Sample(result({"outputs.digest": str(seed) * 64, "run.id": f"r{seed}"}, seed=seed)) for seed in (0, 1)
+    ]
+    trials = conduct(side("a", same), side("b", same), TrialPlan(seeds=5), notice)
+    assert (trials.one_run, len(trials.a), "".join(log)) == (True, 1, "abab")
+    other = [same[0], Sample(result({"per_step.decode.steps": 77}, seed=1))]
+    trials = conduct(side("a", same), side("b", other), TrialPlan(seeds=2, allow_divergence=True), notice)
+    assert (trials.one_run, len(trials.a)) == (False, 2)
 
 
 def test_measured_sides_run_in_abba_blocks_after_a_warm_up(result, side, notice, log):
@@ -76,7 +88,8 @@ def test_other_tokens_end_the_comparison(result, side, notice, log):
 
 
 def test_divergence_may_be_allowed(result, side, notice, log):
-    a, b = side("a", [Sample(result())]), side("b", [Sample(result(OTHER_TOKENS))])
+    a = side("a", seeded(result, range(5)))
+    b = side("b", [Sample(result(OTHER_TOKENS, seed=seed)) for seed in range(5)])
     trials = conduct(a, b, TrialPlan(allow_divergence=True), notice)
     assert ("".join(log), trials.tokens) == ("ab" * 5, "different")
 
