@@ -140,6 +140,14 @@ def _abort(scenario: Scenario) -> Iterator[Finding]:
         yield ("workload", "abort"), "expected fraction or requests, and not both"
 
 
+def _controls(scenario: Scenario) -> Iterator[Finding]:
+    for place, control in enumerate(scenario.workload.controls):
+        pauses = control.action.startswith("pause")
+        if pauses != (control.ms is not None):
+            text = f"required with {control.action}" if pauses else f"means nothing with {control.action}"
+            yield ("workload", "controls", place, "ms"), text
+
+
 _CHUNK: Final = ("engine", "chunked_prefill_size")
 _EMBEDDING: Final = ("engine", "embedding")
 _PIPELINE: Final = ("engine", "pipeline")
@@ -159,6 +167,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPat
     (_encoder, (_CHUNK,)),
     (_grammar, ()),
     (_abort, ()),
+    (_controls, ()),
     (conditions.findings, ()),
     (failures.findings, (_PIPELINE, _DATA_PARALLEL, _DISAGGREGATION, ("engine", "replicas"))),
     (_workload, (("workload", "trace"),)),

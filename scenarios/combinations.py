@@ -67,11 +67,13 @@ MODES: dict[str, Mode] = {
     "embedding": Mode(("engine", "embedding")),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs")),
+    "controls": Mode(("workload", "controls")),
     "minimum length": Mode(("workload", "sampling", "min_new_tokens")),
     "measured host": Mode(("device", "host"), lambda host: host == "measured"),
     "values none": Mode(("device", "values"), lambda values: values == "none"),
 }
 
+_ONE_SCHEDULER = "this version sends them to one scheduler, and there are several"
 _ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
 
 _NOTHING_DECODES = "a request ends with its prompt, and nothing decodes"
@@ -155,6 +157,10 @@ RULES: tuple[Rule, ...] = (
     Rule("embedding", "grammar", _NO_TOKEN),
     Rule("embedding", "logprobs", _NO_TOKEN),
     Rule("embedding", "minimum length", _NO_TOKEN),
+    Rule("controls", "pipeline", _ONE_SCHEDULER),
+    Rule("controls", "disaggregation", _ONE_SCHEDULER),
+    Rule("controls", "replicas", _ONE_SCHEDULER),
+    Rule("controls", "data-parallel ranks", _ONE_SCHEDULER),
     Rule("values none", "grammar", "tokens are hashes there, a grammar cannot choose them"),
     Rule("values none", "logprobs", "there are no logits"),
     Rule("values none", "minimum length", "tokens are hashes there, an early end cannot be held back"),

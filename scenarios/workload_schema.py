@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ..sched.config import ControlAction
 from .fields import Count, Fraction, Positive, Rate, Requests, Section, Several, Switch, bare
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
@@ -142,6 +143,16 @@ class Abort(Section):
     after_tokens: Count = 0
 
 
+class ScriptedControl(Section):
+    """What a client asks of the whole engine before batch number ``at`` of a run is planned. It stops for ``ms``:
+    ``pause`` with a result in flight, ``pause_and_settle`` with none, ``pause_and_retract`` without KV of any request.
+    ``abort_all`` ends all requests; ``flush`` empties the prefix cache as soon as the engine is idle."""
+
+    action: ControlAction
+    at: Count
+    ms: Rate | None = None
+
+
 class WorkloadSection(Section):
     """Drawn from distributions, or the first ``requests`` of a trace. Without ``arrival`` a trace keeps its
     own instants where it has any; everything else is a burst. ``encoder_tokens``: those of an encoder-decoder, in front
@@ -155,5 +166,6 @@ class WorkloadSection(Section):
     shared_prefix: SharedPrefix | None = None
     sampling: Sampling = Sampling()
     abort: Abort | None = None
+    controls: Several[ScriptedControl] = ()
     trace: str | None = None
     format: Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"] | None = None

@@ -6,12 +6,13 @@ Independent of scenarios, files and the machine: composing a run resolves those 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
 Policy = Literal["fcfs", "lpm", "lof", "random"]
+ControlAction = Literal["pause", "pause_and_settle", "pause_and_retract", "abort_all", "flush"]
 
 # A running request is expected to need at most this many more tokens, whatever its limit is (upstream's constant).
 CLIP_MAX_NEW_TOKENS = 4096
@@ -123,6 +124,14 @@ class SpeculativeConfig:
         return 3 * self.alloc_len
 
 
+class Control(NamedTuple):
+    """What a client asks of the whole engine, before the batch number ``at`` of a run is planned."""
+
+    action: ControlAction
+    at: int
+    pause: int = 0  # ns, where the action pauses
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All parameters of the scheduler's decisions. Sizes and limits are in tokens unless named otherwise."""
@@ -150,6 +159,7 @@ class EngineConfig:
     stages: int = 1  # of a pipeline, each with this configuration
     encoder: bool = False  # the model is an encoder-decoder
     embedding: bool = False  # prompts are embedded, and nothing decodes
+    controls: tuple[Control, ...] = ()  # by ``at``
 
     @property
     def running_limit(self) -> int:

@@ -10,11 +10,12 @@ from itertools import islice
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, RelaySection, Scenario, Speculative
 from ...scenarios.workload import params
+from ...sched.loop.controls import ABORTED
 from ...sched.relay.choice import RelayChoice, choose
 from ..judge.divergence import token_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
-from ..record.result import Abstained, Result
+from ..record.result import Abstained, RequestRow, Result
 from ..run.crash import Crash
 from .report import Check, Evidence, skipped, verdict
 from .runs import attempt
@@ -31,6 +32,7 @@ def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, referen
         result, reference = _without_failed(result, reference)
         if not result.requests:
             return skipped(NAME, "no request was left to have any")
+    reference = _aborted_alike(result, reference)
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
     if not promised(resolved, relay):
@@ -112,6 +114,21 @@ def _without_failed(found: Result, expected: Result) -> tuple[Result, Result]:
     return parts[0], parts[1]
 
 
+def _aborted_alike(found: Result, expected: Result) -> Result:
+    """``expected`` as if all requests that a control aborted in ``found`` had ended at the same token."""
+    ends = {row.id: row for row in found.requests if row.reason == ABORTED}
+    if not ends:
+        return expected
+    rows = [_until(row, ends[row.id]) if row.id in ends else row for row in expected.requests]
+    return expected.model_copy(update={"requests": tuple(rows), "outputs": found.outputs})
+
+
+def _until(row: RequestRow, end: RequestRow) -> RequestRow:
+    tokens = (row.token_ids or ())[: end.output_tokens]
+    ended = {"status": end.status, "reason": end.reason, "output_tokens": len(tokens), "token_ids": tokens}
+    return row.model_copy(update=ended)
+
+
 def _ends(found: Result, expected: Result) -> Iterator[Evidence]:
     ends = {row.id: (row.status, row.reason) for row in expected.requests}
     for row in found.requests:
@@ -136,13 +153,18 @@ def _plain(scenario: Scenario) -> Scenario:
         "data_parallel": DataParallel(),
     }
     return scenario.model_copy(
-        update={"engine": scenario.engine.model_copy(update=changes), "faults": ()},
+        update={
+            "engine": scenario.engine.model_copy(update=changes),
+            "workload": scenario.workload.model_copy(update={"controls": ()}),
+            "faults": (),
+        },
     )
 
 
 def _reference_words(resolved: Resolved, count: int) -> str:
     engine = resolved.scenario.engine
     parts = ["cache", "mixing"]
+    parts += ["controls"] if resolved.scenario.workload.controls else []
     parts += ["KV on the host"] if engine.hisparse.enabled else []
     parts += ["workers of their own"] if engine.disaggregation.mode != "none" else []
     parts += ["data-parallel ranks"] if engine.data_parallel.ranks > 1 else []

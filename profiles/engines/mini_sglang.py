@@ -38,6 +38,7 @@ _REFUSED: Final = {
     "data-parallel ranks": "data-parallel attention, which it does not have",
     "disaggregation": "workers of their own for prompts, which it does not have",
     "replicas": "a router, which it does not have",
+    "controls": "messages to pause and to flush, which it does not have",
     "grammar": "grammars, which it does not have",
     "mixed chunk": "batches of prompts and decodes (Scheduler._schedule_next_batch)",
     "pages": "attention by pages (FlashAttentionBackend.prepare_metadata)",

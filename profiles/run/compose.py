@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypedDict
 
 from ...scenarios.combinations import overlaps
-from ...sched.config import EngineConfig, HiSparseConfig
+from ...scenarios.schema import Scenario
+from ...sched.config import Control, EngineConfig, HiSparseConfig
 from ...sched.disagg.fake import NullPort
 from ...sched.disagg.inbox import ArrivalTier, Inbox
 from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
@@ -125,8 +127,14 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         stages=engine.pipeline.stages,
         embedding=engine.embedding,
         encoder=bool(model.cross_layers),
+        controls=_controls(scenario),
         speculative=speculative_config(scenario.engine.speculative),
     )
+
+
+def _controls(scenario: Scenario) -> tuple[Control, ...]:
+    scripted = sorted(scenario.workload.controls, key=attrgetter("at"))
+    return tuple(Control(entry.action, entry.at, round((entry.ms or 0) * 1e6)) for entry in scripted)
 
 
 def _hisparse(resolved: Resolved) -> HiSparseConfig | None:

@@ -18,13 +18,12 @@ from functools import partial
 
 from ..batch import ScheduleBatch, StepResult
 from ..link import LinkError
+from .controls import Controls, Launched
 from .embedding import launch_embedding
 from .engine import Engine
 from .launch import launch_delayed_sample, launch_overlapped, launch_serial
 from .scheduler import Scheduler
 from .speculative import awaits_grammar, launch_drafts
-
-Launched = tuple[ScheduleBatch, StepResult]
 
 
 @contextmanager
@@ -52,8 +51,10 @@ def run_serial(scheduler: Scheduler) -> None:
     """Plan, launch, wait for the tokens and settle until every request of the source has ended. Raises LinkError."""
     engine = scheduler.engine
     launch = _launch(engine, overlapped=False)
+    controls = Controls(scheduler)
     with _schedule_stream(scheduler, ()):
         while True:
+            controls.carry_out(deque())
             scheduler.receive()
             batch = scheduler.get_next_batch_to_run()
             if batch is not None:
@@ -69,8 +70,10 @@ def run_overlapped(scheduler: Scheduler) -> None:
     engine = scheduler.engine
     launch = _launch(engine, overlapped=True)
     results: deque[Launched] = deque()
+    controls = Controls(scheduler)
     with _schedule_stream(scheduler, results):
         while True:
+            controls.carry_out(results)
             scheduler.receive()
             with engine.observer.range("barrier", scheduler.next_step, scheduler.running_batch.batch_size):
                 engine.relay.barrier()

@@ -33,22 +33,23 @@ def retract(engine: Engine, batch: ScheduleBatch, chunked: Request | None) -> li
     victims: list[Request] = []
     # In a pipeline the last request can be retracted too: other microbatches may hold the KV that it needs.
     while len(kept) > (engine.stage is None):
-        victims.append(_release(engine, batch.reqs[kept.pop()]))
+        victims.append(release(engine, batch.reqs[kept.pop()]))
         if decode_fits(engine, [batch.reqs[i] for i in kept]):
             break
     filter_rows(engine, batch, keep=sorted(kept))
     # In a pipeline a chunk of it may still be in flight.
     fixed = engine.stage is not None
     if chunked is not None and not fixed and not decode_fits(engine, batch.reqs):
-        victims.append(_release(engine, chunked))
+        victims.append(release(engine, chunked))
     for req in reversed(engine.tier.absent):
         if decode_fits(engine, batch.reqs):
             break
-        victims.append(_release(engine, req))
+        victims.append(release(engine, req))
     return victims
 
 
-def _release(engine: Engine, req: Request) -> Request:
+def release(engine: Engine, req: Request) -> Request:
+    """Release the KV of a request, which waits again."""
     engine.tier.release(req)
     if engine.inbox is not None and not req.to_finish:
         engine.inbox.offload(req)

@@ -30,7 +30,7 @@ from .prepare import (
     prepare_for_extend,
     rejoin,
 )
-from .retract import NewTokenRatio, decode_fits, retract
+from .retract import NewTokenRatio, decode_fits, release, retract
 from .settle import close, drop, finish, settle, settle_verify
 
 
@@ -122,13 +122,18 @@ class Scheduler:
             self.engine.observer.kv_usage(self._used_tokens())
         return batch
 
+    @property
+    def batches(self) -> int:
+        """How many batches have been planned."""
+        return self.next_step // self._stride
+
     def take_step(self) -> int:
         """Take the number of the next batch."""
         step = self.next_step
         self.next_step += self._stride
         return step
 
-    def _absorb_last_batch(self) -> None:
+    def absorb_last_batch(self) -> None:
         """Cache the chunk that was launched, and let finished prefills join the running batch."""
         chunked = self.chunked_req
         if chunked is not None and self._chunk_launched:
@@ -181,7 +186,7 @@ class Scheduler:
         waiting = len(self.waiting_queue)
         examined = self._order.examined(waiting, self._free_rows()) if waiting else 0
         with self.engine.observer.range("admit", self.next_step, examined):
-            self._absorb_last_batch()
+            self.absorb_last_batch()
             plan = self._plan_round()
         return self._build_prefill(plan) if plan.requests else None
 
@@ -278,9 +283,21 @@ class Scheduler:
     def _retract(self, batch: ScheduleBatch) -> None:
         """Release the KV of requests until the rest of ``batch`` can decode; the retracted requests wait again."""
         victims = retract(self.engine, batch, self.chunked_req)
+        self._ratio.after_retraction(batch.reqs)
+        self._wait_again(victims)
+
+    def retract_all(self) -> None:
+        """Release the KV of all requests, which wait again. No result may be in flight, and the last batch is
+        absorbed."""
+        running, self.running_batch = self.running_batch.reqs, ScheduleBatch.empty()
+        chunked = [] if self.chunked_req is None else [self.chunked_req]
+        under_way = dict.fromkeys([*running, *chunked, *self.engine.tier.absent])
+        self._wait_again([release(self.engine, req) for req in under_way if not req.finished])
+
+    def _wait_again(self, victims: Sequence[Request]) -> None:
+        """Queue retracted requests; those that were to end do so."""
         if any(victim is self.chunked_req for victim in victims):
             self.chunked_req = None
-        self._ratio.after_retraction(batch.reqs)
         for req in victims:
             if req.to_finish:
                 close(self.engine, req, Status.ABORTED, req.to_finish)

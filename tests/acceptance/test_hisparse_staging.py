@@ -84,7 +84,7 @@ def test_a_request_that_waits_is_retracted_for_the_last_one_that_decodes(
 @LOOPS
 def test_a_client_may_leave_meanwhile(slow: None, monkeypatch: pytest.MonkeyPatch, loop: str) -> None:  # noqa: ARG001
     """It is ended at once, and the others go on as if it had never come."""
-    absorb = Scheduler._absorb_last_batch
+    absorb = Scheduler.absorb_last_batch
     left: list[str] = []
 
     def leave(self: Scheduler) -> None:
@@ -94,7 +94,7 @@ def test_a_client_may_leave_meanwhile(slow: None, monkeypatch: pytest.MonkeyPatc
             left.append(waiting[-1].id)
         absorb(self)
 
-    monkeypatch.setattr(Scheduler, "_absorb_last_batch", leave)
+    monkeypatch.setattr(Scheduler, "absorb_last_batch", leave)
     result, whole = run(loop), None
     monkeypatch.undo()
     whole = plain()

@@ -33,6 +33,7 @@ ON: dict[str, dict[str, Any]] = {
         "workload": {"encoder_tokens": 8},
     },
     "embedding": {"engine": {"embedding": True}, "workload": {"output_tokens": 1}},
+    "controls": {"workload": {"controls": ({"action": "flush", "at": 1},)}},
     "graphs": {"engine": {"cuda_graph": True}},
     "measured host": {"device": {"host": "measured"}},
     "grammar": {"workload": {"sampling": {"grammar": {"regex": "a+"}}}},

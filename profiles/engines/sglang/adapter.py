@@ -34,6 +34,7 @@ _REFUSED: Final = {
     "disaggregation": "a process for each role, whose batches begin with what another sends"
     " (SchedulerDisaggregationDecodeMixin.event_loop_overlap_disagg_decode)",
     "replicas": "a router, which is a program of its own (sglang_router)",
+    "controls": "messages that this version does not send (Scheduler.pause_generation)",
     "grammar": "a tokenizer (create_grammar_backend)",
 }
 _PIP_NAMES: Final = {
