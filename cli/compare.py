@@ -85,7 +85,7 @@ OutputDir = Annotated[Path | None, typer.Option(help="Keep compare.json and ever
 Format = Annotated[Literal["table", "json", "md"], typer.Option("--format", help="What to print.")]
 
 
-class _Wanted(NamedTuple):
+class ComparisonOptions(NamedTuple):
     """What the options say of every comparison. The first seed, the varied keys and the headline follow from the
     sides."""
 
@@ -97,7 +97,7 @@ class _Wanted(NamedTuple):
     choose: Callable[[str], EngineChoice]  # of an engine by its name
 
 
-class _Compared(NamedTuple):
+class Compared(NamedTuple):
     document: dict[str, Any]
     broken: bool
     undecided: bool
@@ -142,7 +142,7 @@ def compare(
     from ..profiles.judge.trials import TrialPlan
 
     use_workers(jobs, executor)
-    wanted = _Wanted(
+    wanted = ComparisonOptions(
         overrides or [],
         device,
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
@@ -163,7 +163,7 @@ def compare(
     raise typer.Exit(GATE_FAILED if failed else 0)
 
 
-def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[_Compared]:
+def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: Format) -> list[Compared]:
     """Compare the sides of every case, and print one table."""
     from ..profiles.judge.conclusion import cases_conclusion
     from ..profiles.record.result import canonical
@@ -183,26 +183,44 @@ def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[
     return [*found.values()]
 
 
-def _compared(wanted: _Wanted, scenario: str | None, a: str, b: str, output_dir: Path | None) -> _Compared:
-    from ..profiles.judge.compare import judge
-    from ..profiles.judge.document import document
+def _compared(
+    wanted: ComparisonOptions, scenario: str | None, a: str, b: str, output_dir: Path | None
+) -> Compared:
     from .console import status
 
-    case = None if a or b or scenario is None else _case(scenario, wanted.overrides)
+    case = None if a or b or scenario is None else case_of(scenario, wanted.overrides)
     sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
+    try:
+        with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
+            return compared(wanted, scenario, sides, case, notice=_kept(output_dir, update), update=update)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def compared(
+    wanted: ComparisonOptions,
+    scenario: str | None,
+    sides: tuple[SideSpec, SideSpec],
+    case: Case | None,
+    *,
+    notice: Notice,
+    update: Callable[[str], None],
+) -> Compared:
+    """Run both sides and judge them; of a ``case``, by its metric."""
+    from ..profiles.judge.compare import judge
+    from ..profiles.judge.document import document
+
     question, first = _question(scenario, wanted.overrides, *sides)
     plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
     rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
-    clock = Stopwatch()
-    with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
-        notice = _kept(output_dir, update)
-        trials, drawn = _conduct(question, *sides, plan, device=wanted.device, notice=notice, update=update)
+    clock = Stopwatch(wanted.reader.command)
+    trials, drawn = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
     found = judge(trials, rules, drawn)
     content = document(found, a=sides[0].label, b=sides[1].label, run=clock.run(), case=case)
-    return _Compared(content, broken=found.broken, undecided=found.undecided)
+    return Compared(content, broken=found.broken, undecided=found.undecided)
 
 
-def _case(scenario: str, overrides: list[str]) -> Case | None:
+def case_of(scenario: str, overrides: list[str]) -> Case | None:
     """The case that the scenario is, if it is one."""
     from ..profiles.judge.trial import Question
 
@@ -220,7 +238,7 @@ def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
     return None, names[0], names[1]
 
 
-def _specs(a: str, b: str, wanted: _Wanted) -> tuple[SideSpec, SideSpec]:
+def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpec]:
     from ..profiles.judge.sides import parse
 
     if not (a or b):
@@ -262,8 +280,8 @@ def _conduct(
     a: SideSpec,
     b: SideSpec,
     plan: TrialPlan,
+    wanted: ComparisonOptions,
     *,
-    device: Any,
     notice: Notice,
     update: Callable[[str], None],
 ) -> tuple[Trials, DrawnRuns]:
@@ -271,14 +289,11 @@ def _conduct(
     from ..profiles.judge.trial import TrialRequest
     from ..profiles.judge.trials import conduct, conduct_draws
 
-    order = TrialRequest(device=device, command=command_line())
-    try:
-        with opened(question, a, b, order) as (baseline, candidate):
-            trials = conduct(baseline, candidate, plan, notice)
-            update(f"both sides under {plan.draws} draws of the hardware's constants")
-            return trials, conduct_draws(baseline, candidate, trials, plan)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    order = TrialRequest(device=wanted.device, command=wanted.reader.command)
+    with opened(question, a, b, order) as (baseline, candidate):
+        trials = conduct(baseline, candidate, plan, notice)
+        update(f"both sides under {plan.draws} draws of the hardware's constants")
+        return trials, conduct_draws(baseline, candidate, trials, plan)
 
 
 def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:

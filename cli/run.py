@@ -95,6 +95,8 @@ def run(
     2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, or 143
     terminated, what there is was kept.
     """
+    from .console import status
+
     use_workers(jobs, executor)
     other = engine_choice(engine, engine_python, engine_wheels)
     question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other)
@@ -109,7 +111,8 @@ def run(
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
     if worth:
-        outcome = replace(outcome, result=with_worth(question, outcome.result))
+        with status("counterfactual runs") as notice:
+            outcome = replace(outcome, result=with_worth(question, outcome.result, notice))
     _show(outcome, form, every_table=every_table)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from ...scenarios.overrides import expand
-from ...sched.relay.choice import switches
 from ..captures.files import SUFFIXES, Reader, captures_in
 from ..engines.names import is_engine
 from ..platform.pool import MapFunction
@@ -29,13 +28,13 @@ _OPENING, _CLOSING = "{[(", "}])"
 
 @dataclass(frozen=True, slots=True)
 class SideSpec:
-    """A side as it was typed: a ref, another project's engine, stored files, or nothing of these; and overrides with
-    full keys, unless files are stored."""
+    """A side as it was typed: a ref, another project's engine, stored results or their files, or nothing of these; and
+    overrides with full keys, unless results are stored."""
 
     label: str
     overrides: tuple[str, ...] = ()
     ref: str | None = None
-    stored: tuple[Path, ...] = ()
+    stored: tuple[Path | Result, ...] = ()
     reader: Reader = field(default_factory=Reader)
     engine: EngineChoice | None = None
 
@@ -159,13 +158,8 @@ def _expanded(overrides: list[str], text: str) -> tuple[str, ...]:
         key, equals, value = override.partition("=")
         if not equals or not key.strip():
             raise SideError(f"{text!r} is no side: expected key=value,..., git:REF or a stored result")
-        found.append(f"{_full(key.strip())}={value}")
+        found.append(f"{expand(key.strip())}={value}")
     return tuple(found)
-
-
-def _full(key: str) -> str:
-    """The full key of the scenario. A switch of the relay may be named alone."""
-    return f"engine.relay.{key}" if key in switches() else expand(key)
 
 
 @contextmanager
@@ -200,7 +194,7 @@ def _side(
 
 def _read(spec: SideSpec) -> dict[int, tuple[Sample, ...]]:
     samples: dict[int, tuple[Sample, ...]] = {}
-    for path in spec.stored:
-        sample = Sample(spec.reader.read(path))
+    for stored in spec.stored:
+        sample = Sample(stored if isinstance(stored, Result) else spec.reader.read(stored))
         samples[sample.seed] = (*samples.get(sample.seed, ()), sample)
     return samples
