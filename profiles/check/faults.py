@@ -97,6 +97,7 @@ _RETRACTED = (
 _SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
     "embedding-never-resolves": ("embedding", ()),
+    "list-for-the-bridge": ("block_diffusion", ()),
     "encoder-rebuilt-on-device": ("encoder_decoder", ()),
     "penalties-from-input": (MIXING, _PENALISED),
     "small-ring": (JOINING, _TWO_AT_A_TIME),

@@ -26,10 +26,11 @@ from .row import DraftRow, RelayRow, Speculation
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial", "pipelined"]
-Feature = Literal["hisparse", "embedding", "encoder-decoder"]
+Feature = Literal["hisparse", "embedding", "encoder-decoder", "block diffusion"]
 FEATURES: Mapping[Feature, str] = {
     "hisparse": "engine.hisparse.enabled=true",
     "embedding": "engine.embedding=true",
+    "block diffusion": "engine.block_diffusion.enabled=true",
     "encoder-decoder": "workload.encoder_tokens",
 }
 """Each feature as a setting."""
@@ -193,6 +194,15 @@ _FAULTS = (
         ("overlapped", "serial"),
         partial(_with, rebuild_prompt=prompt.upload_now),
         feature="encoder-decoder",
+    ),
+    Fault(
+        "list-for-the-bridge",
+        "The list of tensors that a step of block diffusion returns is taken for the next step's input.",
+        "4.10, #25774 without its test for a tensor",
+        ("pr25774", "pr25945"),
+        ("serial",),
+        partial(_with, conclude_blocks=broken.bridge_list),
+        feature="block diffusion",
     ),
     Fault(
         "no-barrier",

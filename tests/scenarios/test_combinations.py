@@ -32,6 +32,7 @@ ON: dict[str, dict[str, Any]] = {
         "engine": {"chunked_prefill_size": "none"},
         "workload": {"encoder_tokens": 8},
     },
+    "block diffusion": {"engine": {"block_diffusion": {"enabled": True}}},
     "embedding": {"engine": {"embedding": True}, "workload": {"output_tokens": 1}},
     "controls": {"workload": {"controls": ({"action": "flush", "at": 1},)}},
     "graphs": {"engine": {"cuda_graph": True}},
