@@ -173,6 +173,9 @@ RULES: tuple[Rule, ...] = (
     Rule("embedding", "grammar", _NO_TOKEN),
     Rule("embedding", "logprobs", _NO_TOKEN),
     Rule("embedding", "minimum length", _NO_TOKEN),
+    Rule(
+        "controls", "block diffusion", "its requests stay staged, where this version's controls do not reach"
+    ),
     Rule("controls", "pipeline", _ONE_SCHEDULER),
     Rule("controls", "disaggregation", _ONE_SCHEDULER),
     Rule("controls", "replicas", _ONE_SCHEDULER),
