@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..scenarios.problems import Problem
     from ..scenarios.schema import Kind
 
-Format = Literal["table", "json", "md", "csv", "html"]
+Format = Literal["table", "json", "md", "csv", "html", "svg"]
 Form = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
 Name = Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")]
 Overrides = Annotated[

@@ -69,7 +69,9 @@ class _Axis:
         for length in kept:
             self._columns.append(self._columns[-1] + length * scale)
         self.columns = columns
-        self.cut = [round((a + b) / 2) for n, (a, b) in enumerate(pairwise(self._columns)) if lengths[n] > kept[n]]
+        self.cut = [
+            round((a + b) / 2) for n, (a, b) in enumerate(pairwise(self._columns)) if lengths[n] > kept[n]
+        ]
 
     def column(self, at: int) -> float:
         n = min(bisect_right(self._at, at) - 1, len(self._at) - 2)
@@ -87,13 +89,15 @@ def _row(lane: Lane, axis: _Axis) -> Text:
             found = cells[at]
             if found is None or share > found[0] or (piece.kind == "stall" and share > 0.5):
                 cells[at] = (share, piece)
-    row, before = Text(), None
+    row, begin = Text(), 0
     for at, cell in enumerate(cells):
-        piece = cell[1] if cell else None
-        if piece is None or piece is not before:
+        if cell is None:
+            row.append(" ")
+            continue
+        before = cells[at - 1] if at else None
+        if before is None or before[1] is not cell[1]:
             begin = at
-        row.append(" " if piece is None else _sign(piece, at - begin), "" if piece is None else _LOOKS[piece.kind][1])
-        before = piece
+        row.append(_sign(cell[1], at - begin), _LOOKS[cell[1].kind][1])
     return row
 
 
@@ -142,9 +146,8 @@ def _waits(scene: Scene, width: int) -> Iterator[Text]:
         yield Text(cut_right(f"{target} waited {total} µs{times} for {source}: {arrows[0].name}", width))
         if line:
             yield Text(cut_right(f"    {cut_left(line, width - 4)}  {statement}", width), style="dim")
-    if hidden := len(rows) - _WAITS:
-        if hidden > 0:
-            yield Text(f"and {hidden} more lines that waited", style="dim")
+    if len(rows) > _WAITS:
+        yield Text(f"and {len(rows) - _WAITS} more lines that waited", style="dim")
 
 
 def _wrapped(parts: list[str], width: int) -> Iterator[Text]:

@@ -60,6 +60,10 @@ class LocalSide:
     def run(self, seed: int | None) -> Sample:
         return run_trial(self.question, replace(self.order, seed=seed))
 
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:
+        order = replace(self.order, seed=seed, record=str(folder))
+        return run_trial(self.question, order).result, folder
+
     def margin(self, seed: int, request: str, position: int) -> float | None:
         if self.order.engine is not None:
             return None
@@ -79,6 +83,7 @@ class StoredSide:
 
     label: str
     samples: Mapping[int, tuple[Sample, ...]]
+    folder: Path = Path()
 
     @property
     def seeds(self) -> Collection[int]:
@@ -90,6 +95,9 @@ class StoredSide:
         if seed not in self.samples:
             raise SideError(f"{self.label}: no stored result of workload seed {seed}")
         return self.samples[seed][0]
+
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:  # noqa: ARG002
+        return self.run(seed).result, self.folder
 
     def margin(self, seed: int, request: str, position: int) -> None:
         """Stored results have no scores."""
@@ -181,7 +189,7 @@ def _side(
     stack: ExitStack, question: Question | None, spec: SideSpec, order: TrialRequest, *, apart: bool
 ) -> Side:
     if spec.stored:
-        return StoredSide(spec.label, _read(spec))
+        return StoredSide(spec.label, _read(spec), spec.stored[0].parent)
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
     order = replace(order, overrides=spec.overrides, engine=spec.engine)

@@ -20,7 +20,7 @@ held the op.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
@@ -68,8 +68,8 @@ class Waiting(NamedTuple):
 
 
 class IdlePiece(NamedTuple):
-    """A stretch of forward idle in front of a step, ns. Where two records claim the same time, the host sleeps rather than
-    waits; ``Waiting`` counts that time twice and has a residue."""
+    """A stretch of forward idle in front of a step, ns. Time that two records claim counts as sleep rather than as a
+    stall; ``Waiting`` counts it twice and has a residue."""
 
     start: int
     end: int
@@ -93,8 +93,8 @@ class _StepSpan:
 
 
 class WaitingSink:
-    """Folds windows into ``Waiting``, and computes the exposed part of each waiting call. ``note`` receives the pieces of
-    the idle time in the order of time."""
+    """Folds windows into ``Waiting``, and computes the exposed part of each waiting call. ``note`` receives the pieces
+    of the idle time in the order of time."""
 
     def __init__(self, note: Callable[[IdlePiece], None] | None = None) -> None:
         self._note = note
@@ -211,11 +211,10 @@ class WaitingSink:
         self._totals[unheld] += end - enqueued - held
         if self._note is not None:
             host: dict[Cause, list[tuple[int, int]]] = {"no_work": asleep, "exposed_stall": stalled}
-            for piece in (
-                *partition(begin, enqueued, host, "exposed_host"),
-                *partition(enqueued, end, {"dependency": holders}, unheld),
-            ):
-                self._note(IdlePiece(*piece, step))
+            late: Iterator[tuple[int, int, Cause]] = partition(begin, enqueued, host, "exposed_host")
+            device: dict[Cause, list[tuple[int, int]]] = {"dependency": holders}
+            for low, high, cause in (*late, *partition(enqueued, end, device, unheld)):
+                self._note(IdlePiece(low, high, cause, step))
         return end - begin - covered(asleep)
 
     def _split_host(self, begin: int, enqueued: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:

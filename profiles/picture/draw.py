@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Final, NamedTuple, get_args
 
 from ...sched.observe import SLEEP, StepInfo, StreamName
@@ -14,7 +14,7 @@ from ..measure.steps import PARTS
 from ..measure.waiting import IdlePiece, WaitingSink
 from ..record.recording import RecordedTimeline
 from ..record.timeline import NO_SITE, Call, Op, Wait
-from .model import HOST, IDLE, KINDS, Arrow, Boundary, Lane, Picture, Scene, Slice
+from .model import HOST, IDLE, KINDS, Arrow, Boundary, Kind, Lane, Picture, Scene, Slice
 
 IN_A_ROW: Final = 3
 _FINEST: Final = 1500  # operations shorter than this part of a scene are drawn together with their neighbours
@@ -90,13 +90,16 @@ def picture(timelines: Mapping[str, RecordedTimeline]) -> Picture:
     views = {name if len(timelines) > 1 else "": TimelineView(found) for name, found in timelines.items()}
     chosen: dict[str, tuple[TimelineView, Sequence[StepInfo]]] = {}
     for view in views.values():
-        for steps in representative([info for step, info in sorted(view.steps.items()) if step in view.forwards]):
+        for steps in representative(
+            [info for step, info in sorted(view.steps.items()) if step in view.forwards]
+        ):
             chosen.setdefault("prompts" if steps[0].kind in _PROMPTS else "decodes", (view, steps))
     return tuple(scene(views, view, steps) for view, steps in chosen.values())
 
 
 def representative(steps: Sequence[StepInfo]) -> Iterator[Sequence[StepInfo]]:
-    """Consecutive steps from the middle of the run: steady decodes or else the most frequent kind, and a prompt's step."""
+    """Consecutive steps from the middle of the run: of the most frequent kind, steady if possible; and one step with
+    prompts."""
     steps = [info for info in steps if info.kind not in PARTS]
     prompts = [info for info in steps if info.kind in _PROMPTS]
     others = Counter(info.kind for info in steps if info.kind not in _PROMPTS)
@@ -136,13 +139,16 @@ def scene(views: Mapping[str, TimelineView], chosen: TimelineView, steps: Sequen
         boundaries += [
             Boundary(group, start - clip.start, step, view.steps[step].kind)
             for step, (start, _) in sorted(view.forwards.items())
-            if step in numbers and clip.start <= start < clip.end
+            if clip.start < start < clip.end
         ]
     kind = steps[0].kind + (" (steady)" if all(info.steady for info in steps) else "")
     which = f"step {steps[0].step}" if len(steps) == 1 else f"steps {steps[0].step} to {steps[-1].step}"
     labels = {lane.label for lane in lanes}
     shown = (arrow for arrow in arrows if arrow.source in labels and arrow.target in labels)
-    return Scene(f"{kind}, {which}", clip.end - clip.start, tuple(lanes), tuple(shown), tuple(boundaries))
+    first = chosen.forwards[steps[0].step][0] - clip.start
+    return Scene(
+        f"{kind}, {which}", clip.end - clip.start, first, tuple(lanes), tuple(shown), tuple(boundaries)
+    )
 
 
 def _lanes(group: str, view: TimelineView, clip: Clip) -> Iterator[Lane]:
@@ -151,7 +157,7 @@ def _lanes(group: str, view: TimelineView, clip: Clip) -> Iterator[Lane]:
     for stream in sorted(view.streams, key=lambda stream: _place(view.name(stream))):
         slices[view.name(stream)] = []
     for op in view.ops:
-        kind = "kernel" if op.kind == "kernel" else "copy"
+        kind: Kind = "kernel" if op.kind == "kernel" else "copy"
         name = f"{op.kernels} kernels" if op.kernels > 1 else op.name
         slices.setdefault(view.name(op.stream), []).append(
             Slice(kind, name, op.start, op.end, op.step, *view.line(op.site))
@@ -182,7 +188,9 @@ def _host(view: TimelineView) -> Iterator[Slice]:
         reached = max(reached, span.end)
     for call in view.calls:
         if call.waited:
-            yield Slice("stall", call.name, call.end - call.waited, call.end, call.step, *view.line(call.site))
+            yield Slice(
+                "stall", call.name, call.end - call.waited, call.end, call.step, *view.line(call.site)
+            )
 
 
 def _together(slices: Sequence[Slice], finest: int) -> Iterator[Slice]:
@@ -206,12 +214,12 @@ def _joined(run: Sequence[Slice]) -> Iterator[Slice]:
 
 def _arrows(group: str, view: TimelineView, clip: Clip) -> Iterator[Arrow]:
     """The waits that end in the scene, each from what it waited for."""
-    stalls = [(call, HOST, call.waited) for call in view.calls if call.waited]
-    holds = [(wait, view.name(wait.stream), wait.end - wait.start) for wait in view.waits]
-    for wait, lane, waited in (*stalls, *holds):
+    for wait in chain[Call | Wait]((call for call in view.calls if call.waited), view.waits):
         op = view.awaited(wait) if clip.start <= wait.end <= clip.end else None
         if op is None or op.end < clip.start:
             continue
+        lane, waited, line = view.name(wait.stream), wait.end - wait.start, ("", "")
+        if isinstance(wait, Call):
+            lane, waited, line = HOST, wait.waited, view.line(wait.site)
         source, target = (f"{group} {name}".strip() for name in (view.name(op.stream), lane))
-        line = view.line(wait.site) if isinstance(wait, Call) else ("", "")
         yield Arrow(source, op.end - clip.start, target, wait.end - clip.start, waited, op.name, *line)

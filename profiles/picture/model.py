@@ -43,8 +43,8 @@ class Slice(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """``group`` is a rank or a side of a comparison, empty where there is only one. Slices are in order of their starts;
-    the only ones that overlap are stalls, which lie on the phase that they interrupt."""
+    """``group`` is a rank or a side of a comparison, empty where there is only one. Slices are in the order of their
+    starts; the only ones that overlap are stalls, which lie on the phase that they interrupt."""
 
     group: str
     name: str
@@ -79,10 +79,11 @@ class Boundary(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Consecutive steps of one kind."""
+    """Consecutive steps of one kind. ``first``: the first forward kernel of the first of them."""
 
     title: str
     end: int
+    first: int
     lanes: tuple[Lane, ...]
     arrows: tuple[Arrow, ...]
     boundaries: tuple[Boundary, ...]
@@ -93,32 +94,33 @@ Picture = tuple[Scene, ...]
 
 def stacked(pictures: Mapping[str, Picture]) -> Picture:
     """The scenes of several pictures of the same kinds of steps, the first picture above the others on one axis. Scenes
-    are aligned at the first boundary of each."""
-    titles = dict.fromkeys(_kind(scene) for picture in pictures.values() for scene in picture)
+    are aligned at the first forward of each."""
+    kinds = dict.fromkeys(_kind(scene) for picture in pictures.values() for scene in picture)
     return tuple(
         _above(
             [
                 (group, scene)
                 for group, picture in pictures.items()
                 for scene in picture
-                if _kind(scene) == title
+                if _kind(scene) == kind
             ]
         )
-        for title in titles
+        for kind in kinds
     )
 
 
 def _kind(scene: Scene) -> str:
-    """A decode that follows a prefill directly is compared with any other decode."""
-    return scene.boundaries[0].kind
+    """The kind of the scene's steps, steady or not."""
+    return next(boundary.kind for boundary in scene.boundaries if boundary.at >= scene.first)
 
 
 def _above(parts: Sequence[tuple[str, Scene]]) -> Scene:
-    latest = max(scene.boundaries[0].at for _, scene in parts)
-    moved = [(group, _moved(scene, group, latest - scene.boundaries[0].at)) for group, scene in parts]
+    latest = max(scene.first for _, scene in parts)
+    moved = [(group, _moved(scene, group, latest - scene.first)) for group, scene in parts]
     return Scene(
         "; ".join(f"{group}: {scene.title}" for group, scene in moved),
         max(scene.end for _, scene in moved),
+        latest,
         tuple(lane for _, scene in moved for lane in scene.lanes),
         tuple(arrow for _, scene in moved for arrow in scene.arrows),
         tuple(boundary for _, scene in moved for boundary in scene.boundaries),
@@ -132,8 +134,9 @@ def _moved(scene: Scene, group: str, by: int) -> Scene:
     return Scene(
         scene.title,
         scene.end + by,
+        scene.first + by,
         tuple(
-            Lane(named(lane.group), lane.name, tuple(s._replace(start=s.start + by, end=s.end + by) for s in lane.slices))
+            Lane(named(lane.group), lane.name, tuple(_shifted(piece, by) for piece in lane.slices))
             for lane in scene.lanes
         ),
         tuple(
@@ -142,3 +145,7 @@ def _moved(scene: Scene, group: str, by: int) -> Scene:
         ),
         tuple(b._replace(group=named(b.group), at=b.at + by) for b in scene.boundaries),
     )
+
+
+def _shifted(piece: Slice, by: int) -> Slice:
+    return piece._replace(start=piece.start + by, end=piece.end + by)
