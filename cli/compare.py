@@ -99,7 +99,7 @@ class ComparisonOptions(NamedTuple):
     rules: VerdictRules
     reader: Reader
     choose: Callable[[str], EngineChoice]  # of an engine by its name
-    picture: bool
+    picture: bool = False
 
 
 class Compared(NamedTuple):

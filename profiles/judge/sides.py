@@ -83,7 +83,7 @@ class StoredSide:
 
     label: str
     samples: Mapping[int, tuple[Sample, ...]]
-    folder: Path = Path()
+    folder: Path | None = None
 
     @property
     def seeds(self) -> Collection[int]:
@@ -96,7 +96,7 @@ class StoredSide:
             raise SideError(f"{self.label}: no stored result of workload seed {seed}")
         return self.samples[seed][0]
 
-    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:  # noqa: ARG002
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path | None]:  # noqa: ARG002
         return self.run(seed).result, self.folder
 
     def margin(self, seed: int, request: str, position: int) -> None:
@@ -189,7 +189,8 @@ def _side(
     stack: ExitStack, question: Question | None, spec: SideSpec, order: TrialRequest, *, apart: bool
 ) -> Side:
     if spec.stored:
-        return StoredSide(spec.label, _read(spec), spec.stored[0].parent)
+        folders = [stored.parent for stored in spec.stored if isinstance(stored, Path)]
+        return StoredSide(spec.label, _read(spec), folders[0] if folders else None)
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
     order = replace(order, overrides=spec.overrides, engine=spec.engine)

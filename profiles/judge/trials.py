@@ -47,7 +47,7 @@ class Side(Protocol):
     def all(self) -> Sequence[Sample]:
         """The stored samples; empty for a side that runs."""
 
-    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path | None]:
         """A run, and the folder that has its timelines if there are any: ``folder``, or that of the stored result."""
 
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
