@@ -65,6 +65,7 @@ MODES: dict[str, Mode] = {
     "replicas": Mode(("engine", "replicas"), _several),
     "encoder-decoder": Mode(("workload", "encoder_tokens"), lambda tokens: tokens is not None),
     "block diffusion": Mode(("engine", "block_diffusion"), lambda blocks: blocks.enabled),
+    "deferred": Mode(("engine", "deferred")),
     "embedding": Mode(("engine", "embedding")),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs")),
@@ -77,6 +78,7 @@ MODES: dict[str, Mode] = {
 _ONE_SCHEDULER = "this version sends them to one scheduler, and there are several"
 _ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
 
+_NOT_IN_MLX = "upstream's MLX loop does not have it"
 _NOTHING_DECODES = "a request ends with its prompt, and nothing decodes"
 _NO_TOKEN = "no token is sampled"
 
@@ -137,6 +139,15 @@ RULES: tuple[Rule, ...] = (
         "mixed chunk",
         "prompts are not chunked: the encoder's tokens are computed as a whole",
     ),
+    Rule("deferred", "overlap", "it is a loop of its own, on one stream"),
+    Rule("deferred", "speculation", _NOT_IN_MLX),
+    Rule("deferred", "hisparse", _NOT_IN_MLX),
+    Rule("deferred", "pipeline", _NOT_IN_MLX),
+    Rule("deferred", "disaggregation", _NOT_IN_MLX),
+    Rule("deferred", "data-parallel ranks", _NOT_IN_MLX),
+    Rule("deferred", "embedding", _NOT_IN_MLX),
+    Rule("deferred", "block diffusion", _NOT_IN_MLX),
+    Rule("deferred", "grammar", "a result is read before the next launch, as in the serial loop", "runs"),
     Rule("encoder-decoder", "radix cache", "a cached prefix could end among the encoder's tokens"),
     Rule("encoder-decoder", "speculation", "a draft has no encoder in this version"),
     Rule("encoder-decoder", "hisparse", "the model attends to all tokens"),

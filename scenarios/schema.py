@@ -187,7 +187,8 @@ class DataParallel(Section):
 
 class EngineSection(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
-    ``replicas``: engines behind one router, which share nothing. ``embedding``: a request's result is the hidden state
+    ``replicas``: engines behind one router, which share nothing. ``deferred``: a result is read
+    after the next launch, as upstream's MLX loop does. ``embedding``: a request's result is the hidden state
     of its prompt's last token."""
 
     overlap: Switch | Literal["auto"] = "auto"
@@ -208,6 +209,7 @@ class EngineSection(Section):
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
     replicas: Ranks = 1
+    deferred: Switch = False
     embedding: Switch = False
     block_diffusion: BlockDiffusion = BlockDiffusion()
     data_parallel: DataParallel = DataParallel()

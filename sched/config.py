@@ -169,6 +169,7 @@ class EngineConfig:
     stages: int = 1  # of a pipeline, each with this configuration
     blocks: BlockConfig | None = None
     encoder: bool = False  # the model is an encoder-decoder
+    deferred: bool = False  # results are read after the next launch
     embedding: bool = False  # prompts are embedded, and nothing decodes
     controls: tuple[Control, ...] = ()  # by ``at``
 

@@ -127,6 +127,7 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         seed=scenario.measure.seed,
         hisparse=_hisparse(resolved) if context.decodes else None,
         stages=engine.pipeline.stages,
+        deferred=engine.deferred,
         embedding=engine.embedding,
         blocks=BlockConfig(blocks.block_size, blocks.threshold, model.vocab_size - 1)
         if blocks.enabled
