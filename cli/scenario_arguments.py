@@ -31,7 +31,10 @@ Overrides = Annotated[
 Device = Annotated[
     Literal["auto", "cuda", "vgpu"], typer.Option("--device", help="auto takes CUDA where there is one.")
 ]
-Relay = Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")]
+Relay = Annotated[
+    str | None,
+    typer.Option(help="A relay state instead of the scenario's, or one of your own: FILE.py:NAME."),
+]
 Faults = Annotated[
     list[str] | None,
     typer.Option(
