@@ -37,7 +37,8 @@ _OF_DEVICES = (
 _NAMED = 6  # packages and queries that are shown
 _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
 FEW: Final = 4  # source lines in a table of the first screenful
-_REST: Final = ("summary", "workload, tokens", "copies by source line", "where the GPU waited")
+_PATH: Final = "critical path"
+_REST: Final = ("summary", "workload, tokens", "copies by source line", "where the GPU waited", _PATH)
 
 
 def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines: int = LINES) -> Page:
@@ -91,6 +92,7 @@ def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table, 
         copies(result, width=width),
         host_waits(result, width=width, lines=lines),
         gpu_waits(result),
+        *((critical_path(result),) if "critical_path" in result else ()),
         *by_rank,
         *found,
     )
@@ -326,6 +328,25 @@ def gpu_waits(result: Document) -> Table:
         table.add_row(label, number(round(us, 6)), percent(share), end_section=label == "residue")
     table.add_section()
     table.add_row("inside forwards", number(mean_value(result, "forward_gap_us_per_step")), "")
+    return table
+
+
+def critical_path(result: Document) -> Table:
+    """For each kind of step, the share of its time that each part bounds."""
+    kinds = ordered_kinds(result["critical_path"])
+    paths = [result["critical_path"][kind] for kind in kinds]
+    table = framed(
+        _PATH, "bounded by, %", *(f">{kind}" for kind in kinds), caption="each column adds up to the step"
+    )
+    parts = {
+        part: sum(path["parts_ns"].get(part, 0) for path in paths)
+        for path in paths
+        for part in path["parts_ns"]
+    }
+    for part in sorted(parts, key=lambda name: -parts[name]):
+        table.add_row(part, *(percent(path["parts_ns"].get(part, 0) / path["total_ns"]) for path in paths))
+    table.add_section()
+    table.add_row("step, µs", *(number(path["total_ns"] / 1e3 / path["steps"]) for path in paths))
     return table
 
 

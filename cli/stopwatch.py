@@ -11,17 +11,14 @@ from typing import Any
 
 
 class Stopwatch:
-    """``command`` is what was asked, as it was typed."""
-
-    def __init__(self, command: str = "") -> None:
-        self._command = command or command_line()
+    def __init__(self) -> None:
         self._started = datetime.now(UTC)
         self._began = time.perf_counter()
 
     def run(self, *, cancelled: bool = False) -> dict[str, Any]:
         return {
             "id": uuid.uuid4().hex,
-            "command": self._command,
+            "command": command_line(),
             "started": self._started.isoformat(timespec="seconds"),
             "wall_s": time.perf_counter() - self._began,
             "cancelled": cancelled,

@@ -1,1 +1,3 @@
-../../cli/_root/__init__.py
+"""Measure and judge changes to an LLM inference scheduler."""
+
+__version__ = "0.1.0"

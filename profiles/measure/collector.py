@@ -12,6 +12,7 @@ from ...sched.observe import Clock, Observer
 from ..record.result import (
     Abstained,
     CopyRow,
+    CriticalPathPart,
     IdlePart,
     KindCounts,
     Outputs,
@@ -21,6 +22,7 @@ from ..record.result import (
 )
 from ..record.timeline import Names, Window
 from .counts import CountsSink, copy_rows, per_step, sync_rows
+from .critical_path import CriticalPathSink
 from .metrics import (
     Metrics,
     acceptance_metrics,
@@ -52,6 +54,7 @@ class ResultParts(NamedTuple):
     idle: IdlePart | Abstained
     requests: tuple[RequestRow, ...]
     outputs: Outputs
+    critical_path: dict[str, CriticalPathPart]
 
 
 class Lookups(NamedTuple):
@@ -92,9 +95,15 @@ class LookupCount:
 
 
 class RunCollector:
-    """A sink for the windows of the timeline, and the observers of the scheduler."""
+    """A sink for the windows of the timeline, and the observers of the scheduler.
 
-    def __init__(self, clock: Clock, lookups: LookupCount | None = None) -> None:
+    ``sync_return`` is the virtual GPU's, in ns. A real device has no critical path: its records do not say what an
+    operation started after.
+    """
+
+    def __init__(
+        self, clock: Clock, lookups: LookupCount | None = None, *, sync_return: int | None = None
+    ) -> None:
         self._lookups = lookups
         self.requests = RequestLog(clock)
         self.periods = StepPeriods(clock)
@@ -102,6 +111,7 @@ class RunCollector:
         self.waiting = WaitingSink()
         self.counts = CountsSink(self.waiting.take_exposed)
         self.bubble = BubbleSink()
+        self._path = None if sync_return is None else CriticalPathSink(sync_return)
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -111,6 +121,9 @@ class RunCollector:
         self.waiting.feed(window)
         self.counts.feed(window)
         self.bubble.feed(window)
+        periods = self.waiting.take_periods()
+        if self._path is not None:
+            self._path.feed(window, periods)
 
     @computes("step_ms", "idle_ms")
     def finish(self, names: Names, *, exact: bool, drafts: int = 0, save_tokens: bool = False) -> ResultParts:
@@ -135,7 +148,19 @@ class RunCollector:
             idle=idle_part(waiting),
             requests=tuple(request_row(record, save_tokens=save_tokens) for record in records),
             outputs=Outputs(digest=digest((record.id, record.output_ids) for record in records)),
+            critical_path=self._critical_path(),
         )
+
+    def _critical_path(self) -> dict[str, CriticalPathPart]:
+        if self._path is None:
+            return {}
+        self._path.finish(self.waiting.take_periods())
+        return {
+            kind: CriticalPathPart(
+                steps=times.steps, total_ns=times.parts.total(), parts_ns=dict(times.parts)
+            )
+            for kind, times in self._path.kinds.items()
+        }
 
     @computes("hisparse_hit_ratio", "hisparse_swap_in_bytes_per_step")
     def _hot_buffer_metrics(self, *, exact: bool) -> Metrics:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from operator import attrgetter
+from typing import NamedTuple
 
 from ...sched.observe import NO_STEP, SLEEP, Clock, Observer, StepInfo
 from ..record.timeline import Window
@@ -34,6 +35,15 @@ def is_iteration(kind: str) -> bool:
 
 
 _number = attrgetter("step")
+
+
+class StepPeriod(NamedTuple):
+    """The time of one step, from the end of the forward before it to the end of its own, ns; that of the first step
+    begins with its forward."""
+
+    kind: str
+    start: int
+    end: int
 
 
 class StepGate:

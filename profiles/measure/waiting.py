@@ -20,20 +20,15 @@ held the op.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 from ...sched.observe import SLEEP
 from ..record.timeline import Call, Op, Range, Wait, Window
 from .distribution import Distribution
-from .intervals import IntervalTrack, IntervalUnion, covered, partition
-from .steps import OUTSIDE, PARTS, StepGate
+from .intervals import IntervalTrack, IntervalUnion, covered
+from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
 
 LAG: Final = 4
-Cause = Literal[
-    "exposed_stall", "exposed_host", "launch_latency", "dependency", "kernel_gap", "no_work"
-]  # fields of Waiting
-CAUSES: Final = get_args(Cause)
 
 
 class Waiting(NamedTuple):
@@ -67,16 +62,6 @@ class Waiting(NamedTuple):
         return self.idle - self.host_late - self.dependency - self.kernel_gap - self.no_work
 
 
-class IdlePiece(NamedTuple):
-    """A stretch of forward idle in front of a step, ns. Time that two records claim counts as sleep rather than as a
-    stall; ``Waiting`` counts it twice and has a residue."""
-
-    start: int
-    end: int
-    cause: Cause
-    step: int
-
-
 class _StepSpan:
     """First to last forward kernel of one step, and how the first one was enqueued."""
 
@@ -93,11 +78,9 @@ class _StepSpan:
 
 
 class WaitingSink:
-    """Folds windows into ``Waiting``, and computes the exposed part of each waiting call. ``note`` receives the pieces
-    of the idle time in the order of time."""
+    """Folds windows into ``Waiting``, and computes the exposed part of each waiting call."""
 
-    def __init__(self, note: Callable[[IdlePiece], None] | None = None) -> None:
-        self._note = note
+    def __init__(self) -> None:
         self._gate = StepGate(LAG)
         self._spans: dict[int, _StepSpan] = {}
         self._origin: int | None = None
@@ -115,6 +98,7 @@ class WaitingSink:
         self._forward_kernels = IntervalUnion()
         self._totals: Counter[str] = Counter()
         self._exposed: Counter[int] = Counter()
+        self._periods: list[StepPeriod] = []
 
     def feed(self, window: Window) -> None:
         """Raises TimelineError if a forward kernel arrives after its step is complete."""
@@ -145,6 +129,11 @@ class WaitingSink:
     def take_exposed(self, call: Call) -> int:
         """Exposed part of a call's stall, ns; available once, after the spans around it were folded."""
         return self._exposed.pop(call.end, 0)
+
+    def take_periods(self) -> list[StepPeriod]:
+        """The periods of the steps since the last call, which leave out no time of the forward window."""
+        taken, self._periods = self._periods, []
+        return taken
 
     def _take_ops(self, ops: list[Op]) -> None:
         spans = self._spans
@@ -184,10 +173,11 @@ class WaitingSink:
         if self._origin is None:
             self._origin = self._cursor = span.start
         else:
-            self.idle.add(self._split_idle(span, step) if span.start > self._cursor else 0)
+            self.idle.add(self._split_idle(span) if span.start > self._cursor else 0)
         start = max(span.start, self._cursor)
         if span.end > start:
             self._totals["forward"] += span.end - start
+            self._periods.append(StepPeriod(kind, self._cursor, span.end))
             self._cursor = span.end
         self._totals["steps"] += kind not in PARTS
         self.forwards[kind].add(span.end - span.start)
@@ -198,50 +188,43 @@ class WaitingSink:
         for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
             track.forget(self._cursor)
 
-    def _split_idle(self, span: _StepSpan, step: int) -> int:
+    def _split_idle(self, span: _StepSpan) -> int:
         """The idle from the cursor to the span's start, split at the instant its first op was enqueued. Returns the
         part in which the scheduler did not sleep."""
         begin, end = self._cursor, span.start
         enqueued = min(max(span.launched, begin), end)
-        asleep, stalled = self._split_host(begin, enqueued)
-        holders = self._holders(span.stream, start=enqueued, end=end)
-        held = covered(holders)
-        unheld: Cause = "launch_latency" if enqueued > begin else "kernel_gap"
+        asleep = self._split_host(begin, enqueued)
+        held = self._held(span.stream, start=enqueued, end=end)
         self._totals["dependency"] += held
-        self._totals[unheld] += end - enqueued - held
-        if self._note is not None:
-            host: dict[Cause, list[tuple[int, int]]] = {"no_work": asleep, "exposed_stall": stalled}
-            late: Iterator[tuple[int, int, Cause]] = partition(begin, enqueued, host, "exposed_host")
-            device: dict[Cause, list[tuple[int, int]]] = {"dependency": holders}
-            for low, high, cause in (*late, *partition(enqueued, end, device, unheld)):
-                self._note(IdlePiece(low, high, cause, step))
-        return end - begin - covered(asleep)
+        self._totals["launch_latency" if enqueued > begin else "kernel_gap"] += end - enqueued - held
+        return end - begin - asleep
 
-    def _split_host(self, begin: int, enqueued: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Splits the time of the host into sleep, stall and work, named or not. Returns the sleeps and the stalls."""
+    def _split_host(self, begin: int, enqueued: int) -> int:
+        """Splits the time of the host into sleep, stall and work, named or not. Returns how long it slept."""
         stalled = self._stalls.overlaps(begin, enqueued)
         for lo, hi, call_end in stalled:
             self._exposed[call_end] += hi - lo
         waiting = [(lo, hi) for lo, hi, _ in stalled]
         asleep = [(lo, hi) for lo, hi, _ in self._sleeps.overlaps(begin, enqueued)]
+        slept = covered(asleep)
         work = [(lo, hi) for lo, hi, _ in self._work.overlaps(begin, enqueued)]
         totals = self._totals
-        totals["no_work"] += covered(asleep)
+        totals["no_work"] += slept
         totals["exposed_stall"] += covered(waiting)
         totals["exposed_host"] += enqueued - begin - covered(waiting + asleep)
         totals["unnamed_host"] += enqueued - begin - covered(work + waiting + asleep)
-        return asleep, waiting
+        return slept
 
-    def _holders(self, stream: int, *, start: int, end: int) -> list[tuple[int, int]]:
-        """Times in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or
+    def _held(self, stream: int, *, start: int, end: int) -> int:
+        """Time in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or
         for a kernel of another stream."""
         if start >= end:
-            return []
+            return 0
         holders = [(lo, hi) for lo, hi, held in self._waits.overlaps(start, end) if held == stream]
         for lo, hi, (kernel, on) in self._others.overlaps(start, end):
             if kernel or on == stream:
                 holders.append((lo, hi))
-        return holders
+        return covered(holders)
 
     def _settle_kernels(self) -> None:
         if self._origin is not None:

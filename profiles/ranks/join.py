@@ -172,7 +172,12 @@ def _own_requests(rank: RankReport, share: RankShare) -> RankReport:
 def _rank_part(name: str, role: str, rank: RankReport, own: Metrics) -> RankPart:
     result = rank.result
     return RankPart(
-        name=name, role=role, per_step=result.per_step, idle=result.idle, metrics={**result.metrics, **own}
+        name=name,
+        role=role,
+        per_step=result.per_step,
+        idle=result.idle,
+        metrics={**result.metrics, **own},
+        critical_path=result.critical_path,
     )
 
 

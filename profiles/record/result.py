@@ -140,6 +140,14 @@ class IdlePart(ResultModel):
     residue_us: Number
 
 
+class CriticalPathPart(ResultModel):
+    """What bounded the time of all steps of a kind; ``parts_ns`` add up to ``total_ns``."""
+
+    steps: Count
+    total_ns: Count
+    parts_ns: dict[str, Count]
+
+
 class EngagementPart(ResultModel):
     taken: Count
     eligible: Count
@@ -151,6 +159,7 @@ class RankPart(ResultModel):
     per_step: dict[str, KindCounts]
     idle: IdlePart | Abstained
     metrics: dict[str, Metric | Abstained]
+    critical_path: Mapping[str, CriticalPathPart] = {}
 
 
 class SummaryPart(ResultModel):
@@ -291,6 +300,9 @@ class Result(ResultModel):
     copies: tuple[CopyRow, ...]
     syncs: tuple[SyncRow, ...]
     idle: IdlePart | Abstained
+    critical_path: Mapping[
+        str, CriticalPathPart
+    ] = {}  # by kind of step; empty of a real device, and of several
     engagement: Mapping[str, EngagementPart] = {}
     ranks: tuple[RankPart, ...] = ()
     requests: tuple[RequestRow, ...]
@@ -343,7 +355,7 @@ class Result(ResultModel):
         if self.relay.loop is None:
             del document["relay"]["loop"]
         document["scenario"] = self.scenario.document()
-        for optional in ("not_asked", "ordering", "ranges", "worth"):
+        for optional in ("critical_path", "not_asked", "ordering", "ranges", "worth"):
             if not document[optional]:
                 del document[optional]
         for request in document["requests"]:

@@ -181,7 +181,7 @@ class PreparedRun:
         """Wall seconds of the workload, run once more: observed as every measured run and by ``more``, or not at all.
         The difference is the cost of observing."""
         self.system.forget()
-        collector = RunCollector(self._clock, self.system.lookups())
+        collector = self._collector()
         workload = measured_workload(self.resolved)
         self._settle_device()
         self._load(workload)
@@ -194,10 +194,15 @@ class PreparedRun:
         self.machine.flush()
         return seconds
 
+    def _collector(self) -> RunCollector:
+        host = self.resolved.hardware.host
+        sync_return = round(host.sync_return.value) if self.machine.labels.emulated else None
+        return RunCollector(self._clock, self.system.lookups(), sync_return=sync_return)
+
     def measure(self, observe: ObserverFactory) -> Pass:
         """Run the scenario's workload once. Ctrl-C, the loss of another rank, and a loop in which no request advances
         end it early: what was collected is kept, and marked."""
-        collector, audit = RunCollector(self._clock, self.system.lookups()), self.system.audit()
+        collector, audit = self._collector(), self.system.audit()
         workload = measured_workload(self.resolved)
         self._settle_device()
         start = self._load(workload)

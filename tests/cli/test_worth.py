@@ -106,6 +106,6 @@ def test_the_docs_show_the_page(
 ) -> None:
     assert document["worth"]
     monkeypatch.setenv("COLUMNS", "100")
-    shown = wherever(run_command("report", kept / "result.json").out)
+    shown = wherever(run_command("report", kept / "result.json", "--all").out)
     for block in blocks("worth.md"):
         assert wherever(block) in shown
