@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _Form = Literal["table", "json", "md", "csv"]
 
 _Report = Callable[[str], None]
-_Examination = Callable[["Resolved", Stopwatch, _Report], dict[str, Any]]
 SEEDS = 4
 
 Device = Annotated[
@@ -110,8 +110,8 @@ def check(
                 question = resolved(
                     scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
                 )
-                examine = _on_cuda if device == "cuda" else _on_vgpu(seeds, adversarial)
-                content = examine(question, clock, report)
+                virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial)
+                content = (_on_cuda if device == "cuda" else virtual)(question, clock, report)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     _show(content, output_dir, form, every_table=every_table)
@@ -128,26 +128,31 @@ def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
         raise UsageError("--device cuda: an engine of another project runs on the virtual GPU")
 
 
-def _on_vgpu(seeds: int | None, only: int | None) -> _Examination:
-    def examine(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:
-        from ..profiles.check import adversaries
-        from ..profiles.check.engine import examine_engine
-        from ..profiles.check.examine import Examiner
-        from ..profiles.check.report import document
-        from ..profiles.check.scope import not_asked
-        from ..profiles.platform.inputs import scenario_part
+def examine_on_vgpu(
+    question: Resolved,
+    clock: Stopwatch,
+    report: _Report,
+    *,
+    seeds: int | None = None,
+    only: int | None = None,
+) -> dict[str, Any]:
+    """The document of all checks. ``seeds`` counts the random adversaries; ``only``: this adversary."""
+    from ..profiles.check import adversaries
+    from ..profiles.check.engine import examine_engine
+    from ..profiles.check.examine import Examiner
+    from ..profiles.check.report import document
+    from ..profiles.check.scope import not_asked
+    from ..profiles.platform.inputs import scenario_part
 
-        scenario = scenario_part(question)  # before the runs, which may outlast an edit
-        numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
-        if question.engine is not None:
-            reports = [examine_engine(question, numbers, report)]
-        else:
-            examiner = Examiner(question, numbers, report)
-            reports = [examiner.examine(relay) for relay in question.relays]
-        left_out = not_asked(question, numbers, reports)
-        return document(scenario, reports, not_asked=left_out, run=clock.run())
-
-    return examine
+    scenario = scenario_part(question)  # before the runs, which may outlast an edit
+    numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
+    if question.engine is not None:
+        reports = [examine_engine(question, numbers, report)]
+    else:
+        examiner = Examiner(question, numbers, report)
+        reports = [examiner.examine(relay) for relay in question.relays]
+    left_out = not_asked(question, numbers, reports)
+    return document(scenario, reports, not_asked=left_out, run=clock.run())
 
 
 def _on_cuda(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:

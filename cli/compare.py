@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
+from .pictures import WantsPicture, side_by_side
+from .pictures import wanted as is_wanted
 from .report import Meaning, Tool
 from .scenario_arguments import (
     Device,
@@ -19,6 +21,8 @@ from .scenario_arguments import (
     EngineWheels,
     EveryTable,
     ExecutorName,
+    Form,
+    Format,
     Jobs,
     chosen_engine,
     use_workers,
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
+    from ..profiles.picture.model import Picture
     from ..profiles.platform.resolve import EngineChoice
     from ..scenarios.schema import Case
 
@@ -82,10 +87,9 @@ ExitOnInconclusive = Annotated[
     bool, typer.Option("--exit-on-inconclusive", help="Exit with 1 where there is no verdict.")
 ]
 OutputDir = Annotated[Path | None, typer.Option(help="Keep compare.json and every run's result here.")]
-Format = Annotated[Literal["table", "json", "md"], typer.Option("--format", help="What to print.")]
 
 
-class _Wanted(NamedTuple):
+class ComparisonOptions(NamedTuple):
     """What the options say of every comparison. The first seed, the varied keys and the headline follow from the
     sides."""
 
@@ -95,10 +99,12 @@ class _Wanted(NamedTuple):
     rules: VerdictRules
     reader: Reader
     choose: Callable[[str], EngineChoice]  # of an engine by its name
+    picture: bool = False
 
 
-class _Compared(NamedTuple):
+class Compared(NamedTuple):
     document: dict[str, Any]
+    picture: Picture
     broken: bool
     undecided: bool
 
@@ -126,7 +132,8 @@ def compare(
     meaning: Meaning = None,
     nsys: Tool = None,
     every_table: EveryTable = False,
-    form: Format = "table",
+    picture: WantsPicture = False,
+    form: Form = "table",
 ) -> None:
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
     of its own (`schedbench list cases`), and `compare cases` asks all of them; two results or captures are named
@@ -142,7 +149,7 @@ def compare(
     from ..profiles.judge.trials import TrialPlan
 
     use_workers(jobs, executor)
-    wanted = _Wanted(
+    wanted = ComparisonOptions(
         overrides or [],
         device,
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
@@ -151,19 +158,20 @@ def compare(
         ),
         Reader(meaning, nsys, command_line()),
         partial(chosen_engine, python=engine_python, wheels=engine_wheels),
+        is_wanted(form, picture),
     )
     scenario, a, b = _named(names or [], a, b)
     if scenario == _LIBRARY and not (a or b):
-        found = _library(wanted, output_dir=output_dir, form=form)
+        found = _library(wanted._replace(picture=False), output_dir=output_dir, form=form)
     else:
         found = [_compared(wanted, scenario, a, b, output_dir)]
         _keep(found[0].document, output_dir)
-        _show(found[0].document, form, every_table=every_table)
+        _show(found[0], form, every_table=every_table)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
     raise typer.Exit(GATE_FAILED if failed else 0)
 
 
-def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[_Compared]:
+def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: Format) -> list[Compared]:
     """Compare the sides of every case, and print one table."""
     from ..profiles.judge.conclusion import cases_conclusion
     from ..profiles.record.result import canonical
@@ -183,26 +191,44 @@ def _library(wanted: _Wanted, *, output_dir: Path | None, form: Format) -> list[
     return [*found.values()]
 
 
-def _compared(wanted: _Wanted, scenario: str | None, a: str, b: str, output_dir: Path | None) -> _Compared:
-    from ..profiles.judge.compare import judge
-    from ..profiles.judge.document import document
+def _compared(
+    wanted: ComparisonOptions, scenario: str | None, a: str, b: str, output_dir: Path | None
+) -> Compared:
     from .console import status
 
-    case = None if a or b or scenario is None else _case(scenario, wanted.overrides)
+    case = None if a or b or scenario is None else case_of(scenario, wanted.overrides)
     sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
+    try:
+        with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
+            return compared(wanted, scenario, sides, case, notice=_kept(output_dir, update), update=update)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def compared(
+    wanted: ComparisonOptions,
+    scenario: str | None,
+    sides: tuple[SideSpec, SideSpec],
+    case: Case | None,
+    *,
+    notice: Notice,
+    update: Callable[[str], None],
+) -> Compared:
+    """Run both sides and judge them; of a ``case``, by its metric."""
+    from ..profiles.judge.compare import judge
+    from ..profiles.judge.document import document
+
     question, first = _question(scenario, wanted.overrides, *sides)
     plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
     rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
-    clock = Stopwatch()
-    with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
-        notice = _kept(output_dir, update)
-        trials, drawn = _conduct(question, *sides, plan, device=wanted.device, notice=notice, update=update)
+    clock = Stopwatch(wanted.reader.command)
+    trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
     found = judge(trials, rules, drawn)
     content = document(found, a=sides[0].label, b=sides[1].label, run=clock.run(), case=case)
-    return _Compared(content, broken=found.broken, undecided=found.undecided)
+    return Compared(content, picture, broken=found.broken, undecided=found.undecided)
 
 
-def _case(scenario: str, overrides: list[str]) -> Case | None:
+def case_of(scenario: str, overrides: list[str]) -> Case | None:
     """The case that the scenario is, if it is one."""
     from ..profiles.judge.trial import Question
 
@@ -220,7 +246,7 @@ def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
     return None, names[0], names[1]
 
 
-def _specs(a: str, b: str, wanted: _Wanted) -> tuple[SideSpec, SideSpec]:
+def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpec]:
     from ..profiles.judge.sides import parse
 
     if not (a or b):
@@ -262,23 +288,22 @@ def _conduct(
     a: SideSpec,
     b: SideSpec,
     plan: TrialPlan,
+    wanted: ComparisonOptions,
     *,
-    device: Any,
     notice: Notice,
     update: Callable[[str], None],
-) -> tuple[Trials, DrawnRuns]:
+) -> tuple[Trials, DrawnRuns, Picture]:
     from ..profiles.judge.sides import opened
     from ..profiles.judge.trial import TrialRequest
     from ..profiles.judge.trials import conduct, conduct_draws
 
-    order = TrialRequest(device=device, command=command_line())
-    try:
-        with opened(question, a, b, order) as (baseline, candidate):
-            trials = conduct(baseline, candidate, plan, notice)
-            update(f"both sides under {plan.draws} draws of the hardware's constants")
-            return trials, conduct_draws(baseline, candidate, trials, plan)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    order = TrialRequest(device=wanted.device, command=wanted.reader.command)
+    with opened(question, a, b, order) as (baseline, candidate):
+        trials = conduct(baseline, candidate, plan, notice)
+        update(f"both sides under {plan.draws} draws of the hardware's constants")
+        drawn = conduct_draws(baseline, candidate, trials, plan)
+        seed = trials.a[0].seed
+        return trials, drawn, side_by_side(baseline, candidate, seed) if wanted.picture else ()
 
 
 def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:
@@ -301,16 +326,16 @@ def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:
     return keep
 
 
-def _show(content: dict[str, Any], form: Literal["table", "json", "md"], *, every_table: bool) -> None:
+def _show(found: Compared, form: Format, *, every_table: bool) -> None:
     from ..profiles.judge.document import to_json
     from . import compare_page
-    from .page import show
+    from .page import show, with_picture
 
     most = compare_page.FEW if form == "table" and not every_table else compare_page.LINES
     show(
         form,
-        partial(compare_page.page, content, most=most),
-        json=lambda: to_json(content),
+        lambda width: with_picture(compare_page.page(found.document, width, most=most), found.picture),
+        json=lambda: to_json(found.document),
         every_table=every_table,
     )
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..profiles.record.conclusion import engine_name
 from . import result_page
 from .console import results
-from .page import Document, to_csv
+from .page import Document, to_csv, with_picture
 from .page import show as show_page
 from .scenario_arguments import Format
 from .source_lines import LINES, hazard_lines
@@ -17,6 +16,7 @@ from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
+    from ..profiles.picture.model import Picture
 
 _RUN = ("scenario", "relay", "label", "host", "digest")
 _RANK = ("rank", "role")  # empty in rows of the whole run
@@ -27,14 +27,16 @@ _FIGURES = (
 )
 
 
-def show(outcome: RunOutcome, form: Format, *, every_table: bool = False) -> None:
+def show(outcome: RunOutcome, form: Format, *, every_table: bool = False, picture: Picture = ()) -> None:
     """Print the outcome on stdout. Broken budgets and hazards also go to stderr where stdout is a document.
     ``every_table``: more than the first screenful, in formats that have one."""
     document = outcome.result.document()
     lines = result_page.FEW if form == "table" and not every_table else LINES
     show_page(
         form,
-        partial(result_page.page, document, breaches=outcome.breaches, lines=lines),
+        lambda width: with_picture(
+            result_page.page(document, width, breaches=outcome.breaches, lines=lines), picture
+        ),
         json=outcome.result.to_json,
         csv=lambda: csv_of([document]),
         every_table=every_table,

@@ -14,14 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.picture.model import Picture
 from ..sched.observe import StepKind
 from .console import PrintableConsole, results
 from .scenario_arguments import Format
+from .strip import strips
 from .text import printable, printable_json
 
 Document = dict[str, Any]
 
 WIDE: Final = 160  # columns of a page in a file, which no terminal limits
+NARROW: Final = 100  # of a picture in Markdown
 _KINDS: Final = get_args(StepKind)
 _HTML: Final = """<!DOCTYPE html>
 <html>
@@ -47,13 +50,22 @@ class Lines(NamedTuple):
     lines: Sequence[Text]
 
 
+class Drawing(NamedTuple):
+    """A picture of a few steps: characters in a terminal and in Markdown."""
+
+    picture: Picture
+
+
+Block = Text | Lines | Table | Drawing
+
+
 class Page(NamedTuple):
     """``title`` is that of the HTML page. ``conclusion`` is the first line; empty where the document has none. Markdown
     also has the ``footer``. ``rest``: titles of the tables that are not in the first screenful, which a terminal leaves
     out and Markdown folds unless every table is asked for."""
 
     title: str
-    blocks: Sequence[Text | Lines | Table]
+    blocks: Sequence[Block]
     conclusion: str = ""
     footer: Sequence[str] = ()
     rest: Collection[str] = ()
@@ -121,6 +133,12 @@ def show(
             sys.stdout.write(printable(csv()))
 
 
+def with_picture(page: Page, picture: Picture) -> Page:
+    """The page with a picture in front of its tables."""
+    at = next((n for n, block in enumerate(page.blocks) if isinstance(block, Table)), len(page.blocks))
+    return page._replace(blocks=[*page.blocks[:at], Drawing(picture), *page.blocks[at:]]) if picture else page
+
+
 def screenful(page: Page) -> Page:
     """The page without the rest, whose titles are named behind the last table."""
     kept = [block for block in page.blocks if not _is_rest(block, page)]
@@ -133,7 +151,7 @@ def screenful(page: Page) -> Page:
     return page._replace(blocks=kept)
 
 
-def _is_rest(block: Text | Lines | Table, page: Page) -> TypeGuard[Table]:
+def _is_rest(block: Block, page: Page) -> TypeGuard[Table]:
     return isinstance(block, Table) and str(block.title) in page.rest
 
 
@@ -142,11 +160,17 @@ def print_page(page: Page, console: Console) -> None:
     for number, block in enumerate(_blocks(page)):
         if isinstance(block, Table) and number:
             console.print()
-        for part in block.lines if isinstance(block, Lines) else (block,):
+        for part in _printed(block, console.width):
             console.print(part, markup=False)
 
 
-def _blocks(page: Page) -> Sequence[Text | Lines | Table]:
+def _printed(block: Block, width: int) -> Iterable[Text | Table]:
+    if isinstance(block, Drawing):
+        return strips(block.picture, width)
+    return block.lines if isinstance(block, Lines) else (block,)
+
+
+def _blocks(page: Page) -> Sequence[Block]:
     """What every format begins with, and the blocks."""
     return (*([Text(page.conclusion, style="bold")] if page.conclusion else ()), *page.blocks)
 
@@ -156,11 +180,13 @@ def markdown(page: Page) -> str:
     return "\n\n".join((*parts, *page.footer)) + "\n"
 
 
-def _markdown_block(block: Text | Lines | Table, folded: Collection[str]) -> str:
+def _markdown_block(block: Block, folded: Collection[str]) -> str:
     if isinstance(block, Table):
         return _markdown_table(block, folded=str(block.title) in folded)
-    if isinstance(block, Lines):
-        lines = "\n".join(line.plain for line in block.lines).strip("\n")
+    if isinstance(block, Lines | Drawing):
+        lines = "\n".join(part.plain for part in _printed(block, NARROW) if isinstance(part, Text)).strip(
+            "\n"
+        )
         return f"```\n{lines}\n```" if lines else ""
     return f"**{block.plain}**" if block.style == "bold" else block.plain
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import UsageError
+from .pictures import WantsPicture, drawn, wanted
 from .scenario_arguments import EveryTable, Form, Format
 from .stopwatch import command_line
 from .text import printable, printable_json
 
 if TYPE_CHECKING:
+    from ..profiles.picture.model import Picture
     from ..profiles.record.result import Result
 
 Files = Annotated[
@@ -47,6 +49,7 @@ def report(
         ),
     ] = None,
     every_table: EveryTable = False,
+    picture: WantsPicture = False,
     form: Form = "table",
 ) -> None:
     """Print stored results and captures in the same way as run prints its result.
@@ -61,10 +64,15 @@ def report(
             raise UsageError("--scrubbed takes one capture")
         reader.scrubbed(files[0], scrubbed)
         files = [scrubbed]
-    _show([reader.read(path) for path in files], form, every_table=every_table)
+    found = [reader.read(path) for path in files]
+    shows = wanted(form, picture)
+    pictures = [
+        drawn(result, path.parent) if shows else () for result, path in zip(found, files, strict=True)
+    ]
+    _show(found, pictures, form, every_table=every_table)
 
 
-def _show(found: list[Result], form: Format, *, every_table: bool) -> None:
+def _show(found: list[Result], pictures: list[Picture], form: Format, *, every_table: bool) -> None:
     from ..profiles.measure.budget import RunOutcome, asked, breaches
     from .outcome import csv_of, show
 
@@ -73,8 +81,8 @@ def _show(found: list[Result], form: Format, *, every_table: bool) -> None:
     elif form == "json" and len(found) > 1:
         sys.stdout.write(printable_json("[\n" + ",\n".join(result.to_json() for result in found) + "]\n"))
     else:
-        for number, result in enumerate(found):
+        for number, (result, picture) in enumerate(zip(found, pictures, strict=True)):
             if number:
                 sys.stdout.write("\n")
             outcome = RunOutcome(result, tuple(breaches(asked(result).budget, result)), ())
-            show(outcome, form, every_table=every_table)
+            show(outcome, form, every_table=every_table, picture=picture)

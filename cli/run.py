@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
+from .pictures import WantsPicture, drawn, timelines, wanted
 from .scenario_arguments import (
     Budgets,
     Device,
@@ -36,6 +37,7 @@ from .worth import require_worth, with_worth
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
+    from ..profiles.picture.model import Picture
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
@@ -87,6 +89,7 @@ def run(
     engine_wheels: EngineWheels = None,
     output_dir: OutputDir = None,
     every_table: EveryTable = False,
+    picture: WantsPicture = False,
     form: Form = "table",
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
@@ -95,6 +98,8 @@ def run(
     2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, or 143
     terminated, what there is was kept.
     """
+    from .console import status
+
     use_workers(jobs, executor)
     other = engine_choice(engine, engine_python, engine_wheels)
     question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other)
@@ -105,12 +110,15 @@ def run(
     if worth:
         require_worth(question, options)
     make_output_dir(output_dir)
-    outcome = executed(question, options, output_dir, form, every_table=every_table)
+    with timelines(output_dir, wanted=wanted(form, picture)) as folder:
+        outcome = executed(question, options, folder, form, every_table=every_table)
+        drawing = drawn(outcome.result, folder) if wanted(form, picture) else ()
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
     if worth:
-        outcome = replace(outcome, result=with_worth(question, outcome.result))
-    _show(outcome, form, every_table=every_table)
+        with status("counterfactual runs") as notice:
+            outcome = replace(outcome, result=with_worth(question, outcome.result, notice))
+    _show(outcome, form, every_table=every_table, picture=drawing)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
     raise typer.Exit(exit_code(outcome))
@@ -216,10 +224,10 @@ def _climb(
     return max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
-def _show(outcome: RunOutcome, form: Format, *, every_table: bool) -> None:
+def _show(outcome: RunOutcome, form: Format, *, every_table: bool, picture: Picture) -> None:
     from .outcome import show
 
-    show(outcome, form, every_table=every_table)
+    show(outcome, form, every_table=every_table, picture=picture)
     for line in (*_unfinished(outcome.result), *_failures(outcome.result)):
         echo(line, err=True)
 

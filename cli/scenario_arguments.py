@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..scenarios.problems import Problem
     from ..scenarios.schema import Kind
 
-Format = Literal["table", "json", "md", "csv", "html"]
+Format = Literal["table", "json", "md", "csv", "html", "svg"]
 Form = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
 Name = Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")]
 Overrides = Annotated[
@@ -31,7 +31,10 @@ Overrides = Annotated[
 Device = Annotated[
     Literal["auto", "cuda", "vgpu"], typer.Option("--device", help="auto takes CUDA where there is one.")
 ]
-Relay = Annotated[str | None, typer.Option(help="A relay state instead of the scenario's.")]
+Relay = Annotated[
+    str | None,
+    typer.Option(help="A relay state instead of the scenario's, or one of your own: FILE.py:NAME."),
+]
 Faults = Annotated[
     list[str] | None,
     typer.Option(

@@ -11,14 +11,17 @@ from typing import Any
 
 
 class Stopwatch:
-    def __init__(self) -> None:
+    """``command`` is what was asked, as it was typed."""
+
+    def __init__(self, command: str = "") -> None:
+        self._command = command or command_line()
         self._started = datetime.now(UTC)
         self._began = time.perf_counter()
 
     def run(self, *, cancelled: bool = False) -> dict[str, Any]:
         return {
             "id": uuid.uuid4().hex,
-            "command": command_line(),
+            "command": self._command,
             "started": self._started.isoformat(timespec="seconds"),
             "wall_s": time.perf_counter() - self._began,
             "cancelled": cancelled,

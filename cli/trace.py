@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,17 +50,17 @@ def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Rec
         found = read_ranks(folder)
         if not found:
             raise UsageError(f"{source}: no {FILE} beside it; `run --output-dir` keeps one")
-        return _named(found, folder)
+        return _of_ranks(found, folder)
     if is_recording(source.name):
         return {"": read_recording(source)}
     return {"": Reader(meaning, nsys).timeline(source)}
 
 
-def _named(found: Mapping[int, RecordedTimeline], folder: Path) -> dict[str, RecordedTimeline]:
-    """The timelines by the names of their ranks in the result, which exists once the run is over. Ranks of an earlier
-    run in the same folder are left out."""
+def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> dict[str, RecordedTimeline]:
+    """The timelines by the names of their ranks in the result, which exists once the run is over."""
     from ..profiles.record.recording import RESULT, file_of
     from ..profiles.record.result import read
+    from .pictures import named
 
     if not (folder / RESULT).is_file():
         kept = ", ".join(str(folder / file_of(rank)) for rank in found)
@@ -69,15 +68,15 @@ def _named(found: Mapping[int, RecordedTimeline], folder: Path) -> dict[str, Rec
             f"{folder}: no {RESULT}: the run is not over, or was cut short; what it recorded can be drawn alone: {kept}"
         )
     result = read(folder / RESULT)
-    names = {rank: part.name for rank, part in enumerate(result.ranks)} or {0: "the run"}
     if not result.one_clock:
         echo(
             "each rank has a clock of its own: events drawn side by side need not have happened at the same time",
             err=True,
         )
-    for rank in names.keys() - found.keys():
-        echo(f"no {file_of(rank)}: nothing of {names[rank]} is drawn", err=True)
-    return {names[rank]: timeline for rank, timeline in found.items() if rank in names}
+    for rank, part in enumerate(result.ranks):
+        if rank not in found:
+            echo(f"no {file_of(rank)}: nothing of {part.name} is drawn", err=True)
+    return named(found, result)
 
 
 def _beside(source: Path) -> Path:

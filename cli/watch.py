@@ -14,7 +14,7 @@ from .report import Meaning
 from .scenario_arguments import make_output_dir
 from .stopwatch import Stopwatch
 
-Format = Literal["table", "json", "md", "csv", "html"]
+Format = Literal["table", "json", "md", "csv", "html", "svg"]
 _THIS = ("python", "python3")  # the interpreter that runs schedbench
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
+    from ..profiles.worth.worth import Notice
 
 ROOMS = 8  # hidden lines and phases whose room is searched for; each takes about four runs
 
@@ -51,6 +52,7 @@ def worth(
     Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
     """
     from ..profiles.ranks.execute import Options
+    from .console import status
     from .outcome import show_worth
     from .run import executed, exit_code
 
@@ -60,7 +62,8 @@ def worth(
     require_worth(question, options)
     make_output_dir(output_dir)
     outcome = executed(question, options, None, form)
-    outcome = replace(outcome, result=with_worth(question, outcome.result, rooms=rooms))
+    with status("counterfactual runs") as notice:
+        outcome = replace(outcome, result=with_worth(question, outcome.result, notice, rooms=rooms))
     show_worth(outcome, form)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
@@ -78,14 +81,12 @@ def require_worth(question: Resolved, options: Options) -> None:
         raise UsageError(f"worth: {reason}")
 
 
-def with_worth(question: Resolved, result: Result, *, rooms: int = ROOMS) -> Result:
+def with_worth(question: Resolved, result: Result, notice: Notice, *, rooms: int = ROOMS) -> Result:
     """The result with what its lines are worth, if it is whole; marked as cancelled where the user interrupted that."""
     if result.run.cancelled or result.run.failure:
         return result
     from ..profiles.worth.worth import worth
-    from .console import status
 
-    with status("counterfactual runs") as notice:
-        part, interrupted = worth(question, result, notice, rooms=rooms)
+    part, interrupted = worth(question, result, notice, rooms=rooms)
     run = result.run.model_copy(update={"cancelled": True}) if interrupted else result.run
     return result.model_copy(update={"worth": part, "run": run})

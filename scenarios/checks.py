@@ -128,6 +128,19 @@ def _encoder(scenario: Scenario) -> Iterator[Finding]:
         yield _CHUNK, "expected none: the encoder's tokens of a prompt are computed as a whole"
 
 
+def _blocks(scenario: Scenario) -> Iterator[Finding]:
+    blocks, sampling = scenario.engine.block_diffusion, scenario.workload.sampling
+    if not blocks.enabled:
+        return
+    if blocks.block_size % scenario.engine.page_size:
+        yield _PAGE, f"expected a divisor of the {blocks.block_size} tokens of a block"
+    if sampling.temperature or sampling.penalised:
+        yield (
+            ("workload", "sampling"),
+            "block diffusion takes the likeliest tokens: expected greedy, no penalty",
+        )
+
+
 def _grammar(scenario: Scenario) -> Iterator[Finding]:
     grammar = scenario.workload.sampling.grammar
     if grammar is not None and (grammar.regex is None) == (not grammar.choice):
@@ -149,6 +162,8 @@ def _controls(scenario: Scenario) -> Iterator[Finding]:
 
 
 _CHUNK: Final = ("engine", "chunked_prefill_size")
+_BLOCKS: Final = ("engine", "block_diffusion")
+_PAGE: Final = ("engine", "page_size")
 _EMBEDDING: Final = ("engine", "embedding")
 _PIPELINE: Final = ("engine", "pipeline")
 _DATA_PARALLEL: Final = ("engine", "data_parallel")
@@ -165,6 +180,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPat
     (_disaggregation, (_DISAGGREGATION,)),
     (_embedding, (_EMBEDDING,)),
     (_encoder, (_CHUNK,)),
+    (_blocks, (_BLOCKS, _PAGE)),
     (_grammar, ()),
     (_abort, ()),
     (_controls, ()),

@@ -64,6 +64,8 @@ MODES: dict[str, Mode] = {
     ),
     "replicas": Mode(("engine", "replicas"), _several),
     "encoder-decoder": Mode(("workload", "encoder_tokens"), lambda tokens: tokens is not None),
+    "block diffusion": Mode(("engine", "block_diffusion"), lambda blocks: blocks.enabled),
+    "deferred": Mode(("engine", "deferred")),
     "embedding": Mode(("engine", "embedding")),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs")),
@@ -76,6 +78,7 @@ MODES: dict[str, Mode] = {
 _ONE_SCHEDULER = "this version sends them to one scheduler, and there are several"
 _ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
 
+_NOT_IN_MLX = "upstream's MLX loop does not have it"
 _NOTHING_DECODES = "a request ends with its prompt, and nothing decodes"
 _NO_TOKEN = "no token is sampled"
 
@@ -136,6 +139,15 @@ RULES: tuple[Rule, ...] = (
         "mixed chunk",
         "prompts are not chunked: the encoder's tokens are computed as a whole",
     ),
+    Rule("deferred", "overlap", "it is a loop of its own, on one stream"),
+    Rule("deferred", "speculation", _NOT_IN_MLX),
+    Rule("deferred", "hisparse", _NOT_IN_MLX),
+    Rule("deferred", "pipeline", _NOT_IN_MLX),
+    Rule("deferred", "disaggregation", _NOT_IN_MLX),
+    Rule("deferred", "data-parallel ranks", _NOT_IN_MLX),
+    Rule("deferred", "embedding", _NOT_IN_MLX),
+    Rule("deferred", "block diffusion", _NOT_IN_MLX),
+    Rule("deferred", "grammar", "a result is read before the next launch, as in the serial loop", "runs"),
     Rule("encoder-decoder", "radix cache", "a cached prefix could end among the encoder's tokens"),
     Rule("encoder-decoder", "speculation", "a draft has no encoder in this version"),
     Rule("encoder-decoder", "hisparse", "the model attends to all tokens"),
@@ -145,6 +157,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("encoder-decoder", "shared MLP", "its model does not share its MLP in this version"),
     Rule("encoder-decoder", "embedding", "its model has no embedding of a prompt"),
+    Rule("block diffusion", "overlap", "a block's tokens are read before the next block is planned"),
+    Rule("block diffusion", "mixed chunk", "requests do not decode token by token"),
+    Rule("block diffusion", "radix cache", "the KV of a token depends on those behind it in its block"),
+    Rule("block diffusion", "speculation", "a step gives a block of tokens as it is"),
+    Rule("block diffusion", "hisparse", "KV is moved to the host token by token"),
+    Rule("block diffusion", "pipeline", "a block's passes would go through all stages again and again"),
+    Rule("block diffusion", "disaggregation", "there is no decode that another worker could do"),
+    Rule("block diffusion", "data-parallel ranks", "the ranks would have to agree on every pass"),
+    Rule("block diffusion", "replicas", "the scheduler of a replica is another one in this version"),
+    Rule("block diffusion", "encoder-decoder", "its model computes no blocks"),
+    Rule("block diffusion", "embedding", "a request has one of the two results"),
+    Rule("block diffusion", "grammar", "tokens are not found in their order"),
+    Rule("block diffusion", "logprobs", "a token has one from every pass"),
+    Rule("block diffusion", "minimum length", "tokens are not found in their order"),
+    Rule("block diffusion", "graphs", "graphs are of decodes: none is captured", "runs"),
     Rule("embedding", "mixed chunk", _NOTHING_DECODES),
     Rule("embedding", "speculation", _NOTHING_DECODES),
     Rule("embedding", "graphs", "graphs are of decodes: none is captured", "runs"),
@@ -157,6 +184,9 @@ RULES: tuple[Rule, ...] = (
     Rule("embedding", "grammar", _NO_TOKEN),
     Rule("embedding", "logprobs", _NO_TOKEN),
     Rule("embedding", "minimum length", _NO_TOKEN),
+    Rule(
+        "controls", "block diffusion", "its requests stay staged, where this version's controls do not reach"
+    ),
     Rule("controls", "pipeline", _ONE_SCHEDULER),
     Rule("controls", "disaggregation", _ONE_SCHEDULER),
     Rule("controls", "replicas", _ONE_SCHEDULER),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_origin
 
 from pydantic import BaseModel
@@ -32,8 +32,9 @@ def override(document: Document, text: str) -> KeyPath:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ScenarioError([Problem(OPTION, "", f"expected KEY=VALUE, got {text[:60]!a}")])
-    path = split(key.strip())
-    given = _given(key.strip(), value)
+    key = expand(key.strip())
+    path = split(key)
+    given = _given(key, value)
     section = _section(document, path)
     section[str(path[-1])] = given.data
     for other in _replaced(path, section):
@@ -41,8 +42,8 @@ def override(document: Document, text: str) -> KeyPath:
     for known in [known for known in document.places if known[: len(path)] == path]:
         del document.places[known]
     document.places.update({(*path, *rest): OPTION for rest in given.places})
-    document.problems = [problem for problem in document.problems if not _within(problem, key.strip())]
-    document.problems += [problem._replace(path=key.strip()) for problem in given.problems]
+    document.problems = [problem for problem in document.problems if not _within(problem, key)]
+    document.problems += [problem._replace(path=key) for problem in given.problems]
     return path
 
 
@@ -59,16 +60,27 @@ def split(key: str) -> KeyPath:
 
 
 def expand(key: str) -> str:
-    """The full key that a shortened one means: ``overlap`` is ``engine.overlap``.
+    """The full key that a shortened one means: ``overlap`` is ``engine.overlap``. A switch of the relay may be named
+    alone.
 
     The match nearest to the root wins; two at one depth are ambiguous. Raises ScenarioError.
     """
     head, _, rest = key.partition(".")
+    if head in Scenario.model_fields:
+        return key
     found = [path for path in keys() if path[-1] == head]
     nearest = [path for path in found if len(path) == min(map(len, found))]
     if len(nearest) == 1:
         return ".".join((*nearest[0], rest) if rest else nearest[0])
+    if not found and key in _switches():
+        return f"engine.relay.{key}"
     return _refuse(key, found=nearest)
+
+
+def _switches() -> Mapping[str, object]:
+    from ..sched.relay.choice import switches  # imports torch
+
+    return switches()
 
 
 def _refuse(key: str, *, found: list[tuple[str, ...]]) -> str:

@@ -146,6 +146,15 @@ class HiSparse(Section):
         return 2 * top_k if self.device_buffer_size == "auto" else self.device_buffer_size
 
 
+class BlockDiffusion(Section):
+    """Requests grow by blocks of ``block_size`` tokens, found in any order: a pass keeps those whose probability
+    exceeds ``threshold``, and at least one of each request."""
+
+    enabled: Switch = False
+    block_size: Positive = 32
+    threshold: Fraction = 0.95
+
+
 class Pipeline(Section):
     """``async_depth`` microbatches beyond one per stage; ``skip_chunk_outputs`` sends no tokens for a step that
     only has chunks of unfinished prompts. With ``dynamic_chunks`` the later chunks of a prompt get shorter, by the
@@ -178,7 +187,8 @@ class DataParallel(Section):
 
 class EngineSection(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
-    ``replicas``: engines behind one router, which share nothing. ``embedding``: a request's result is the hidden state
+    ``replicas``: engines behind one router, which share nothing. ``deferred``: a result is read
+    after the next launch, as upstream's MLX loop does. ``embedding``: a request's result is the hidden state
     of its prompt's last token."""
 
     overlap: Switch | Literal["auto"] = "auto"
@@ -199,7 +209,9 @@ class EngineSection(Section):
     pipeline: Pipeline = Pipeline()
     disaggregation: Disaggregation = Disaggregation()
     replicas: Ranks = 1
+    deferred: Switch = False
     embedding: Switch = False
+    block_diffusion: BlockDiffusion = BlockDiffusion()
     data_parallel: DataParallel = DataParallel()
 
     @property

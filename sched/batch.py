@@ -266,6 +266,7 @@ class StepResult:
     draft_tokens: int = 0  # of that verify, per request: where the next one's tokens begin
     next_draft_input: DraftInput | None = None
     verified: list[VerifiedTokens] | None = None  # of a serial verify, which appends the tokens itself
+    block_tokens: list[torch.Tensor] | None = None  # of each request, of a step of block diffusion
     embeddings: torch.Tensor | None = None  # [b, hidden] of a batch of prompts without decodes
     delay_sample_func: Callable[[], None] | None = None
     extra_keep_alive_refs: list[object] = field(default_factory=list)

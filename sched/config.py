@@ -133,6 +133,16 @@ class Control(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """Block diffusion: blocks of ``size`` tokens, in which ``mask_id``, the vocabulary's last id, stands for a token
+    that is not known. A pass keeps the tokens whose probability exceeds ``threshold``."""
+
+    size: int
+    threshold: float
+    mask_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All parameters of the scheduler's decisions. Sizes and limits are in tokens unless named otherwise."""
 
@@ -157,7 +167,9 @@ class EngineConfig:
     speculative: SpeculativeConfig | None = None
     hisparse: HiSparseConfig | None = None
     stages: int = 1  # of a pipeline, each with this configuration
+    blocks: BlockConfig | None = None
     encoder: bool = False  # the model is an encoder-decoder
+    deferred: bool = False  # results are read after the next launch
     embedding: bool = False  # prompts are embedded, and nothing decodes
     controls: tuple[Control, ...] = ()  # by ``at``
 

@@ -1,3 +1,1 @@
-"""Measure and judge changes to an LLM inference scheduler."""
-
-__version__ = "0.1.0"
+../../cli/_root/__init__.py

@@ -96,7 +96,9 @@ _RETRACTED = (
 # Scenario and further overrides of the faults that ``mixing`` as it is does not show.
 _SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
+    "deferred-never-resolves": ("deferred", ("workload.requests=4",)),
     "embedding-never-resolves": ("embedding", ()),
+    "list-for-the-bridge": ("block_diffusion", ()),
     "encoder-rebuilt-on-device": ("encoder_decoder", ()),
     "penalties-from-input": (MIXING, _PENALISED),
     "small-ring": (JOINING, _TWO_AT_A_TIME),

@@ -44,7 +44,7 @@ class Forward:
         new = batch.extend_lens if batch.forward_mode.is_extend else [1] * batch.batch_size
         decoding = set(map(id, batch.decoding_reqs if batch.forward_mode.is_extend else batch.reqs))
         return [
-            Token(req, row, position, id(req) not in decoding)
+            Token(req, row, position, id(req) not in decoding and position < req.seqlen)
             for req, row, length, count in zip(batch.reqs, rows, lens, new, strict=True)
             for position in range(length - count, length)
         ]

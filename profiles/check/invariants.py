@@ -212,7 +212,9 @@ class _InvariantObserver(Observer):
     # ---- tokens that a step was given before the host had them --------------------------------------------------
 
     def fed(self, forward: Forward) -> None:
-        """Record the input tokens of decodes, to compare them when the host has the tokens."""
+        """Record the input tokens of decodes, to compare them when the host has the tokens; masks are no tokens."""
+        if forward.config.blocks is not None:
+            return
         for token, value in zip(forward.tokens(), forward.input_ids(), strict=True):
             if not token.prompt:
                 self._fed.setdefault(token.request, []).append((token, value, forward.batch.step))
@@ -306,6 +308,7 @@ def _holders(scheduler: Scheduler) -> list[Request]:
         *engine.tier.absent,
         *(engine.outbox.held if engine.outbox else ()),
         *(engine.inbox.held if engine.inbox else ()),
+        *scheduler.held(),
     ]
     found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *parked, *under_way, *elsewhere])
     return [req for req in found if req.req_pool_idx is not None]

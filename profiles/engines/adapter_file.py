@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, Final
 
+from ..platform.user_files import imported
 from .adapter import EngineAdapter, adapter_named
 from .names import EngineError
 
@@ -27,17 +26,10 @@ def find_adapter(name: str) -> EngineAdapter:
 
 
 def _defined_in(file: Path) -> Any:
-    if not file.is_file():
-        raise EngineError(f"{file}: no such file with an adapter")
-    name = f"schedbench_adapter_{file.stem}"
-    spec = spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # what the file defines is pickled and inspected by its module's name
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise EngineError(f"{file}: {type(error).__name__}: {error}") from error
+        module = imported(file, "an adapter")
+    except ImportError as error:
+        raise EngineError(str(error)) from error
     if not hasattr(module, _DEFINED):
         raise EngineError(f"{file}: defines no {_DEFINED}")
     return getattr(module, _DEFINED)

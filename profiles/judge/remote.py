@@ -58,6 +58,10 @@ class WorkerSide:
         """Raises CrashError, SideError, MachineError."""
         return Sample.of(self._request(seed), name=self.label)
 
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:
+        """Raises what ``run`` raises; CrashError for a version from before this request."""
+        return replace(self, order=replace(self.order, record=str(folder))).run(seed).result, folder
+
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterator[Result]:  # noqa: ARG002
         """One after the other, in the side's own process, from files that ``device.hardware`` can name. Raises what
         ``run`` raises; a version from before the draws refuses the files."""
@@ -81,7 +85,9 @@ class WorkerSide:
 
     def _request(self, seed: int | None, **more: Any) -> dict[str, Any]:
         order = asdict(replace(self.order, seed=seed))
-        del order["engine"]  # a worker runs our own scheduler, maybe of a version without the field
+        for field in ("engine", "record"):
+            if not order[field]:  # maybe of a version without the field
+                del order[field]
         answer = self._exchange(json.dumps({"question": asdict(self.question), "order": order, **more}))
         if "refused" in answer:
             error = MachineError if answer["unable"] else SideError

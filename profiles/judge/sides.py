@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from ...scenarios.overrides import expand
-from ...sched.relay.choice import switches
 from ..captures.files import SUFFIXES, Reader, captures_in
 from ..engines.names import is_engine
 from ..platform.pool import MapFunction
@@ -29,13 +28,13 @@ _OPENING, _CLOSING = "{[(", "}])"
 
 @dataclass(frozen=True, slots=True)
 class SideSpec:
-    """A side as it was typed: a ref, another project's engine, stored files, or nothing of these; and overrides with
-    full keys, unless files are stored."""
+    """A side as it was typed: a ref, another project's engine, stored results or their files, or nothing of these; and
+    overrides with full keys, unless results are stored."""
 
     label: str
     overrides: tuple[str, ...] = ()
     ref: str | None = None
-    stored: tuple[Path, ...] = ()
+    stored: tuple[Path | Result, ...] = ()
     reader: Reader = field(default_factory=Reader)
     engine: EngineChoice | None = None
 
@@ -61,6 +60,10 @@ class LocalSide:
     def run(self, seed: int | None) -> Sample:
         return run_trial(self.question, replace(self.order, seed=seed))
 
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:
+        order = replace(self.order, seed=seed, record=str(folder))
+        return run_trial(self.question, order).result, folder
+
     def margin(self, seed: int, request: str, position: int) -> float | None:
         if self.order.engine is not None:
             return None
@@ -80,6 +83,7 @@ class StoredSide:
 
     label: str
     samples: Mapping[int, tuple[Sample, ...]]
+    folder: Path | None = None
 
     @property
     def seeds(self) -> Collection[int]:
@@ -91,6 +95,9 @@ class StoredSide:
         if seed not in self.samples:
             raise SideError(f"{self.label}: no stored result of workload seed {seed}")
         return self.samples[seed][0]
+
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path | None]:  # noqa: ARG002
+        return self.run(seed).result, self.folder
 
     def margin(self, seed: int, request: str, position: int) -> None:
         """Stored results have no scores."""
@@ -159,13 +166,8 @@ def _expanded(overrides: list[str], text: str) -> tuple[str, ...]:
         key, equals, value = override.partition("=")
         if not equals or not key.strip():
             raise SideError(f"{text!r} is no side: expected key=value,..., git:REF or a stored result")
-        found.append(f"{_full(key.strip())}={value}")
+        found.append(f"{expand(key.strip())}={value}")
     return tuple(found)
-
-
-def _full(key: str) -> str:
-    """The full key of the scenario. A switch of the relay may be named alone."""
-    return f"engine.relay.{key}" if key in switches() else expand(key)
 
 
 @contextmanager
@@ -187,7 +189,8 @@ def _side(
     stack: ExitStack, question: Question | None, spec: SideSpec, order: TrialRequest, *, apart: bool
 ) -> Side:
     if spec.stored:
-        return StoredSide(spec.label, _read(spec))
+        folders = [stored.parent for stored in spec.stored if isinstance(stored, Path)]
+        return StoredSide(spec.label, _read(spec), folders[0] if folders else None)
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
     order = replace(order, overrides=spec.overrides, engine=spec.engine)
@@ -200,7 +203,7 @@ def _side(
 
 def _read(spec: SideSpec) -> dict[int, tuple[Sample, ...]]:
     samples: dict[int, tuple[Sample, ...]] = {}
-    for path in spec.stored:
-        sample = Sample(spec.reader.read(path))
+    for stored in spec.stored:
+        sample = Sample(stored if isinstance(stored, Result) else spec.reader.read(stored))
         samples[sample.seed] = (*samples.get(sample.seed, ()), sample)
     return samples

@@ -54,6 +54,7 @@ class TrialRequest:
     device: DeviceChoice = "auto"
     command: str = ""
     engine: EngineChoice | None = None
+    record: str = ""  # a folder that gets the timelines
 
 
 class Sample(NamedTuple):
@@ -113,7 +114,8 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
     def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
         yield tokens
 
-    options = Options(device=order.device, save_tokens=True, command=order.command)
+    record = Path(order.record) if order.record else None
+    options = Options(device=order.device, save_tokens=True, command=order.command, record=record)
     outcome = execute(resolved, resolved.relays[0], options, observe=watch, extra_sink=prints)
     if resolved.engine is not None:  # whose steps are in another process
         return Sample(outcome.result)

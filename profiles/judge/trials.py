@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from ..platform import hardware
@@ -45,6 +46,9 @@ class Side(Protocol):
 
     def all(self) -> Sequence[Sample]:
         """The stored samples; empty for a side that runs."""
+
+    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path | None]:
+        """A run, and the folder that has its timelines if there are any: ``folder``, or that of the stored result."""
 
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
         """Run what ``known`` is the result of once on each of the profiles; ``each`` may spread the runs."""

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...scenarios.conditions import unmet
-from ...scenarios.problems import ScenarioError
+from ...scenarios.diagnosis import diagnose
+from ...scenarios.problems import KeyPath, ScenarioError, ScenarioSource, SourceLocation
+from ...scenarios.schema import Expectation, Kind
 from ..record.result import CopyRow, CountSummary, Hazards, Result, SitePart, SyncRow
 from .steps import STEADY
 
@@ -26,6 +28,27 @@ class _Expectation(BaseModel):
 
 class _Stored(BaseModel):
     expect: dict[str, _Expectation] = {}
+
+
+class _Given(BaseModel):
+    expect: dict[Kind, Expectation]
+
+
+def given(kind: str, streams: Mapping[str, Mapping[str, int]]) -> Budget:
+    """The budget of one kind of step. Raises ScenarioError for a kind, stream or counter that does not exist."""
+    document = {"expect": {kind: {stream: dict(counters) for stream, counters in streams.items()}}}
+    try:
+        _Given.model_validate(document)
+    except ValidationError as error:
+        path: KeyPath = ("expect", kind)
+        inner = [
+            (*path, stream, *counter)
+            for stream in streams
+            for counter in ((), *((c,) for c in streams[stream]))
+        ]
+        places = dict.fromkeys([(), path[:1], path, *inner], SourceLocation("budget"))
+        raise ScenarioError(diagnose(error, root=_Given, source=ScenarioSource(places)).values()) from None
+    return document["expect"]
 
 
 class AskedBudget(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -23,6 +24,26 @@ def covered(intervals: Iterable[tuple[int, int]]) -> int:
             total += end - reached
             reached = end
     return total
+
+
+def partition(
+    start: int, end: int, claims: Mapping[T, Sequence[tuple[int, int]]], rest: T
+) -> Iterator[tuple[int, int, T]]:
+    """[start, end) in stretches, each with the first of ``claims`` that covers it, or else with ``rest``."""
+    if start >= end:
+        return
+    cuts = sorted({start, end, *(at for spans in claims.values() for span in spans for at in span)})
+    begin, current = start, None
+    for low, high in pairwise(cuts):
+        found = next(
+            (tag for tag, spans in claims.items() if any(a <= low and high <= b for a, b in spans)), rest
+        )
+        if current is not None and found != current:
+            yield begin, low, current
+            begin = low
+        current = found
+    assert current is not None
+    yield begin, end, current
 
 
 class IntervalTrack(Generic[T]):

@@ -20,15 +20,20 @@ held the op.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
 from ..record.timeline import Call, Op, Range, Wait, Window
 from .distribution import Distribution
-from .intervals import IntervalTrack, IntervalUnion, covered
+from .intervals import IntervalTrack, IntervalUnion, covered, partition
 from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
 
 LAG: Final = 4
+Cause = Literal[
+    "exposed_stall", "exposed_host", "launch_latency", "dependency", "kernel_gap", "no_work"
+]  # fields of Waiting
+CAUSES: Final = get_args(Cause)
 
 
 class Waiting(NamedTuple):
@@ -62,6 +67,16 @@ class Waiting(NamedTuple):
         return self.idle - self.host_late - self.dependency - self.kernel_gap - self.no_work
 
 
+class IdlePiece(NamedTuple):
+    """A stretch of forward idle in front of a step, ns. Time that two records claim counts as sleep rather than as a
+    stall; ``Waiting`` counts it twice and has a residue."""
+
+    start: int
+    end: int
+    cause: Cause
+    step: int
+
+
 class _StepSpan:
     """First to last forward kernel of one step, and how the first one was enqueued."""
 
@@ -78,9 +93,11 @@ class _StepSpan:
 
 
 class WaitingSink:
-    """Folds windows into ``Waiting``, and computes the exposed part of each waiting call."""
+    """Folds windows into ``Waiting``, and computes the exposed part of each waiting call. ``note`` receives the pieces
+    of the idle time in the order of time."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[IdlePiece], None] | None = None) -> None:
+        self._note = note
         self._gate = StepGate(LAG)
         self._spans: dict[int, _StepSpan] = {}
         self._origin: int | None = None
@@ -173,7 +190,7 @@ class WaitingSink:
         if self._origin is None:
             self._origin = self._cursor = span.start
         else:
-            self.idle.add(self._split_idle(span) if span.start > self._cursor else 0)
+            self.idle.add(self._split_idle(span, step) if span.start > self._cursor else 0)
         start = max(span.start, self._cursor)
         if span.end > start:
             self._totals["forward"] += span.end - start
@@ -188,43 +205,50 @@ class WaitingSink:
         for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
             track.forget(self._cursor)
 
-    def _split_idle(self, span: _StepSpan) -> int:
+    def _split_idle(self, span: _StepSpan, step: int) -> int:
         """The idle from the cursor to the span's start, split at the instant its first op was enqueued. Returns the
         part in which the scheduler did not sleep."""
         begin, end = self._cursor, span.start
         enqueued = min(max(span.launched, begin), end)
-        asleep = self._split_host(begin, enqueued)
-        held = self._held(span.stream, start=enqueued, end=end)
+        asleep, stalled = self._split_host(begin, enqueued)
+        holders = self._holders(span.stream, start=enqueued, end=end)
+        held = covered(holders)
+        unheld: Cause = "launch_latency" if enqueued > begin else "kernel_gap"
         self._totals["dependency"] += held
-        self._totals["launch_latency" if enqueued > begin else "kernel_gap"] += end - enqueued - held
-        return end - begin - asleep
+        self._totals[unheld] += end - enqueued - held
+        if self._note is not None:
+            host: dict[Cause, list[tuple[int, int]]] = {"no_work": asleep, "exposed_stall": stalled}
+            late: Iterator[tuple[int, int, Cause]] = partition(begin, enqueued, host, "exposed_host")
+            device: dict[Cause, list[tuple[int, int]]] = {"dependency": holders}
+            for low, high, cause in (*late, *partition(enqueued, end, device, unheld)):
+                self._note(IdlePiece(low, high, cause, step))
+        return end - begin - covered(asleep)
 
-    def _split_host(self, begin: int, enqueued: int) -> int:
-        """Splits the time of the host into sleep, stall and work, named or not. Returns how long it slept."""
+    def _split_host(self, begin: int, enqueued: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Splits the time of the host into sleep, stall and work, named or not. Returns the sleeps and the stalls."""
         stalled = self._stalls.overlaps(begin, enqueued)
         for lo, hi, call_end in stalled:
             self._exposed[call_end] += hi - lo
         waiting = [(lo, hi) for lo, hi, _ in stalled]
         asleep = [(lo, hi) for lo, hi, _ in self._sleeps.overlaps(begin, enqueued)]
-        slept = covered(asleep)
         work = [(lo, hi) for lo, hi, _ in self._work.overlaps(begin, enqueued)]
         totals = self._totals
-        totals["no_work"] += slept
+        totals["no_work"] += covered(asleep)
         totals["exposed_stall"] += covered(waiting)
         totals["exposed_host"] += enqueued - begin - covered(waiting + asleep)
         totals["unnamed_host"] += enqueued - begin - covered(work + waiting + asleep)
-        return slept
+        return asleep, waiting
 
-    def _held(self, stream: int, *, start: int, end: int) -> int:
-        """Time in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or
+    def _holders(self, stream: int, *, start: int, end: int) -> list[tuple[int, int]]:
+        """Times in [start, end) in which an op of ``stream`` waits for an event, for its own stream, or
         for a kernel of another stream."""
         if start >= end:
-            return 0
+            return []
         holders = [(lo, hi) for lo, hi, held in self._waits.overlaps(start, end) if held == stream]
         for lo, hi, (kernel, on) in self._others.overlaps(start, end):
             if kernel or on == stream:
                 holders.append((lo, hi))
-        return covered(holders)
+        return holders
 
     def _settle_kernels(self) -> None:
         if self._origin is not None:

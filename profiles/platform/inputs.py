@@ -1,4 +1,5 @@
-"""Digests of the files that a scenario reads: its trace, and the configuration and weights of its checkpoints.
+"""Digests of the files that a scenario reads: its trace, the file of its relay, and the configuration and weights of
+its checkpoints.
 
 A trace, a tokenizer, a configuration and an index are digested whole. Of a weight file larger than ``WHOLE_BYTES`` the
 size and ``BLOCKS`` evenly spaced blocks are digested, the first and the last among them.
@@ -18,6 +19,7 @@ from ...scenarios.text_tokens import TOKENIZER, tokenizer_file
 from ...sched.model.checkpoint import INDEX, WHOLE
 from ..record.provenance import InputPart, ScenarioPart
 from .resolve import Resolved
+from .user_files import UserState
 
 WHOLE_BYTES: Final = 64 * 2**20
 BLOCKS: Final = 64
@@ -44,6 +46,9 @@ def _inputs(resolved: Resolved) -> Iterator[InputPart]:
         yield from _file("workload.trace", trace, path)
     if (tokenizer := tokenizer_file(scenario)) is not None:
         yield from _file("model.path", f"{scenario.model.path}/{TOKENIZER}", tokenizer)
+    for relay in resolved.relays:
+        if isinstance(relay.state, UserState):
+            yield from _file("engine.relay", relay.state.file.name, relay.state.file)
     weights = scenario.device.values == "real"
     draft = scenario.engine.speculative.draft
     if resolved.checkpoint is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from itertools import islice
 from math import ceil
 from multiprocessing import connection, forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
+from types import ModuleType
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import psutil
@@ -88,7 +90,7 @@ def pool(tasks: int) -> Iterator[MapFunction]:
         def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
             pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
             waiting = iter(tasks)
-            started = deque(executor.submit(function, task) for task in islice(waiting, _AHEAD * at_once))
+            started = deque(_submit(executor, function, islice(waiting, _AHEAD * at_once)))
             return _results(executor, function, started, waiting)
 
         yield each
@@ -110,8 +112,19 @@ def _results(
     """The results in order. A task is submitted for each one that is read."""
     while started:
         result = started.popleft().result()
-        started.extend(executor.submit(function, task) for task in islice(waiting, 1))
+        started.extend(_submit(executor, function, islice(waiting, 1)))
         yield result
+
+
+def _submit(executor: Executor, function: Callable[[T], R], tasks: Iterable[T]) -> list[Future[R]]:
+    """The processes that start meanwhile do not import the main module of this one: it may be a script that calls the
+    Python interface without a guard, and would run again in each."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        return [executor.submit(function, task) for task in tasks]
+    finally:
+        sys.modules["__main__"] = main
 
 
 def prepare_pool() -> None:

@@ -24,11 +24,12 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.draft import read_draft_config
 from ...sched.model.grammar import GrammarCache, GrammarError
 from ...sched.model.presets import PRESETS
-from ...sched.relay.choice import RelayChoice, choose, refusals, switches
-from ...sched.relay.states import ALIASES, states
+from ...sched.relay.choice import RelayChoice, RelayError, choose, named, refusals, switches
+from ...sched.relay.states import ALIASES, State, states
 from ..record.definitions import DEFINITIONS
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
+from .user_files import UserState, relay_place, user_state
 
 T = TypeVar("T")
 
@@ -117,7 +118,8 @@ def resolve(scenario: Scenario) -> Resolved:
     if problems:
         raise ScenarioError(problems)
     assert model is not None and hardware is not None
-    return Resolved(scenario, model, draft, hardware, tuple(map(_relay, scenario.relays)))
+    relays = tuple(_relay(scenario, relay) for relay in scenario.relays)
+    return Resolved(scenario, model, draft, hardware, relays)
 
 
 def _attempt(problems: list[Problem], scenario: Scenario, path: KeyPath, find: Callable[[], T]) -> T | None:
@@ -178,8 +180,14 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """Relay states, switches and settings that do not exist: the key to blame, and what is wrong."""
     at = ("engine", "relays" if scenario.engine.relays else "relay")
     for relay in scenario.relays:
-        if relay.state not in (*states(), *ALIASES):
-            yield at, unknown("relay state", relay.state, [*states(), *ALIASES])
+        state = None
+        try:
+            state = _state(scenario, relay)
+        except RelayError as error:
+            yield at, str(error)
+        else:
+            if state is None:
+                yield at, unknown("relay state", relay.state, [*states(), *ALIASES])
         for switch, value in relay.switches.items():
             settings = switches().get(switch, ())
             if not settings:
@@ -187,7 +195,8 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             elif _word(value) not in settings:
                 yield (*at, switch), f"expected {either(settings)}, got {show(value)}"
             else:
-                yield from (((*at, switch), why) for why in refusals(relay.state, {switch: _word(value)}))
+                shown = state if isinstance(state, UserState) else relay.state
+                yield from (((*at, switch), why) for why in refusals(shown, {switch: _word(value)}))
 
 
 def _conditions(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -204,8 +213,19 @@ def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield ("case", "metric"), unknown("metric", case.metric, list(DEFINITIONS))
 
 
-def _relay(relay: RelaySection) -> RelayChoice:
-    return choose(relay.state, {name: _word(value) for name, value in relay.switches.items()})
+def _state(scenario: Scenario, relay: RelaySection) -> State | None:
+    """The state of the ladder, or that of a file of the user's. Raises RelayError for such a file."""
+    place = relay_place(relay.state)
+    if place is None:
+        return named(relay.state)
+    file, name = place
+    return user_state(scenario.source.locate(("engine", "relay"), file), name)
+
+
+def _relay(scenario: Scenario, relay: RelaySection) -> RelayChoice:
+    return choose(
+        _state(scenario, relay) or relay.state, {name: _word(value) for name, value in relay.switches.items()}
+    )
 
 
 def _word(value: bool | int | float | str) -> str:

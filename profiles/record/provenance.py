@@ -122,7 +122,9 @@ class RelayPart(ResultModel):
     """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
 
     state: str
-    loop: Literal["overlapped", "serial", "pipelined"] | None = None  # None: in documents of older versions
+    loop: Literal["overlapped", "serial", "deferred", "pipelined"] | None = (
+        None  # None: in documents of older versions
+    )
     policies: Mapping[str, str] = {}
     switches: Mapping[str, JsonValue] = {}
     faults: tuple[str, ...] = ()  # what was broken on purpose

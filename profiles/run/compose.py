@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypedDict
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario
-from ...sched.config import Control, EngineConfig, HiSparseConfig
+from ...sched.config import BlockConfig, Control, EngineConfig, HiSparseConfig
 from ...sched.disagg.fake import NullPort
 from ...sched.disagg.inbox import ArrivalTier, Inbox
 from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
@@ -20,6 +20,7 @@ from ...sched.disagg.outbox import Outbox
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.hisparse.transfer import HostKVPort
 from ...sched.link import Link
+from ...sched.loop.blocks import BlockScheduler
 from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.engine import Engine
 from ...sched.loop.scheduler import Scheduler
@@ -104,7 +105,7 @@ class Composition:
 def engine_config(resolved: Resolved, machine: Machine, context: RankContext = ALONE) -> EngineConfig:
     """The scenario's engine on that machine."""
     scenario, model = resolved.scenario, resolved.model
-    engine = scenario.engine
+    engine, blocks = scenario.engine, scenario.engine.block_diffusion
     return EngineConfig(
         device=machine.device,
         capabilities=machine.capabilities,
@@ -119,13 +120,18 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         context_len=model.max_positions,
         max_prefill_tokens=engine.max_prefill_tokens,
         schedule_conservativeness=engine.schedule_conservativeness,
-        cuda_graph=engine.cuda_graph and not engine.embedding,  # only decodes are replayed
+        cuda_graph=engine.cuda_graph
+        and not (engine.embedding or blocks.enabled),  # only decodes are replayed
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
         hisparse=_hisparse(resolved) if context.decodes else None,
         stages=engine.pipeline.stages,
+        deferred=engine.deferred,
         embedding=engine.embedding,
+        blocks=BlockConfig(blocks.block_size, blocks.threshold, model.vocab_size - 1)
+        if blocks.enabled
+        else None,
         encoder=bool(model.cross_layers),
         controls=_controls(scenario),
         speculative=speculative_config(scenario.engine.speculative),
@@ -189,7 +195,7 @@ def compose(parts: SystemParts) -> Composition:
     )
     name_pools(machine, engine)
     buffers = None if model.host is None else model.host.buffers
-    return Composition(_scheduler(context)(engine), model.tags, buffers)
+    return Composition(_scheduler(config, context)(engine), model.tags, buffers)
 
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:
@@ -280,7 +286,9 @@ _WORKERS: Mapping[Role, type[Scheduler]] = {
 }
 
 
-def _scheduler(context: RankContext) -> type[Scheduler]:
+def _scheduler(config: EngineConfig, context: RankContext) -> type[Scheduler]:
+    if config.blocks is not None:
+        return BlockScheduler
     if context.share is not None:
         return DataRank
     return Scheduler if context.place is None else _WORKERS[context.place.role]

@@ -17,6 +17,7 @@ from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer
 from ...sched.memory.cache import PrefixCache
 from ...sched.memory.pools import IndexPool, KVPool, ReqToTokenPool
 from ...sched.memory.tokens import KVAllocator
+from ...sched.model.blocks import BlockDecoder
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.config import ModelConfig
 from ...sched.model.cross import CrossDecoder
@@ -85,12 +86,7 @@ def model_parts(
     index = _index_pool(config, model)
     sparse = _sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
     mlp = _mlp(resolved, context)
-    whole: Decoder
-    if model.cross_layers:
-        whole = CrossDecoder(model, weights, kv=kv, req_to_token=pages)
-    else:
-        kind = Embedder if config.embedding else Decoder
-        whole = kind(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
+    whole = _kind(config)(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
     if tags is not None:
         places = None if host is None else host.locator
@@ -100,6 +96,14 @@ def model_parts(
         return ModelParts(weights, decoder, port, tags, None)
     host_port = HostKVPort(port, host.buffers, host.transfer)
     return ModelParts(weights, decoder, host_port, tags, host)
+
+
+def _kind(config: EngineConfig) -> type[Decoder]:
+    if config.encoder:
+        return CrossDecoder
+    if config.blocks is not None:
+        return BlockDecoder
+    return Embedder if config.embedding else Decoder
 
 
 def model_weights(resolved: Resolved, device: torch.device, context: RankContext) -> Weights:

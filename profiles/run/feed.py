@@ -32,7 +32,10 @@ def warmup_workload(resolved: Resolved) -> Workload | None:
 
 def _workload(resolved: Resolved, scenario: Scenario, seed: int) -> Workload:
     model = resolved.model
-    return build(scenario, vocab_size=model.vocab_size, context_len=model.max_positions, seed=seed)
+    masked = (
+        scenario.engine.block_diffusion.enabled
+    )  # no prompt has the vocabulary's last id, which is the mask
+    return build(scenario, vocab_size=model.vocab_size - masked, context_len=model.max_positions, seed=seed)
 
 
 class Feed:

@@ -10,11 +10,13 @@ from typing import Final, Literal
 
 import torch
 
+from ... import sched
 from ...scenarios.schema import Scenario
 from ..cuda.machine import open_cuda, open_cuda_with_hazards
 from ..platform import capacity
 from ..platform.machine import HostTime, Machine, MachineError
 from ..platform.resolve import Resolved
+from ..platform.user_files import UserState
 from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink
 from ..vgpu.counterfactual import Counterfactual
@@ -74,8 +76,8 @@ def open_machine(
     """The machine until the block ends. With ``hazards`` accesses that nothing orders are recorded; on the virtual GPU
     the ``adversary`` of that number delays all work. ``keep_trace``: where CUDA's trace of the counting pass is kept.
     ``simulation``: of one virtual GPU among several, around all of which the caller has ``patched`` torch. ``watch``:
-    the folders whose source lines are recorded, by default the scheduler's. ``counterfactual``: a change of the virtual
-    GPU's times. Raises MachineError."""
+    the folders and files whose source lines are recorded, by default the scheduler's and those of its relays.
+    ``counterfactual``: a change of the virtual GPU's times. Raises MachineError."""
     if kind == "cuda":
         if adversary is not None:
             raise MachineError(NO_ADVERSARY)
@@ -95,12 +97,17 @@ def open_machine(
             hazards=hazards,
             adversary=adversary,
             simulation=simulation,
-            watch=watch,
+            watch=_watched_files(resolved) if watch is None else watch,
             counterfactual=counterfactual,
         ) as gpu,
         nullcontext(HostTime()) if modelled else measured(gpu) as host,
     ):
         yield _machine(gpu, resolved, host, hazards=hazards)
+
+
+def _watched_files(resolved: Resolved) -> Sequence[Path]:
+    states = [relay.state for relay in resolved.relays]
+    return [*map(Path, sched.__path__), *(state.file for state in states if isinstance(state, UserState))]
 
 
 def _machine(gpu: VirtualGpu, resolved: Resolved, host: HostTime, *, hazards: bool) -> Machine:

@@ -55,7 +55,9 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
 def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
     """Rates that forwards achieved; none where a forward is not the whole decoder's, one at a time."""
     model = prepared.resolved.model
-    other = model.indexer is not None or model.cross_layers
+    other = (
+        model.indexer is not None or model.cross_layers or prepared.scenario.engine.block_diffusion.enabled
+    )
     if prepared.context.link is not None or speculation_depth(prepared.scenario) or other:
         return {}
     waiting, account = done.collector.waiting, done.collector.requests.totals

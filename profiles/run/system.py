@@ -8,9 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
+from ...sched.config import EngineConfig
 from ...sched.loop.chunk_sizes import size_chunks
+from ...sched.loop.deferred import run_deferred
 from ...sched.loop.event_loops import run_overlapped, run_serial
 from ...sched.loop.pipelined import run_pipelined
+from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import PrefillWorker
 from ...sched.observe import Observer
 from ...sched.relay.choice import RelayChoice, loop_of
@@ -103,13 +106,15 @@ class OwnSystem(System):
         if scheduler.engine.stage is not None:
             run_pipelined(scheduler)
         else:
-            (run_overlapped if scheduler.engine.config.overlap else run_serial)(scheduler)
+            _loop(scheduler.engine.config)(scheduler)
 
     def relay_part(self) -> RelayPart:
         relay, scenario = self._relay, self._resolved.scenario
         return RelayPart(
             state=relay.state.name,
-            loop=loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
+            loop="deferred"
+            if scenario.engine.deferred
+            else loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
             policies=relay.policies(
                 overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
             ),
@@ -150,6 +155,12 @@ class OwnSystem(System):
         alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
         token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
         return LookupCount(buffers, self._machine.peek, token_bytes=token_bytes)
+
+
+def _loop(config: EngineConfig) -> Callable[[Scheduler], None]:
+    if config.deferred:
+        return run_deferred
+    return run_overlapped if config.overlap else run_serial
 
 
 def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:

@@ -18,6 +18,7 @@ from functools import partial
 
 from ..batch import ScheduleBatch, StepResult
 from ..link import LinkError
+from .blocks import launch_blocks
 from .controls import Controls, Launched
 from .embedding import launch_embedding
 from .engine import Engine
@@ -40,6 +41,8 @@ def _schedule_stream(scheduler: Scheduler, unsettled: Collection[Launched]) -> I
 
 
 def _launch(engine: Engine, *, overlapped: bool) -> Callable[[Engine, ScheduleBatch], StepResult]:
+    if engine.config.blocks is not None:
+        return launch_blocks
     if engine.config.embedding:
         return partial(launch_embedding, overlapped=overlapped)
     if engine.worker is not None:

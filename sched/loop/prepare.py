@@ -5,11 +5,13 @@ Everything here runs on the schedule stream.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 
 import torch
 
 from ..batch import ROW_FIELDS, DraftState, ForwardMode, ScheduleBatch
+from ..config import BlockConfig
 from ..disagg.inbox import ReadyRequest
 from ..loop import fused, split
 from ..model.sampling_info import SamplingInfo, sampling_of
@@ -29,7 +31,10 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     batch.prefix_lens = [req.prefix_len for req in reqs]
     batch.extend_lens = [req.extend_input_len for req in reqs]
     batch.extend_num_tokens = sum(batch.extend_lens)
-    engine.relay.stage_prompt(batch, staged_parts(engine, reqs))
+    parts = staged_parts(engine, reqs)
+    engine.relay.stage_prompt(
+        batch, parts if engine.config.blocks is None else padded(parts, engine.config.blocks)
+    )
     batch.seq_lens_cpu = torch.tensor([req.fill_len for req in reqs], dtype=torch.int64)
     split.take_rows(engine, batch)
     rows = _PLACE_PROMPTS[engine.relay.row.preparation](engine, batch)
@@ -39,6 +44,11 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     for req in reqs:
         _enter(req, engine.clock.now())
     return _with_sampling_info(engine, batch, rows)
+
+
+def padded(parts: Sequence[array[int]], blocks: BlockConfig) -> list[array[int]]:
+    """The tokens of each block, with masks for those that are not known."""
+    return [part + array("q", [blocks.mask_id]) * (blocks.size - len(part)) for part in parts]
 
 
 def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:

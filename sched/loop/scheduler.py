@@ -33,6 +33,9 @@ from .prepare import (
 from .retract import NewTokenRatio, decode_fits, release, retract
 from .settle import close, drop, finish, settle, settle_verify
 
+Settle = Callable[[Engine, ScheduleBatch, StepResult], bool]
+"""Reads a step's result. Returns whether it was a decode in which every request got its token and continues."""
+
 
 class Scheduler:
     """State between steps. ``running_batch`` decodes; ``last_batch`` was launched last and, if it was a prefill, joins
@@ -343,17 +346,19 @@ class Scheduler:
         return record
 
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
+        """Apply the step's result to its requests."""
+        config = self.engine.config
+        verified = config.speculative is not None and batch.forward_mode.is_decode
+        self.settle_by(
+            settle_embedding if config.embedding else settle_verify if verified else settle, batch, result
+        )
+
+    def settle_by(self, rule: Settle, batch: ScheduleBatch, result: StepResult) -> None:
         with self.engine.observer.range("settle", batch.step, batch.batch_size):
-            all_continue = self._settle(batch)(self.engine, batch, result)
+            all_continue = rule(self.engine, batch, result)
         steady = all_continue and not batch.rows_changed and not batch.penalised
         for info in step_infos(batch, self.engine.config.speculative, steady=steady):
             self.engine.observer.settled(info)
-
-    def _settle(self, batch: ScheduleBatch) -> Callable[[Engine, ScheduleBatch, StepResult], bool]:
-        config = self.engine.config
-        if config.embedding:
-            return settle_embedding
-        return settle_verify if config.speculative is not None and batch.forward_mode.is_decode else settle
 
     def rest(self) -> bool:
         """Sleep until the next arrival, because there is nothing to run. Returns False if there is none."""

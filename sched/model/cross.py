@@ -18,7 +18,8 @@ from ..kernels.dense import linear, rms_norm
 from ..kernels.rows import embedding, extend_positions
 from ..memory.pools import KVPool
 from .config import ModelConfig
-from .decoder import Decoder
+from .decoder import Decoder, FeedForward, each_token
+from .sparse import SparseAttention
 from .weights import LayerWeights, Weights
 
 
@@ -34,9 +35,16 @@ class _Attended:
 
 class CrossDecoder(Decoder):
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, kv: KVPool, req_to_token: torch.Tensor
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        kv: KVPool,
+        req_to_token: torch.Tensor,
+        sparse: SparseAttention | None = None,
+        mlp: FeedForward | None = None,
     ) -> None:
-        super().__init__(config, weights, kv=kv, req_to_token=req_to_token)
+        super().__init__(config, weights, kv=kv, req_to_token=req_to_token, sparse=sparse, mlp=mlp)
         self._encoder_lens = torch.ones(req_to_token.shape[0], dtype=torch.int64, device=req_to_token.device)
         self._attending: _Attended | None = None
 
@@ -69,16 +77,10 @@ class CrossDecoder(Decoder):
             self._req_to_token, batch.req_pool_indices, batch.seq_lens, self._encoder_lens, batch.max_seq_len
         )
         rows = torch.arange(batch.batch_size, device=pages.device)
-        each = batch.req_pool_indices
-        if batch.extend_lens is not None:
-            each, encoder_lens = (
-                by_row.repeat_interleave(batch.extend_lens, output_size=batch.num_tokens)
-                for by_row in (each, encoder_lens)
-            )
         return _Attended(
             own=replace(batch, req_pool_indices=rows, seq_lens=lens),
             pages=pages,
-            encoder=replace(batch, req_pool_indices=each, seq_lens=encoder_lens, extend_lens=None),
+            encoder=each_token(batch, encoder_lens),
         )
 
     def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:

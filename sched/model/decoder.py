@@ -5,6 +5,7 @@ It depends on requests only as rows of a ForwardBatch, and on the device only by
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -24,6 +25,17 @@ class Model(Protocol):
     """Computes the logits of a batch. The caller disables gradients."""
 
     def forward(self, batch: ForwardBatch) -> ModelOutput: ...
+
+
+def each_token(batch: ForwardBatch, seq_lens: torch.Tensor) -> ForwardBatch:
+    """The batch with a row for each token, which attends to the first ``seq_lens`` [b] positions of its request."""
+    if batch.extend_lens is None:
+        return replace(batch, seq_lens=seq_lens)
+    rows, lens = (
+        by_row.repeat_interleave(batch.extend_lens, output_size=batch.num_tokens)
+        for by_row in (batch.req_pool_indices, seq_lens)
+    )
+    return replace(batch, req_pool_indices=rows, seq_lens=lens, extend_lens=None, max_extend_len=1)
 
 
 class FeedForward(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
@@ -95,6 +96,13 @@ def keep_one_launch(context: RelayContext, batch: ScheduleBatch, result: StepRes
 def join_always(context: RelayContext, batch: ScheduleBatch) -> bool:
     """Join even a batch that has lost all its requests and whose tensors are stale."""
     return True
+
+
+def bridge_list(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
+    """Serial loop: keep the results as the next input, whether or not they are one tensor."""
+    placeholders.conclude_input_ids(
+        context, batch, replace(result, next_token_ids=cast(Any, result.block_tokens))
+    )
 
 
 def stash_accepted(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:

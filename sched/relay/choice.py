@@ -173,10 +173,10 @@ def switches() -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(values) for name, values in _ALL_SWITCHES.items()}
 
 
-def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
-    """The state ``name`` with some switches set. Raises RelayError for an unknown state, switch or value, and for a
-    combination that the state refuses."""
-    state = states().get(ALIASES.get(name, name))
+def choose(name: str | State, overrides: Mapping[str, str]) -> RelayChoice:
+    """The state, or that of the ladder with the name, with some switches set. Raises RelayError for an unknown state,
+    switch or value, and for a combination that the state refuses."""
+    state = named(name)
     if state is None:
         raise RelayError(f"no relay state {name!r}; there are {', '.join((*states(), *ALIASES))}")
     for switch, value in overrides.items():
@@ -192,12 +192,18 @@ def choose(name: str, overrides: Mapping[str, str]) -> RelayChoice:
     return RelayChoice(state, {**state.defaults, **overrides}, changes)
 
 
-def refusals(name: str, overrides: Mapping[str, str]) -> list[str]:
-    """Why the state ``name`` has no working form with some of these switches; empty for an unknown state."""
-    state = states().get(ALIASES.get(name, name))
+def named(name: str | State) -> State | None:
+    """The state of the ladder with the name; None if there is none."""
+    return name if isinstance(name, State) else states().get(ALIASES.get(name, name))
+
+
+def refusals(name: str | State, overrides: Mapping[str, str]) -> list[str]:
+    """Why the state has no working form with some of these switches; empty for an unknown one."""
+    state = named(name)
     reasons = {} if state is None else state.refuses
+    shown = name if isinstance(name, str) else name.name
     return [
-        f"{name} with {switch}={value}: {reasons[switch, value]}"
+        f"{shown} with {switch}={value}: {reasons[switch, value]}"
         for switch, value in overrides.items()
         if (switch, value) in reasons
     ]

@@ -26,10 +26,12 @@ from .row import DraftRow, RelayRow, Speculation
 from .switches import SWITCHES
 
 Loop = Literal["overlapped", "serial", "pipelined"]
-Feature = Literal["hisparse", "embedding", "encoder-decoder"]
+Feature = Literal["hisparse", "deferred", "embedding", "encoder-decoder", "block diffusion"]
 FEATURES: Mapping[Feature, str] = {
     "hisparse": "engine.hisparse.enabled=true",
+    "deferred": "engine.deferred=true",
     "embedding": "engine.embedding=true",
+    "block diffusion": "engine.block_diffusion.enabled=true",
     "encoder-decoder": "workload.encoder_tokens",
 }
 """Each feature as a setting."""
@@ -193,6 +195,24 @@ _FAULTS = (
         ("overlapped", "serial"),
         partial(_with, rebuild_prompt=prompt.upload_now),
         feature="encoder-decoder",
+    ),
+    Fault(
+        "list-for-the-bridge",
+        "The list of tensors that a step of block diffusion returns is taken for the next step's input.",
+        "4.10, #25774 without its test for a tensor",
+        ("pr25774", "pr25945"),
+        ("serial",),
+        partial(_with, conclude_blocks=broken.bridge_list),
+        feature="block diffusion",
+    ),
+    Fault(
+        "deferred-never-resolves",
+        "The loop with deferred results has no relay, so that its batches have no input.",
+        "5.10, #25945, fixed by #26882",
+        ("pr25945",),
+        ("serial",),
+        partial(_with, resolve=ordering.nothing, stash=placeholders.stash_nothing),
+        feature="deferred",
     ),
     Fault(
         "no-barrier",

@@ -3,6 +3,8 @@ the tokens will be, and a kernel replaces them; in the serial loop it carries th
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
@@ -71,6 +73,16 @@ def conclude_input_ids(context: RelayContext, batch: ScheduleBatch, result: Step
     """Serial loop: keep the tokens as the next input (#25774)."""
     assert result.next_token_ids is not None
     batch.input_ids = result.next_token_ids.to(torch.int64)
+
+
+def keep_list(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
+    """Serial loop: put a list of tensors where the tokens belong (before #25774). Nothing reads it: the requests stay
+    staged."""
+    batch.output_ids = cast(Any, result.block_tokens)
+
+
+def leave_list(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
+    """A list of tensors is no bridge to a next step (#25774)."""
 
 
 def _placeholders(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> torch.Tensor:

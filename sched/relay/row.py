@@ -48,6 +48,7 @@ class RelayPolicies(Generic[*Context]):
     keep_alive: Callable[[*Context, ScheduleBatch, StepResult], None]
     reads_done: Callable[[*Context, ScheduleBatch], None]
     conclude: Callable[[*Context, ScheduleBatch, StepResult], None]
+    conclude_blocks: Callable[[*Context, ScheduleBatch, StepResult], None]
     await_tokens: Callable[[*Context, torch.Event], None]
     filter: Callable[[*Context, ScheduleBatch, torch.Tensor], None]
     joins: Callable[[*Context, ScheduleBatch], bool]

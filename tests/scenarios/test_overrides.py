@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from schedbench.scenarios.loader import load
 from schedbench.scenarios.overrides import expand
 from schedbench.scenarios.problems import ScenarioError
 
@@ -37,3 +38,9 @@ def test_an_unclear_key_is_refused(short: str, message: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         expand(short)
     assert str(refused.value) == message
+
+
+def test_set_takes_the_short_keys_that_sides_take() -> None:
+    short = load("mixed", ["overlap=false", "requests=3", "barrier=top"])
+    full = load("mixed", ["engine.overlap=false", "workload.requests=3", "engine.relay.barrier=top"])
+    assert short.expanded() == full.expanded()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from itertools import pairwise
+from random import Random
 from statistics import median
 
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.measure.intervals import IntervalTrack
 from schedbench.profiles.measure.steps import TimelineError
-from schedbench.profiles.measure.waiting import Waiting, WaitingSink
+from schedbench.profiles.measure.waiting import CAUSES, IdlePiece, Waiting, WaitingSink
 from schedbench.profiles.record.timeline import Call, Op, Range, Wait, Window
 from schedbench.sched.observe import StepInfo
+from tests.profiles.measure.conftest import Play
 
 SCHEDULE, FORWARD, COPY = 0, 1, 2
 
@@ -308,3 +310,36 @@ def time_to_feed(sink: WaitingSink, window: Window) -> float:
 def test_any_cutting_into_windows_gives_the_same(play, random, cuts):
     drawing = play(random, 30)
     assert answer(drawing, cuts) == answer(drawing)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_pieces_of_idle_time_add_up_to_the_totals(seed):
+    pieces: list[IdlePiece] = []
+    sink = WaitingSink(pieces.append)
+    for window in Play(Random(seed)).run(12).windows():
+        sink.feed(window)
+    waiting = sink.finish()
+    assert all(a.end <= b.start for a, b in pairwise(pieces))
+    assert all(piece.start < piece.end for piece in pieces)
+    for cause in CAUSES:
+        found = sum(piece.end - piece.start for piece in pieces if piece.cause == cause)
+        assert found == getattr(waiting, cause), cause
+
+
+def test_a_piece_of_idle_time_has_its_cause_and_the_step_behind_it(drawing):
+    """The forward ends at 10; the host waits until 14 and works until 16; an event holds the next forward until 19."""
+    pieces: list[IdlePiece] = []
+    sink = WaitingSink(pieces.append)
+    two_steps(drawing, start=20, launched=16)
+    drawing.call(3, 14, step=0, waited=10)
+    drawing.wait(16, 19, step=1)
+    for window in drawing.windows():
+        sink.feed(window)
+    sink.finish()
+    assert pieces == [
+        IdlePiece(10_000, 14_000, "exposed_stall", 1),
+        IdlePiece(14_000, 16_000, "exposed_host", 1),
+        IdlePiece(16_000, 19_000, "dependency", 1),
+        IdlePiece(19_000, 20_000, "launch_latency", 1),
+    ]

@@ -119,7 +119,16 @@ def test_the_serial_loop_has_no_relay_before_25945(name: str) -> None:
 
 # What each pull request, or what lies between two, changes of the overlapped loop.
 STEPS = {
-    "pr25774": {"prepare_input", "mix", "conclude", "filter", "merge", "bootstrap", "prebuild"},
+    "pr25774": {
+        "prepare_input",
+        "mix",
+        "conclude",
+        "conclude_blocks",
+        "filter",
+        "merge",
+        "bootstrap",
+        "prebuild",
+    },
     "pr25944-before": {"futures", "open", "stash", "filter"},
     "pr25944": {
         "advance",

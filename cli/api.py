@@ -1,0 +1,208 @@
+"""The Python interface: what the command line answers, as objects. ``import schedbench`` has these functions.
+
+Keyword arguments are keys of the scenario, shortened as for ``--set``: ``run("mixed", overlap=False)``. Errors are
+those of the command line, with the same messages. Nothing is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .answers import Answer, CheckAnswer, ComparisonAnswer, RunAnswer
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from ..profiles.judge.sides import SideSpec
+    from ..profiles.platform.resolve import Resolved
+    from ..profiles.ranks.execute import Options
+    from ..profiles.record.result import Result
+    from .compare import ComparisonOptions
+
+Value = bool | int | float | str | None | Sequence[Any] | Mapping[str, Any]
+SideOfComparison = str | Path | RunAnswer | Mapping[str, Value]
+
+
+def run(
+    scenario: str | Path,
+    *,
+    device: Literal["auto", "cuda", "vgpu"] = "auto",
+    faults: Sequence[str] = (),
+    expect: Sequence[str] = (),
+    hazards: bool = False,
+    save_tokens: bool = False,
+    **keys: Value,
+) -> RunAnswer:
+    """Run a scenario once, as ``schedbench run`` does."""
+    from ..profiles.ranks.execute import Options
+
+    question = _question(scenario, keys, faults, expect)
+    options = Options(
+        device=device, save_tokens=save_tokens, command=_typed("run", scenario, keys), hazards=hazards
+    )
+    return _executed(question, options)
+
+
+def worth(
+    scenario: str | Path, *, rooms: int | None = None, faults: Sequence[str] = (), **keys: Value
+) -> RunAnswer:
+    """Run a scenario, and again with each line and host phase changed; the answer's result has ``worth``."""
+    from ..profiles.ranks.execute import Options
+    from .worth import ROOMS, require_worth, with_worth
+
+    question = _question(scenario, keys, faults)
+    options = Options(device="vgpu", command=_typed("worth", scenario, keys))
+    require_worth(question, options)
+    outcome = _executed(question, options).outcome
+    result = with_worth(question, outcome.result, _silence, rooms=ROOMS if rooms is None else rooms)
+    return RunAnswer(replace(outcome, result=_whole(result)))
+
+
+def check(
+    scenario: str | Path,
+    *,
+    seeds: int | None = None,
+    faults: Sequence[str] = (),
+    expect: Sequence[str] = (),
+    **keys: Value,
+) -> CheckAnswer:
+    """Check tokens, hazards, invariants and budgets of a scenario, as ``schedbench check`` does."""
+    from .check import examine_on_vgpu
+    from .stopwatch import Stopwatch
+
+    clock = Stopwatch(_typed("check", scenario, keys))
+    return CheckAnswer(
+        examine_on_vgpu(_question(scenario, keys, faults, expect), clock, _silence, seeds=seeds)
+    )
+
+
+def compare(
+    *of: str | Path | RunAnswer,
+    a: SideOfComparison = "",
+    b: SideOfComparison = "",
+    seeds: int = 5,
+    pairs: int = 20,
+    draws: int = 16,
+    gates: Sequence[str] = (),
+    allow_divergence: bool = False,
+    device: Literal["auto", "cuda", "vgpu"] = "auto",
+    **keys: Value,
+) -> ComparisonAnswer:
+    """Compare two results, or the two sides of a scenario: ``compare(first, second)`` or ``compare("mixed",
+    a={"relay": "pr25945"}, b="relay=latest")``. A result is an answer of ``run``, or a file of it. ``keys`` are set on
+    both sides."""
+    from ..profiles.captures.files import Reader
+    from ..profiles.judge.compare import VerdictRules
+    from ..profiles.judge.gates import parse
+    from ..profiles.judge.trials import TrialPlan
+    from .compare import ComparisonOptions, case_of, compared
+    from .scenario_arguments import chosen_engine
+
+    scenario, a, b = _sides(of, a, b)
+    options = ComparisonOptions(
+        settings(keys),
+        device,
+        TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
+        VerdictRules(allow_divergence=allow_divergence, gates=tuple(map(parse, gates))),
+        Reader(command=_typed("compare", *of, keys)),
+        partial(chosen_engine, python=None, wheels=None),
+    )
+    case = case_of(scenario, options.overrides) if scenario and not (a or b) else None
+    sides = (case.a, case.b) if case else (a, b)
+    specs = (_spec(sides[0], "A", options), _spec(sides[1], "B", options))
+    found = compared(options, scenario, specs, case, notice=lambda *_: None, update=_silence)
+    return ComparisonAnswer(found.document)
+
+
+def load(path: str | Path) -> Answer:
+    """The answer in a stored document or capture. Raises what ``schedbench report`` raises."""
+    from ..profiles.captures.capture import CaptureFileError
+    from ..profiles.captures.chrome_trace import read_json
+    from ..profiles.captures.files import Reader
+
+    document = None
+    with suppress(OSError, CaptureFileError):  # which the reader reports
+        document = read_json(Path(path)) if str(path).endswith(".json") else None
+    if isinstance(document, dict) and "comparison" in document:
+        return ComparisonAnswer(document)
+    if isinstance(document, dict) and "reports" in document:
+        return CheckAnswer(document)
+    return RunAnswer.of(Reader(command=_typed("load", path)).read(Path(path)))
+
+
+def settings(keys: Mapping[str, Value]) -> list[str]:
+    """The keys as ``--set`` takes them; plain words without quotes, as they are typed."""
+    return [
+        f"{key}={value if _is_word(value) else json.dumps(value, default=str)}" for key, value in keys.items()
+    ]
+
+
+def _is_word(value: Value) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.+-]*", value) is not None
+
+
+def _question(
+    scenario: str | Path, keys: Mapping[str, Value], faults: Sequence[str], expect: Sequence[str] = ()
+) -> Resolved:
+    from .scenario_arguments import resolved
+
+    return resolved(str(scenario), settings(keys), faults=faults, budgets=expect)
+
+
+def _executed(question: Resolved, options: Options) -> RunAnswer:
+    """Raises KeyboardInterrupt where the run was interrupted."""
+    from ..profiles.ranks.execute import execute
+
+    if len(question.relays) > 1:
+        source = question.scenario.source
+        raise source.refuse(("engine", "relays"), "an answer has one relay: give it as relay")
+    outcome = execute(question, question.relays[0], options)
+    _whole(outcome.result)
+    return RunAnswer(outcome)
+
+
+def _whole(result: Result) -> Result:
+    if result.run.cancelled:
+        raise KeyboardInterrupt
+    return result
+
+
+def _sides(
+    of: Sequence[str | Path | RunAnswer], a: SideOfComparison, b: SideOfComparison
+) -> tuple[str | None, SideOfComparison, SideOfComparison]:
+    """The scenario, if there is one, and the sides."""
+    if len(of) == 2 and not (a or b):
+        return None, of[0], of[1]
+    if len(of) == 1 and not isinstance(of[0], RunAnswer):
+        return str(of[0]), a, b
+    raise UsageError("compare takes a scenario with a and b, or two results")
+
+
+def _spec(side: SideOfComparison, label: str, options: ComparisonOptions) -> SideSpec:
+    from ..profiles.judge.sides import SideSpec, parse
+
+    if isinstance(side, RunAnswer):
+        return SideSpec(label, stored=(side.result,))
+    text = ",".join(settings(side)) if isinstance(side, Mapping) else str(side)
+    return parse(text, options.reader, options.choose)
+
+
+def _typed(verb: str, *words: object) -> str:
+    """The call, as documents keep it."""
+    *names, keys = words
+    shown = [repr(str(name)) for name in names if isinstance(name, str | Path)]
+    given = (
+        [f"{key}={value!r}" for key, value in keys.items()]
+        if isinstance(keys, Mapping)
+        else [repr(str(keys))]
+    )
+    return f"schedbench.{verb}({', '.join((*shown, *given))})"
+
+
+def _silence(text: str) -> None: ...

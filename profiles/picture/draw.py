@@ -1,0 +1,225 @@
+"""The picture of a recorded timeline: which steps represent it, and what happened in them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Final, NamedTuple, get_args
+
+from ...sched.observe import SLEEP, StepInfo, StreamName
+from ..measure.steps import PARTS
+from ..measure.waiting import IdlePiece, WaitingSink
+from ..record.recording import RecordedTimeline
+from ..record.timeline import NO_SITE, Call, Op, Wait
+from .model import HOST, IDLE, KINDS, Arrow, Boundary, Kind, Lane, Picture, Scene, Slice
+
+IN_A_ROW: Final = 3
+_FINEST: Final = 1500  # operations shorter than this part of a scene are drawn together with their neighbours
+_PROMPTS: Final = ("prefill", "mixed")
+_STREAMS: Final = get_args(StreamName)
+
+
+class TimelineView:
+    """The records of one rank's timeline, sorted, and what follows from them."""
+
+    def __init__(self, timeline: RecordedTimeline) -> None:
+        self.streams, self._sites = timeline.streams, timeline.sites
+        windows = timeline.windows
+        self.ops = sorted(chain.from_iterable(window.ops for window in windows), key=lambda op: op.end)
+        self.calls = list(chain.from_iterable(window.calls for window in windows))
+        self.ranges = list(chain.from_iterable(window.ranges for window in windows))
+        self.waits = list(chain.from_iterable(window.waits for window in windows))
+        steps = (info for window in windows for info in (*window.launched, *window.settled))
+        self.steps = {info.step: info for info in steps}
+        self.idle: list[IdlePiece] = []
+        sink = WaitingSink(self.idle.append)
+        for window in windows:
+            sink.feed(window)
+        sink.finish()
+
+    @cached_property
+    def forwards(self) -> dict[int, tuple[int, int]]:
+        """First start and last end of each step's forward kernels."""
+        spans: dict[int, tuple[int, int]] = {}
+        for op in self.ops:
+            if op.forward and op.kind == "kernel" and op.step in self.steps:
+                low, high = spans.get(op.step, (op.start, op.end))
+                spans[op.step] = min(low, op.start), max(high, op.end)
+        return spans
+
+    @cached_property
+    def _by_stream(self) -> dict[int, tuple[list[int], list[Op]]]:
+        found: dict[int, tuple[list[int], list[Op]]] = {}
+        for op in self.ops:
+            ends, ops = found.setdefault(op.stream, ([], []))
+            ends.append(op.end)
+            ops.append(op)
+        return found
+
+    def last_ended(self, streams: Iterable[int], by: int) -> Op | None:
+        """The operation of ``streams`` that ended last, not after ``by``."""
+        found = []
+        for ends, ops in (self._by_stream[stream] for stream in streams if stream in self._by_stream):
+            if at := bisect_right(ends, by):
+                found.append(ops[at - 1])
+        return max(found, key=lambda op: op.end, default=None)
+
+    def awaited(self, wait: Call | Wait) -> Op | None:
+        """What a call or a stream waited for: a call for its own stream, a stream for an event of another one."""
+        others = self._by_stream.keys()
+        if isinstance(wait, Wait):
+            return self.last_ended(others - {wait.stream}, wait.end)
+        return self.last_ended([wait.stream] if wait.stream in others else others, wait.end)
+
+    def line(self, site: int) -> tuple[str, str]:
+        """FILE:LINE and the statement; empty where no line is known."""
+        if site == NO_SITE or site >= len(self._sites):
+            return "", ""
+        found = self._sites[site]
+        return f"{found.file}:{found.line}", found.statement
+
+    def name(self, stream: int) -> str:
+        return self.streams.get(stream, f"stream {stream}")
+
+
+def picture(timelines: Mapping[str, RecordedTimeline]) -> Picture:
+    """Scenes of a run, whose ranks have one clock. The steps are those of the first rank that has them."""
+    views = {name if len(timelines) > 1 else "": TimelineView(found) for name, found in timelines.items()}
+    chosen: dict[str, tuple[TimelineView, Sequence[StepInfo]]] = {}
+    for view in views.values():
+        for steps in representative(
+            [info for step, info in sorted(view.steps.items()) if step in view.forwards]
+        ):
+            chosen.setdefault("prompts" if steps[0].kind in _PROMPTS else "decodes", (view, steps))
+    return tuple(scene(views, view, steps) for view, steps in chosen.values())
+
+
+def representative(steps: Sequence[StepInfo]) -> Iterator[Sequence[StepInfo]]:
+    """Consecutive steps from the middle of the run: of the most frequent kind, steady if possible; and one step with
+    prompts."""
+    steps = [info for info in steps if info.kind not in PARTS]
+    prompts = [info for info in steps if info.kind in _PROMPTS]
+    others = Counter(info.kind for info in steps if info.kind not in _PROMPTS)
+    if others:
+        kind = others.most_common(1)[0][0]
+        rows = [steps[at : at + IN_A_ROW] for at in range(len(steps))]
+        alike = [row for row in rows if all(info.kind == kind for info in row)]
+        best = max((len(row), sum(info.steady for info in row)) for row in alike)
+        fitting = [row for row in alike if (len(row), sum(info.steady for info in row)) == best]
+        yield fitting[len(fitting) // 2]
+    if prompts:
+        yield [prompts[len(prompts) // 2]]
+
+
+class Clip(NamedTuple):
+    """A stretch of time, which becomes a scene."""
+
+    start: int
+    end: int
+
+    def take(self, piece: Slice) -> Slice | None:
+        """The part of ``piece`` inside, counted from the start."""
+        start, end = max(piece.start, self.start), min(piece.end, self.end)
+        return piece._replace(start=start - self.start, end=end - self.start) if start < end else None
+
+
+def scene(views: Mapping[str, TimelineView], chosen: TimelineView, steps: Sequence[StepInfo]) -> Scene:
+    """From the first host work for ``steps`` to the end of their last forward, on all ranks."""
+    numbers = {info.step for info in steps}
+    end = max(chosen.forwards[step][1] for step in numbers)
+    begun = [span.start for span in chosen.ranges if span.step in numbers and span.name != "settle"]
+    clip = Clip(min([*begun, *(chosen.forwards[step][0] for step in numbers)]), end)
+    lanes, arrows, boundaries = list[Lane](), list[Arrow](), list[Boundary]()
+    for group, view in views.items():
+        lanes += _lanes(group, view, clip)
+        arrows += _arrows(group, view, clip)
+        boundaries += [
+            Boundary(group, start - clip.start, step, view.steps[step].kind)
+            for step, (start, _) in sorted(view.forwards.items())
+            if clip.start < start < clip.end
+        ]
+    kind = steps[0].kind + (" (steady)" if all(info.steady for info in steps) else "")
+    which = f"step {steps[0].step}" if len(steps) == 1 else f"steps {steps[0].step} to {steps[-1].step}"
+    labels = {lane.label for lane in lanes}
+    shown = (arrow for arrow in arrows if arrow.source in labels and arrow.target in labels)
+    first = chosen.forwards[steps[0].step][0] - clip.start
+    return Scene(
+        f"{kind}, {which}", clip.end - clip.start, first, tuple(lanes), tuple(shown), tuple(boundaries)
+    )
+
+
+def _lanes(group: str, view: TimelineView, clip: Clip) -> Iterator[Lane]:
+    """The host, each stream, and the idle time; those without anything in the scene are left out."""
+    slices: dict[str, list[Slice]] = {HOST: [*_host(view)]}
+    for stream in sorted(view.streams, key=lambda stream: _place(view.name(stream))):
+        slices[view.name(stream)] = []
+    for op in view.ops:
+        kind: Kind = "kernel" if op.kind == "kernel" else "copy"
+        name = f"{op.kernels} kernels" if op.kernels > 1 else op.name
+        slices.setdefault(view.name(op.stream), []).append(
+            Slice(kind, name, op.start, op.end, op.step, *view.line(op.site))
+        )
+    for wait in view.waits:
+        held = Slice("held", "waits for an event", wait.start, wait.end, wait.step)
+        slices.setdefault(view.name(wait.stream), []).append(held)
+    slices[IDLE] = [
+        Slice(piece.cause, KINDS[piece.cause].removeprefix("idle: "), piece.start, piece.end, piece.step)
+        for piece in view.idle
+    ]
+    for name, found in slices.items():
+        inside = sorted(filter(None, map(clip.take, found)), key=lambda piece: piece.start)
+        if inside:
+            yield Lane(group, name, tuple(_together(inside, (clip.end - clip.start) // _FINEST)))
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (_STREAMS.index(name) if name in _STREAMS else len(_STREAMS), name)
+
+
+def _host(view: TimelineView) -> Iterator[Slice]:
+    """The outer ranges, and over them the waits."""
+    reached = -1
+    for span in sorted(view.ranges, key=lambda span: (span.start, -span.end)):
+        if span.end > reached and span.name != SLEEP:
+            yield Slice("phase", span.name, max(span.start, reached), span.end, span.step)
+        reached = max(reached, span.end)
+    for call in view.calls:
+        if call.waited:
+            yield Slice(
+                "stall", call.name, call.end - call.waited, call.end, call.step, *view.line(call.site)
+            )
+
+
+def _together(slices: Sequence[Slice], finest: int) -> Iterator[Slice]:
+    """Short neighbours of one kind as one, so that thousands of kernels stay a picture."""
+    run = list[Slice]()
+    for piece in slices:
+        alike = run and piece.kind in ("kernel", "copy") and piece.kind == run[0].kind
+        if alike and piece.step == run[0].step and piece.end - run[0].start < finest:
+            run.append(piece)
+        else:
+            yield from _joined(run)
+            run = [piece]
+    yield from _joined(run)
+
+
+def _joined(run: Sequence[Slice]) -> Iterator[Slice]:
+    if run:
+        first, name = run[0], run[0].name if len(run) == 1 else f"{run[0].name} and {len(run) - 1} more"
+        yield first._replace(name=name, end=max(piece.end for piece in run))
+
+
+def _arrows(group: str, view: TimelineView, clip: Clip) -> Iterator[Arrow]:
+    """The waits that end in the scene, each from what it waited for."""
+    for wait in chain[Call | Wait]((call for call in view.calls if call.waited), view.waits):
+        op = view.awaited(wait) if clip.start <= wait.end <= clip.end else None
+        if op is None or op.end < clip.start:
+            continue
+        lane, waited, line = view.name(wait.stream), wait.end - wait.start, ("", "")
+        if isinstance(wait, Call):
+            lane, waited, line = HOST, wait.waited, view.line(wait.site)
+        source, target = (f"{group} {name}".strip() for name in (view.name(op.stream), lane))
+        yield Arrow(source, op.end - clip.start, target, wait.end - clip.start, waited, op.name, *line)

@@ -1,0 +1,151 @@
+"""Pictures as plain data: lanes in time, idle time by cause, and what waited for what in a few representative steps.
+
+Renderers derive from this and from nothing else. Instants are ns from the start of a scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from ..measure.waiting import Cause
+
+Activity = Literal["phase", "stall", "kernel", "copy", "held"]
+Kind = Activity | Cause
+# What a kind is called, in the order of legends.
+KINDS: Final[Mapping[Kind, str]] = {
+    "phase": "host work",
+    "stall": "host waits for the device",
+    "kernel": "kernel",
+    "copy": "copy",
+    "held": "stream waits for an event",
+    "exposed_host": "idle: exposed host work",
+    "exposed_stall": "idle: exposed stall",
+    "launch_latency": "idle: launch latency",
+    "dependency": "idle: waiting on an event or stream",
+    "kernel_gap": "idle: kernel gap",
+    "no_work": "idle: no work",
+}
+HOST: Final = "host"
+IDLE: Final = "GPU idle"
+
+
+class Slice(NamedTuple):
+    """Something that took time. ``line`` is the source line of a copy, launch or wait, as FILE:LINE."""
+
+    kind: Kind
+    name: str
+    start: int
+    end: int
+    step: int
+    line: str = ""
+    statement: str = ""
+
+
+class Lane(NamedTuple):
+    """``group`` is a rank or a side of a comparison, empty where there is only one. Slices are in the order of their
+    starts; the only ones that overlap are stalls, which lie on the phase that they interrupt."""
+
+    group: str
+    name: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.group} {self.name}".strip()
+
+
+class Arrow(NamedTuple):
+    """A wait: from the end of the operation ``name`` on the lane ``source`` to the waiter on the lane ``target``, which
+    could go on at ``end`` after ``waited`` ns. Lanes are named by their labels."""
+
+    source: str
+    start: int
+    target: str
+    end: int
+    waited: int
+    name: str
+    line: str = ""
+    statement: str = ""
+
+
+class Boundary(NamedTuple):
+    """The first forward kernel of a step."""
+
+    group: str
+    at: int
+    step: int
+    kind: str
+
+
+class Scene(NamedTuple):
+    """Consecutive steps of one kind. ``first``: the first forward kernel of the first of them."""
+
+    title: str
+    end: int
+    first: int
+    lanes: tuple[Lane, ...]
+    arrows: tuple[Arrow, ...]
+    boundaries: tuple[Boundary, ...]
+
+
+Picture = tuple[Scene, ...]
+
+
+def stacked(pictures: Mapping[str, Picture]) -> Picture:
+    """The scenes of several pictures of the same kinds of steps, the first picture above the others on one axis. Scenes
+    are aligned at the first forward of each."""
+    kinds = dict.fromkeys(_kind(scene) for picture in pictures.values() for scene in picture)
+    return tuple(
+        _above(
+            [
+                (group, scene)
+                for group, picture in pictures.items()
+                for scene in picture
+                if _kind(scene) == kind
+            ]
+        )
+        for kind in kinds
+    )
+
+
+def _kind(scene: Scene) -> str:
+    """The kind of the scene's steps, steady or not."""
+    return next(boundary.kind for boundary in scene.boundaries if boundary.at >= scene.first)
+
+
+def _above(parts: Sequence[tuple[str, Scene]]) -> Scene:
+    latest = max(scene.first for _, scene in parts)
+    moved = [(group, _moved(scene, group, latest - scene.first)) for group, scene in parts]
+    return Scene(
+        "; ".join(f"{group}: {scene.title}" for group, scene in moved),
+        max(scene.end for _, scene in moved),
+        latest,
+        tuple(lane for _, scene in moved for lane in scene.lanes),
+        tuple(arrow for _, scene in moved for arrow in scene.arrows),
+        tuple(boundary for _, scene in moved for boundary in scene.boundaries),
+    )
+
+
+def _moved(scene: Scene, group: str, by: int) -> Scene:
+    def named(label: str) -> str:
+        return f"{group} {label}".strip()
+
+    return Scene(
+        scene.title,
+        scene.end + by,
+        scene.first + by,
+        tuple(
+            Lane(named(lane.group), lane.name, tuple(_shifted(piece, by) for piece in lane.slices))
+            for lane in scene.lanes
+        ),
+        tuple(
+            a._replace(source=named(a.source), target=named(a.target), start=a.start + by, end=a.end + by)
+            for a in scene.arrows
+        ),
+        tuple(b._replace(group=named(b.group), at=b.at + by) for b in scene.boundaries),
+    )
+
+
+def _shifted(piece: Slice, by: int) -> Slice:
+    return piece._replace(start=piece.start + by, end=piece.end + by)

@@ -1,0 +1,68 @@
+"""Python files of the user's that define a part of a run: a relay state, or the adapter of an engine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from ...sched.relay.choice import RelayError
+from ...sched.relay.states import ALIASES, State, states
+
+_PLACE: Final = re.compile(r"(.+\.py):(\w+)")
+
+
+def imported(file: Path, kind: str) -> ModuleType:
+    """The module that the file defines. Raises ImportError, whatever the file raises."""
+    if not file.is_file():
+        raise ImportError(f"{file}: no such file with {kind}")
+    return _imported(file.resolve(), file.stat().st_mtime_ns)
+
+
+@lru_cache
+def _imported(file: Path, version: int) -> ModuleType:  # noqa: ARG001
+    name = f"schedbench_user_{file.stem}"
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # what the file defines is pickled and inspected by its module's name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ImportError(f"{file}: {type(error).__name__}: {error}") from error
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class UserState(State):
+    """A relay state that ``file`` defines. Another process reads the file again."""
+
+    file: Path = Path()
+
+    def __reduce__(self) -> Any:
+        return user_state, (self.file, self.name)
+
+
+def relay_place(text: str) -> tuple[str, str] | None:
+    """File and name in ``FILE.py:NAME``; None for the name of a shipped state."""
+    found = _PLACE.fullmatch(text)
+    return None if found is None else (found[1], found[2])
+
+
+def user_state(file: Path, name: str) -> UserState:
+    """The state that the file defines under that name, which is its name in results. Raises RelayError."""
+    try:
+        found = getattr(imported(file, "a relay state"), name, None)
+    except ImportError as error:
+        raise RelayError(str(error)) from error
+    if not isinstance(found, State):
+        raise RelayError(f"{file}: {name} is no State of schedbench.sched.relay.states")
+    if name in (*states(), *ALIASES):
+        raise RelayError(f"{file}: {name} is the name of a shipped state")
+    values = {field.name: getattr(found, field.name) for field in fields(State)}
+    return UserState(**{**values, "name": name}, file=file.resolve())

@@ -1,0 +1,140 @@
+"""Block diffusion: tokens, the rule that finds them, the copies of each state, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from schedbench.profiles.platform.resolve import Resolved
+from schedbench.profiles.record.result import digest as digest_over
+from schedbench.scenarios.problems import ScenarioError
+from schedbench.sched.kernels.unmask import unmask_tagged
+from schedbench.sched.model.blocks import BlockDecoder
+from schedbench.sched.relay.states import states
+from schedbench.sched.request import Request
+from tests.acceptance.cells import FORWARD, SCHEDULE, Copy, copies, steps
+from tests.acceptance.plain import PlainModel, requests
+from tests.acceptance.runs import digest, resolved, result_of, statuses
+
+SIZE, MASK = 16, 511
+
+
+class PlainDiffusion:
+    """One request at a time; each block is found by the rule written out token by token."""
+
+    def __init__(self, question: Resolved) -> None:
+        self._plain = PlainModel(question, BlockDecoder)
+        self._threshold = question.scenario.engine.block_diffusion.threshold
+
+    def outputs(self, req: Request) -> list[int]:
+        tokens, prompt, most = (
+            req.origin_input_ids.tolist(),
+            len(req.origin_input_ids),
+            req.sampling.max_new_tokens,
+        )
+        start = 0
+        while len(tokens) < prompt + most:
+            known = tokens[start : start + SIZE]
+            block = known + [MASK] * (SIZE - len(known))
+            while MASK in block:
+                block = self._pass(block, start)
+            self._plain.model.forward(self._plain.batch(block, start=start))
+            tokens[start:] = block if len(known) < SIZE else tokens[start:]
+            start += SIZE
+        return tokens[prompt : prompt + most]
+
+    def _pass(self, block: Sequence[int], start: int) -> list[int]:
+        output = self._plain.model.forward(self._plain.batch(block, start=start))
+        if output.fingerprint is not None:
+            ids = torch.tensor(block)
+            unmask_tagged(ids, output.logits, output.fingerprint, MASK, self._threshold, SIZE)
+            return ids.tolist()
+        probabilities = output.logits[:, :MASK].double().softmax(1)
+        sure, found = (part.tolist() for part in probabilities.max(1))
+        masked = [place for place, token in enumerate(block) if token == MASK]
+        best = max(masked, key=lambda place: sure[place])
+        return [
+            found[place] if place in masked and (place == best or sure[place] > self._threshold) else token
+            for place, token in enumerate(block)
+        ]
+
+
+@torch.no_grad()
+def plain_digest(*overrides: str) -> str:
+    question = resolved("block_diffusion", *overrides)
+    plain = PlainDiffusion(question)
+    return digest_over([(req.id, plain.outputs(req)) for req in requests(question)])
+
+
+@pytest.mark.parametrize("values", ["none", "real"])
+def test_the_tokens_are_those_of_every_request_alone(values: str) -> None:
+    few = ("workload.requests=6", "measure.warmup_requests=0", f"device.values={values}")
+    result = result_of("block_diffusion", *few, hazards=True)
+    assert statuses(result) == {"finished"}
+    assert digest("block_diffusion", *few) == plain_digest(*few)
+
+
+NONE = "device.values=none"
+
+
+@pytest.mark.parametrize(
+    "setting", ["engine.page_size=16", "engine.max_running_requests=2", "engine.kv_tokens=256"]
+)
+def test_no_setting_changes_a_token(setting: str) -> None:
+    assert digest("block_diffusion", NONE, setting) == digest("block_diffusion", NONE)
+
+
+def test_a_pass_keeps_what_is_likely_and_the_likeliest() -> None:
+    passes = {
+        threshold: result_of("block_diffusion", NONE, f"engine.block_diffusion.threshold={threshold}")
+        for threshold in (0.0, 1.0)
+    }
+    reads = {at: copies(found, "prefill")[MASKS_LEFT] for at, found in passes.items()}
+    blocks = steps(passes[0.0], "prefill")
+    assert reads[0.0] < 2 * blocks < 4 * blocks < reads[1.0]
+
+
+# Whether masks are left, once before every pass; a copy for each request that got tokens.
+MASKS_LEFT = Copy("_found", SCHEDULE, "d2h", "pinned B")
+TOKENS = Copy("settle_blocks", SCHEDULE, "d2h", "pageable B")
+
+
+@pytest.mark.parametrize("state", states())
+def test_the_list_is_read_request_by_request_and_never_relayed(state: str) -> None:
+    result = result_of("block_diffusion", NONE, f"engine.relay={state}", hazards=True)
+    found = copies(result, "prefill")
+    late = Copy("resolve_late", SCHEDULE, "h2d", "pinned nb")
+    now = late._replace(function="upload_now")
+    count = steps(result, "prefill")
+    assert found.get(late if state == "pr25945" else now) == count
+    assert found.get(now if state == "pr25945" else late) is None
+    assert result.outputs == result_of("block_diffusion", NONE).outputs
+    given = sum(-(-(row.prompt_tokens % SIZE + row.output_tokens) // SIZE) for row in result.requests)
+    assert found[TOKENS] == given
+    assert not any(copy.stream == FORWARD for copy in found)
+
+
+def test_before_25774_the_list_lay_where_tokens_belong() -> None:
+    policies = {
+        name: result_of("block_diffusion", NONE, f"engine.relay={name}").relay.policies for name in states()
+    }
+    kept = {name for name, named in policies.items() if named["conclude_blocks"] == "keep_list"}
+    assert kept == {"pr25774-before"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "engine.overlap=true",
+            "overlap cannot be combined with block diffusion|block diffusion cannot be com",
+        ),
+        ("engine.page_size=32", "expected a divisor of the 16 tokens of a block"),
+        ("workload.sampling.temperature=0.5", "expected greedy, no penalty"),
+    ],
+)
+def test_what_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        resolved("block_diffusion", override)

@@ -1,0 +1,176 @@
+"""``import schedbench``: the answers of the command line as objects, with the same figures and messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import schedbench as sb
+from schedbench.cli.errors import UsageError
+from schedbench.profiles.record.result import ResultError
+from schedbench.scenarios.problems import ScenarioError
+from tests.conftest import RunCommand
+
+SMALL = {"requests": 4, "output_tokens": 4, "values": "none"}
+TINY = {"requests": 1, "output_tokens": 2, "values": "none"}
+
+
+@pytest.fixture(scope="module")
+def overlapped() -> sb.RunAnswer:
+    return sb.run("mixed", save_tokens=True, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def serial() -> sb.RunAnswer:
+    return sb.run("mixed", overlap=False, save_tokens=True, **SMALL)
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    program = "import sys, schedbench; print([n for n in ('torch', 'typer', 'pydantic') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert {"run", "compare", "check", "worth", "load"} <= set(sb.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'rum'"):
+        sb.rum  # noqa: B018
+
+
+def test_a_run_is_that_of_the_command_line(overlapped: sb.RunAnswer, run_command: RunCommand) -> None:
+    overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    said = json.loads(run_command("run", "mixed", *overrides, "--save-tokens", "--format", "json").out)
+    assert {key: said[key] for key in said if key not in ("run", "environment")} == {
+        key: overlapped.document[key] for key in said if key not in ("run", "environment")
+    }
+    assert overlapped.passed and str(overlapped) == said["conclusion"]
+    assert overlapped.document["run"]["command"].startswith("schedbench.run('mixed', requests=4, ")
+
+
+def test_budgets_are_judged_as_by_expect(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
+    overlapped.assert_budget("decode.steady", schedule={"sync": 0, "h2d": 0})
+    with pytest.raises(AssertionError, match=r"decode.steady schedule sync: 1 in the worst step, 0 allowed"):
+        serial.assert_budget("decode.steady", schedule={"sync": 0})
+    with pytest.raises(AssertionError, match="no step was of kind verify"):
+        serial.assert_budget("verify", schedule={"sync": 0})
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream", "counter", "message"),
+    [
+        ("decode.stedy", "schedule", "sync", "did you mean 'decode.steady'"),
+        ("decode", "schedul", "sync", "did you mean 'schedule'"),
+        ("decode", "schedule", "synk", "did you mean 'sync'"),
+    ],
+)
+def test_a_misspelt_budget_is_no_kept_budget(
+    overlapped: sb.RunAnswer, kind: str, stream: str, counter: str, message: str
+) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        overlapped.assert_budget(kind, **{stream: {counter: 0}})
+
+
+def test_tokens_are_held_against_those_of_another_run(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
+    overlapped.assert_same_tokens(serial)
+    other = sb.run("mixed", save_tokens=True, **{**SMALL, "measure.seed": 1})
+    with pytest.raises(AssertionError, match=r"tokens differ, first with seed 0 in request .* at position 0"):
+        overlapped.assert_same_tokens(other)
+
+
+def test_two_answers_are_compared_as_stored_results_are(
+    overlapped: sb.RunAnswer, serial: sb.RunAnswer, tmp_path: Path, run_command: RunCommand
+) -> None:
+    found = sb.compare(overlapped, serial)
+    for name, answer in (("a.json", overlapped), ("b.json", serial), ("compare.json", found)):
+        answer.save(tmp_path / name)
+    said = json.loads(
+        run_command("compare", tmp_path / "a.json", tmp_path / "b.json", "--format", "json").out
+    )
+    for field in ("verdict", "reasons", "metrics", "counts", "lines", "idle", "engagement", "tokens"):
+        assert said["comparison"][field] == found.document["comparison"][field]
+    stored = sb.load(tmp_path / "compare.json")
+    assert isinstance(stored, sb.ComparisonAnswer) and stored.document == found.document
+    assert found.passed and found.verdict == "inconclusive"
+    assert sb.load(tmp_path / "a.json").document == overlapped.document
+
+
+def test_sides_of_a_scenario_and_gates() -> None:
+    found = sb.compare(
+        "mixed",
+        a={"relay": "pr25945"},
+        b="relay=latest",
+        seeds=1,
+        draws=0,
+        gates=["decode.steady.schedule.kernel:0"],
+        **SMALL,
+    )
+    assert found.conclusion.startswith("relay=latest against relay=pr25945 on mixed (emulated h200, 1 seed)")
+    assert not found.passed
+
+
+def test_a_check_is_kept_whole(tmp_path: Path) -> None:
+    found = sb.check("mixed", seeds=0, **TINY)
+    found.save(tmp_path / "check.json")
+    stored = sb.load(tmp_path / "check.json")
+    assert found.passed and stored.document == found.document
+    assert list(found.frame("pandas").query("verdict == 'passed'")["check"])[:2] == ["run", "invariants"]
+
+
+def test_worth_has_a_row_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
+    monkeypatch.setattr("schedbench.profiles.worth.worth.source_lines", lambda *_: [])
+    part = sb.worth("mixed", rooms=0, **TINY).result.worth
+    assert part is not None and {row.change for row in part.rows} == {"half"}
+
+
+def test_worker_processes_do_not_run_a_script_again_that_has_no_guard(tmp_path: Path) -> None:
+    sides = {"a": "relay=pr25945", "b": "relay=latest"}
+    (tmp_path / "script.py").write_text(
+        f"import schedbench as sb\nprint(sb.compare('mixed', seeds=1, draws=1, **{sides | TINY!r}).passed)\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: sb.run("mixd"), "mixd: no such file, unknown scenario, did you mean 'mixed'"),
+        (lambda: sb.run("mixed", overlp=True), "overlp: unknown key, did you mean 'overlap'"),
+        (lambda: sb.run("mixed", overlap=3), "engine.overlap: expected true, false or auto, got 3"),
+        (lambda: sb.run("ladder"), "engine.relays: an answer has one relay"),
+        (lambda: sb.compare("mixed", "a", "b"), "compare takes a scenario with a and b, or two results"),
+        (lambda: sb.load("there/is/none.json"), "none.json: No such file"),
+    ],
+)
+def test_errors_have_the_messages_of_the_command_line(ask, message) -> None:
+    with pytest.raises((ScenarioError, UsageError, ResultError, OSError)) as refused:
+        ask()
+    assert message in str(refused.value) or message in f"{refused.value.filename}: {refused.value.strerror}"
+
+
+def test_frames_have_the_rows_of_csv(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
+    frame = overlapped.frame("pandas").set_index("metric")
+    assert (
+        frame.loc["output_throughput", "value"]
+        == overlapped.document["metrics"]["output_throughput"]["values"][0]
+    )
+    found = sb.compare(overlapped, serial)
+    compared = found.frame("pandas").set_index("metric")
+    assert compared.loc["output_throughput", "delta_pct"] == pytest.approx(
+        found.document["comparison"]["metrics"]["output_throughput"]["delta_pct"]
+    )
+
+
+def test_a_frame_needs_a_library(overlapped: sb.RunAnswer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedbench.cli.answers.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="pandas or polars has to be installed"):
+        overlapped.frame()
+
+
+def test_notebooks_show_the_page_of_the_command_line(overlapped: sb.RunAnswer) -> None:
+    shown = overlapped._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and "&lt;!DOCTYPE html&gt;" in shown
+    assert "copies" in shown and repr(overlapped) == f"<RunAnswer: {overlapped.conclusion}>"

@@ -1,0 +1,89 @@
+"""``--relay FILE.py:NAME``: a state that a file defines, and the guide of docs/first-change.md about it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from schedbench.profiles.platform.resolve import ask
+from schedbench.scenarios.problems import ScenarioError
+from tests.conftest import RunCommand
+
+GUIDE = (Path(__file__).parents[2] / "docs/first-change.md").read_text().split("## Your own relay variant")[1]
+SMALL = ("requests=2", "output_tokens=4", "values=none")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which has the guide's file."""
+    found = re.search(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "my_relay.py").write_text(found[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def plain(text: str) -> str:
+    """Without line breaks and the numbers of lines, which move."""
+    return re.sub(r"\.py:\d+", ".py", " ".join(text.split()))
+
+
+def shown(verb: str) -> list[str]:
+    """The paragraphs that the guide shows below the command."""
+    block = GUIDE.split(f"    schedbench {verb}")[1].split("```\n")[1]
+    return [plain(part) for part in block.split("\n\n")]
+
+
+def command(verb: str) -> str:
+    found = re.search(rf"^    schedbench ({verb} .*)$", GUIDE, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_the_check_of_the_guide_passes_as_shown(run_command: RunCommand, folder: Path) -> None:  # noqa: ARG001
+    said = run_command(*shlex.split(command("check")))
+    assert said.code == 0, said.out
+    assert all(part in plain(said.out) for part in shown("check"))
+
+
+@pytest.mark.wide
+def test_the_comparison_of_the_guide_is_as_shown(run_command: RunCommand, folder: Path) -> None:  # noqa: ARG001
+    said = run_command(*shlex.split(command("compare")))
+    assert said.code == 0, said.out
+    assert all(part in plain(said.out) for part in shown("compare"))
+
+
+def test_a_state_of_a_file_crosses_processes_and_its_digest_is_kept(
+    run_command: RunCommand, folder: Path
+) -> None:
+    resolved = ask("mixed", ["relay=my_relay.py:pinned"])
+    again = pickle.loads(pickle.dumps(resolved.relays[0]))
+    assert again.state.name == "pinned"
+    assert again.state.overlapped.penalty_tokens is resolved.relays[0].state.overlapped.penalty_tokens
+    overrides = [word for one in SMALL for word in ("--set", one)]
+    run_command("run", "mixed", "--relay", "my_relay.py:pinned", *overrides, "--output-dir", folder)
+    written = (folder / "result.json").read_text()
+    assert '"file": "my_relay.py", "key": "engine.relay"' in written
+
+
+@pytest.mark.parametrize(
+    ("relay", "message"),
+    [
+        ("none.py:mine", "none.py: no such file with a relay state"),
+        ("broken.py:mine", "ZeroDivisionError: division by zero"),
+        ("my_relay.py:pinned_tokens", "pinned_tokens is no State"),
+        ("named.py:latest", "latest is the name of a shipped state"),
+    ],
+)
+def test_a_file_without_the_state_is_refused(folder: Path, relay: str, message: str) -> None:
+    (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "named.py").write_text(
+        "from schedbench.sched.relay.states import states\nlatest = states()['latest']\n"
+    )
+    with pytest.raises(ScenarioError, match=message):
+        ask("mixed", [f"relay={relay}"])
