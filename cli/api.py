@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from .compare import ComparisonOptions
 
 Value = bool | int | float | str | None | Sequence[Any] | Mapping[str, Any]
-SideOfComparison = str | Path | RunAnswer | Mapping[str, Value]
+Runs = RunAnswer | Sequence[RunAnswer]
+SideOfComparison = str | Path | Runs | Mapping[str, Value]
 
 
 def run(
@@ -83,7 +84,7 @@ def check(
 
 
 def compare(
-    *of: str | Path | RunAnswer,
+    *of: str | Path | Runs,
     a: SideOfComparison = "",
     b: SideOfComparison = "",
     seeds: int = 5,
@@ -95,8 +96,8 @@ def compare(
     **keys: Value,
 ) -> ComparisonAnswer:
     """Compare two results, or the two sides of a scenario: ``compare(first, second)`` or ``compare("mixed",
-    a={"relay": "pr25945"}, b="relay=latest")``. A result is an answer of ``run``, or a file of it. ``keys`` are set on
-    both sides."""
+    a={"relay": "pr25945"}, b="relay=latest")``. A result is an answer of ``run``, several of them, or a file or folder.
+    ``keys`` are set on both sides."""
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
@@ -174,12 +175,12 @@ def _whole(result: Result) -> Result:
 
 
 def _sides(
-    of: Sequence[str | Path | RunAnswer], a: SideOfComparison, b: SideOfComparison
+    of: Sequence[str | Path | Runs], a: SideOfComparison, b: SideOfComparison
 ) -> tuple[str | None, SideOfComparison, SideOfComparison]:
     """The scenario, if there is one, and the sides."""
     if len(of) == 2 and not (a or b):
         return None, of[0], of[1]
-    if len(of) == 1 and not isinstance(of[0], RunAnswer):
+    if len(of) == 1 and isinstance(of[0], str | Path):
         return str(of[0]), a, b
     raise UsageError("compare takes a scenario with a and b, or two results")
 
@@ -187,10 +188,12 @@ def _sides(
 def _spec(side: SideOfComparison, label: str, options: ComparisonOptions) -> SideSpec:
     from ..profiles.judge.sides import SideSpec, parse
 
-    if isinstance(side, RunAnswer):
-        return SideSpec(label, stored=(side.result,))
-    text = ",".join(settings(side)) if isinstance(side, Mapping) else str(side)
-    return parse(text, options.reader, options.choose)
+    if isinstance(side, str | Path):
+        return parse(str(side), options.reader, options.choose)
+    if isinstance(side, Mapping):
+        return parse(",".join(settings(side)), options.reader, options.choose)
+    runs = [side] if isinstance(side, RunAnswer) else side
+    return SideSpec(label, stored=tuple(run.result for run in runs))
 
 
 def _typed(verb: str, *words: object) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from ..profiles.platform.own_process import claim_process
+from .baseline import baseline
 from .bench import bench
 from .calibrate import calibrate
 from .check import check
@@ -69,6 +70,7 @@ app.command("report")(report)
 app.command("trace")(trace)
 app.command("watch")(watch)
 app.command("sweep")(sweep)
+app.add_typer(baseline, name="baseline")
 app.command("list")(show)
 app.command("explain")(explain)
 app.command("doctor")(doctor)

@@ -25,10 +25,10 @@ def show(
     if form == "json":
         echo(json.dumps(entries, indent=1, ensure_ascii=False))
     else:
-        echo(_LAYOUTS.get(what, _table)(entries))
+        echo(_LAYOUTS.get(what, table)(entries))
 
 
-def _table(entries: list[Entry]) -> str:
+def table(entries: list[Entry]) -> str:
     width = max((len(entry["name"]) for entry in entries), default=0)
     return "\n".join(f"{entry['name']:{width}}  {entry['about']}".rstrip() for entry in entries)
 

@@ -122,7 +122,7 @@ def parse(
         return SideSpec("as is")
     path = Path(text)
     if os.path.isdir(text):
-        return SideSpec(text, stored=_results_in(path), reader=reader or Reader())
+        return SideSpec(text, stored=stored_in(path), reader=reader or Reader())
     if os.path.isfile(text) or text.endswith((".json", *SUFFIXES)):
         return SideSpec(text, stored=(path,), reader=reader or Reader())
     engine, overrides = engine_in(split(text))
@@ -141,7 +141,8 @@ def engine_in(parts: Sequence[str]) -> tuple[str | None, list[str]]:
     return found[0].removeprefix(f"{ENGINE}="), [part for part in parts if part != found[0]]
 
 
-def _results_in(folder: Path) -> tuple[Path, ...]:
+def stored_in(folder: Path) -> tuple[Path, ...]:
+    """The results in a folder, or else its captures. Raises SideError."""
     found = tuple(sorted(folder.glob("*.json"))) or tuple(captures_in(folder))
     if not found:
         raise SideError(f"{folder}: no results in this folder, and no captures")

@@ -1,0 +1,123 @@
+"""``schedbench baseline``: results that are kept by a name, and later results compared with them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from .compare import Gates, Undecided, compare
+from .errors import UsageError
+from .report import report
+from .scenario_arguments import EveryTable, Form
+from .text import echo
+
+FOLDER: Final = Path(".schedbench/baselines")
+
+baseline = typer.Typer(
+    help="Keep results by a name, and compare later ones with them.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the baseline.")]
+Folder = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where baselines are kept.")]
+Results = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RESULT...", help="Files that run --output-dir or --format json wrote, or folders of them."
+    ),
+]
+
+
+@baseline.command("save")
+def save(
+    name: Name,
+    results: Results,
+    folder: Folder = FOLDER,
+    force: Annotated[bool, typer.Option("--force", help="Replace the baseline of that name.")] = False,
+) -> None:
+    """Keep results as the baseline NAME.
+
+    Exit codes: 0 done; 2 no result, or there is a baseline of that name.
+    """
+    from ..profiles.judge.sides import stored_in
+    from ..profiles.record.result import read
+
+    place = _place(folder, name)
+    if place.exists() and not force:
+        raise UsageError(f"baseline {name}: exists in {folder}; --force replaces it")
+    kept = [read(path) for given in results for path in (stored_in(given) if given.is_dir() else (given,))]
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for number, result in enumerate(kept):
+        result.write(place / f"run-{number:03d}.json")
+    echo(f"baseline {name}: {len(kept)} result{'s' * (len(kept) > 1)} in {place}")
+
+
+@baseline.command("list")
+def listing(
+    folder: Folder = FOLDER, form: Annotated[Literal["table", "json"], typer.Option("--format")] = "table"
+) -> None:
+    """List the baselines."""
+    import json
+
+    from ..profiles.record.result import read
+    from .list import table
+
+    entries = []
+    for place in sorted(folder.glob("*/")):
+        found = [read(path) for path in sorted(place.glob("*.json"))]
+        if found:
+            scenario, relay = found[0].scenario.expanded.get("name"), found[0].relay.state
+            about = f"{scenario} · relay {relay} · {len(found)} run{'s' * (len(found) > 1)} · {found[0].run.started}"
+            entries.append({"name": place.name, "about": about})
+    echo(json.dumps(entries, indent=1, ensure_ascii=False) if form == "json" else table(entries))
+
+
+@baseline.command("show")
+def show(name: Name, folder: Folder = FOLDER, every_table: EveryTable = False, form: Form = "table") -> None:
+    """Print the results of a baseline as report does."""
+    report(stored(folder, name), every_table=every_table, form=form)
+
+
+@baseline.command("compare")
+def compare_with(
+    name: Name,
+    result: Annotated[str, typer.Argument(metavar="RESULT", help="A stored result, or a folder of them.")],
+    folder: Folder = FOLDER,
+    gate: Gates = None,
+    undecided: Undecided = "fail",
+    every_table: EveryTable = False,
+    form: Form = "table",
+) -> None:
+    """Compare a baseline, as A, with later results, as B.
+
+    Exit codes: those of compare.
+    """
+    stored(folder, name)
+    compare(
+        [str(_place(folder, name)), result],
+        gate=gate,
+        undecided=undecided,
+        every_table=every_table,
+        form=form,
+    )
+
+
+def stored(folder: Path, name: str) -> list[Path]:
+    """The files of a baseline. Raises UsageError, naming all others, where there is none of that name."""
+    from ..scenarios.problems import unknown
+
+    found = sorted(_place(folder, name).glob("*.json"))
+    if not found:
+        names = sorted(place.name for place in folder.glob("*/"))
+        raise UsageError(f"baseline {name}: {unknown('baseline', name, names)} in {folder}")
+    return found
+
+
+def _place(folder: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise UsageError(f"baseline {name!r}: a name, not a path")
+    return folder / name

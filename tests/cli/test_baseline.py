@@ -1,0 +1,102 @@
+"""Stored baselines: the command, and the pytest plugin that holds runs against them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import schedbench as sb
+from schedbench.cli.pytest_plugin import HeldBaseline, ScheduleBench
+from tests.conftest import RunCommand
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"requests": 4, "output_tokens": 4, "values": "none", "save_tokens": True}
+TESTS = """
+import pytest
+
+@pytest.mark.schedbench_baseline("mixed", gates=["decode.steady.schedule.sync:0"], seeds=2)
+def test_it_is_there(schedbench, request):
+    assert schedbench.load and not request.config.getoption("--schedbench-save")
+    with pytest.raises(Exception, match="baseline mixed: unknown baseline"):
+        schedbench.run("mixed")
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    sb.run("mixed", **SMALL).save(folder / "result.json")
+    return folder
+
+
+def test_a_result_is_saved_listed_shown_and_compared(
+    run_command: RunCommand, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = run_command("baseline", "save", "main", results)
+    assert (saved.code, saved.out) == (0, "baseline main: 1 result in .schedbench/baselines/main\n")
+    listed = json.loads(run_command("baseline", "list", "--format", "json").out)
+    assert [entry["name"] for entry in listed] == ["main"]
+    assert listed[0]["about"].startswith("mixed · relay pr25945 · 1 run · 2")
+    shown = run_command("baseline", "show", "main", "--format", "json").out
+    assert shown == (results / "result.json").read_text()
+    gates = ["--gate", "decode.steady.schedule.sync:0"]
+    said = run_command("baseline", "compare", "main", results / "result.json", *gates)
+    assert said.code == 0 and "every metric equal to the last digit" in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", "mian", "x.json"), "baseline mian: unknown baseline, did you mean 'main'?"),
+        (("save", "main", "RESULTS"), "baseline main: exists in"),
+        (("save", "../main", "RESULTS"), "a name, not a path"),
+        (("save", "other", "none.json"), "none.json: No such file"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    run_command: RunCommand, results: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    assert run_command("baseline", "save", "main", results, "--folder", tmp_path).code == 0
+    given = [str(results) if one == "RESULTS" else one for one in arguments]
+    said = run_command("baseline", *given, "--folder", tmp_path)
+    assert said.code == 2 and message in said.err
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_marker_holds_runs_against_the_baseline_that_was_saved(tmp_path: Path) -> None:
+    held = HeldBaseline("mixed", gates=["decode.steady.schedule.sync:0"], seeds=2)
+    ScheduleBench(held, tmp_path, saving=True).run("mixed", **SMALL)
+    assert sorted(path.name for path in (tmp_path / "mixed").iterdir()) == ["run-000.json", "run-001.json"]
+    bench = ScheduleBench(held, tmp_path, saving=False)
+    bench.run("mixed", **SMALL).assert_budget("decode.steady", schedule={"sync": 0})
+    with pytest.raises(
+        pytest.fail.Exception, match=r"baseline mixed: B against .*2 seeds.*\ngate .*sync:0: failed"
+    ):
+        bench.run("mixed", overlap=False, **SMALL)
+
+
+def test_pytest_has_the_fixture_the_marker_and_the_options(tmp_path: Path) -> None:
+    (tmp_path / "test_schedule.py").write_text(TESTS)
+    plugins = ("-p", "schedbench.cli.pytest_plugin", "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins, f"--rootdir={tmp_path}", "--strict-markers"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_pytest_finds_the_plugin_and_it_is_light() -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    program = f"import sys, {points['schedbench']}; print([n for n in ('torch', 'rich', 'typer') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
