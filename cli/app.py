@@ -23,6 +23,7 @@ from .doctor import doctor
 from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
 from .list import show
+from .onebatch import onebatch
 from .profile import profile
 from .report import report
 from .run import run
@@ -71,6 +72,7 @@ app.command("trace")(trace)
 app.command("watch")(watch)
 app.command("sweep")(sweep)
 app.add_typer(baseline, name="baseline")
+app.command("onebatch")(onebatch)
 app.command("list")(show)
 app.command("explain")(explain)
 app.command("doctor")(doctor)

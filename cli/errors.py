@@ -34,6 +34,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.judge.trials.WorkloadError": WORKLOAD_FAILED,
         "schedbench.profiles.run.crash.BrokenRunError": WORKLOAD_FAILED,
         "schedbench.profiles.programs.watch.ProgramError": WORKLOAD_FAILED,
+        "schedbench.profiles.run.one_batch.OneBatchError": USAGE,
         "schedbench.profiles.run.progress.NoProgressError": WORKLOAD_FAILED,
         "schedbench.profiles.sweeps.sweep.SweepError": USAGE,
         "schedbench.profiles.ranks.processes.WorldSizeError": USAGE,

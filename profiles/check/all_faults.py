@@ -10,11 +10,12 @@ from typing import NamedTuple
 from ...scenarios.combinations import overlaps
 from ...sched.relay.faults import awaited_faults
 from ..platform.pool import pool
-from ..platform.resolve import ask
+from ..platform.resolve import Resolved, ask
 from ..record.environment import environment, tool
 from .conclusion import conclusion
 from .examine import Examiner
 from .faults import FaultScenario, fault_scenarios, with_faults
+from .one_batch import examine_one_batch
 from .report import SCHEMA_VERSION, Check, Document, check_part
 
 
@@ -49,6 +50,7 @@ class _Task(NamedTuple):
     scenario: str
     overrides: tuple[str, ...]
     fault: str | None
+    onebatch: bool
 
 
 def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[FaultVerdict]:
@@ -76,15 +78,17 @@ def _words(caught: FaultVerdict) -> str:
 
 def _tasks(scenario: FaultScenario) -> tuple[_Task, _Task]:
     """Without the fault, and with it."""
-    sound = _Task(scenario.scenario, scenario.overrides, None)
+    sound = _Task(scenario.scenario, scenario.overrides, None, scenario.onebatch)
     return sound, sound._replace(fault=scenario.fault.name)
 
 
 def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
     question = ask(task.scenario, task.overrides)
     if task.fault is not None:
-        question = with_faults(question, [task.fault])
+        question = with_faults(question, [task.fault], onebatch=task.onebatch)
     [relay] = question.relays
+    if task.onebatch:
+        return examine_one_batch(question, relay).checks
     return Examiner(question, adversaries).examine(relay).checks
 
 
@@ -95,10 +99,16 @@ def _verdict(scenario: FaultScenario, sound: tuple[Check, ...], broken: tuple[Ch
         about=fault.about,
         reference=fault.reference,
         state=question.relays[0].state.name,
-        loop="overlapped" if overlaps(question.scenario) else "serial",
+        loop=_loop(scenario, question),
         sound=sound,
         broken=broken,
     )
+
+
+def _loop(scenario: FaultScenario, question: Resolved) -> str:
+    if scenario.onebatch:
+        return "onebatch"
+    return "overlapped" if overlaps(question.scenario) else "serial"
 
 
 def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document:

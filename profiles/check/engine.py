@@ -41,7 +41,7 @@ def examine_engine(resolved: Resolved, seeds: Sequence[int], notice: Notice = si
     result = outcome.result
     notice("reference runs")
     checks += _tokens(resolved, relay, result)
-    checks += [hazards(result), budget(outcome, kinds=len(resolved.scenario.expect))]
+    checks += [hazards(result.hazards), budget(outcome, kinds=len(resolved.scenario.expect))]
     notice("adversaries")
     checks.append(adversaries.check_schedules(resolved, relay, result, seeds))
     return Report(relay, tuple(checks), result, time.perf_counter() - begin)

@@ -14,7 +14,7 @@ from ..cuda.machine import require_one_device
 from ..measure.budget import Breach, Offender, RunOutcome
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
-from ..record.result import Hazards, Result
+from ..record.result import Abstained, Hazards, Result
 from ..run.crash import Crash
 from . import adversaries, drafts, tokens
 from .contract import check_contract, speculating
@@ -93,7 +93,7 @@ class Examiner:
         if speculates:
             self.notice(f"{relay.state.name}: drafts")
             yield drafts.check_drafts(self.resolved, relay, self._drafts)
-        yield hazards(outcome.result)
+        yield hazards(outcome.result.hazards)
         yield budget(outcome, kinds=len(self.resolved.scenario.expect))
         if self.resolved.scenario.faults:
             yield skipped(adversaries.NAME, "at other times the scripted faults would hit other requests")
@@ -135,8 +135,7 @@ def invariants(guard: Invariants, outcome: RunOutcome | Crash) -> Check:
     )
 
 
-def hazards(result: Result) -> Check:
-    found = result.hazards
+def hazards(found: Hazards | Abstained) -> Check:
     if not isinstance(found, Hazards):
         return skipped("hazards", found.abstained)
     evidence = [
@@ -201,7 +200,11 @@ def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
     notice(f"{relay.state.name}: watched run")
     guard = Invariants()
     outcome = attempt(resolved, relay, Options(device="cuda", save_tokens=True, hazards=True), guard)
-    found = skipped("hazards", "the run crashed") if isinstance(outcome, Crash) else hazards(outcome.result)
+    found = (
+        skipped("hazards", "the run crashed")
+        if isinstance(outcome, Crash)
+        else hazards(outcome.result.hazards)
+    )
     checks = (run_ended(outcome), invariants(guard, outcome), found, *_vgpu_only(resolved))
     result = None if isinstance(outcome, Crash) else outcome.result
     return Report(relay, checks, result, time.perf_counter() - begin)

@@ -17,23 +17,32 @@ class FaultError(ValueError):
     """A fault that does not exist, or that waits for a feature."""
 
 
-def with_faults(resolved: Resolved, names: Sequence[str]) -> Resolved:
-    """The question with these faults in every relay. Raises FaultError, and RelayError for a fault that one of the
-    relays cannot have."""
+def with_faults(resolved: Resolved, names: Sequence[str], *, onebatch: bool = False) -> Resolved:
+    """The question with these faults in every relay. ``onebatch``: it is about a static batch. Raises FaultError, and
+    RelayError for a fault that one of the relays cannot have."""
     wanted = [_fault(name) for name in dict.fromkeys(names)]
     for fault in wanted:
         if fault.feature is not None and not MODES[fault.feature].on(resolved.scenario):
             raise FaultError(f"fault {fault.name} needs {FEATURES[fault.feature]}")
     return replace(
-        resolved, relays=tuple(_faulty(relay, wanted, resolved.scenario) for relay in resolved.relays)
+        resolved,
+        relays=tuple(
+            _faulty(relay, wanted, resolved.scenario, onebatch=onebatch) for relay in resolved.relays
+        ),
     )
 
 
-def _faulty(relay: RelayChoice, wanted: Sequence[Fault], scenario: Scenario) -> RelayChoice:
+def _faulty(
+    relay: RelayChoice, wanted: Sequence[Fault], scenario: Scenario, *, onebatch: bool
+) -> RelayChoice:
     for fault in wanted:
         try:
             relay = relay.broken_by(
-                fault, overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+                fault,
+                overlap=overlaps(scenario),
+                speculation=speculation(scenario),
+                staged=staged(scenario),
+                onebatch=onebatch,
             )
         except RelayError as error:
             if relay.state.name in fault.states:
@@ -73,7 +82,12 @@ class FaultScenario:
         return ask(self.scenario, self.overrides)
 
     def broken(self) -> Resolved:
-        return with_faults(self.sound(), [self.fault.name])
+        return with_faults(self.sound(), [self.fault.name], onebatch=self.onebatch)
+
+    @property
+    def onebatch(self) -> bool:
+        """Whether the fault shows in a static batch."""
+        return self.fault.loops == ("onebatch",)
 
 
 _PENALISED = ("workload.sampling.presence_penalty=0.5",)
@@ -93,11 +107,15 @@ _RETRACTED = (
     "workload.output_tokens={dist: uniform, min: 30, max: 60}",
 )
 
+_STATIC = ("workload.requests=3", "workload.prompt_tokens=20", "workload.output_tokens=12")
+
 # Scenario and further overrides of the faults that ``mixing`` as it is does not show.
 _SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "one-sided-merge": (JOINING, ()),
     "deferred-never-resolves": ("deferred", ("workload.requests=4",)),
     "embedding-never-resolves": ("embedding", ()),
+    "onebatch-never-resolves": (MIXING, _STATIC),
+    "onebatch-penalises-the-prompt": (MIXING, (*_STATIC, *_PENALISED)),
     "list-for-the-bridge": ("block_diffusion", ()),
     "encoder-rebuilt-on-device": ("encoder_decoder", ()),
     "penalties-from-input": (MIXING, _PENALISED),

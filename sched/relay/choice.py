@@ -79,10 +79,17 @@ class RelayChoice:
         return row
 
     def broken_by(
-        self, fault: Fault, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False
+        self,
+        fault: Fault,
+        *,
+        overlap: bool,
+        speculation: Speculation | None = None,
+        staged: bool = False,
+        onebatch: bool = False,
     ) -> RelayChoice:
-        """The same choice with one more fault. Raises RelayError where the fault does not apply."""
-        loop = loop_of(overlap=overlap, staged=staged)
+        """The same choice with one more fault. ``onebatch``: for a static batch, which the serial row runs. Raises
+        RelayError where the fault does not apply."""
+        loop = "onebatch" if onebatch else loop_of(overlap=overlap, staged=staged)
         if self.state.name not in fault.states:
             raise RelayError(
                 f"fault {fault.name} belongs to {', '.join(fault.states)}, not to {self.state.name}"
@@ -105,6 +112,8 @@ class RelayChoice:
     def _changed_by(
         self, fault: Fault, *, overlap: bool, speculation: Speculation | None, staged: bool
     ) -> bool:
+        if not fault.appends:
+            return True
         row = self.row(overlap=overlap, speculation=speculation, staged=staged)
         drafts = self.draft_row(speculation)
         changed = difference(row, fault.change(row))

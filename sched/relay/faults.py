@@ -53,10 +53,11 @@ class Fault:
     about: str
     reference: str
     states: tuple[str, ...]
-    loops: tuple[Loop, ...]
+    loops: tuple[Loop | Literal["onebatch"], ...]
     change: Callable[[RelayRow], RelayRow]
     speculation: Speculation | None = None  # the worker that it applies to
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
+    appends: bool = True  # a static batch appends its tokens to the requests
     feature: Feature | None = None  # what it changes is used only with this feature
 
 
@@ -378,6 +379,26 @@ _FAULTS = (
     ),
 )
 
+_ONE_BATCH = (
+    Fault(
+        "onebatch-never-resolves",
+        "The benchmark of one batch calls the model without resolving its input.",
+        "5.10, #25945, fixed by #26904",
+        _RELAY_ALWAYS_ON,
+        ("onebatch",),
+        partial(_with, resolve=ordering.nothing),
+    ),
+    Fault(
+        "onebatch-penalises-the-prompt",
+        "The benchmark of one batch never appends tokens to requests: penalties count the last prompt token forever.",
+        "5.26, #25945",
+        ("pr25945",),
+        ("onebatch",),
+        unchanged,
+        appends=False,
+    ),
+)
+
 _AWAITED = (
     AwaitedFault(
         "idle-rows-stashed",
@@ -385,24 +406,12 @@ _AWAITED = (
         "5.20, DP attention",
         "sampled padding of idle ranks",
     ),
-    AwaitedFault(
-        "onebatch-never-resolves",
-        "The benchmark of one batch calls the model without resolving its input.",
-        "5.10, #25945, fixed by #26904",
-        "onebatch",
-    ),
-    AwaitedFault(
-        "onebatch-penalises-the-prompt",
-        "The benchmark of one batch never appends tokens to requests: penalties count the last prompt token forever.",
-        "5.26, #25945",
-        "onebatch",
-    ),
 )
 
 
 def faults() -> Mapping[str, Fault]:
     """By name, in upstream's order."""
-    return {fault.name: fault for fault in _FAULTS}
+    return {fault.name: fault for fault in (*_FAULTS, *_ONE_BATCH)}
 
 
 def awaited_faults() -> Mapping[str, AwaitedFault]:

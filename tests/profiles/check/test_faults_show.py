@@ -13,6 +13,7 @@ from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.contract import check_contract
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.faults import FaultScenario, fault_scenario, fault_scenarios
+from schedbench.profiles.check.one_batch import examine_one_batch
 from schedbench.profiles.check.report import Report
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.record.result import Result
@@ -35,6 +36,8 @@ CATCHERS = {
     "rejoin-without-mirror": {"invariants", "run"},
     "never-resolve": {"contract", "run"},
     "embedding-never-resolves": {"run"},
+    "onebatch-never-resolves": {"run"},
+    "onebatch-penalises-the-prompt": {"tokens"},
     "list-for-the-bridge": {"run"},
     "encoder-rebuilt-on-device": {"run", "invariants"},
     "deferred-never-resolves": {"contract", "run"},
@@ -73,6 +76,8 @@ SAYS = {
     "never-resolve": "step 0 has no input ids: its relay was not resolved (at sched/loop/launch.py:",
     "encoder-rebuilt-on-device": "step 0 has 28 tokens but 81 input_ids",
     "list-for-the-bridge": "'list' object has no attribute 'to' (at sched/relay/placeholders.py:",
+    "onebatch-never-resolves": "step 1 has no input ids: its relay was not resolved (at sched/loop/launch.py:",
+    "onebatch-penalises-the-prompt": " got other tokens than the scheduler gives it",
     "embedding-never-resolves": "step 0 has no input ids: its relay was not resolved (at sched/loop/launch.py:",
     "deferred-never-resolves": "step 0 has no input ids: its relay was not resolved (at sched/loop/launch.py:",
     "no-barrier": "the forward stream's read (attention at sched/",
@@ -124,15 +129,18 @@ def examiner(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, 
 
 
 @cache
-def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...]) -> Report:
+def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...], onebatch: bool) -> Report:
     """Several faults are asked of one scenario, which is examined once without any."""
     without = examiner(scenario, overrides, adversaries)
     [relay] = without.resolved.relays
-    return without.examine(relay)
+    return examine_one_batch(without.resolved, relay) if onebatch else without.examine(relay)
 
 
 def broken(scenario: FaultScenario, adversaries: tuple[int, ...]) -> Report:
-    [relay] = scenario.broken().relays
+    question = scenario.broken()
+    [relay] = question.relays
+    if scenario.onebatch:
+        return examine_one_batch(question, relay)
     return examiner(scenario.scenario, scenario.overrides, adversaries).examine(relay)
 
 
@@ -155,7 +163,7 @@ def evidence_of(report: Report) -> str:
 def test_off_it_is_clean_and_on_it_is_caught(name: str, adversaries: tuple[int, ...]) -> None:
     """What only an adversary's order shows, hazards show in program order too."""
     scenario = fault_scenarios()[name]
-    off = sound(scenario.scenario, scenario.overrides, adversaries)
+    off = sound(scenario.scenario, scenario.overrides, adversaries, scenario.onebatch)
     on = broken(scenario, adversaries)
     assert caught(off) == set(), evidence_of(off)
     assert caught(on) == (CATCHERS[name] if adversaries else CATCHERS[name] - {"adversary"})
@@ -176,7 +184,11 @@ def in_another(fault: Fault) -> object:
 def test_nor_does_it_hide_in_another_state_or_loop(name: str) -> None:
     """By the cheapest catcher that sees it, in the last of each."""
     fault = faults()[name]
-    question = fault_scenario(fault, state=fault.states[-1], loop=fault.loops[-1]).broken()
+    scenario = fault_scenario(fault, state=fault.states[-1], loop=fault.loops[-1])
+    if scenario.onebatch:
+        assert broken(scenario, ()).failed
+        return
+    question = scenario.broken()
     relay, overlap = question.relays[0], fault.loops[-1] == "overlapped"
     kept = check_contract(lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects)
     assert kept.broken or Examiner(question, ()).examine(relay).failed

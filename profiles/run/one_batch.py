@@ -1,0 +1,203 @@
+"""A static batch without the scheduler: one prefill of all prompts, then a decode of all requests per output token.
+
+Preparation and launch are those of the serial loop, with the relay's resolve in every launch. The host waits for the
+device before and after each step, so that a step's latency has nothing of its neighbours. Tokens are read between two
+steps, outside of both, and appended to their requests, since penalties count them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final, NamedTuple, TypeVar
+
+from ...scenarios.combinations import MODES
+from ...scenarios.schema import Scenario
+from ...scenarios.workload_schema import BurstArrivals, Fixed
+from ...sched.admission.budget import init_next_round_input
+from ...sched.batch import ScheduleBatch, StepResult
+from ...sched.loop.engine import Engine
+from ...sched.loop.launch import launch_serial
+from ...sched.loop.prepare import prepare_for_decode, prepare_for_extend
+from ...sched.memory.cache import release_kv_cache
+from ...sched.relay.choice import RelayChoice
+from ...sched.request import Request
+from ..platform.machine import Machine
+from ..platform.resolve import Resolved
+from ..record.result import digest
+from .feed import measured_workload
+from .runner import GatedSink, PreparedRun
+
+T = TypeVar("T")
+
+# Modes whose engine is more than the serial loop's preparation and launch.
+OTHER_ENGINES: Final = (
+    "speculation",
+    "hisparse",
+    "pipeline",
+    "disaggregation",
+    "data-parallel ranks",
+    "replicas",
+    "block diffusion",
+    "embedding",
+    "grammar",
+)
+
+
+class OneBatchError(ValueError):
+    """A scenario whose engine is not that of one static batch."""
+
+
+class BatchShape(NamedTuple):
+    """``prompt`` and ``output`` are tokens of each request."""
+
+    batch: int
+    prompt: int
+    output: int
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * (self.prompt + self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """``decodes`` has a latency for each token behind the first; ns. ``outputs``: tokens by request."""
+
+    shape: BatchShape
+    prefill: int
+    decodes: Sequence[int]
+    outputs: Mapping[str, Sequence[int]]
+
+    @property
+    def decode(self) -> float | None:
+        """The median latency of a decode; None with a single output token."""
+        return median(self.decodes) if self.decodes else None
+
+    @property
+    def total(self) -> int:
+        return self.prefill + sum(self.decodes)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.outputs.items())
+
+
+def one_batch(resolved: Resolved, shape: BatchShape) -> Resolved:
+    """The question whose scheduler would run this batch. Raises OneBatchError."""
+    for mode in OTHER_ENGINES:
+        if MODES[mode].on(resolved.scenario):
+            raise OneBatchError(f"onebatch runs the serial loop's engine without {mode}")
+    return replace(resolved, scenario=_static(resolved.scenario, shape))
+
+
+def _static(scenario: Scenario, shape: BatchShape) -> Scenario:
+    workload = {
+        "requests": shape.batch,
+        "arrival": BurstArrivals(process="burst"),
+        "prompt_tokens": Fixed(dist="fixed", value=shape.prompt),
+        "output_tokens": Fixed(dist="fixed", value=shape.output),
+        "shared_prefix": None,
+        "abort": None,
+        "trace": None,
+        "format": None,
+        "controls": (),
+    }
+    engine = {
+        "overlap": False,
+        "radix_cache": False,
+        "mixed_chunk": False,
+        "chunked_prefill_size": None,
+        "max_prefill_tokens": max(scenario.engine.max_prefill_tokens, shape.tokens),
+        "max_running_requests": max(scenario.engine.max_running_requests, shape.batch),
+    }
+    return scenario.model_copy(
+        update={
+            "workload": scenario.workload.model_copy(update=workload),
+            "engine": scenario.engine.model_copy(update=engine),
+            "faults": (),
+        }
+    )
+
+
+def too_large(resolved: Resolved, shape: BatchShape) -> str:
+    """Why a batch cannot run; empty if it can."""
+    if shape.prompt + shape.output > resolved.model.max_positions:
+        return f"{shape.prompt} + {shape.output} tokens exceed the context of {resolved.model.max_positions}"
+    page = resolved.scenario.engine.page_size
+    needed = shape.batch * -(-(shape.prompt + shape.output) // page) * page
+    if needed > resolved.scenario.engine.kv_tokens // page * page:
+        return f"{needed} KV tokens are needed, and engine.kv_tokens is {resolved.scenario.engine.kv_tokens}"
+    return ""
+
+
+def run_batch(resolved: Resolved, machine: Machine, relay: RelayChoice, shape: BatchShape) -> BatchTimes:
+    """Run the batch of a question of ``one_batch``. Where times do not repeat exactly, it has run once before."""
+    engine = PreparedRun(resolved, machine, relay, GatedSink()).scheduler.engine
+    appends = all(fault.appends for fault in relay.faults)
+    times = _StaticBatch(engine, machine, shape, appends=appends)
+    if not machine.exact:
+        times.run(list(measured_workload(resolved).upcoming()))
+    return times.run(list(measured_workload(resolved).upcoming()))
+
+
+class _StaticBatch:
+    def __init__(self, engine: Engine, machine: Machine, shape: BatchShape, *, appends: bool) -> None:
+        self._engine = engine
+        self._machine = machine
+        self._shape = shape
+        self._appends = appends
+        self._step = 0
+
+    def run(self, reqs: Sequence[Request]) -> BatchTimes:
+        engine, outputs = self._engine, {req.id: list[int]() for req in reqs}
+        with engine.streams.on(engine.streams.schedule), self._machine.host.running():
+            latencies = []
+            for latency, tokens in self._steps(reqs):
+                latencies.append(latency)
+                for req, token in zip(reqs, tokens, strict=True):
+                    outputs[req.id].append(token)
+                    if self._appends:
+                        req.output_ids.append(token)
+            for req in reqs:
+                release_kv_cache(req, engine.cache, is_insert=False)
+        return BatchTimes(self._shape, latencies[0], latencies[1:], outputs)
+
+    def _steps(self, reqs: Sequence[Request]) -> Iterator[tuple[int, list[int]]]:
+        """The latency of each step in ns, with its tokens."""
+        for req in reqs:
+            init_next_round_input(req, self._engine.cache)
+        latency, (batch, result) = self._timed(lambda: self._extend(reqs))
+        yield latency, _tokens(result)
+        for _ in range(self._shape.output - 1):
+            latency, result = self._timed(lambda: self._decode(batch))
+            yield latency, _tokens(result)
+
+    def _timed(self, step: Callable[[], T]) -> tuple[int, T]:
+        clock, device = self._machine.clock, self._engine.streams.module
+        device.synchronize()
+        begin = clock.now()
+        found = step()
+        device.synchronize()
+        return clock.now() - begin, found
+
+    def _extend(self, reqs: Sequence[Request]) -> tuple[ScheduleBatch, StepResult]:
+        with self._engine.observer.range("prepare", self._next_step(), len(reqs)):
+            batch = prepare_for_extend(self._engine, reqs, self._step)
+        return batch, launch_serial(self._engine, batch)
+
+    def _decode(self, batch: ScheduleBatch) -> StepResult:
+        with self._engine.observer.range("prepare", self._next_step(), batch.batch_size):
+            prepare_for_decode(self._engine, batch, self._step)
+        return launch_serial(self._engine, batch)
+
+    def _next_step(self) -> int:
+        self._step += 1
+        return self._step
+
+
+def _tokens(result: StepResult) -> list[int]:
+    assert result.next_token_ids is not None
+    tokens: list[int] = result.next_token_ids.tolist()
+    return tokens

@@ -1,0 +1,113 @@
+"""``schedbench onebatch``: latencies by batch and prompt, the scheduler's own tokens, every format, and refusals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from tests.acceptance.runs import digest
+from tests.conftest import RunCommand
+
+SMALL = ("--batch", "1,4", "--prompt", "16,64", "--output", "6", "--device", "vgpu")
+NONE = ("--set", "device.values=none")
+
+
+def points(run_command: RunCommand, *arguments: str) -> list[dict]:
+    said = run_command("onebatch", "mixed", *SMALL, *arguments, "--format", "json")
+    assert said.code == 0, said.err
+    return json.loads(said.out)["points"]
+
+
+@pytest.mark.parametrize("relay", ["pr25774-before", "pr25944", "pr25945", "latest"])
+def test_the_tokens_are_those_of_the_scheduler(run_command: RunCommand, relay: str) -> None:
+    for point in points(run_command, *NONE, "--relay", relay):
+        static = ("workload.arrival=burst", "workload.shared_prefix=null", "measure.warmup_requests=0")
+        lengths = {"requests": "batch", "prompt_tokens": "prompt", "output_tokens": "output"}
+        same = [f"workload.{key}={point[name]}" for key, name in lengths.items()]
+        assert point["digest"] == digest("mixed", "device.values=none", *static, *same)
+
+
+def test_latencies_grow_with_batch_and_prompt_on_a_large_model(run_command: RunCommand) -> None:
+    said = run_command(
+        "onebatch",
+        "overlap_on",
+        "--batch",
+        "1,8",
+        "--prompt",
+        "128,2048",
+        "--output",
+        "3",
+        "--format",
+        "json",
+    )
+    rows = {(row["batch"], row["prompt"]): row for row in json.loads(said.out)["points"]}
+    assert rows[8, 2048]["prefill_ms"] > 4 * rows[8, 128]["prefill_ms"] > rows[1, 128]["prefill_ms"]
+    assert rows[8, 2048]["decode_ms"] > rows[8, 128]["decode_ms"] > rows[1, 128]["decode_ms"]
+    row = rows[8, 128]
+    assert row["prefill_throughput"] == pytest.approx(8 * 128 / row["prefill_ms"] * 1e3)
+    assert row["decode_throughput"] == pytest.approx(8 / row["decode_ms"] * 1e3)
+    assert row["total_ms"] == pytest.approx(row["prefill_ms"] + 2 * row["decode_ms"], rel=1e-2)
+
+
+def test_a_batch_that_does_not_fit_is_left_out(run_command: RunCommand) -> None:
+    said = run_command("onebatch", "mixed", *NONE, *SMALL, "--set", "engine.kv_tokens=200")
+    assert said.code == 0
+    assert "– 4 x 64: 280 KV tokens are needed, and engine.kv_tokens is 200" in " ".join(said.out.split())
+    none = run_command("onebatch", "mixed", *NONE, *SMALL, "--set", "engine.kv_tokens=20")
+    assert none.code == 2 and "no batch fits" in none.err
+
+
+@pytest.mark.parametrize("form", ["table", "md", "csv", "html"])
+def test_every_format_has_every_batch(run_command: RunCommand, form: str) -> None:
+    said = run_command("onebatch", "mixed", *NONE, *SMALL, "--format", form)
+    assert said.code == 0
+    if form == "csv":
+        rows = list(csv.DictReader(io.StringIO(said.out)))
+        assert [(row["batch"], row["prompt"]) for row in rows] == [
+            ("1", "16"),
+            ("4", "16"),
+            ("1", "64"),
+            ("4", "64"),
+        ]
+    else:
+        text = " ".join(said.out.split())
+        assert "a prefill takes" in text and "one static batch, without the scheduler" in text
+
+
+def test_penalties_count_the_batchs_own_tokens(run_command: RunCommand) -> None:
+    few = ("--batch", "2", "--prompt", "16", "--output", "8", "--device", "vgpu", "--format", "json")
+    asked = ("onebatch", "mixed", *few, "--set", "workload.sampling.presence_penalty=0.5")
+    sound, broken = (
+        json.loads(run_command(*asked, *fault).out)["points"][0]["digest"]
+        for fault in ((), ("--fault", "onebatch-penalises-the-prompt"))
+    )
+    assert sound != broken
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--batch", "0"), 2, "--batch: expected numbers from 1 on"),
+        (("--prompt", "8,x"), 2, "--prompt: expected numbers from 1 on, e.g. 1,8, got '8,x'"),
+        (
+            ("--fault", "never-resolve"),
+            2,
+            "fault never-resolve belongs to the overlapped loop, and this run's is",
+        ),
+        (("--fault", "onebatch-never-resolves"), 4, "with fault onebatch-never-resolves the run broke down"),
+    ],
+)
+def test_what_ends_with_an_error(
+    run_command: RunCommand, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    said = run_command("onebatch", "mixed", *NONE, *SMALL, *arguments)
+    assert said.code == code and message in said.err
+
+
+@pytest.mark.parametrize(("scenario", "mode"), [("spec_v2", "speculation"), ("embedding", "embedding")])
+def test_other_engines_are_refused(run_command: RunCommand, scenario: str, mode: str) -> None:
+    said = run_command("onebatch", scenario, *SMALL)
+    assert said.code == 2 and f"onebatch runs the serial loop's engine without {mode}" in said.err
