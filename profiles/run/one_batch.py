@@ -40,6 +40,7 @@ OTHER_ENGINES: Final = (
     "data-parallel ranks",
     "replicas",
     "block diffusion",
+    "deferred",
     "embedding",
     "grammar",
 )
