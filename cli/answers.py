@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import check_page, compare_page, result_page
 from .errors import UsageError
+from .html_page import to_html
 from .outcome import csv_of
-from .page import WIDE, Document, Page, to_csv, to_html
+from .page import WIDE, Document, Page, to_csv
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
@@ -72,7 +73,7 @@ class Answer(ABC):
 
     def _repr_html_(self) -> str:
         """The page for notebooks, in a frame that keeps its styles to itself."""
-        return _EMBEDDED.format(html.escape(to_html(self.page())))
+        return _EMBEDDED.format(html.escape(to_html(self.page(), charts=False)))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.conclusion}>"

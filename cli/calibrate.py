@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .errors import INTERRUPTED, UsageError
+from .scenario_arguments import Form
 from .text import echo
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def calibrate(
             help="Compare runs with these host times with runs on this machine's own host.",
         ),
     ] = False,
-    form: Annotated[Literal["table", "json"], typer.Option("--format", help="A table, or JSON.")] = "table",
+    form: Form = "table",
 ) -> None:
     """Measure the host times of this machine, and write a hardware profile: each constant with its origin.
 

@@ -18,6 +18,8 @@ from .scenario_arguments import (
     EveryTable,
     ExecutorName,
     Faults,
+    Form,
+    Format,
     Jobs,
     Overrides,
     Relay,
@@ -31,7 +33,6 @@ from .stopwatch import Stopwatch
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
 
-_Form = Literal["table", "json", "md", "csv"]
 
 _Report = Callable[[str], None]
 SEEDS = 4
@@ -77,7 +78,7 @@ def check(
     engine_wheels: EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
     every_table: EveryTable = False,
-    form: Annotated[_Form, typer.Option("--format", help="What to print on stdout.")] = "table",
+    form: Form = "table",
 ) -> None:
     """Check that a scenario's tokens are right, that every access is ordered, whatever order the streams allow, that
     invariants hold and budgets are kept. On the virtual GPU unless --device says otherwise; judges no time.
@@ -172,7 +173,7 @@ def _all_faults(seeds: int, clock: Stopwatch, report: _Report) -> dict[str, Any]
     return faults_document(catch_all(numbers(seeds), report), run=clock.run())
 
 
-def _show(content: dict[str, Any], output_dir: Path | None, form: _Form, *, every_table: bool) -> None:
+def _show(content: dict[str, Any], output_dir: Path | None, form: Format, *, every_table: bool) -> None:
     from ..profiles.check.report import to_json
     from ..profiles.record.files import write_whole
     from . import check_page

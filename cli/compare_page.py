@@ -6,7 +6,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import listed
-from .page import Document, Page, framed
+from .page import UNLIMITED, Document, Page, framed
+from .page_charts import of_comparison
 from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent
@@ -35,7 +36,12 @@ def page(document: Document, width: int, *, most: int = LINES) -> Page:
     found = document["comparison"]
     return Page(
         document["conclusion"],
-        [Text(setting(document)), *map(Text, notes(found, most)), *every(found, width=width, most=most)],
+        [
+            Text(setting(document)),
+            *map(Text, notes(found, most)),
+            *every(found, width=width, most=most),
+            *of_comparison(found),
+        ],
         document["conclusion"],
         footer=_provenance(document),
         rest=_REST,
@@ -277,7 +283,7 @@ def _sites(title: str, caption: str, *, hidden: int, width: int) -> Table:
 
 def _room(width: int) -> int:
     """Width that the other columns leave for a source line."""
-    return min(max(width - 64, 24), 80)
+    return width if width == UNLIMITED else min(max(width - 64, 24), 80)
 
 
 def _site(line: Document, width: int) -> tuple[Text, Text]:

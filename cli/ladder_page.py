@@ -10,6 +10,7 @@ from rich.text import Text
 from ..profiles.record.conclusion import mean_value
 from ..profiles.sweeps.conclusion import rung_labels
 from .page import Document, Lines, Page, framed, to_csv
+from .page_charts import of_ladder
 from .text import MISSING, number, percent, whole
 
 _KINDS = ("decode.steady", "prefill", "mixed")
@@ -25,7 +26,7 @@ def page(ladder: Document) -> Page:
     lines = setting(ladder).splitlines()
     return Page(
         " · ".join(lines),
-        [Lines([Text(line) for line in lines]), table(ladder), forward_table(ladder)],
+        [Lines([Text(line) for line in lines]), table(ladder), forward_table(ladder), *of_ladder(ladder)],
         ladder["conclusion"],
         rest=[_FORWARD],
     )

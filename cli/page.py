@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
 from rich import box
@@ -14,34 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.picture.model import Picture
+from ..profiles.picture.model import Picture, Scene
 from ..sched.observe import StepKind
-from .console import PrintableConsole, results
+from .charts import Chart, svg
+from .console import results
+from .errors import UsageError
 from .scenario_arguments import Format
 from .strip import strips
-from .text import printable, printable_json
+from .text import MISSING, printable, printable_json
 
 Document = dict[str, Any]
 
 WIDE: Final = 160  # columns of a page in a file, which no terminal limits
 NARROW: Final = 100  # of a picture in Markdown
+UNLIMITED: Final = 100_000  # of a page that wraps and scrolls by itself: nothing is cut
 _KINDS: Final = get_args(StepKind)
-_HTML: Final = """<!DOCTYPE html>
-<html>
-<head>
-<meta charset="UTF-8">
-<title>TITLE</title>
-<style>
-{stylesheet}
-body {{ color: {foreground}; background-color: {background}; }}
-pre {{ font-family: Menlo, "DejaVu Sans Mono", Consolas, monospace; }}
-</style>
-</head>
-<body>
-<pre><code>{code}</code></pre>
-</body>
-</html>
-"""
 
 
 class Lines(NamedTuple):
@@ -56,7 +44,7 @@ class Drawing(NamedTuple):
     picture: Picture
 
 
-Block = Text | Lines | Table | Drawing
+Block = Text | Lines | Table | Drawing | Chart
 
 
 class Page(NamedTuple):
@@ -125,12 +113,15 @@ def show(
             found = page(WIDE)
             sys.stdout.write(printable(markdown(found._replace(rest=()) if every_table else found)))
         case "html":
-            sys.stdout.write(to_html(page(WIDE)))
+            from .html_page import to_html
+
+            sys.stdout.write(to_html(page(UNLIMITED)))
+        case "svg":
+            sys.stdout.write(_svg(page(UNLIMITED)))
         case "json":
             sys.stdout.write(printable_json(json()))
         case "csv":
-            assert csv is not None
-            sys.stdout.write(printable(csv()))
+            sys.stdout.write(printable(csv() if csv is not None else tables_csv(page(UNLIMITED))))
 
 
 def with_picture(page: Page, picture: Picture) -> Page:
@@ -167,6 +158,8 @@ def print_page(page: Page, console: Console) -> None:
 def _printed(block: Block, width: int) -> Iterable[Text | Table]:
     if isinstance(block, Drawing):
         return strips(block.picture, width)
+    if isinstance(block, Chart):
+        return ()
     return block.lines if isinstance(block, Lines) else (block,)
 
 
@@ -183,7 +176,7 @@ def markdown(page: Page) -> str:
 def _markdown_block(block: Block, folded: Collection[str]) -> str:
     if isinstance(block, Table):
         return _markdown_table(block, folded=str(block.title) in folded)
-    if isinstance(block, Lines | Drawing):
+    if isinstance(block, Lines | Drawing | Chart):
         lines = "\n".join(part.plain for part in _printed(block, NARROW) if isinstance(part, Text)).strip(
             "\n"
         )
@@ -200,23 +193,64 @@ def _markdown_table(table: Table, *, folded: bool) -> str:
 
 
 def markdown_rows(table: Table) -> list[str]:
-    headings = [_cell(column.header) for column in table.columns]
+    headings = [str(column.header).replace("\n", " ") for column in table.columns]
+    columns = [map(_cell, column.cells, repeat(is_code(str(column.header)))) for column in table.columns]
     ruler = ["---:" if column.justify == "right" else "---" for column in table.columns]
-    rows = zip(*(list(column.cells) for column in table.columns), strict=True)
-    cells = (headings, ruler, *([_cell(cell) for cell in row] for row in rows))
-    return [f"| {' | '.join(row)} |" for row in cells]
+    return [f"| {' | '.join(row)} |" for row in (headings, ruler, *zip(*columns, strict=True))]
 
 
-def _cell(cell: object) -> str:
-    return str(cell).replace("\n", " ").replace("|", "\\|")
+def is_code(heading: str) -> bool:
+    """Whether a column holds source lines with their statements."""
+    return heading.startswith(("source line", "statement", "points at"))
 
 
-def to_html(page: Page) -> str:
-    """The page as a wide terminal would show it."""
-    console = PrintableConsole(record=True, width=WIDE, file=io.StringIO(), color_system="truecolor")
-    print_page(page, console)
-    title = html.escape(printable(page.title)).replace("{", "{{").replace("}", "}}")
-    return console.export_html(code_format=_HTML.replace("TITLE", title))
+def _cell(cell: object, code: bool) -> str:
+    """The lines of a cell below each other: source code verbatim, other text with its indent."""
+    return "<br>".join(_code(line) if code else _indented(line) for line in str(cell).split("\n")).replace(
+        "|", "\\|"
+    )
+
+
+def _code(line: str) -> str:
+    """In a fence that is longer than any in the line."""
+    if not line.strip() or line == MISSING:
+        return line
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    padding = " " if "`" in (line[0], line[-1]) else ""
+    return f"{fence}{padding}{line}{padding}{fence}"
+
+
+def _indented(line: str) -> str:
+    text = line.lstrip(" ")
+    return "&nbsp;" * (len(line) - len(text)) + text.replace("<", "&lt;")
+
+
+def _svg(page: Page) -> str:
+    """The picture and the charts of a page. Raises UsageError where it has neither."""
+    drawn = [one for block in page.blocks for one in _drawn(block)]
+    if not drawn:
+        raise UsageError("--format svg: this page has no picture")
+    return svg(drawn)
+
+
+def _drawn(block: Block) -> Iterable[Chart | Scene]:
+    if isinstance(block, Drawing):
+        return block.picture
+    return (block,) if isinstance(block, Chart) else ()
+
+
+def tables_csv(page: Page) -> str:
+    """One row per cell: its table, its row by number and by its first cell, and its column."""
+    rows = []
+    for block in page.blocks:
+        if isinstance(block, Table):
+            cells = zip(*(map(str, column.cells) for column in block.columns), strict=True)
+            headings = [str(column.header).replace("\n", " ") for column in block.columns]
+            for number, row in enumerate(cells, start=1):
+                rows += [
+                    [block.title or "", number, row[0], *pair] for pair in zip(headings, row, strict=True)
+                ]
+    return to_csv(("table", "row", "name", "column", "value"), rows)
 
 
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

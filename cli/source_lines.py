@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.result import PROGRAM
-from .page import Document, framed, ordered_kinds
+from .page import UNLIMITED, Document, framed, ordered_kinds
 from .text import MISSING, cut_left, cut_right, number, size
 
 LINES = 40  # source lines shown in a table
@@ -117,12 +117,12 @@ def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
 
 
 def _room(width: int) -> int:
-    return min(max(width - _FIGURES - _what(width), 24), 90)
+    return width if width == UNLIMITED else min(max(width - _FIGURES - _what(width), 24), 90)
 
 
 def _what(width: int) -> int:
     """Width of the second column: operation, stream, range and kinds of steps."""
-    return 25 + min(max(width - 98, 0) // 2, 20)
+    return width if width == UNLIMITED else 25 + min(max(width - 98, 0) // 2, 20)
 
 
 def hazard_count(hazards: Document) -> str:

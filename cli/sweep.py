@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,8 @@ from .scenario_arguments import (
     EngineWheels,
     EveryTable,
     ExecutorName,
+    Form,
+    Format,
     Jobs,
     Name,
     chosen_engine,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from ..profiles.sweeps.runs import Runs
     from ..profiles.sweeps.sweep import Cell, SweepPlan
 
-Format = Literal["table", "json", "md", "csv"]
 _SIDE = "key=value,..."
 
 
@@ -62,7 +63,7 @@ def sweep(
     executor: ExecutorName = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
     every_table: EveryTable = False,
-    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+    form: Form = "table",
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 

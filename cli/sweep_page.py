@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .page import Document, Page, framed, to_csv
+from .page_charts import of_sweep
 from .text import MISSING, number
 
 _COLORS = {"better": "green", "worse": "red"}
@@ -18,7 +19,7 @@ def page(document: Document, *, most: int | None = None) -> Page:
     title = headline(document)
     return Page(
         title,
-        [Text(setting(document)), table(document, most), *map(Text, notes(document))],
+        [Text(setting(document)), table(document, most), *map(Text, notes(document)), *of_sweep(document)],
         document["conclusion"],
         footer=(f"`{document['run']['command']}`",),
     )

@@ -6,12 +6,12 @@ import json
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED
-from .scenario_arguments import Name, Overrides, Relay, make_output_dir, resolved
+from .scenario_arguments import Form, Name, Overrides, Relay, make_output_dir, resolved
 from .text import echo
 
 
@@ -22,9 +22,7 @@ def verify(
     output_dir: Annotated[
         Path | None, typer.Option(help="Keep verify.json, both results and the counts here.")
     ] = None,
-    form: Annotated[
-        Literal["table", "json", "md"], typer.Option("--format", help="What to print on stdout.")
-    ] = "table",
+    form: Form = "table",
 ) -> None:
     """Compare the counts of the virtual GPU with those of a real one: copies, bytes, syncs and kernels, by kind of step
     and source line. Known differences are listed with their reason.

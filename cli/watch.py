@@ -11,10 +11,9 @@ import typer
 
 from .errors import GATE_FAILED, UsageError
 from .report import Meaning
-from .scenario_arguments import make_output_dir
+from .scenario_arguments import Form, make_output_dir
 from .stopwatch import Stopwatch
 
-Format = Literal["table", "json", "md", "csv", "html", "svg"]
 _THIS = ("python", "python3")  # the interpreter that runs schedbench
 
 
@@ -33,7 +32,7 @@ def watch(
         typer.Option(metavar="NAME", help="A package that may be absent and whose kernels are not used."),
     ] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep the result.json here.")] = None,
-    form: Annotated[Format, typer.Option("--format", help="What to print on stdout.")] = "table",
+    form: Form = "table",
 ) -> None:
     """Run a Python program written for torch on CUDA on the virtual GPU, unchanged, and print its copies, syncs and
     hazards by source line. What the program prints goes to stderr.

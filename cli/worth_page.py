@@ -8,7 +8,7 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from .page import Document, framed
+from .page import UNLIMITED, Document, framed
 from .source_lines import source_line
 from .text import MISSING, cut_right, number
 
@@ -94,4 +94,4 @@ def _signed(value: float | None) -> str:
 
 
 def _room(width: int) -> int:
-    return min(max(width - _TAKEN, 24), 76)
+    return width if width == UNLIMITED else min(max(width - _TAKEN, 24), 76)

@@ -51,7 +51,7 @@ def test_a_document_has_every_check_with_its_verdict(run_command: RunCommand, tm
 def test_what_no_check_proves_is_named_with_its_line(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--relay", "latest", "--format", "md")
     assert "<summary>Not reached</summary>" in said.out
-    assert "| context.streams.record(source, context.streams.forward) |" in said.out
+    assert "| `context.streams.record(source, context.streams.forward)` |" in said.out
 
 
 def test_every_form_says_in_one_line_what_was_not_asked(run_command: RunCommand, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: p
     assert said.err == "1 of 1: never-resolve caught by run, contract\n"
     assert [waiting["name"] for waiting in document["awaited"]] == ["idle-rows-stashed"]
     page = markdown(check_page.page(document))
-    assert "| never-resolve | pr25945 | passed | clear crash, contract | sched/loop/launch.py:" in page
+    assert "| never-resolve | pr25945 | passed | clear crash, contract | `sched/loop/launch.py:" in page
     assert "has no input ids: its relay was not resolved" in page
 
 

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from schedbench.cli import ladder_page as shown
-from schedbench.cli.page import markdown, print_page, screenful, to_html
+from schedbench.cli.html_page import to_html
+from schedbench.cli.page import markdown, print_page, screenful
 from schedbench.profiles.sweeps.conclusion import ladder_conclusion, rung_labels
 from tests.conftest import RunCommand
 

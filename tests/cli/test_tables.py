@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from schedbench.cli.console import results
-from schedbench.cli.page import print_page
+from schedbench.cli.page import framed, markdown, markdown_rows, print_page
 from schedbench.cli.result_page import page as result_page
 from schedbench.cli.source_lines import copies, host_waits
 from schedbench.cli.text import cut_left, cut_right, number, percent, size, whole
@@ -181,6 +181,17 @@ def test_a_written_number_is_near_the_number(value):
     text = number(value)
     if "<" not in text and ">" not in text:
         assert float(text.replace(",", "")) == pytest.approx(value, rel=0.01, abs=0.002)
+
+
+def test_markdown_has_code_verbatim_and_keeps_indents(document):
+    """As GitHub renders it: a statement is no emphasis, and spaces in front of a cell are no markup."""
+    document["copies"][0]["site"]["statement"] = "a[*b, __c__] | d"
+    text = markdown(result_page(document, 160))
+    assert "`<br>`a[*b, __c__] \\| d` | " in text
+    assert "| &nbsp;&nbsp;exposed stall | " in text
+    table = framed("", "source line", "what")
+    table.add_row("x = f`y`", "in <lambda>")
+    assert markdown_rows(table)[-1] == "| `` x = f`y` `` | in &lt;lambda> |"
 
 
 def test_a_pipe_is_wide_and_plain_unless_told(monkeypatch, capsys):

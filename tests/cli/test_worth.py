@@ -69,7 +69,7 @@ def test_every_form_has_the_rows(document: dict[str, Any]) -> None:
     [first, *_] = document["worth"]["rows"]
     text = markdown(worth_page_of(document, 160))
     assert text.startswith(f"**{document['conclusion']}**")
-    assert any(line.startswith(f"| {UPLOAD}:") and "is not there" in line for line in text.splitlines())
+    assert any(line.startswith(f"| `{UPLOAD}:") and "is not there" in line for line in text.splitlines())
     rows = list(csv.DictReader(io.StringIO(csv_of([document], only="worth."))))
     place = f"{UPLOAD}:{first['site']['line']}"
     [row] = [row for row in rows if row["metric"] == f"worth.{place}.{first['change']}.tpot_ms"]

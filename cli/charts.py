@@ -1,0 +1,242 @@
+"""Charts of a page, and their specifications in Vega-Lite for HTML and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from ..profiles.picture.model import KINDS, Kind, Lane, Scene
+
+Spec = dict[str, Any]
+ChartKind = Literal["line", "step", "bar", "interval"]
+PointValue = str | float | None
+
+_COLOURS: Final[Mapping[Kind, str]] = {
+    "phase": "#7aa6c2",
+    "stall": "#d1495b",
+    "kernel": "#4c9f70",
+    "copy": "#a06cd5",
+    "held": "#e0b04b",
+    "exposed_host": "#2f7fb5",
+    "exposed_stall": "#d1495b",
+    "launch_latency": "#b565a7",
+    "dependency": "#e0b04b",
+    "kernel_gap": "#8a8a8a",
+    "no_work": "#c4c4c4",
+}
+_LANE: Final = 22  # pixels
+_STEPS: Final = "step"  # the lane of the steps' numbers
+_CONFIG: Final[Spec] = {
+    "background": "transparent",
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {"grid": False, "titleFontWeight": "normal", "labelLimit": 220},
+    "legend": {"orient": "top", "columns": 4, "title": None, "labelLimit": 260},
+    "bar": {"discreteBandSize": 16},
+}
+
+
+class Chart(NamedTuple):
+    """``points`` have ``x`` and ``y``, and may have ``series``; of kind ``interval`` also ``low`` and ``high`` of x.
+    The ``y`` of bars and intervals is a name. ``log``: the x axis is logarithmic."""
+
+    title: str
+    kind: ChartKind
+    x: str
+    y: str
+    points: Sequence[Mapping[str, PointValue]]
+    log: bool = False
+
+
+def spec_of(drawn: Chart | Scene) -> Spec:
+    """Complete but for its width."""
+    body = _scene(drawn) if isinstance(drawn, Scene) else _chart(drawn)
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "title": {"text": drawn.title, "anchor": "start", "fontSize": 12},
+        "config": _CONFIG,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        **body,
+    }
+
+
+def _chart(chart: Chart) -> Spec:
+    named = chart.kind in ("bar", "interval")
+    x: Spec = {"field": "x", "type": "quantitative", "title": chart.x}
+    y: Spec = {"field": "y", "type": "quantitative", "title": chart.y}
+    if chart.log:
+        x["scale"] = {"type": "log"}
+    if named:
+        y = {"field": "y", "type": "nominal", "title": None, "sort": None}
+    series = any("series" in point for point in chart.points)
+    colour: Spec = {"color": {"field": "series", "type": "nominal", "sort": None}} if series else {}
+    names = ["y", "series", "x"] if series else ["y", "x"]
+    encoding = {"x": x, "y": y, **colour, "tooltip": [{"field": name} for name in names]}
+    interpolate = {"interpolate": "step-after"} if chart.kind == "step" else {"point": len(chart.points) < 60}
+    layers: list[Spec] = [{"mark": {"type": "line", "clip": True, **interpolate}, "encoding": encoding}]
+    if chart.kind == "bar":
+        beside = {"yOffset": {"field": "series", "sort": None}} if series else {}
+        layers = [{"mark": "bar", "encoding": {**encoding, **beside}}]
+    if chart.kind == "interval":
+        extent = {**encoding, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
+        point = {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": encoding}
+        layers = [{"mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.5}, "encoding": extent}, point]
+    if not named:
+        layers[0]["params"] = [_zoom()]
+    height = {"step": _LANE} if named else 180
+    return {"data": {"values": [*chart.points]}, "height": height, "layer": layers}
+
+
+def _zoom() -> Spec:
+    """Dragging pans; the wheel zooms with Ctrl, so that it still scrolls the page without it."""
+    return {
+        "name": "zoom",
+        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.ctrlKey || event.metaKey]"},
+        "bind": "scales",
+    }
+
+
+def _scene(scene: Scene) -> Spec:
+    """Bars by lane, lines at the steps, and arrows from what ended to what waited for it."""
+    x: Spec = {"field": "start", "type": "quantitative", "title": "µs"}
+    x["scale"] = {"domain": [0, scene.end / 1e3], "nice": False}
+    groups = dict.fromkeys(lane.group for lane in scene.lanes)
+    labels = [
+        label
+        for group in groups
+        for label in (
+            f"{group} {_STEPS}".strip(),
+            *(lane.label for lane in scene.lanes if lane.group == group),
+        )
+    ]
+    y: Spec = {"field": "lane", "type": "nominal", "title": None, "sort": labels, "scale": {"domain": labels}}
+    at = {"field": "at", "type": "quantitative"}
+    steps = [
+        {"lane": f"{boundary.group} {_STEPS}".strip(), "at": boundary.at / 1e3, "says": f"{boundary.step}"}
+        for boundary in scene.boundaries
+    ]
+    step = {"x": at, "tooltip": {"field": "says"}}
+    named = {"x": at, "y": y, "text": {"field": "says"}}
+    return {
+        "height": {"step": _LANE},
+        "layer": [
+            {"data": {"values": [*_bars(scene.lanes)]}, **_bar_layer(x, y, scene)},
+            {
+                "data": {"values": steps},
+                "mark": {"type": "rule", "strokeDash": [3, 3], "clip": True},
+                "encoding": step,
+            },
+            {
+                "data": {"values": steps},
+                "mark": {"type": "text", "align": "left", "dx": 3, "clip": True},
+                "encoding": named,
+            },
+            *_arrow_layers(scene, x, y, labels),
+        ],
+    }
+
+
+def _bars(lanes: Sequence[Lane]) -> Iterator[Spec]:
+    for lane in lanes:
+        for piece in lane.slices:
+            yield {
+                "lane": lane.label,
+                "kind": KINDS[piece.kind],
+                "name": piece.name,
+                "step": piece.step,
+                "start": piece.start / 1e3,
+                "end": piece.end / 1e3,
+                "took": (piece.end - piece.start) / 1e3,
+                **({"line": piece.line, "statement": piece.statement} if piece.line else {}),
+            }
+
+
+def _bar_layer(x: Spec, y: Spec, scene: Scene) -> Spec:
+    """Bars have an outline of their own colour, so that short ones do not vanish."""
+    present = {piece.kind for lane in scene.lanes for piece in lane.slices}
+    kinds = [kind for kind in KINDS if kind in present]
+    colour = {"domain": [KINDS[kind] for kind in kinds], "range": [_COLOURS[kind] for kind in kinds]}
+    shown = {"field": "kind", "type": "nominal", "scale": colour}
+    titles = {"name": "", "kind": "what", "took": "µs", "start": "from, µs", "step": "step", "line": "line"}
+    tips = [{"field": field, "title": title or "name"} for field, title in titles.items()]
+    return {
+        "params": [_zoom()],
+        "mark": {
+            "type": "bar",
+            "clip": True,
+            "strokeWidth": 0.5,
+            "stroke": {"expr": "scale('color', datum.kind)"},
+        },
+        "encoding": {
+            "x": x,
+            "x2": {"field": "end"},
+            "y": y,
+            "color": shown,
+            "tooltip": [*tips, {"field": "statement"}],
+        },
+    }
+
+
+def _arrow_layers(scene: Scene, x: Spec, y: Spec, labels: Sequence[str]) -> Iterator[Spec]:
+    arrows = [
+        {
+            "start": arrow.start / 1e3,
+            "end": arrow.end / 1e3,
+            "lane": arrow.source,
+            "target": arrow.target,
+            "waited": arrow.waited / 1e3,
+            "for": f"{arrow.name} on {arrow.source}",
+            "angle": 0 if labels.index(arrow.target) < labels.index(arrow.source) else 180,
+            **({"line": arrow.line, "statement": arrow.statement} if arrow.line else {}),
+        }
+        for arrow in scene.arrows
+    ]
+    if not arrows:
+        return
+    tips = [
+        {"field": "target", "title": "waiting"},
+        *({"field": name} for name in ("for", "line", "statement")),
+    ]
+    tips.append({"field": "waited", "title": "waited, µs"})
+    yield {
+        "name": "arrow",
+        "data": {"values": arrows},
+        "mark": {"type": "rule", "clip": True, "strokeWidth": 1.5},
+        "encoding": {"x": x, "x2": {"field": "end"}, "y": y, "y2": {"field": "target"}, "tooltip": tips},
+    }
+    yield {
+        "name": "arrowhead",
+        "data": {"values": arrows},
+        "mark": {
+            "type": "point",
+            "shape": "triangle-up",
+            "filled": True,
+            "size": 50,
+            "clip": True,
+            "opacity": 1,
+            "color": "black",
+        },
+        "encoding": {
+            "x": {**x, "field": "end"},
+            "y": {**y, "field": "target"},
+            "angle": {"field": "angle", "type": "quantitative", "scale": None},
+            "tooltip": tips,
+        },
+    }
+
+
+def svg(drawn: Sequence[Chart | Scene]) -> str:
+    """All of them below each other in one SVG."""
+    import vl_convert
+
+    specs = [{**spec_of(one), "width": 1000} for one in drawn]
+    for spec in specs:
+        del spec["config"], spec["$schema"], spec["autosize"]
+        for layer in spec["layer"]:
+            layer.pop("name", None)  # one name in two pictures would be one of their marks
+    whole = {
+        "vconcat": specs,
+        "config": {**_CONFIG, "background": "white"},
+        "resolve": {"scale": {"color": "independent"}},
+    }
+    return str(vl_convert.vegalite_to_svg(whole))

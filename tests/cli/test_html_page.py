@@ -1,0 +1,251 @@
+"""The HTML page: what is in it equals the document, it loads nothing, and a browser can sort and zoom it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schedbench.cli.app import app
+from schedbench.cli.errors import UsageError
+from schedbench.cli.html_page import to_html
+from schedbench.cli.page import UNLIMITED, Lines, Page, Text, framed, show
+from schedbench.cli.result_page import page as result_page
+from schedbench.cli.text import number
+from schedbench.profiles.picture.draw import picture
+from schedbench.profiles.record.recording import read_recording
+
+TINY = (
+    *("--device", "vgpu", "--set", "workload.requests=5", "--set", "workload.arrival=burst"),
+    *("--set", "device.values=none", "--set", "measure.warmup_requests=0"),
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--virtual-time-budget=20000", "--window-size=1200,1600", "--dump-dom"),
+)
+
+
+class Parsed(HTMLParser):
+    """Tables by title as rows of texts, the charts' specifications, and every attribute that could load something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.specs: list[dict] = []
+        self.loads: list[str] = []
+        self._open: list[str] = []
+        self._title, self._spec = "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.loads += [
+            f"{tag} {name}" for name in given if name in ("src", "href", "srcset", "data", "action")
+        ]
+        self._spec = tag == "script" and given.get("type") == "application/json"
+        self._open.append(tag)
+        if tag == "summary":
+            self._title = ""
+        elif tag == "table":
+            self.tables[self._title] = []
+        elif tag == "tr":
+            self.tables[self._title].append([])
+        elif tag in ("td", "th"):
+            self.tables[self._title][-1].append("")
+        elif tag == "br":
+            self._open.pop()
+            if self._cell():
+                self.tables[self._title][-1][-1] += "\n"
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+        self._spec = False
+
+    def handle_data(self, data):
+        if self._spec:
+            self.specs.append(json.loads(data))
+        elif "summary" in self._open:
+            self._title += data
+        elif self._cell():
+            self.tables[self._title][-1][-1] += data
+
+    def _cell(self) -> bool:
+        return "td" in self._open or "th" in self._open
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    kept = tmp_path_factory.mktemp("kept")
+    done = CliRunner().invoke(app, ["run", "mixed", *TINY, "--output-dir", str(kept), "--format", "html"])
+    assert done.exit_code == 0
+    (kept / "page.html").write_text(done.output)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def document(folder) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def html(folder) -> str:
+    return (folder / "page.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def parsed(html) -> Parsed:
+    return Parsed(html)
+
+
+def test_the_tables_are_those_of_the_page_with_nothing_cut(document, parsed):
+    tables = {
+        block.title: [[str(cell) for cell in column.cells] for column in block.columns]
+        for block in result_page(document, UNLIMITED).blocks
+        if hasattr(block, "columns")
+    }
+    assert parsed.tables.keys() == tables.keys()
+    for title, columns in tables.items():
+        found = [[cell.replace("\xa0", " ") for cell in row] for row in parsed.tables[title][1:]]
+        assert found == [list(row) for row in zip(*columns, strict=True)]
+    statements = {row["site"]["statement"] for row in document["copies"] if row["site"]}
+    shown = "\n".join(row[0] for row in parsed.tables["copies by source line"])
+    assert len(max(statements, key=len)) > 100
+    assert all(statement in shown for statement in statements)
+
+
+def test_figures_are_those_of_the_json(document, parsed):
+    (conclusion,) = [line for line in (document["conclusion"],) if line]
+    latency = {row[0]: row for row in parsed.tables["latency, ms"]}
+    for name, label in (("ttft_ms", "TTFT"), ("e2e_ms", "E2E")):
+        metric = document["metrics"][name]
+        assert latency[label][1:3] == [
+            number(metric["n"]),
+            number(sum(metric["values"]) / len(metric["values"])),
+        ]
+        assert latency[label][-1] == number(metric["max"])
+    assert conclusion
+
+
+def test_charts_have_the_documents_instants(document, parsed, folder):
+    specs = {spec["title"]["text"]: spec for spec in parsed.specs}
+    scenes = picture({"": read_recording(folder / "timeline.jsonl.gz")})
+    for scene in scenes:
+        bars = specs[scene.title]["layer"][0]["data"]["values"]
+        assert [(bar["lane"], bar["start"], bar["end"]) for bar in bars] == [
+            (lane.label, piece.start / 1e3, piece.end / 1e3) for lane in scene.lanes for piece in lane.slices
+        ]
+    load = specs["requests over time"]["data"]["values"]
+    ends = max(row["finish"] for row in document["requests"]) / 1e6
+    assert max(point["x"] for point in load) == ends and load[-1]["y"] == 0
+    shares = specs["latency of requests: share that is at most as long"]["data"]["values"]
+    times = sorted((row["first_token"] - row["arrival"]) / 1e6 for row in document["requests"])
+    assert [point["x"] for point in shares if point["series"] == "TTFT"] == times
+
+
+def test_a_page_loads_nothing(html, parsed):
+    assert parsed.loads == []
+    assert "default-src 'none'" in html
+    head = html[: html.index("<body>")]
+    assert "url(" not in head and "@import" not in head
+
+
+def test_text_cannot_become_markup():
+    """Names come from files and command lines."""
+    table = framed("<b>", "source line")
+    table.add_row(Text("</script><script>alert(1)"))
+    hostile = Page("<i>", [Lines([Text("<u>\x1b[31m")]), table], "`x` & <s>", footer=("`<em>`",))
+    text = to_html(hostile)
+    for tag in ("<b>", "<i>", "<u>", "<s>", "<em>", "<script>alert", "\x1b"):
+        assert tag not in text
+    assert "<code>&lt;em&gt;</code>" in text
+
+
+def test_a_page_without_charts_has_no_library(document, html):
+    plain = to_html(result_page(document, UNLIMITED), charts=False)
+    assert len(plain) < 200_000 < len(html) < 2_000_000
+    assert "vegaEmbed" not in plain and not Parsed(plain).specs
+
+
+@pytest.mark.parametrize("form", ["svg", "csv", "md", "html", "json", "table"])
+def test_every_format_of_a_comparison(folder, form):
+    done = CliRunner().invoke(app, ["compare", *[str(folder / "result.json")] * 2, "--format", form])
+    assert done.exit_code == 0, done.output
+    begin = {"svg": "<svg", "csv": "table,row,name,column,value\n", "html": "<!DOCTYPE html>", "json": "{"}
+    assert done.output.startswith(begin.get(form, ""))
+    if form == "csv":
+        assert "\nheadline,1,output_throughput,verdict," in done.output
+    if form == "svg":
+        assert (
+            "A forward" in done.output
+            and "B forward" in done.output
+            and "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", done.output)
+        )
+
+
+def test_a_page_without_a_picture_is_no_svg():
+    with pytest.raises(UsageError, match="no picture"):
+        show("svg", lambda _: Page("x", []), json=str)
+
+
+IN_BROWSER = """<script>
+addEventListener("load", async () => {
+  const until = async test => { while (!test()) await new Promise(wake => setTimeout(wake, 50)); };
+  const figures = [...document.querySelectorAll("figure")];
+  await until(() => figures.every(figure => figure.querySelector("svg")));
+  const heading = [...document.querySelectorAll("th")].find(cell => cell.innerText === "mean");
+  const place = heading.cellIndex, rows = heading.closest("table").tBodies[0].rows;
+  const column = () => [...rows].map(row => row.cells[place].innerText);
+  const found = { width: document.documentElement.scrollWidth - innerWidth, columns: [column()] };
+  for (let n = 0; n < 2; n++) { heading.querySelector("button").click(); found.columns.push(column()); }
+  const chart = figures[0].querySelector(".chart");
+  const domain = () => chart.view.scale("x").domain();
+  found.domains = [domain()];
+  for (const button of figures[0].querySelectorAll("nav button")) {
+    button.click();
+    await chart.view.runAsync();
+    found.domains.push(domain());
+  }
+  const report = document.createElement("pre");
+  report.id = "found";
+  report.textContent = JSON.stringify(found);
+  document.body.append(report);
+});
+</script></body></html>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1200, 500])
+def test_in_a_browser_it_sorts_zooms_and_has_no_error(html, tmp_path, width):
+    assert CHROMIUM is not None
+    page = tmp_path / "page.html"
+    page.write_text(html.removesuffix("</body>\n</html>\n") + IN_BROWSER)
+    flags = [*FLAGS, f"--window-size={width},1600", f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [CHROMIUM, *flags, "--enable-logging=stderr", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "WARN" not in line]
+    assert not said
+    found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout)[1])  # type: ignore[index]
+    assert found["width"] <= 0
+    _, falling, rising = ([float(text.replace(",", "")) for text in column] for column in found["columns"])
+    assert sorted(falling) == rising == falling[::-1] and falling[0] > falling[-1]
+    whole, closer, back, again = found["domains"]
+    assert whole[0] < closer[0] < closer[1] < whole[1]
+    assert back == pytest.approx(whole, abs=1e-6 * whole[1]) and again == whole
+    assert all(low < high for low, high in pairwise(whole))
