@@ -117,12 +117,6 @@ def _changed(section: Speculative | Pipeline | Disaggregation) -> list[str]:
     return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
 
 
-def _embedding(scenario: Scenario) -> Iterator[Finding]:
-    output = scenario.workload.output_tokens
-    if scenario.engine.embedding and output is not None and output != Fixed(dist="fixed", value=1):
-        yield ("workload", "output_tokens"), "expected 1: with engine.embedding a request has one result"
-
-
 def _encoder(scenario: Scenario) -> Iterator[Finding]:
     if scenario.workload.encoder_tokens is not None and scenario.engine.chunked_prefill_size is not None:
         yield _CHUNK, "expected none: the encoder's tokens of a prompt are computed as a whole"
@@ -164,7 +158,6 @@ def _controls(scenario: Scenario) -> Iterator[Finding]:
 _CHUNK: Final = ("engine", "chunked_prefill_size")
 _BLOCKS: Final = ("engine", "block_diffusion")
 _PAGE: Final = ("engine", "page_size")
-_EMBEDDING: Final = ("engine", "embedding")
 _PIPELINE: Final = ("engine", "pipeline")
 _DATA_PARALLEL: Final = ("engine", "data_parallel")
 _DISAGGREGATION: Final = ("engine", "disaggregation")
@@ -178,7 +171,6 @@ _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPat
     (_pipeline, (_PIPELINE,)),
     (_data_parallel, (_DATA_PARALLEL,)),
     (_disaggregation, (_DISAGGREGATION,)),
-    (_embedding, (_EMBEDDING,)),
     (_encoder, (_CHUNK,)),
     (_blocks, (_BLOCKS, _PAGE)),
     (_grammar, ()),

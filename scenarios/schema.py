@@ -189,7 +189,7 @@ class EngineSection(Section):
     """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
     ``replicas``: engines behind one router, which share nothing. ``deferred``: a result is read
     after the next launch, as upstream's MLX loop does. ``embedding``: a request's result is the hidden state
-    of its prompt's last token."""
+    of its prompt's last token, whatever its ``output_tokens``."""
 
     overlap: Switch | Literal["auto"] = "auto"
     relay: Annotated[RelaySection, bare("state")] = RelaySection()

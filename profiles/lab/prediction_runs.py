@@ -54,6 +54,11 @@ TINY: Final[Mapping[str, Sequence[str]]] = {
     "hisparse": ("workload.requests=16",),
     "grammar": ("workload.requests=16",),
     "spec_grammar": ("workload.requests=8",),
+    "embedding": (),
+    "encoder_decoder": (),
+    "block_diffusion": ("workload.requests=8",),
+    "deferred": (),
+    "pause": (),
 }
 _CLOSED: Final = (
     "workload.requests=48",

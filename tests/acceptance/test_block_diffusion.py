@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -12,13 +13,16 @@ from schedbench.profiles.record.result import digest as digest_over
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.kernels.unmask import unmask_tagged
 from schedbench.sched.model.blocks import BlockDecoder
+from schedbench.sched.relay.choice import choose
+from schedbench.sched.relay.placeholders import keep_list
 from schedbench.sched.relay.states import states
 from schedbench.sched.request import Request
 from tests.acceptance.cells import FORWARD, SCHEDULE, Copy, copies, steps
 from tests.acceptance.plain import PlainModel, requests
-from tests.acceptance.runs import digest, resolved, result_of, statuses
+from tests.acceptance.runs import digest, digest_of, resolved, result_of, statuses
 
 SIZE, MASK = 16, 511
+SOME = ("pr25774-before", "pr25774", "pr25945", "latest")
 
 
 class PlainDiffusion:
@@ -70,25 +74,25 @@ def plain_digest(*overrides: str) -> str:
 
 @pytest.mark.parametrize("values", ["none", "real"])
 def test_the_tokens_are_those_of_every_request_alone(values: str) -> None:
-    few = ("workload.requests=6", "measure.warmup_requests=0", f"device.values={values}")
+    few = (*NONE, f"device.values={values}")
     result = result_of("block_diffusion", *few, hazards=True)
     assert statuses(result) == {"finished"}
     assert digest("block_diffusion", *few) == plain_digest(*few)
 
 
-NONE = "device.values=none"
+NONE = ("device.values=none", "workload.requests=6", "measure.warmup_requests=0")
 
 
 @pytest.mark.parametrize(
     "setting", ["engine.page_size=16", "engine.max_running_requests=2", "engine.kv_tokens=256"]
 )
 def test_no_setting_changes_a_token(setting: str) -> None:
-    assert digest("block_diffusion", NONE, setting) == digest("block_diffusion", NONE)
+    assert digest("block_diffusion", *NONE, setting) == digest("block_diffusion", *NONE)
 
 
 def test_a_pass_keeps_what_is_likely_and_the_likeliest() -> None:
     passes = {
-        threshold: result_of("block_diffusion", NONE, f"engine.block_diffusion.threshold={threshold}")
+        threshold: result_of("block_diffusion", *NONE, f"engine.block_diffusion.threshold={threshold}")
         for threshold in (0.0, 1.0)
     }
     reads = {at: copies(found, "prefill")[MASKS_LEFT] for at, found in passes.items()}
@@ -101,27 +105,31 @@ MASKS_LEFT = Copy("_found", SCHEDULE, "d2h", "pinned B")
 TOKENS = Copy("settle_blocks", SCHEDULE, "d2h", "pageable B")
 
 
-@pytest.mark.parametrize("state", states())
+@cache
+def latest_digest() -> str:
+    return digest("block_diffusion", *NONE)
+
+
+@pytest.mark.parametrize(
+    "state", [name if name in SOME else pytest.param(name, marks=pytest.mark.wide) for name in states()]
+)
 def test_the_list_is_read_request_by_request_and_never_relayed(state: str) -> None:
-    result = result_of("block_diffusion", NONE, f"engine.relay={state}", hazards=True)
+    result = result_of("block_diffusion", *NONE, f"engine.relay={state}", hazards=True)
     found = copies(result, "prefill")
     late = Copy("resolve_late", SCHEDULE, "h2d", "pinned nb")
     now = late._replace(function="upload_now")
     count = steps(result, "prefill")
     assert found.get(late if state == "pr25945" else now) == count
     assert found.get(now if state == "pr25945" else late) is None
-    assert result.outputs == result_of("block_diffusion", NONE).outputs
+    assert digest_of(result) == latest_digest()
     given = sum(-(-(row.prompt_tokens % SIZE + row.output_tokens) // SIZE) for row in result.requests)
     assert found[TOKENS] == given
     assert not any(copy.stream == FORWARD for copy in found)
 
 
 def test_before_25774_the_list_lay_where_tokens_belong() -> None:
-    policies = {
-        name: result_of("block_diffusion", NONE, f"engine.relay={name}").relay.policies for name in states()
-    }
-    kept = {name for name, named in policies.items() if named["conclude_blocks"] == "keep_list"}
-    assert kept == {"pr25774-before"}
+    rows = {name: choose(name, {}).row(overlap=False) for name in states()}
+    assert [name for name, row in rows.items() if row.conclude_blocks is keep_list] == ["pr25774-before"]
 
 
 @pytest.mark.parametrize(
