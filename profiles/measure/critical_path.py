@@ -47,13 +47,9 @@ class PathTimes:
         self.parts: Counter[str] = Counter()
 
 
-class _Piece(NamedTuple):
-    """Of the path, or of the host's time; ``call`` is the one that waits meanwhile."""
-
-    start: int
-    end: int
-    part: str
-    call: Call | None = None
+# Start, end and part, of the path or of the host's time, and the call that waits meanwhile. A run has many of them,
+# and a NamedTuple takes several times as long to make.
+_Piece = tuple[int, int, str, Call | None]
 
 
 class _Jump(NamedTuple):
@@ -111,9 +107,10 @@ class CriticalPathSink:
             while left and end > left[-1].start:
                 period = left[-1]
                 times = self.kinds[period.kind]
-                times.parts[part] += max(min(end, period.end) - max(start, period.start), 0)
                 if start > period.start:
+                    times.parts[part] += max(min(end, period.end) - start, 0)
                     break
+                times.parts[part] += max(min(end, period.end) - period.start, 0)
                 times.steps += 1
                 left.pop()
 
@@ -127,7 +124,7 @@ class _Path:
         self._ops = sorted(ops, key=lambda op: (op.end, op.start))
         self._ends = [op.end for op in self._ops]
         self._host = host
-        self._host_starts = [piece.start for piece in host]
+        self._host_starts = [start for start, *_ in host]
         self._held = held
         self._sync_return = sync_return
 
@@ -141,18 +138,18 @@ class _Path:
     def _on_device(self, at: int) -> Generator[_Piece, None, _Jump]:
         """The operation, and the gap before it if there is one."""
         op = self._ops[at]
-        yield _Piece(op.start, op.end, KERNEL if op.kind == "kernel" else COPY)
+        yield op.start, op.end, KERNEL if op.kind == "kernel" else COPY, None
         if op.launched >= op.start:
             return _Jump(op.start, None)
         before = self._ended_at(op.start, at, op.stream)
         if before is None:
             before = self._last_on(op.stream, at, after=op.launched)
         if before is None:  # it waited for something that is not on this device
-            yield _Piece(op.launched, op.start, WAIT)
+            yield op.launched, op.start, WAIT, None
             return _Jump(op.launched, None)
         end = self._ends[before]
         if end < op.start:
-            yield _Piece(end, op.start, WAIT if (op.stream, op.start) in self._held else GAP)
+            yield end, op.start, WAIT if (op.stream, op.start) in self._held else GAP, None
         return _Jump(end, before)
 
     def _ended_at(self, instant: int, below: int, stream: int | None = None) -> int | None:
@@ -174,14 +171,14 @@ class _Path:
         """The host's time back to a call that waited for an operation, or to ``first``."""
         number = bisect_left(self._host_starts, now) - 1
         while now > first:
-            piece = self._host[number] if number >= 0 else _Piece(0, first, UNNAMED)
-            if piece.end < now:
-                yield _Piece(piece.end, now, UNNAMED)
-                now = piece.end
-            at = None if piece.call is None else self._awaited(piece.call, now)
-            start = piece.start if at is None else self._ends[at]
+            start, end, part, call = self._host[number] if number >= 0 else (0, first, UNNAMED, None)
+            if end < now:
+                yield end, now, UNNAMED, None
+                now = end
+            at = None if call is None else self._awaited(call, now)
+            start = start if at is None else self._ends[at]
             if start < now:
-                yield _Piece(start, now, piece.part)
+                yield start, now, part, None
             now, number = start, number - 1
             if at is not None:
                 return _Jump(now, at)
@@ -215,7 +212,7 @@ def _pieces(ranges: Sequence[Range], calls: Sequence[Call]) -> list[_Piece]:
     def close(until: int) -> None:
         nonlocal reached
         if until > reached:
-            found.append(_Piece(reached, until, *stack[-1][2:]))
+            found.append((reached, until, stack[-1][2], stack[-1][3]))
             reached = until
 
     for entry in sorted(entries):
