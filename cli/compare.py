@@ -32,6 +32,7 @@ from .stopwatch import Stopwatch, command_line
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
+    from ..profiles.judge.gates import Gate
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
@@ -86,6 +87,12 @@ AllowDivergence = Annotated[
 ExitOnInconclusive = Annotated[
     bool, typer.Option("--exit-on-inconclusive", help="Exit with 1 where there is no verdict.")
 ]
+Worth = Annotated[
+    bool,
+    typer.Option(
+        "--worth", help="Run again without each source line that differs, to find what it accounts for."
+    ),
+]
 OutputDir = Annotated[Path | None, typer.Option(help="Keep compare.json and every run's result here.")]
 
 
@@ -100,6 +107,7 @@ class ComparisonOptions(NamedTuple):
     reader: Reader
     choose: Callable[[str], EngineChoice]  # of an engine by its name
     picture: bool = False
+    worth: bool = False
 
 
 class Compared(NamedTuple):
@@ -122,6 +130,7 @@ def compare(
     gate: Gates = None,
     undecided: Undecided = "fail",
     draws: Draws = 16,
+    worth: Worth = False,
     jobs: Jobs = None,
     executor: ExecutorName = None,
     allow_divergence: AllowDivergence = False,
@@ -145,7 +154,6 @@ def compare(
     """
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
-    from ..profiles.judge.gates import parse as parsed
     from ..profiles.judge.trials import TrialPlan
 
     use_workers(jobs, executor)
@@ -153,12 +161,11 @@ def compare(
         overrides or [],
         device,
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
-        VerdictRules(
-            min_effect, min_engagement, allow_divergence, tuple(map(parsed, gate or ())), undecided == "pass"
-        ),
+        VerdictRules(min_effect, min_engagement, allow_divergence, _gates(gate or ()), undecided == "pass"),
         Reader(meaning, nsys, command_line()),
         partial(chosen_engine, python=engine_python, wheels=engine_wheels),
         is_wanted(form, picture),
+        worth,
     )
     scenario, a, b = _named(names or [], a, b)
     if scenario == _LIBRARY and not (a or b):
@@ -169,6 +176,13 @@ def compare(
         _show(found[0], form, every_table=every_table)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
     raise typer.Exit(GATE_FAILED if failed else 0)
+
+
+def _gates(texts: Sequence[str]) -> tuple[Gate, ...]:
+    """Raises GateError."""
+    from ..profiles.judge.gates import parse
+
+    return tuple(map(parse, texts))
 
 
 def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: Format) -> list[Compared]:
@@ -217,13 +231,18 @@ def compared(
     """Run both sides and judge them; of a ``case``, by its metric."""
     from ..profiles.judge.compare import judge
     from ..profiles.judge.document import document
+    from ..profiles.worth.difference import compared_with_worth, require_sides
 
     question, first = _question(scenario, wanted.overrides, *sides)
     plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
     rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
+    if wanted.worth:
+        require_sides(question, *sides)
     clock = Stopwatch(wanted.reader.command)
     trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
     found = judge(trials, rules, drawn)
+    if wanted.worth and question is not None:
+        found = compared_with_worth(found, question, *sides, update)
     content = document(found, a=sides[0].label, b=sides[1].label, run=clock.run(), case=case)
     return Compared(content, picture, broken=found.broken, undecided=found.undecided)
 

@@ -141,7 +141,7 @@ def every(found: Document, *, width: int, most: int) -> list[Table]:
     if any(found[side]["unrecorded"] for side in ("baseline", "candidate")):  # a note says why
         tables = [*(table for table in (headline, others) if table.row_count), counts(found)]
     exposed = [line for line in found["lines"] if line["exposed_a"] or line["exposed_b"]]
-    tables += [stalls(exposed, width=width, most=most)] if exposed else []
+    tables += [stalls(exposed, width=width, most=most, worth=_worth_asked(found))] if exposed else []
     return [gates(found), *tables] if found["gates"] else tables
 
 
@@ -204,13 +204,26 @@ def lines(found: Document, *, width: int, most: int) -> Table:
     changed = [line for line in found["lines"] if line["a"] != line["b"]]
     equal = len(found["lines"]) - len(changed)
     caption = f"{equal} more source lines are the same on both sides; exact"
+    if _worth_asked(found):
+        caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
     table = _sites("copies & syncs per step", caption, hidden=len(changed) - most, width=width)
-    for heading in ("A", "B", "Δ"):
+    asked = _worth_asked(found)
+    for heading in ("A", "B", "Δ", *(["worth\n%"] if asked else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in changed[:most]:
         delta = MISSING if None in (line["a"], line["b"]) else f"{line['b'] - line['a']:+.3g}"
-        table.add_row(*_site(line, width), number(line["a"]), number(line["b"]), delta)
+        worth = [_worth(line)] if asked else []
+        table.add_row(*_site(line, width), number(line["a"]), number(line["b"]), delta, *worth)
     return table
+
+
+def _worth_asked(found: Document) -> bool:
+    return any(line["worth_pct"] is not None for line in found["lines"])
+
+
+def _worth(line: Document) -> str:
+    """Of B's throughput against A's, the part of the whole line."""
+    return MISSING if line["worth_pct"] is None else _signed(round(line["worth_pct"], 2))
 
 
 def counts(found: Document) -> Table:
@@ -253,14 +266,16 @@ def gpu_waits(found: Document) -> Table:
     return table
 
 
-def stalls(exposed: list[Document], *, width: int, most: int) -> Table:
-    """Source lines at which the host waited while the GPU had no forward to run."""
+def stalls(exposed: list[Document], *, width: int, most: int, worth: bool) -> Table:
+    """Source lines at which the host waited while the GPU had no forward to run. What a line is worth is not how long
+    that was."""
     table = _sites(_SHOWED, "µs per step of the kind", hidden=len(exposed) - most, width=width)
-    for heading in ("A", "B"):
+    for heading in ("A", "B", *(["worth\n%"] if worth else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     exposed.sort(key=lambda line: -max(line["exposed_a"] or 0, line["exposed_b"] or 0))
     for line in exposed[:most]:
-        table.add_row(*_site(line, width), number(line["exposed_a"]), number(line["exposed_b"]))
+        figures = (number(line["exposed_a"]), number(line["exposed_b"]), *([_worth(line)] if worth else ()))
+        table.add_row(*_site(line, width), *figures)
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +11,7 @@ from ..profiles.record.conclusion import mean_value
 from ..profiles.sweeps.conclusion import rung_labels
 from .page import Document, Lines, Page, framed, to_csv
 from .page_charts import of_ladder
+from .source_lines import source_line
 from .text import MISSING, number, percent, whole
 
 _KINDS = ("decode.steady", "prefill", "mixed")
@@ -18,6 +19,8 @@ _STREAMS = ("schedule", "forward")
 _COUNTERS = ("h2d", "d2h", "sync", "kernel")
 _EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 _DIGITS = 6  # of a digest
+_ROOM = 44  # columns of a source line
+_LEAST = 0.1  # percent; lines that are worth less are not shown
 _SCHEDULE, _FORWARD = "schedule", "forward stream and tokens"
 
 
@@ -26,7 +29,13 @@ def page(ladder: Document) -> Page:
     lines = setting(ladder).splitlines()
     return Page(
         " · ".join(lines),
-        [Lines([Text(line) for line in lines]), table(ladder), forward_table(ladder), *of_ladder(ladder)],
+        [
+            Lines([Text(line) for line in lines]),
+            table(ladder),
+            *_worth(ladder),
+            forward_table(ladder),
+            *of_ladder(ladder),
+        ],
         ladder["conclusion"],
         rest=[_FORWARD],
     )
@@ -82,6 +91,33 @@ def forward_table(ladder: Document) -> Table:
         occupied = percent(mean_value(result, "forward_occupancy"))
         found.add_row(label, *counts, occupied, result["outputs"].get("digest", MISSING)[:_DIGITS])
     return found
+
+
+def _worth(ladder: Document) -> Iterator[Table]:
+    """The lines in which a rung differs from the one before it, by what they account for; if that was asked."""
+    rows = [
+        (label, line)
+        for label, rung in zip(rung_labels(ladder), ladder["rungs"], strict=True)
+        for line in _places(rung.get("lines", ()))
+    ]
+    if rows:
+        caption = "of the rung's throughput against that of the rung before it, each line alone"
+        found = framed(
+            "what the lines are worth", "relay, barrier", "source line", ">worth, %", caption=caption
+        )
+        for label, line in rows:
+            found.add_row(label, source_line(line, _ROOM), f"{line['worth_pct']:+.2f}")
+        yield found
+
+
+def _places(lines: Sequence[Document]) -> list[Document]:
+    """A row for each line that accounts for something, the largest first."""
+    known = {
+        (line["site"]["file"], line["site"]["line"]): line
+        for line in lines
+        if line["worth_pct"] is not None and abs(line["worth_pct"]) >= _LEAST
+    }
+    return sorted(known.values(), key=lambda line: -abs(line["worth_pct"]))
 
 
 def _results(ladder: Document) -> Iterator[tuple[str, Document]]:

@@ -108,10 +108,11 @@ def run(
     if ranges:
         _require_ranges(question, options)
     if worth:
-        require_worth(question, options)
+        for one in question.relays:
+            require_worth(replace(question, relays=(one,)), options)
     make_output_dir(output_dir)
     with timelines(output_dir, wanted=wanted(form, picture)) as folder:
-        outcome = executed(question, options, folder, form, every_table=every_table)
+        outcome = executed(question, options, folder, form, every_table=every_table, worth=worth)
         drawing = drawn(outcome.result, folder) if wanted(form, picture) else ()
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
@@ -125,14 +126,22 @@ def run(
 
 
 def executed(
-    question: Resolved, options: Options, output_dir: Path | None, form: Format, *, every_table: bool = False
+    question: Resolved,
+    options: Options,
+    output_dir: Path | None,
+    form: Format,
+    *,
+    every_table: bool = False,
+    worth: bool = False,
 ) -> RunOutcome:
     """The outcome for the only relay. Raises typer.Exit once it has run several, and where it was interrupted."""
     from ..profiles.ranks.execute import execute
 
     try:
         if len(question.relays) > 1:
-            raise typer.Exit(_climb(question, options, output_dir, form, every_table=every_table))
+            raise typer.Exit(
+                _climb(question, options, output_dir, form, every_table=every_table, worth=worth)
+            )
         options = replace(options, record=output_dir)
         return execute(question, question.relays[0], options, observe=_watch)
     except KeyboardInterrupt:
@@ -201,15 +210,26 @@ def _watch(clock: Clock, total: int) -> RunProgress:
 
 
 def _climb(
-    question: Resolved, options: Options, output_dir: Path | None, form: Format, *, every_table: bool
+    question: Resolved,
+    options: Options,
+    output_dir: Path | None,
+    form: Format,
+    *,
+    every_table: bool,
+    worth: bool,
 ) -> int:
     """Run every relay of the scenario. Returns the worst of their exit codes."""
     from ..profiles.record.files import write_whole
     from ..profiles.sweeps.ladder import climb
+    from ..profiles.worth.difference import climbed_with_worth
     from . import ladder_page
+    from .console import status
     from .page import show
 
     found = climb(question, options, observe=_watch)
+    if worth:
+        with status("counterfactual runs") as notice:
+            found = climbed_with_worth(found, notice)
     document = found.document()
     if output_dir is not None:
         write_whole(output_dir / "ladder.json", found.to_json())

@@ -72,12 +72,9 @@ def worth(
 
 def require_worth(question: Resolved, options: Options) -> None:
     """Raises UsageError where counterfactual runs would not be the same run but for one thing."""
-    from ..profiles.judge.ranges import unrepeatable
+    from ..profiles.worth.difference import refusal
 
-    reason = unrepeatable(question, options)
-    if question.engine is not None:
-        reason = "source lines of another project's engine cannot be changed"
-    if reason:
+    if reason := refusal(question, options):
         raise UsageError(f"worth: {reason}")
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..record.conclusion import listed
+from ..record.conclusion import attributed, listed
 from ..record.result import Abstained
 from .compare import Comparison
 from .divergence import Divergence
@@ -23,7 +23,15 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
     said = _added(found)
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
-    parts = [said, verdict, _metrics(found), _tokens(found), _engagement(found), _counts(found)]
+    parts = [
+        said,
+        verdict,
+        _metrics(found),
+        _worth(found),
+        _tokens(found),
+        _engagement(found),
+        _counts(found),
+    ]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_verdict(found), _tokens(found)]
     text = "; ".join(part for part in parts if part)
@@ -49,6 +57,15 @@ def _added(found: Comparison) -> str:
         kinds[one.kind].append(f"{one.more:g} {_ADDED[one.counter]}{'s' * (one.more != 1)}")
     words = [f"{' and '.join(counts)} per {kind} step" for kind, counts in kinds.items()]
     return f"adds {listed(words, _SHOWN)}" if words else ""
+
+
+def _worth(found: Comparison) -> str:
+    """The line that accounts for most of the change of throughput, where that was asked."""
+    judged = found.metrics.get("output_throughput")
+    sited = [line for line in found.lines if line.site]
+    rows = [{"site": line.site.model_dump(), "worth_pct": line.worth_pct} for line in sited if line.site]
+    source = attributed(judged.judgement.delta, rows) if judged else ""
+    return f"of the {judged.judgement.delta:+.2f} %, {source}" if judged and source else ""
 
 
 def _setting(found: Comparison) -> str:

@@ -54,7 +54,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "counts": [_count(count) for count in found.counts],
             "added": [one._asdict() for one in found.added],
             "one_run": found.trials.one_run,
-            "lines": [_line(line) for line in found.lines],
+            "lines": [line_part(line) for line in found.lines],
             "idle": [part._asdict() for part in found.idle],
             "gates": [gate._asdict() for gate in found.gates],
             "draws": {"count": len(found.drawn.draws), "abstained": found.drawn.abstained or None},
@@ -167,6 +167,6 @@ def _count(count: CounterEffect) -> Document:
     return {**count._asdict(), **tallies}
 
 
-def _line(line: LineEffect) -> Document:
+def line_part(line: LineEffect) -> Document:
     site = None if line.site is None else line.site.model_dump(mode="json")
     return {**line._asdict(), "site": site}

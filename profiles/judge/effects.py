@@ -42,7 +42,8 @@ class CounterEffect(NamedTuple):
 
 class LineEffect(NamedTuple):
     """A source line's copies, syncs or waits per step of its kind. ``site`` has B's line number where B has it.
-    A side that has no steps of the kind has None."""
+    A side that has no steps of the kind has None. ``worth_pct``: the part of B's throughput against A's that the line
+    accounts for, all its copies and syncs together; None where that was not asked, or has no answer."""
 
     site: SitePart | None
     range: str
@@ -53,6 +54,7 @@ class LineEffect(NamedTuple):
     b: float | None
     exposed_a: float | None  # us per step
     exposed_b: float | None
+    worth_pct: float | None = None
 
 
 class IdleEffect(NamedTuple):

@@ -17,6 +17,7 @@ _CAUSES: Final = {
 }
 _COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "device copy", "kernel": "kernel copy"}
 _COMMIT: Final = 10  # characters of a commit that are shown
+_ACCOUNTS: Final = 0.1  # percent of throughput; less than that from one line is not named
 _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -38,6 +39,18 @@ def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
     """The first ``most`` names, and how many there are besides."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
+
+
+def attributed(delta: float, lines: Sequence[Document]) -> str:
+    """How much of a change of throughput by ``delta`` percent comes from the source line that accounts for most of it;
+    empty where no line was asked."""
+    worth = {_place(line["site"]): line["worth_pct"] for line in lines if line["worth_pct"] is not None}
+    if not worth:
+        return ""
+    place = max(worth, key=lambda name: worth[name] * delta)
+    if worth[place] * delta <= 0 or abs(worth[place]) < _ACCOUNTS:
+        return f"no line alone accounts for {_ACCOUNTS:g}"
+    return f"{worth[place]:+.2f} come from {place}"
 
 
 def engine_name(part: Document) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from ..record.conclusion import mean_value
+from ..record.conclusion import attributed, mean_value
 
 Document = dict[str, Any]
 
@@ -100,10 +100,10 @@ def ladder_conclusion(ladder: Document) -> str:
     if len(timed) < 2:
         return f"{len(values)} relay{'s' * (len(values) != 1)}, no times to compare; {tokens}."
     (first, a), (last, b) = timed[0], timed[-1]
-    steps = [
-        (f"{label} {100 * (y / x - 1):+.2f} %", abs(y / x - 1)) for (_, x), (label, y) in pairwise(timed)
-    ]
-    largest = max(steps, key=lambda step: step[1])[0]
+    steps = [(label, 100 * (y / x - 1)) for (_, x), (label, y) in pairwise(timed)]
+    label, change = max(steps, key=lambda step: abs(step[1]))
+    source = attributed(change, ladder["rungs"][rung_labels(ladder).index(label)].get("lines", ()))
+    largest = f"{label} {change:+.2f} %{f' (of which {source})' if source else ''}"
     return (
         f"{last} gives {100 * (b / a - 1):+.2f} % output throughput against {first} ({a:,.4g} to {b:,.4g} tokens/s); "
         f"largest change from one to the next: {largest}; {tokens}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,8 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
+from ..judge.document import line_part
+from ..judge.effects import LineEffect
 from ..judge.ranges import unrepeatable
 from ..measure.budget import RunOutcome
 from ..platform.inputs import scenario_part
@@ -28,8 +31,11 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
+    """``lines``: in which it differs from the rung before it, where their worth was asked."""
+
     relay: RelayChoice
     outcome: RunOutcome
+    lines: Sequence[LineEffect] = ()
 
     @property
     def digest(self) -> str | None:
@@ -66,6 +72,7 @@ class Ladder:
                     "known_hazards": list(rung.relay.known_hazards(**self._mode)),
                     "changes": changes,
                     "result": rung.outcome.result.document(),
+                    "lines": [line_part(line) for line in rung.lines],
                 }
                 for rung, changes in zip(self.rungs, self._changes(), strict=True)
             ],

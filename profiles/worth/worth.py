@@ -7,7 +7,7 @@ Each is a whole run, so that batches form as they would. Its tokens have to be t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple
@@ -16,7 +16,7 @@ from ..judge.drawn_runs import without_values
 from ..judge.pairs import percent
 from ..measure.steps import TimelineError, is_iteration
 from ..platform.hardware import HardwareProfile, PhaseLine
-from ..platform.pool import MapFunction, pool
+from ..platform.pool import MapFunction, pool, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.result import Metric, Outputs, Result, WorthPart, WorthRow
@@ -30,6 +30,7 @@ TOO_EARLY: Final = "the host would give out tokens before the device has compute
 
 Change = Literal["no wait", "pinned", "absent", "half"]
 Place = SourceLine | HostPhase
+LinePlace = tuple[str, int]  # file and line
 Room = tuple[float, float | None]  # us per step: a time that does not show, and one that does
 Notice = Callable[[str], None]
 
@@ -72,21 +73,21 @@ UNBOUNDED: Final = Figures(None, None, None, None, None, "", sys.maxsize)
 
 
 def figures(result: Result, settles: EarlySettles) -> Figures:
-    outputs, throughput = result.outputs, _mean(result, "output_throughput")
+    outputs, throughput = result.outputs, mean(result, "output_throughput")
     steps = sum(counts.steps for kind, counts in result.per_step.items() if is_iteration(kind))
     tokens = sum(request.output_tokens for request in result.requests)
     return Figures(
         output_throughput=throughput,
-        ttft_ms=_mean(result, "ttft_ms"),
-        tpot_ms=_mean(result, "tpot_ms"),
-        forward_idle_us_per_step=_mean(result, "forward_idle_us_per_step"),
+        ttft_ms=mean(result, "ttft_ms"),
+        tpot_ms=mean(result, "tpot_ms"),
+        forward_idle_us_per_step=mean(result, "forward_idle_us_per_step"),
         step_us=1e6 * tokens / throughput / steps if throughput and steps else None,
         digest=outputs.digest if isinstance(outputs, Outputs) else outputs.abstained,
         early=settles.count,
     )
 
 
-def _mean(result: Result, name: str) -> float | None:
+def mean(result: Result, name: str) -> float | None:
     metric = result.metrics.get(name)
     return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None
 
@@ -171,6 +172,23 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> t
     except KeyboardInterrupt:
         return gains.part(), True
     return gains.part(), False
+
+
+def gains_without(
+    question: Resolved, known: Result, places: Collection[LinePlace], notice: Notice
+) -> dict[LinePlace, float]:
+    """By how many percent the throughput of the run that ``known`` is the result of rises without each of the source
+    lines alone. Lines without which the run would not do the same work are left out. Raises what ``execute`` raises."""
+    question, result, survey = _surveyed(question, known)
+    lines = [line for line in source_lines(result, survey) if (line.site.file, line.site.line) in places]
+    gains = Gains(question, figures(result, survey), notice)
+    with spread(len(lines), known.run.wall_s) as each:
+        gains.ask([(line, "absent") for line in lines], each)
+    return {
+        (row.site.file, row.site.line): row.output_throughput_pct
+        for row in gains.part().rows
+        if row.site and row.output_throughput_pct is not None
+    }
 
 
 def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, LineSurvey]:

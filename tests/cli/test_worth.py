@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from schedbench.cli import compare_page, ladder_page
 from schedbench.cli.outcome import csv_of
 from schedbench.cli.page import markdown
 from schedbench.cli.result_page import page, worth_page_of
 from tests.conftest import RunCommand
 
+SAMPLE = str(Path(__file__).parents[1] / "profiles" / "sample_result.json")
 DOCS = Path(__file__).parents[2] / "docs"
 CASE = ("cases/h2d-blocking-output-ids", "--relay", "pr25945", "--set", "workload.output_tokens=24")
 UPLOAD = "sched/relay/penalties.py"
@@ -90,13 +92,16 @@ def test_the_waits_of_run_have_what_they_are_worth_beside_what_is_exposed(docume
     ("arguments", "reason"),
     [
         (("mixed", "--set=device.host=measured"), "device.host=measured measures the host's times"),
-        (("ladder",), "it takes one relay"),
     ],
 )
 def test_what_does_not_repeat_is_refused(
     run_command: RunCommand, arguments: tuple[str, ...], reason: str
 ) -> None:
-    for command in (("worth",), ("run", "--worth", "--device=vgpu")):
+    for command in (
+        ("worth",),
+        ("run", "--worth", "--device=vgpu"),
+        ("compare", "--b=relay=latest", "--worth"),
+    ):
         done = run_command(*command, *arguments)
         assert (done.code, done.out) == (2, "") and f"worth: {reason}" in done.err
 
@@ -109,3 +114,65 @@ def test_the_docs_show_the_page(
     shown = wherever(run_command("report", kept / "result.json", "--all").out)
     for block in blocks("worth.md"):
         assert wherever(block) in shown
+
+
+SHORT = ("--set", "workload.output_tokens=24", "--device=vgpu", "--worth")
+
+
+def test_compare_says_what_the_lines_that_differ_account_for(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = (*SHORT, "--seeds=1", "--draws=0")
+    sides = ("penalties=upstream", "penalties=exact")
+    both = {
+        order: json.loads(
+            run_command("compare", CASE[0], *few, "--a", order[0], "--b", order[1], "--format=json").out
+        )
+        for order in (sides, sides[::-1])
+    }
+    worth = {}
+    for order, document in both.items():
+        asked = [line for line in document["comparison"]["lines"] if line["a"] != line["b"]]
+        assert {line["site"]["file"] for line in asked} == {UPLOAD}
+        [worth[order]] = {line["worth_pct"] for line in asked}
+        assert all(line["worth_pct"] is None for line in document["comparison"]["lines"] if line not in asked)
+        change = document["comparison"]["metrics"]["output_throughput"]["delta_pct"]
+        assert f"; of the {change:+.2f} %, {worth[order]:+.2f} come from {UPLOAD}:" in document["conclusion"]
+        assert 0.8 < worth[order] / change < 1
+    there, back = worth.values()
+    assert there > 1 and (1 + there / 100) * (1 + back / 100) == pytest.approx(1)
+    monkeypatch.setenv("COLUMNS", "120")
+    page = markdown(compare_page.page(both[sides], 120))
+    assert "| A | B | Δ | worth % |" in page and f"| -1 | +{there:.2f} |" in page
+    assert "| A | B | worth % |" in page  # where the host's waiting showed
+
+
+def test_the_ladder_says_so_of_each_state(run_command: RunCommand) -> None:
+    states = "[{state: pr25945, penalties: upstream}, {state: pr25945, penalties: exact}]"
+    done = run_command("run", CASE[0], *SHORT, "--set", f"engine.relays={states}", "--format=json")
+    document = json.loads(done.out)
+    first, second = document["rungs"]
+    assert first["lines"] == [] and {line["site"]["file"] for line in second["lines"]} == {UPLOAD}
+    [worth] = {line["worth_pct"] for line in second["lines"]}
+    assert f"(of which {worth:+.2f} come from {UPLOAD}:" in document["conclusion"]
+    [table] = [
+        block
+        for block in ladder_page.page(document).blocks
+        if "are worth" in str(getattr(block, "title", ""))
+    ]
+    assert [*table.columns[2].cells] == [f"{worth:+.2f}"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("mixed", "--a=git:HEAD", "--b=git:HEAD"), "leave one side to the working tree"),
+        ((SAMPLE, SAMPLE), "stored results cannot be run again"),
+        (("mixed", "--a=sglang:nowhere"), "source lines of another project's engine"),
+    ],
+)
+def test_sides_that_cannot_be_asked_are_refused(
+    run_command: RunCommand, arguments: tuple[str, ...], reason: str
+) -> None:
+    done = run_command("compare", *arguments, "--worth")
+    assert (done.code, done.out) == (2, "") and "worth: " in done.err and reason in done.err

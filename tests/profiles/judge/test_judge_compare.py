@@ -269,7 +269,7 @@ def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
         "a": 0.867,
         "b": 0.7796,
     }
-    exposed = {"exposed_a": 0.0, "exposed_b": 0.0}
+    exposed = {"exposed_a": 0.0, "exposed_b": 0.0, "worth_pct": None}
     content["comparison"]["lines"] = [line | exposed | {"what": "cudaStreamSynchronize"}]
     assert "cudaStreamSynchronize   0.867   0.780   -0.0874" in page(content, width=80)
 

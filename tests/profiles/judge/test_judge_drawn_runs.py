@@ -19,7 +19,6 @@ from schedbench.profiles.judge.verdict import Reason
 from schedbench.profiles.platform import pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.record.provenance import RunPart
 from schedbench.profiles.record.result import Metric
 from tests.profiles.long_prompts import long_prompts
 
@@ -107,5 +106,4 @@ def test_processes_of_a_pool_are_worth_their_start(
     saves: bool,
 ) -> None:
     monkeypatch.setattr(pool, "processors", lambda: processes)
-    run = RunPart(id="", command="", started="", wall_s=wall_s, import_s=import_s)
-    assert pool.saves_time(tasks, run) == saves
+    assert pool.saves_time(tasks, wall_s, import_s) == saves
