@@ -22,11 +22,13 @@ from .compare import compare
 from .doctor import doctor
 from .errors import DEFECT, INTERRUPTED, exit_code, message
 from .explain import explain
+from .init import init
 from .list import show
 from .onebatch import onebatch
 from .profile import profile
 from .report import report
 from .run import run
+from .schema import schema
 from .signals import closed_pipe_noticed, interruptible, open_closed_streams
 from .sweep import sweep
 from .text import echo
@@ -75,6 +77,8 @@ app.add_typer(baseline, name="baseline")
 app.command("onebatch")(onebatch)
 app.command("list")(show)
 app.command("explain")(explain)
+app.command("init")(init)
+app.command("schema")(schema)
 app.command("doctor")(doctor)
 app.command("bench")(bench)
 app.command("calibrate")(calibrate)

@@ -1,4 +1,4 @@
-"""``schedbench explain``: print the definitions of metrics."""
+"""``schedbench explain``: print the definition of a metric, or the meaning of a scenario key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -18,10 +19,12 @@ WIDTH = 80  # of prose where stdout is not a terminal
 
 
 def explain(
-    metric: Annotated[str | None, typer.Argument(help="A metric or counter; without one, all names.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A metric, counter or scenario key; without one, all metrics.")
+    ] = None,
 ) -> None:
-    """Print how a metric is defined."""
-    echo(_all() if metric is None else _one(metric))
+    """Print how a metric is defined, or what a key of a scenario means."""
+    echo(_all() if name is None else _one(name))
 
 
 def _all() -> str:
@@ -47,15 +50,35 @@ def _one(metric: str) -> str:
     try:
         entry = definition(metric)
     except KeyError:
-        near = difflib.get_close_matches(metric, DEFINITIONS, n=1)
-        meant = f", did you mean '{near[0]}'?" if near else "; `schedbench explain` lists them"
-        raise UsageError(f"no metric '{metric}'{meant}") from None
+        return _key(metric, DEFINITIONS)
     better = {"higher": "higher is better", "lower": "lower is better", "none": "neither is better"}
     rows = (("formula", entry.formula), ("source", entry.source))
     width = _width() or WIDTH
     details = "\n".join(_labelled(label, text, width=width) for label, text in rows)
     head = f"{metric}  [{entry.unit}, {better[entry.direction]}]"
     return f"{head}\n\n{textwrap.fill(entry.about, width)}\n\n{details}"
+
+
+def _key(text: str, metrics: Collection[str]) -> str:
+    """What a scenario key means. Raises UsageError for what is no key either."""
+    from ..scenarios.describe import keys
+    from ..scenarios.overrides import expand
+    from ..scenarios.problems import ScenarioError
+
+    facts = {".".join(fact.path): fact for fact in keys()}
+    try:
+        fact = facts[expand(text, switches=False)]
+    except (ScenarioError, KeyError):
+        near = difflib.get_close_matches(
+            text, [*metrics, *facts, *(fact.path[-1] for fact in facts.values())], n=1
+        )
+        meant = f", did you mean '{near[0]}'?" if near else "; `schedbench explain` lists them"
+        raise UsageError(f"no metric and no scenario key '{text}'{meant}") from None
+    width, default = _width() or WIDTH, fact.default or "none, it has to be given"
+    details = (
+        _labelled(label, text, width=width) for label, text in (("values", fact.values), ("default", default))
+    )
+    return f"{'.'.join(fact.path)}\n\n{textwrap.fill(fact.about, width)}\n\n" + "\n".join(details)
 
 
 def _labelled(label: str, text: str, *, width: int) -> str:

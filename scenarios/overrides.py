@@ -59,9 +59,9 @@ def split(key: str) -> KeyPath:
     return tuple(part.replace("\0", ".") for part in key.replace(".steady", "\0steady").split("."))
 
 
-def expand(key: str) -> str:
+def expand(key: str, *, switches: bool = True) -> str:
     """The full key that a shortened one means: ``overlap`` is ``engine.overlap``. A switch of the relay may be named
-    alone.
+    alone, if ``switches`` allows it, for which torch is imported.
 
     The match nearest to the root wins; two at one depth are ambiguous. Raises ScenarioError.
     """
@@ -72,7 +72,7 @@ def expand(key: str) -> str:
     nearest = [path for path in found if len(path) == min(map(len, found))]
     if len(nearest) == 1:
         return ".".join((*nearest[0], rest) if rest else nearest[0])
-    if not found and key in _switches():
+    if not found and switches and key in _switches():
         return f"engine.relay.{key}"
     return _refuse(key, found=nearest)
 

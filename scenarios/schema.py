@@ -68,6 +68,7 @@ class Expectation(Section):
     __pydantic_extra__: dict[_StreamKey, dict[Counter, Count]] = Field(init=False)
 
     when: dict[str, Setting] | None = None
+    """Scenario keys with values; the budget is not asked of a run with other values."""
 
     @model_serializer(mode="wrap")
     def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -75,20 +76,27 @@ class Expectation(Section):
 
 
 class ModelSection(Section):
-    """Exactly one of preset and path. ``path`` is a folder with a Hugging Face checkpoint. ``deeper_scale``, for
-    a preset with seeded weights, scales the layers after the first: the smaller, the better a draft predicts."""
+    """Exactly one of preset and path."""
 
     preset: str | None = None
+    """A shape with seeded weights; `schedbench list models`."""
     path: str | None = None
-    dtype: Literal["float32", "float64", "bfloat16", "float16", "auto"] = "auto"  # auto: the model's own
+    """A folder with a Hugging Face checkpoint, instead of a preset."""
+    dtype: Literal["float32", "float64", "bfloat16", "float16", "auto"] = "auto"
+    """The type of weights and activations; auto is the model's own."""
     seed: Seed = 0
-    deeper_scale: Annotated[float, Field(ge=0, le=1)] | None = None  # None: the preset's own
+    """The seed of a preset's weights."""
+    deeper_scale: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Scales the layers after the first of a preset: the smaller, the better a draft predicts."""
 
 
 class DeviceSection(Section):
     hardware: str = "h200"
+    """The hardware profile of the virtual GPU: a name of `schedbench list hardware`, or a file."""
     values: Literal["real", "none"] = "real"
+    """none skips floating-point work; tokens then follow from tags in the KV cache."""
     host: Literal["modelled", "measured"] = "modelled"
+    """measured advances the host's clock by the time that the scheduler's Python takes on this machine."""
 
 
 class RelaySection(Section):
@@ -98,6 +106,7 @@ class RelaySection(Section):
     __pydantic_extra__: dict[str, Setting] = Field(init=False)
 
     state: str = "latest"
+    """A state of `schedbench list relays`, or one of your own: FILE.py:NAME."""
 
     @property
     def switches(self) -> dict[str, bool | int | float | str]:
@@ -105,41 +114,55 @@ class RelaySection(Section):
 
 
 class AcceptanceSection(Section):
-    """Simulated acceptance of draft tokens; ``mean`` includes the bonus token. A number is drawn for each request, or
-    for the whole batch as upstream does."""
+    """Simulated acceptance of draft tokens."""
 
     mean: Annotated[float, Field(ge=1)]
+    """Accepted tokens per verify, the bonus token included."""
     method: Literal["match-expected", "multinomial"] = "match-expected"
+    """How the number is drawn."""
     per: Literal["request", "batch"] = "request"
+    """Whether it is drawn for each request, or for the whole batch as upstream does."""
 
 
 class Speculative(Section):
-    """``draft`` is a folder with a draft's checkpoint; without one the target's first layer drafts. A bare name is an
-    algorithm: ``none`` turns speculation off, whatever the other keys are."""
+    """Speculative decoding. A bare name is an algorithm."""
 
     algorithm: Literal["none", "eagle"] = "none"
+    """none turns speculation off, whatever the other keys are."""
     mode: Literal["v1", "v2"] = "v2"
+    """The worker; v1 runs in the serial loop only."""
     steps: Positive = 3
+    """Draft steps after each token."""
     topk: Positive = 1
-    draft_tokens: Positive | None = None  # None: steps + 1, all that a chain has
+    """Branches of the draft tree at each step."""
+    draft_tokens: Positive | None = None
+    """Tokens that are verified at once; by default steps + 1, all that a chain has."""
     draft: str | None = None
+    """A folder with a draft's checkpoint; by default the target's first layer drafts."""
     acceptance: Literal["measured"] | AcceptanceSection = "measured"
+    """Measured from the tokens, or simulated."""
 
 
 class Selection(Section):
-    """The attended tokens where values are none: the share of a step's tokens that the step before selected too."""
+    """The attended tokens where values are none."""
 
     reuse: Fraction = 0.9
+    """The share of a step's attended tokens that the step before attended to as well."""
 
 
 class HiSparse(Section):
-    """KV on the host. ``top_k`` is the model's own, ``device_buffer_size`` twice that, unless they are given."""
+    """KV on the host."""
 
     enabled: Switch = False
+    """Whether KV is kept on the host."""
     top_k: Positive | Literal["auto"] = "auto"
+    """Tokens that a step attends to; auto is the model's own number."""
     device_buffer_size: Positive | Literal["auto"] = "auto"
+    """Tokens of a request's hot buffer on the device; auto is twice top_k."""
     host_ratio: Annotated[float, Field(ge=1, le=1e3)] = 2.0
+    """Room for KV on the host, as a multiple of that on the device."""
     selection: Selection = Selection()
+    """The attended tokens where values are none."""
 
     def buffer_size(self, top_k: int) -> int:
         """Tokens of a hot buffer, for a model that selects ``top_k``."""
@@ -151,68 +174,99 @@ class BlockDiffusion(Section):
     exceeds ``threshold``, and at least one of each request."""
 
     enabled: Switch = False
+    """Whether outputs are decoded block by block."""
     block_size: Positive = 32
+    """Tokens of a block."""
     threshold: Fraction = 0.95
+    """The probability above which a pass keeps a token."""
 
 
 class Pipeline(Section):
-    """``async_depth`` microbatches beyond one per stage; ``skip_chunk_outputs`` sends no tokens for a step that
-    only has chunks of unfinished prompts. With ``dynamic_chunks`` the later chunks of a prompt get shorter, by the
-    share ``smooth_factor`` of the reduction with which they would take as long as the first one."""
+    """Pipeline stages."""
 
     stages: Ranks = 1
+    """Ranks that each have a part of the layers."""
     async_depth: Count = 0
+    """Microbatches in flight beyond one per stage."""
     skip_chunk_outputs: Switch = False
+    """Whether a step that only has chunks of unfinished prompts sends no tokens."""
     dynamic_chunks: Switch = False
+    """Whether later chunks of a prompt get shorter."""
     smooth_factor: Fraction = 0.75
+    """The share of the reduction with which later chunks would take as long as the first one."""
 
 
 class Disaggregation(Section):
-    """``transfer``: auto is local in the virtual world, and distributed where workers are processes.
-    ``reserved_decode_tokens``: room that a decode worker keeps for each of its requests before it takes another."""
+    """Separate workers for prompts and decodes."""
 
     mode: Literal["none", "pair"] = "none"
+    """pair: separate workers for prompts and decodes."""
     prefill: Ranks = 1
+    """The number of prefill workers."""
     decode: Ranks = 1
+    """The number of decode workers."""
     transfer: Literal["auto", "local", "distributed", "fake", "nixl"] = "auto"
+    """How KV travels; auto is local in the virtual world, and distributed where workers are processes."""
     reserved_decode_tokens: Count = 512
+    """Room that a decode worker keeps for each of its requests before it takes another."""
 
 
 class DataParallel(Section):
-    """Ranks that each have every n-th request, and step together. ``mlp``: each rank has the whole MLP, or a shard."""
+    """Data-parallel ranks."""
 
     ranks: Ranks = 1
+    """Ranks that each have every n-th request, and step together."""
     mlp: Literal["replicated", "shared"] = "replicated"
+    """Whether each rank has the whole MLP, or a shard."""
 
 
 class EngineSection(Section):
-    """Defaults are those of the engine's own configuration; ``auto`` overlaps wherever the modes allow it.
-    ``replicas``: engines behind one router, which share nothing. ``deferred``: a result is read
-    after the next launch, as upstream's MLX loop does. ``embedding``: a request's result is the hidden state
-    of its prompt's last token, whatever its ``output_tokens``."""
+    """The scheduler. Defaults are those of its own configuration."""
 
     overlap: Switch | Literal["auto"] = "auto"
+    """Whether the schedule of a step runs during the forward of the step before; auto: wherever the modes allow it."""
     relay: Annotated[RelaySection, bare("state")] = RelaySection()
+    """What one step hands to the next, and how: a state and switches; a bare name is a state."""
     relays: Several[Annotated[RelaySection, bare("state")]] = ()
+    """Several relays, of which run makes one table, instead of one."""
     chunked_prefill_size: Limit = 8192
+    """Tokens of a prompt that one step prefills at most; none: whole prompts."""
     mixed_chunk: Switch = False
+    """Whether a chunk of a prompt and running decodes share a step."""
     page_size: Positive = 1
+    """Tokens of a page of KV."""
     radix_cache: Switch = True
+    """Whether KV of equal prefixes is shared."""
     policy: Literal["fcfs", "lpm", "lof", "random"] = "fcfs"
+    """The order of waiting requests: first come, longest prefix match, longest output, or random."""
     max_running_requests: Positive = 256
+    """Requests that run at once at most."""
     kv_tokens: Positive = 65536
+    """Tokens whose KV fits on the device."""
     max_prefill_tokens: Positive = 16384
+    """Tokens that one step prefills at most, over all prompts."""
     schedule_conservativeness: Rate = 1.0
+    """The share of their possible length that running requests are expected to need; larger admits later."""
     cuda_graph: Switch = True
+    """Whether decodes are replayed as CUDA graphs."""
     speculative: Annotated[Speculative, bare("algorithm")] = Speculative()
+    """Speculative decoding; a bare name is an algorithm."""
     hisparse: HiSparse = HiSparse()
+    """Sparse attention with KV on the host."""
     pipeline: Pipeline = Pipeline()
+    """Pipeline stages."""
     disaggregation: Disaggregation = Disaggregation()
+    """Separate workers for prompts and decodes."""
     replicas: Ranks = 1
+    """Engines behind one router, which share nothing."""
     deferred: Switch = False
+    """Whether a result is read after the next launch, as upstream's MLX loop does."""
     embedding: Switch = False
+    """Whether a request's result is the hidden state of its prompt's last token, whatever its output_tokens."""
     block_diffusion: BlockDiffusion = BlockDiffusion()
+    """Decoding by diffusion of blocks of tokens."""
     data_parallel: DataParallel = DataParallel()
+    """Data-parallel ranks that step together."""
 
     @property
     def ranks(self) -> int:
@@ -234,7 +288,9 @@ class Dies(Section):
     """The rank is killed when it enters a phase for the ``nth`` time, or when it sends or has received its message."""
 
     phase: str
+    """The phase at whose beginning the rank is killed, or the message that it has sent or received."""
     nth: Positive = 1
+    """The number of that time, from 1."""
 
 
 class Failure(Section):
@@ -244,18 +300,28 @@ class Failure(Section):
     twice."""
 
     rank: str | None = None
+    """The rank that dies."""
     dies: Annotated[Dies | None, bare("phase")] = None
+    """When it dies; a bare name is a phase."""
     link: Several[str] = ()
+    """The ranks at the two ends of a link, from and to."""
     tag: str | None = None
+    """The kind of message."""
     does: Effect | None = None
+    """What happens to messages."""
     nth: Positive = 1
+    """The number of the message from which, or to which, it happens."""
     ms: Rate | None = None
+    """For how long; without it, for ever."""
 
 
 class Measure(Section):
     warmup_requests: Requests = 0
+    """Requests before the measured ones, which are not observed."""
     repeat: Positive = 1
+    """Measured passes, where times are measured."""
     seed: Seed = 0
+    """The seed of the workload."""
 
 
 class Case(Section):
@@ -264,26 +330,42 @@ class Case(Section):
     ignores this section."""
 
     source: str
+    """Who reported the change."""
     a: str
+    """Side A of the comparison."""
     b: str
+    """Side B."""
     expect: Literal["better", "worse", "no change"]
+    """How the metric should change from A to B."""
     metric: str
+    """A metric of `schedbench explain`."""
     reported: str
+    """What was reported."""
 
 
 class Scenario(Section):
     """A validated scenario. Made by ``loader.load``."""
 
     name: str
+    """The name in results."""
     about: str = ""
+    """A sentence about the scenario."""
     model: ModelSection
+    """The model."""
     device: DeviceSection = DeviceSection()
+    """The device."""
     engine: EngineSection = EngineSection()
+    """The scheduler."""
     workload: WorkloadSection
+    """The requests."""
     measure: Measure = Measure()
+    """What is repeated, and the seed."""
     faults: Several[Failure] = ()
+    """Scripted failures of ranks and links (failures.md)."""
     expect: dict[Kind, Expectation] = Field(default_factory=dict)
+    """Budgets by kind of step: by stream and counter, the most that any such step may do."""
     case: Case | None = Field(default=None, exclude=True)  # a run does not depend on it
+    """A reported change, as two sides of compare; a run ignores it."""
 
     _source: ScenarioSource = PrivateAttr(default_factory=ScenarioSource)
 

@@ -16,6 +16,7 @@ Real = Annotated[float, Field(ge=1e-6, le=2**24)]
 class Fixed(Section):
     dist: Literal["fixed"]
     value: Length
+    """Every length, in tokens."""
 
 
 class Uniform(Section):
@@ -23,7 +24,9 @@ class Uniform(Section):
 
     dist: Literal["uniform"]
     min: Length
+    """The smallest length."""
     max: Length
+    """The largest length, included."""
 
 
 class Normal(Section):
@@ -31,19 +34,27 @@ class Normal(Section):
 
     dist: Literal["normal"]
     mean: Real
+    """The mean of the distribution before it is cut."""
     std: Real
+    """Its standard deviation."""
     min: Length = 1
+    """Shorter lengths become this one."""
     max: Length | None = None
+    """Longer lengths become this one."""
 
 
 class LogNormal(Section):
-    """``mean`` and ``std`` are those of the tokens, not of their logarithm."""
+    """Rounded to whole tokens, then cut to [min, max]."""
 
     dist: Literal["lognormal"]
     mean: Real
+    """The mean of the lengths, not of their logarithm."""
     std: Real
+    """Their standard deviation."""
     min: Length = 1
+    """Shorter lengths become this one."""
     max: Length | None = None
+    """Longer lengths become this one."""
 
 
 Distribution = Annotated[
@@ -59,37 +70,43 @@ class BurstArrivals(Section):
 
 
 class ConstantArrivals(Section):
-    """Evenly spaced; ``rate`` in requests per second, here and below."""
+    """Evenly spaced."""
 
     process: Literal["constant"]
     rate: Rate
+    """Requests per second."""
 
 
 class PoissonArrivals(Section):
     process: Literal["poisson"]
     rate: Rate
+    """Requests per second, on average."""
 
 
 class GammaArrivals(Section):
-    """Gaps of a gamma distribution whose shape is ``burstiness``: 1 is Poisson, smaller values are burstier."""
+    """Gaps of a gamma distribution."""
 
     process: Literal["gamma"]
     rate: Rate
+    """Requests per second, on average."""
     burstiness: Annotated[float, Field(ge=1e-3, le=1e6)] = 1.0
+    """The shape of the distribution: 1 is Poisson, smaller values are burstier."""
 
 
 class RecordedArrivals(Section):
-    """The instants of the trace, ``speed`` times as fast."""
+    """The instants of the trace."""
 
     process: Literal["trace"]
     speed: Rate = 1.0
+    """How many times as fast as recorded."""
 
 
 class ClosedArrivals(Section):
-    """``concurrency`` clients, each of which sends its next request when one has ended."""
+    """A fixed number of clients."""
 
     process: Literal["closed"]
     concurrency: Positive
+    """Clients, each of which sends its next request when one has ended."""
 
 
 Arrival = Annotated[
@@ -103,14 +120,18 @@ class SharedPrefix(Section):
     """Every prompt begins with the ``tokens`` of one of ``groups`` prefixes, on top of its prompt_tokens."""
 
     groups: Positive
+    """The number of different prefixes."""
     tokens: Length
+    """The length of each prefix, on top of prompt_tokens."""
 
 
 class GrammarSection(Section):
     """Exactly one: a regular expression, or the texts to choose from."""
 
     regex: str | None = None
+    """A regular expression that every output matches."""
     choice: Several[str] = ()
+    """The texts of which every output is one."""
 
 
 class Sampling(Section):
@@ -118,17 +139,29 @@ class Sampling(Section):
     request has the length that the workload gives it."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """0 is greedy."""
     top_k: Count = 0
+    """Sample among so many tokens; 0: among all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample among the most probable tokens up to this probability."""
     min_p: Fraction = 0.0
+    """Leave out tokens below this share of the most probable one's probability."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from a token's logit for each time that it occurred."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from a token's logit once it occurred."""
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Divides the logit of a token that occurred."""
     min_new_tokens: Count = 0
+    """No request ends before so many output tokens."""
     stop_token_ids: Several[Count] = ()
+    """Tokens that end a request."""
     ignore_eos: Switch = True
+    """Whether a request goes on after an end-of-sequence token."""
     logprobs: Switch = False
+    """Whether the log probability of each token is returned."""
     grammar: GrammarSection | None = None
+    """The grammar that outputs follow."""
 
     @property
     def penalised(self) -> bool:
@@ -139,8 +172,11 @@ class Abort(Section):
     """Clients that disconnect after ``after_tokens`` output tokens: a share of all requests, or those named."""
 
     fraction: Fraction = 0.0
+    """The share of all requests that is aborted."""
     requests: Several[str] = ()
+    """The requests that are aborted, by id."""
     after_tokens: Count = 0
+    """They are aborted after so many output tokens."""
 
 
 class ScriptedControl(Section):
@@ -149,8 +185,11 @@ class ScriptedControl(Section):
     ``abort_all`` ends all requests; ``flush`` empties the prefix cache as soon as the engine is idle."""
 
     action: ControlAction
+    """What the client asks for."""
     at: Count
+    """The number of the batch before which it is asked."""
     ms: Rate | None = None
+    """How long the engine stops."""
 
 
 class WorkloadSection(Section):
@@ -159,13 +198,24 @@ class WorkloadSection(Section):
     of each prompt."""
 
     requests: Annotated[Requests, Field(ge=1)] | None = None
+    """The number of requests; of a trace, of those that are read."""
     arrival: Arrival | None = None
+    """When requests arrive; a bare name is a process without further keys."""
     prompt_tokens: Distribution | None = None
+    """Lengths of prompts; a bare number is fixed."""
     output_tokens: Distribution | None = None
+    """Lengths of outputs."""
     encoder_tokens: Distribution | None = None
+    """Lengths of an encoder's tokens, in front of each prompt."""
     shared_prefix: SharedPrefix | None = None
+    """Prefixes that prompts share."""
     sampling: Sampling = Sampling()
+    """How tokens are chosen."""
     abort: Abort | None = None
+    """Requests that clients give up."""
     controls: Several[ScriptedControl] = ()
+    """What a client asks of the whole engine."""
     trace: str | None = None
+    """A file of recorded requests, instead of the lengths."""
     format: Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"] | None = None
+    """The format of the trace."""

@@ -156,11 +156,12 @@ SOURCES: Final = ".typing"  # the folder of a checkout that has the package unde
 
 
 def here() -> Path:
-    """The checkout that this program runs from. Raises SideError where it was installed without one."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists() or not (root / SOURCES).exists():
-        raise SideError("git:REF needs schedbench to run from a checkout of its repository")
-    return root
+    """The checkout of schedbench that the current directory is in, or else the one that this program runs from. Raises
+    SideError where there is neither."""
+    for folder in (Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]):
+        if (folder / ".git").exists() and (folder / SOURCES / "schedbench").exists():
+            return folder
+    raise SideError("git:REF needs a checkout of schedbench: run it in one")
 
 
 @contextmanager

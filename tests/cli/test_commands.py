@@ -111,7 +111,10 @@ def test_explain_takes_kinds_and_percentiles_but_no_nonsense(cli, capsys, monkey
         "forward_ms.decode.p50  [ms, "
     )
     assert run_main(monkeypatch, "explain", "step_ms.nonsense") == 2
-    assert capsys.readouterr().err == "schedbench: no metric 'step_ms.nonsense', did you mean 'step_ms'?\n"
+    assert (
+        capsys.readouterr().err
+        == "schedbench: no metric and no scenario key 'step_ms.nonsense', did you mean 'step_ms'?\n"
+    )
 
 
 def test_explain_has_the_units_of_the_tables(cli):
@@ -120,7 +123,10 @@ def test_explain_has_the_units_of_the_tables(cli):
 
 def test_an_unknown_metric_gets_the_nearest_name(capsys, monkeypatch):
     assert run_main(monkeypatch, "explain", "ttft") == 2
-    assert capsys.readouterr().err == "schedbench: no metric 'ttft', did you mean 'ttft_ms'?\n"
+    assert (
+        capsys.readouterr().err
+        == "schedbench: no metric and no scenario key 'ttft', did you mean 'ttft_ms'?\n"
+    )
     assert run_main(monkeypatch, "explain", "%%") == 2
     assert "`schedbench explain` lists them" in capsys.readouterr().err
 

@@ -1,0 +1,155 @@
+"""What the keys of a scenario mean: as a JSON Schema, key by key, and as a page of the documentation."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from . import schema, workload_schema
+from .diagnosis import models_in
+from .fields import WORDS
+from .schema import Scenario
+
+SCHEMA_FILE: Final = "scenario.schema.json"
+_MODULES: Final = (schema, workload_schema)
+_BOUNDS: Final = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+}
+_TAG: Final = "Which kind of section this is."
+_HUGE: Final = 2**24  # a larger limit is there to catch mistakes only
+
+
+class KeyFact(NamedTuple):
+    """A key by its path. ``default`` is as in YAML; empty for one that has to be given."""
+
+    path: tuple[str, ...]
+    values: str
+    default: str
+    about: str
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a scenario file, for editors."""
+    found = Scenario.model_json_schema()
+    for name, definition in ({Scenario.__name__: found} | found["$defs"]).items():
+        for key, about in _docstrings().get(name, {}).items():
+            definition["properties"][key]["description"] = about
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+
+
+@cache
+def keys() -> Sequence[KeyFact]:
+    """Every key, in the order of the schema. A key of several kinds of section is there once."""
+    whole = Scenario.model_json_schema()
+    definitions = {Scenario.__name__: whole} | whole["$defs"]
+    found: dict[tuple[str, ...], KeyFact] = {}
+    for path, model, name in _walk(Scenario, ()):
+        properties = definitions[model.__name__]["properties"]
+        fact = KeyFact(
+            path,
+            _values(properties[name]),
+            _default(model, name),
+            _docstrings()[model.__name__].get(name, _TAG),
+        )
+        known = found.setdefault(path, fact)
+        if known != fact and fact.values not in known.values:
+            found[path] = known._replace(values=f"{known.values} or {fact.values}")
+    return tuple(found.values())
+
+
+def page() -> str:
+    """docs/scenarios.md."""
+    lines = [
+        "# Keys of a scenario",
+        "",
+        "Written by `schedbench schema --format md`, which a test repeats. `schedbench explain KEY` prints one row,",
+        "`schedbench schema` the JSON Schema, which editors use by the last line of a shipped file, and",
+        "`schedbench init` a commented scenario to begin with.",
+    ]
+    sections = dict.fromkeys(fact.path[0] if len(fact.path) > 1 else "" for fact in keys())
+    for section in sections:
+        lines += [
+            "",
+            f"## {section or 'The file'}",
+            "",
+            "| key | values | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        for fact in keys():
+            if section == (fact.path[0] if len(fact.path) > 1 else ""):
+                key, default = f"`{'.'.join(fact.path)}`", fact.default and f"`{fact.default}`"
+                lines.append(f"| {key} | {fact.values} | {default} | {fact.about} |")
+    return "\n".join(lines) + "\n"
+
+
+def _walk(
+    model: type[BaseModel], path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], type[BaseModel], str]]:
+    """Keys and the section that each belongs to; simple keys of a section first."""
+    inner = {name: models_in(field.annotation) for name, field in model.model_fields.items()}
+    for name in sorted(inner, key=lambda name: bool(inner[name])):
+        yield (*path, name), model, name
+        between = ("KIND",) if get_origin(model.model_fields[name].annotation) is dict else ()
+        for section in inner[name]:
+            yield from _walk(section, (*path, name, *between))
+
+
+@cache
+def _docstrings() -> Mapping[str, Mapping[str, str]]:
+    """By section and key, the text below the key in the source of the schema."""
+    found: dict[str, dict[str, str]] = {}
+    for module in _MODULES:
+        classes = (
+            node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)
+        )
+        for node in classes:
+            texts = found[node.name] = {}
+            for key, below in zip(node.body, node.body[1:], strict=False):
+                if isinstance(key, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    assert isinstance(key.target, ast.Name) and isinstance(below.value, ast.Constant)
+                    texts[key.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _values(part: Mapping[str, Any]) -> str:
+    """The values that a part of the JSON Schema allows, in words."""
+    if "const" in part:
+        return str(part["const"])
+    if "enum" in part:
+        return "true or false" if part["enum"] == list(WORDS) else " or ".join(map(str, part["enum"]))
+    if "anyOf" in part or "oneOf" in part:
+        several = [
+            one for each in part.get("anyOf", part.get("oneOf", ())) for one in _values(each).split(" or ")
+        ]
+        return " or ".join(sorted(dict.fromkeys(several), key="none".__eq__))
+    if "$ref" in part:
+        return "a section"
+    kind = part.get("type")
+    if kind == "array":
+        return "a list"
+    words = {"integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false"}
+    bounds = [
+        text.format(_number(part[name])) for name, text in _BOUNDS.items() if part.get(name, _HUGE) < _HUGE
+    ]
+    return ", ".join([words.get(str(kind), "none" if kind == "null" else "a section"), *bounds])
+
+
+def _number(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
+
+
+def _default(model: type[BaseModel], name: str) -> str:
+    value = model.model_fields[name].default
+    if value is PydanticUndefined or isinstance(value, BaseModel | dict):
+        return ""
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

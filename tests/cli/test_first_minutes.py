@@ -1,0 +1,115 @@
+"""init, explain KEY and schema: from nothing to a scenario."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from schedbench.cli.init import scenario_text
+from schedbench.profiles.judge.remote import here
+from schedbench.scenarios.describe import SCHEMA_FILE, json_schema, keys
+from schedbench.scenarios.loader import load
+from schedbench.scenarios.overrides import keys as paths
+from tests.conftest import RunCommand
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "scenarios").rglob("*.yaml"))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_every_key_says_what_it_means() -> None:
+    facts = {fact.path: fact for fact in keys()}
+    assert {path for path in facts if "KIND" not in path} == set(paths())
+    assert all(fact.about.endswith(".") and fact.values for fact in facts.values())
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_editors_accept_a_shipped_scenario_and_find_the_schema(path: Path) -> None:
+    text = path.read_text()
+    jsonschema.validate(yaml.safe_load(text), json_schema())
+    named = text.splitlines()[-1].removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / named).resolve() == ROOT / "scenarios" / SCHEMA_FILE
+
+
+@pytest.mark.parametrize("wrong", [{"engine": {"overlp": True}}, {"engine": {"policy": "lifo"}}, {"name": 1}])
+def test_editors_refuse_what_the_loader_refuses(wrong: dict[str, object]) -> None:
+    good = yaml.safe_load((ROOT / "scenarios/mixed.yaml").read_text())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**good, **wrong}, json_schema())
+
+
+@pytest.mark.parametrize(
+    ("form", "file"), [("json", f"scenarios/{SCHEMA_FILE}"), ("md", "docs/scenarios.md")]
+)
+def test_what_is_written_down_is_what_schema_prints(run_command: RunCommand, form: str, file: str) -> None:
+    assert run_command("schema", "--format", form).out == (ROOT / file).read_text()
+
+
+def test_a_key_is_explained_also_by_its_short_name(run_command: RunCommand) -> None:
+    for name in ("engine.chunked_prefill_size", "chunked_prefill_size"):
+        assert run_command("explain", name).out == (
+            "engine.chunked_prefill_size\n"
+            "\n"
+            "Tokens of a prompt that one step prefills at most; none: whole prompts.\n"
+            "\n"
+            "values   an integer, at least 1 or none\n"
+            "default  8192\n"
+        )
+    said = run_command("explain", "ovelap")
+    assert (said.code, said.err) == (
+        2,
+        "schedbench: no metric and no scenario key 'ovelap', did you mean 'overlap'?\n",
+    )
+
+
+def test_init_writes_a_scenario_with_what_was_given(run_command: RunCommand, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    assert run_command("init", file, "--set", "requests=3", "--set", "temperature=0.5").code == 0
+    scenario = load(str(file))
+    assert (scenario.name, scenario.workload.requests, scenario.workload.sampling.temperature) == (
+        "mine",
+        3,
+        0.5,
+    )
+    assert json.loads((tmp_path / SCHEMA_FILE).read_text()) == json_schema()
+    assert "# Tokens of a prompt that one step prefills at most" in file.read_text()
+    again = run_command("init", file)
+    assert again.code == 2 and "exists; --force replaces it" in again.err
+    wrong = run_command("init", tmp_path / "other.yaml", "--set", "requests=many")
+    assert wrong.code == 2 and "workload.requests: expected an integer" in wrong.err
+    assert not (tmp_path / "other.yaml").exists()
+
+
+def test_init_asks_a_terminal(
+    run_command: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = ["tiny-llama", *[""] * 20]
+    monkeypatch.setattr(sys, "stdin", Terminal("\n".join(answers)))
+    said = run_command("init", tmp_path / "mine.yaml")
+    assert said.code == 0, said.err
+    assert load(str(tmp_path / "mine.yaml")).model.preset == "tiny-llama"
+    assert "A shape with seeded weights" in said.err
+
+
+def test_a_name_that_yaml_would_misread_is_quoted() -> None:
+    assert yaml.safe_load(scenario_text("on", {"engine.overlap": "true"}, {}))["name"] == "on"
+
+
+def test_commits_are_looked_up_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "sched/loop"
+    for folder in (tmp_path / ".git", tmp_path / ".typing/schedbench", inside):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    assert here() == tmp_path
+    monkeypatch.chdir("/")
+    assert here() == ROOT
