@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from .diagnosis import models_in, sections
 from .document import Document, Value, compose
-from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, unknown
+from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, unknown
 from .schema import Scenario
 
 OPTION = SourceLocation("--set")
@@ -87,7 +87,8 @@ def _refuse(key: str, *, found: list[tuple[str, ...]]) -> str:
     if found:
         message = f"ambiguous key, expected {either(['.'.join(path) for path in found])}"
     else:
-        message = unknown("key", key.partition(".")[0], sorted({path[-1] for path in keys()}))
+        word, names = key.partition(".")[0], sorted({path[-1] for path in keys()})
+        message = unknown("key", word, names if meant(word, names) else list(Scenario.model_fields))
     raise ScenarioError([Problem(OPTION, key, message)])
 
 

@@ -123,11 +123,12 @@ def _static(scenario: Scenario, shape: BatchShape) -> Scenario:
 
 
 def too_large(resolved: Resolved, shape: BatchShape) -> str:
-    """Why a batch cannot run; empty if it can."""
-    if shape.prompt + shape.output > resolved.model.max_positions:
-        return f"{shape.prompt} + {shape.output} tokens exceed the context of {resolved.model.max_positions}"
-    page = resolved.scenario.engine.page_size
-    needed = shape.batch * -(-(shape.prompt + shape.output) // page) * page
+    """Why a batch of a question of ``one_batch`` cannot run; empty if it can."""
+    workload, page = measured_workload(resolved), resolved.scenario.engine.page_size
+    if workload.achieved.clipped:
+        return f"prompt and {shape.output} tokens exceed the context of {resolved.model.max_positions}"
+    lengths = [len(req.origin_input_ids) + shape.output for req in workload.upcoming()]
+    needed = sum(-(-length // page) * page for length in lengths)
     if needed > resolved.scenario.engine.kv_tokens // page * page:
         return f"{needed} KV tokens are needed, and engine.kv_tokens is {resolved.scenario.engine.kv_tokens}"
     return ""

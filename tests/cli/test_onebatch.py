@@ -56,6 +56,13 @@ def test_a_batch_that_does_not_fit_is_left_out(run_command: RunCommand) -> None:
     said = run_command("onebatch", "mixed", *NONE, *SMALL, "--set", "engine.kv_tokens=200")
     assert said.code == 0
     assert "– 4 x 64: 280 KV tokens are needed, and engine.kv_tokens is 200" in " ".join(said.out.split())
+    long = run_command("onebatch", "mixed", *NONE, "--batch", "1", "--prompt", "8200", "--device", "vgpu")
+    assert long.code == 2 and "prompt and 16 tokens exceed the context of 8192" in long.err
+    both = ("--batch", "1", "--prompt", "8", "--output", "2", "--set", "workload.encoder_tokens=60")
+    encoder = run_command(
+        "onebatch", "encoder_decoder", *both, "--set", "engine.kv_tokens=64", "--device", "vgpu"
+    )
+    assert encoder.code == 2 and "70 KV tokens are needed" in encoder.err
     none = run_command("onebatch", "mixed", *NONE, *SMALL, "--set", "engine.kv_tokens=20")
     assert none.code == 2 and "no batch fits" in none.err
 
