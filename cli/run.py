@@ -227,9 +227,13 @@ def _climb(
     from .page import show
 
     found = climb(question, options, observe=_watch)
+    interrupted = False
     if worth:
-        with status("counterfactual runs") as notice:
-            found = climbed_with_worth(found, notice)
+        try:
+            with status("counterfactual runs") as notice:
+                found = climbed_with_worth(found, notice)
+        except KeyboardInterrupt:
+            interrupted = True
     document = found.document()
     if output_dir is not None:
         write_whole(output_dir / "ladder.json", found.to_json())
@@ -241,7 +245,7 @@ def _climb(
         every_table=every_table,
     )
     codes = [exit_code(rung.outcome) for rung in found.rungs]
-    return max(*codes, 0 if found.tokens_agree else GATE_FAILED)
+    return INTERRUPTED if interrupted else max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
 def _show(outcome: RunOutcome, form: Format, *, every_table: bool, picture: Picture) -> None:

@@ -36,7 +36,8 @@ def _effects(document: Document, cells: list[Document]) -> str:
     ]
     low, high = (end(cells, key=lambda cell: cell["delta_pct"]) for end in (min, max))
     extent = f"{low['delta_pct']:+.2f} % at {_at(document, low)} to {high['delta_pct']:+.2f} % at {_at(document, high)}"
-    return f"{b} against {a} in {len(cells)} cells: {', '.join(counted)}, {extent}{_changes(document)}"
+    number = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+    return f"{b} against {a} in {number}: {', '.join(counted)}, {extent}{_changes(document)}"
 
 
 def _changes(document: Document) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from schedbench.cli import check_page
-from schedbench.cli.page import markdown
+from schedbench.cli.page import markdown, screenful
 from schedbench.profiles.check import all_faults
+from schedbench.profiles.check.conclusion import conclusion
 from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
 from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
@@ -265,3 +266,51 @@ def test_what_is_asked_on_cuda(
         "hazards": "failed" if fault else "passed",
         **dict.fromkeys(("contract", "tokens", "budget", "adversary"), "not applicable"),
     }
+
+
+# ---- the first screenful -----------------------------------------------------------------------------------
+
+
+def many_relays(states: int, findings: int) -> dict[str, Any]:
+    """A document of so many relays, the last of which fails with so many findings."""
+    evidence = [{"says": f"finding {n}", "sites": [], "field": ""} for n in range(findings)]
+    checks = {
+        "passed": [{"name": "run", "verdict": "passed", "about": "", "evidence": []}],
+        "failed": [{"name": "hazards", "verdict": "failed", "about": "", "evidence": evidence}],
+    }
+    reports = [
+        {
+            "engine": None,
+            "relay": {"state": f"s{n}", "switches": {}, "faults": []},
+            "wall_s": 1.0,
+            "checks": checks["failed" if findings and n == states - 1 else "passed"],
+            "unproven": [],
+        }
+        for n in range(states)
+    ]
+    content = {
+        "scenario": {"expanded": {"name": "many"}},
+        "reports": reports,
+        "not_asked": {},
+        "passed": False,
+    }
+    return {**content, "run": {"command": "schedbench check"}, "conclusion": conclusion(content)}
+
+
+def test_a_screenful_has_the_relays_that_failed_and_some_of_their_findings() -> None:
+    content = many_relays(12, 9)
+    shown = markdown(screenful(check_page.page(content, most=check_page.FEW)))
+    assert shown.startswith("**many FAILED: hazards with s11; finding 0.**")
+    assert (
+        "**many · s11**" in shown
+        and "**many · s0**" not in shown
+        and "--all also shows: many · s0, " in shown
+    )
+    assert "finding 3" in shown and "finding 4" not in shown and "hazards: and 5 more with --all" in shown
+    assert markdown(check_page.page(content)).count("finding") == 10
+
+
+def test_the_conclusion_of_relays_that_pass_names_them() -> None:
+    assert conclusion(many_relays(6, 0)) == (
+        "many passed with s0, s1, s2, s3 and 2 more: all checks that apply."
+    )

@@ -185,6 +185,17 @@ def test_a_page_has_all_its_parts(document):
     assert "on_device: list[int] = result.next_token_ids.tolist()" in text
 
 
+def test_a_terminal_shows_a_screenful_and_the_rest_with_all(cli, kept):
+    sides = ("--a", str(kept / "a"), "--b", str(kept / "b"))
+    few, everything = (cli.invoke(app, ["compare", *sides, *more]).stdout for more in ((), ("--all",)))
+    rest = ("other metrics", "counts per step: mean / worst step")
+    assert all(f"\n{title}" not in few and f"\n{title}" in everything for title in rest)
+    assert f"--all also shows: {', '.join(rest)}" in " ".join(few.split())
+    assert len(few.splitlines()) < 60 < len(everything.splitlines())
+    [shown, all_shown] = (text.split("where the GPU waited")[0].count("sched/") for text in (few, everything))
+    assert shown == compare_page.FEW < all_shown
+
+
 def test_markdown_is_ready_for_a_pull_request(document):
     text = markdown(compare_page.page(document, 160))
     assert text.startswith(f"**{document['conclusion']}**\n")

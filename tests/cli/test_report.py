@@ -63,6 +63,7 @@ def test_a_captures_page_says_what_it_is_and_what_it_lacks(capture):
 
 def test_without_a_gpu_no_zero_stands_for_what_was_not_recorded(hostless):
     done = run("report", hostless)
+    assert done.output.startswith("6 steps; no times: no GPU activity in the capture.\n")
     assert "no GPU activity" in done.output and "nothing of the device was recorded" in done.output
     assert "copies & syncs per step" not in done.output and "where the GPU waited" not in done.output
 

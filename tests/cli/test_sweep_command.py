@@ -162,7 +162,7 @@ def test_an_axis_of_overlap_leaves_no_sides() -> None:
 def test_sides_and_metric_can_be_named() -> None:
     done = swept("--over", "concurrency=2", "--a", "relay=pr25945", "--b", "relay=latest", "--metric", "tpot")
     assert done.stdout.startswith(
-        "tpot_ms of overlap_on: relay=latest against relay=pr25945 in 1 cells: 1 better"
+        "tpot_ms of overlap_on: relay=latest against relay=pr25945 in 1 cell: 1 better"
     )
     assert "lower is better" in done.stdout
 

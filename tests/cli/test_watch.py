@@ -44,6 +44,7 @@ def test_a_race_fails(watch: RunCommand, script: Path) -> None:
     script.write_text(RACE)
     done = watch("--", "python", str(script))
     assert done.code == 1
+    assert done.out.startswith("the host never waited for the device.\n")
     assert "hazards 1 undeclared" in done.out
     assert "x + 1" in done.out
 
