@@ -13,35 +13,51 @@ from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.record.recording import RecordedTimeline
+    from ..profiles.record.result import Result
 
 Source = Annotated[
     Path,
     typer.Argument(metavar="RESULT", help="A result.json of run --output-dir, its folder, or a capture."),
 ]
 Output = Annotated[
-    Path | None, typer.Option(help="The file to write; else perfetto.json.gz beside the source.")
+    Path | None,
+    typer.Option(help="The file to write, such as run.pftrace; else perfetto.json.gz beside the source."),
 ]
 
 
 def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: Tool = None) -> None:
-    """Write a timeline in Chrome's JSON format, which ui.perfetto.dev opens: host ranges and calls, streams, copy
-    engines, waits.
+    """Write a timeline for ui.perfetto.dev: host ranges and calls, streams, copy engines, waits, steps and idle time,
+    with flows from launches to kernels and from what ended to what waited for it. A file that ends in .pftrace is
+    Perfetto's protobuf, any other Chrome's JSON.
 
     Exit codes: 0 done; 2 nothing to draw, or a run without a result; 3 a file that cannot be written, or no nsys to
     export with.
     """
-    from ..profiles.record.perfetto import draw
+    from ..profiles.picture.perfetto import draw
+    from ..profiles.picture.trace import content
 
-    found = _found(source, meaning, nsys)
+    found, result = _found(source, meaning, nsys)
     path = output or _beside(source)
-    echo(f"{path}: {draw(path, found):,} events")
+    arrivals = _arrivals(result) if len(found) == 1 and result is not None else ()
+    drawn = {name: content(timeline, arrivals) for name, timeline in found.items()}
+    echo(f"{path}: {draw(path, drawn):,} events")
     left_out = sum(timeline.left_out for timeline in found.values())
     if left_out:
         echo(f"the run was too long: {left_out:,} records at its end are not in it", err=True)
 
 
-def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, RecordedTimeline]:
-    """The timelines of all ranks of a run, or that of a capture."""
+def _arrivals(result: Result) -> list[tuple[int, int]]:
+    """Of each request the instants of its arrival and its first token, or of its end without one."""
+    ends = [
+        (row.arrival, row.finish if row.first_token is None else row.first_token) for row in result.requests
+    ]
+    return [(arrival, end) for arrival, end in ends if end is not None]
+
+
+def _found(
+    source: Path, meaning: str | None, nsys: str | None
+) -> tuple[dict[str, RecordedTimeline], Result | None]:
+    """The timelines of all ranks of a run with its result, or that of a capture."""
     from ..profiles.captures.files import Reader
     from ..profiles.record.recording import FILE, is_recording, read_ranks, read_recording
 
@@ -52,11 +68,11 @@ def _found(source: Path, meaning: str | None, nsys: str | None) -> dict[str, Rec
             raise UsageError(f"{source}: no {FILE} beside it; `run --output-dir` keeps one")
         return _of_ranks(found, folder)
     if is_recording(source.name):
-        return {"": read_recording(source)}
-    return {"": Reader(meaning, nsys).timeline(source)}
+        return {"": read_recording(source)}, None
+    return {"": Reader(meaning, nsys).timeline(source)}, None
 
 
-def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> dict[str, RecordedTimeline]:
+def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> tuple[dict[str, RecordedTimeline], Result]:
     """The timelines by the names of their ranks in the result, which exists once the run is over."""
     from ..profiles.record.recording import RESULT, file_of
     from ..profiles.record.result import read
@@ -76,12 +92,12 @@ def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> dict[str, Rec
     for rank, part in enumerate(result.ranks):
         if rank not in found:
             echo(f"no {file_of(rank)}: nothing of {part.name} is drawn", err=True)
-    return named(found, result)
+    return named(found, result), result
 
 
 def _beside(source: Path) -> Path:
     from ..profiles.captures.files import stem
-    from ..profiles.record.perfetto import ENDING
+    from ..profiles.record.files import ENDING
 
     if source.is_dir():
         return source / ENDING

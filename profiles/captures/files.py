@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..record.perfetto import ENDING
+from ..record.files import ENDING
 from ..record.provenance import RunPart
 from ..record.recording import RecordedTimeline
 from ..record.result import Result, ResultError

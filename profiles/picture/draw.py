@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple, get_args
 
 from ...sched.observe import SLEEP, StepInfo, StreamName
-from ..measure.steps import PARTS
+from ..measure.steps import PARTS, TimelineError
 from ..measure.waiting import IdlePiece, WaitingSink
 from ..record.recording import RecordedTimeline
 from ..record.timeline import NO_SITE, Call, Op, Wait
@@ -26,7 +27,7 @@ class TimelineView:
     """The records of one rank's timeline, sorted, and what follows from them."""
 
     def __init__(self, timeline: RecordedTimeline) -> None:
-        self.streams, self._sites = timeline.streams, timeline.sites
+        self.streams, self._sites, self.kv = timeline.streams, timeline.sites, timeline.kv
         windows = timeline.windows
         self.ops = sorted(chain.from_iterable(window.ops for window in windows), key=lambda op: op.end)
         self.calls = list(chain.from_iterable(window.calls for window in windows))
@@ -36,9 +37,10 @@ class TimelineView:
         self.steps = {info.step: info for info in steps}
         self.idle: list[IdlePiece] = []
         sink = WaitingSink(self.idle.append)
-        for window in windows:
-            sink.feed(window)
-        sink.finish()
+        with suppress(TimelineError):  # of a capture whose steps are out of order: the idle time until there
+            for window in windows:
+                sink.feed(window)
+            sink.finish()
 
     @cached_property
     def forwards(self) -> dict[int, tuple[int, int]]:

@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
+
+ENDING: Final = "perfetto.json.gz"  # of traces that are written, which are no captures
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -15,7 +17,7 @@ def write_whole(path: Path, text: str) -> None:
 
     A killed process leaves a hidden file whose name ends in its process id. Raises OSError.
     """
-    with _replaced(path) as file:
+    with replaced(path) as file:
         file.write(text.encode())
 
 
@@ -23,12 +25,13 @@ def write_whole(path: Path, text: str) -> None:
 def packed_whole(path: Path, *, level: int = 6) -> Iterator[BinaryIO]:
     """As ``write_whole``, for the bytes that the block writes, gzipped. Equal content gives equal bytes. No file
     appears where the block raises."""
-    with _replaced(path) as raw, gzip.GzipFile("", "wb", level, raw, mtime=0) as file:
+    with replaced(path) as raw, gzip.GzipFile("", "wb", level, raw, mtime=0) as file:
         yield cast(BinaryIO, file)
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """As ``write_whole``, for the bytes that the block writes."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as file:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from ...sched.observe import Clock, Observer
 from .files import packed_whole
 from .result import ResultError
 from .timeline import Names, Site, Window
@@ -46,6 +47,18 @@ class _Foot(_Line):
     sites: tuple[Site, ...]
     streams: dict[int, str]
     left_out: int
+    kv: tuple[tuple[int, int], ...] = ()  # ns, and tokens in use from then on
+
+
+class KvLog(Observer):
+    """Keeps each change of the KV in use in ``kept``, with its instant."""
+
+    def __init__(self, clock: Clock, kept: list[tuple[int, int]]) -> None:
+        self._clock, self._kept = clock, kept
+
+    def kv_usage(self, used_tokens: int) -> None:
+        if not self._kept or self._kept[-1][1] != used_tokens:
+            self._kept.append((self._clock.now(), used_tokens))
 
 
 class TimelineRecording:
@@ -56,6 +69,11 @@ class TimelineRecording:
         self._pass = ExitStack()
         self._file: BinaryIO | None = None
         self._count = self._left_out = 0
+        self._kv: list[tuple[int, int]] = []
+
+    def observer(self, clock: Clock) -> Observer:
+        """Of the pass that has begun: sees what no window holds."""
+        return KvLog(clock, self._kv)
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +85,7 @@ class TimelineRecording:
         self._drop()
         self._file = self._pass.enter_context(packed_whole(self._path, level=1))
         self._count = self._left_out = 0
+        self._kv = []
         self._write(_Head().model_dump_json().encode())
 
     def feed(self, window: Window) -> None:
@@ -78,7 +97,9 @@ class TimelineRecording:
             self._write(_WINDOW.dump_json(window))
 
     def finish(self, names: Names) -> None:
-        foot = _Foot(sites=tuple(names.sites), streams=dict(names.streams), left_out=self._left_out)
+        foot = _Foot(
+            sites=tuple(names.sites), streams=dict(names.streams), left_out=self._left_out, kv=tuple(self._kv)
+        )
         self._write(foot.model_dump_json().encode())
         self._file = None
         self._pass.close()
@@ -107,6 +128,7 @@ class RecordedTimeline:
     sites: Sequence[Site]
     streams: dict[int, str]
     left_out: int = 0
+    kv: Sequence[tuple[int, int]] = ()
 
 
 def file_of(rank: int) -> str:
@@ -144,7 +166,7 @@ def read_recording(path: Path) -> RecordedTimeline:
         raise ResultError(f"{path}: no timeline of a run: {_why(error)}") from None
     if foot is None:
         raise ResultError(f"{path}: no timeline of a run: it ends early")
-    return RecordedTimeline(windows, foot.sites, foot.streams, foot.left_out)
+    return RecordedTimeline(windows, foot.sites, foot.streams, foot.left_out, foot.kv)
 
 
 @contextmanager

@@ -21,10 +21,15 @@ class ObserverGroup(Observer):
     """Several observers as one. ``set`` replaces them; the scheduler keeps the same group. A hook that none of them
     overrides costs one lookup."""
 
+    members: tuple[Observer, ...] = ()
+
     def __init__(self, *observers: Observer) -> None:
         self.set(*observers)
 
-    def set(self, *observers: Observer) -> None:
+    def set(self, *given: Observer) -> None:
+        """A group among them stands for those that it has now."""
+        observers = [x for one in given for x in (one.members if isinstance(one, ObserverGroup) else (one,))]
+        self.members = tuple(observers)
         for hook in _HOOKS:
             setattr(self, hook, _call_all([getattr(x, hook) for x in observers if _overrides(x, hook)]))
         self._range = _nested([x.range for x in observers if _overrides(x, "range")])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ...sched.disagg.router import run_router
-from ...sched.observe import Clock
+from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request, Status
 from ..measure.requests import AcceptanceLog, RequestTotals
@@ -27,10 +27,22 @@ from .document import result_of, run_part
 from .fault_injector import DiedError
 from .feed import Feed, measured_workload, warmup_workload
 from .machines import DeviceChoice, DeviceKind
+from .observers import ObserverGroup
 from .passes import measured, uncounted, untimed
 from .rank_context import RankContext, align
 from .runner import ExtraSink, GatedSink, ObserverFactory, PreparedRun, unobserved
 from .system import MakeSystem, OwnSystem
+
+
+def _recorded(recording: TimelineRecording, observe: ObserverFactory) -> ObserverFactory:
+    """The observer of ``observe``, and that of the recording."""
+
+    @contextmanager
+    def both(clock: Clock, total: int) -> Iterator[Observer]:
+        with observe(clock, total) as own:
+            yield ObserverGroup(own, recording.observer(clock))
+
+    return both
 
 
 class RouterReport(NamedTuple):
@@ -176,7 +188,8 @@ class RunTask:
             )
             with broken_on_purpose(self.relay):
                 prepared.warm_up()
-                done = prepared.measure(self.observe if context.reports_requests else unobserved)
+                observe = self.observe if context.reports_requests else unobserved
+                done = prepared.measure(observe if recording is None else _recorded(recording, observe))
                 found = measured(prepared, done, save_tokens=options.save_tokens, traced=options.traced)
             sink.finish(machine.names)
         world = None if context.link is None else options.world

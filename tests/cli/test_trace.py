@@ -9,13 +9,22 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
-from schedbench.profiles.record.perfetto import ENDING, HOST, STREAMS, events
-from schedbench.profiles.record.recording import FILE, TimelineRecording, file_of, read_recording
-from schedbench.profiles.record.result import OWN_CLOCKS, Result, ResultError
+from schedbench.profiles.picture.perfetto import events
+from schedbench.profiles.picture.trace import HOST, IDLE, LOOP, STREAMS, content
+from schedbench.profiles.record.files import ENDING
+from schedbench.profiles.record.recording import (
+    FILE,
+    RecordedTimeline,
+    TimelineRecording,
+    file_of,
+    read_recording,
+)
+from schedbench.profiles.record.result import OWN_CLOCKS, IdlePart, Metric, Result, ResultError
 from schedbench.profiles.record.timeline import Site, Window
 from schedbench.sched.link import LinkError
 from tests.profiles.captures.exports import Export, sglang_loop
@@ -88,6 +97,110 @@ def test_every_track_has_a_name(folder):
         HOST.name,
         STREAMS.name,
     }
+
+
+def flows(drawn: list[dict]) -> dict[int, tuple[dict, dict]]:
+    """The slices in which each flow begins and ends, by the rule of the format: those around its instants."""
+    by_track = defaultdict(list)
+    for event in drawn:
+        if event["ph"] == "X":
+            by_track[event["pid"], event["tid"]].append(event)
+    found: dict[int, dict[str, dict]] = defaultdict(dict)
+    for event in drawn:
+        if event["ph"] in "sf":
+            around = [
+                piece
+                for piece in by_track[event["pid"], event["tid"]]
+                if piece["ts"] - 1e-4 <= event["ts"] < piece["ts"] + max(piece["dur"], 1e-3) - 1e-4
+            ]
+            found[event["id"]][event["ph"]] = min(reversed(around), key=lambda piece: piece["dur"])
+    return {flow: (ends["s"], ends["f"]) for flow, ends in found.items()}
+
+
+def test_flows_lead_from_launches_to_kernels_and_from_what_ended_to_what_waited(folder):
+    drawn = traced(folder)
+    pairs = flows(drawn).values()
+    launched = [to for _, to in pairs if to["cat"] == "kernel"]
+    kernels = [
+        event
+        for event in drawn
+        if event["ph"] == "X" and event["cat"] == "kernel" and event["pid"] == STREAMS.number
+    ]
+    assert len(launched) == len(kernels) > 100
+    for start, to in pairs:
+        if to["cat"] == "kernel":
+            assert start["ts"] + start["dur"] == pytest.approx(to["args"]["launched_us"])
+        if to["name"] == "waits for an event":
+            assert start["ts"] + start["dur"] == pytest.approx(to["ts"] + to["dur"])
+    waits = [event for event in drawn if event["ph"] == "X" and event["cat"] == "wait"]
+    assert sum(to["cat"] == "wait" for _, to in pairs) == len(waits) > 0
+
+
+def of(track, drawn: list[dict]) -> list[dict]:
+    place = (track.process.number, track.number)
+    return [event for event in drawn if event["ph"] == "X" and (event["pid"], event["tid"]) == place]
+
+
+def test_steps_idle_time_and_counters_are_the_results(folder):
+    result = Result.from_json((folder / "result.json").read_text())
+    drawn = traced(folder)
+    steps = [event["name"] for event in of(LOOP, drawn)]
+    assert len(steps) == sum(counts.steps for kind, counts in result.per_step.items() if "." not in kind)
+    late = ("exposed host work", "exposed stall", "launch latency")
+    found = sum(event["dur"] for event in of(IDLE, drawn) if event["name"] in late)
+    assert isinstance(result.idle, IdlePart) and found == pytest.approx(result.idle.host_late_us)
+    counters = defaultdict(list)
+    for event in drawn:
+        if event["ph"] == "C":
+            counters[event["name"]] += event["args"].values()
+    assert counters["copies"][-1] == sum(row.count for row in result.copies if row.direction != "kernel")
+    assert (max(counters["running"]), max(counters["waiting"]), counters["waiting"][-1]) == (6, 6, 0)
+    peak = result.metrics["peak_kv_tokens"]
+    assert isinstance(peak, Metric) and max(counters["KV"]) == peak.values[0]
+
+
+@pytest.mark.parametrize("name", ["x.pftrace", "x.pftrace.gz"])
+def test_the_protobuf_has_what_the_json_has(folder, tmp_path, name):
+    """Read back by the classes of the format."""
+    path = tmp_path / name
+    assert CliRunner().invoke(app, ["trace", str(folder), "--output", str(path)]).exit_code == 0
+    packed = path.read_bytes()
+    trace = Trace.FromString(gzip.decompress(packed) if name.endswith(".gz") else packed)
+    tracks = {
+        packet.track_descriptor.uuid: packet.track_descriptor.name
+        for packet in trace.packet
+        if packet.HasField("track_descriptor")
+    }
+    opened, counted = defaultdict(list), defaultdict(list)
+    slices, leads, follows = [], [], []
+    for packet in trace.packet:
+        event, at = packet.track_event, packet.timestamp
+        if event.type == event.TYPE_COUNTER:
+            counted[tracks[event.track_uuid]].append((at, event.counter_value))
+        if event.type == event.TYPE_SLICE_BEGIN:
+            opened[event.track_uuid].append((event.name, at))
+        if event.type == event.TYPE_SLICE_END:
+            slices.append((tracks[event.track_uuid], *opened[event.track_uuid].pop(), at))
+        leads += event.flow_ids
+        follows += event.terminating_flow_ids
+    assert not any(opened.values())
+    assert sorted(leads) == sorted(follows) == sorted(set(leads))
+    drawn = traced(folder)
+    assert len(leads) == len(flows(drawn))
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in drawn if e["name"] == "thread_name"}
+    expected = [
+        (names[e["pid"], e["tid"]], e["name"], round(e["ts"] * 1e3), round((e["ts"] + e["dur"]) * 1e3))
+        for e in drawn
+        if e["ph"] == "X"
+    ]
+    assert sorted(slices) == sorted(expected)
+    values = [
+        (event["name"], round(event["ts"] * 1e3), value)
+        for event in drawn
+        if event["ph"] == "C"
+        for value in event["args"].values()
+    ]
+    assert sorted(values) == sorted((name, *pair) for name, pairs in counted.items() for pair in pairs)
 
 
 def test_the_same_run_draws_the_same_bytes(folder, tmp_path):
@@ -218,6 +331,6 @@ def test_a_run_that_fails_leaves_nothing(tmp_path):
 def test_lines_without_a_site_and_streams_without_a_name(drawing):
     drawing.op(0, 5, step=0, stream=42, site=7)
     drawing.wait(0, 2, step=0, stream=42)
-    drawn = list(events([*drawing.windows(), Window(0, 1)], (), {}))
+    drawn = list(events(content(RecordedTimeline([*drawing.windows(), Window(0, 1)], (), {}))))
     assert any(event["args"].get("name") == "stream 42: waits" for event in drawn)
     assert not any("line" in event["args"] for event in drawn)

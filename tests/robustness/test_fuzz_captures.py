@@ -17,7 +17,8 @@ from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.captures.maps import MapError
 from schedbench.profiles.captures.nsys.reader import scrub
 from schedbench.profiles.captures.nsys.tables import MAGIC
-from schedbench.profiles.record.perfetto import events
+from schedbench.profiles.picture.perfetto import events
+from schedbench.profiles.picture.trace import content
 from schedbench.profiles.record.recording import read_recording
 from schedbench.profiles.record.result import Result, ResultError
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop
@@ -154,4 +155,4 @@ def test_recordings(tmp_path: Path, data: st.DataObject) -> None:
     path.write_bytes(gzip.compress(data.draw(st.just(lines) | spliced(lines)), mtime=0))
     with promised(ResultError):
         recorded = read_recording(path)
-        list(events(recorded.windows, tuple(recorded.sites), recorded.streams))
+        list(events(content(recorded)))
