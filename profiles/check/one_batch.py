@@ -14,7 +14,7 @@ from ..record.result import Result
 from ..run.crash import Crash, crash_of
 from ..run.declared_hazards import hazards as hazards_of
 from ..run.machines import open_machine
-from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batch
+from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batches
 from ..run.runner import GatedSink
 from .examine import hazards
 from .report import Check, Evidence, Report, skipped, verdict
@@ -41,7 +41,7 @@ def examine_one_batch(resolved: Resolved, relay: RelayChoice) -> Report:
 def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:
     try:
         with open_machine("vgpu", question, GatedSink(), hazards=True) as machine:
-            times = run_batch(question, machine, relay, shape_of(question))
+            [times] = run_batches(question, machine, relay, [shape_of(question)])
             found = hazards_of(machine, (), decoded=True)
     except Exception as error:
         yield Check("run", "failed", "crashed", (Evidence(str(crash_of(error))),))

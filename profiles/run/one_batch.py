@@ -134,14 +134,19 @@ def too_large(resolved: Resolved, shape: BatchShape) -> str:
     return ""
 
 
-def run_batch(resolved: Resolved, machine: Machine, relay: RelayChoice, shape: BatchShape) -> BatchTimes:
-    """Run the batch of a question of ``one_batch``. Where times do not repeat exactly, it has run once before."""
-    engine = PreparedRun(resolved, machine, relay, GatedSink()).scheduler.engine
+def run_batches(
+    resolved: Resolved, machine: Machine, relay: RelayChoice, shapes: Sequence[BatchShape]
+) -> Iterator[BatchTimes]:
+    """Run the batches one after the other on one engine. Where times do not repeat exactly, each runs once before."""
+    largest = BatchShape(*map(max, zip(*shapes, strict=True)))
+    engine = PreparedRun(one_batch(resolved, largest), machine, relay, GatedSink()).scheduler.engine
     appends = all(fault.appends for fault in relay.faults)
-    times = _StaticBatch(engine, machine, shape, appends=appends)
-    if not machine.exact:
-        times.run(list(measured_workload(resolved).upcoming()))
-    return times.run(list(measured_workload(resolved).upcoming()))
+    for shape in shapes:
+        batch = _StaticBatch(engine, machine, shape, appends=appends)
+        question = one_batch(resolved, shape)
+        if not machine.exact:
+            batch.run(list(measured_workload(question).upcoming()))
+        yield batch.run(list(measured_workload(question).upcoming()))
 
 
 class _StaticBatch:

@@ -9,7 +9,7 @@ from ..platform.resolve import Resolved
 from ..record.environment import environment, tool
 from .crash import broken_on_purpose
 from .machines import DeviceChoice, device_kind, open_machine
-from .one_batch import BatchShape, BatchTimes, one_batch, run_batch, too_large
+from .one_batch import BatchShape, BatchTimes, one_batch, run_batches, too_large
 from .runner import GatedSink
 
 SCHEMA_VERSION: Final = "1.0"
@@ -22,22 +22,23 @@ Document = dict[str, Any]
 def document(
     resolved: Resolved, shapes: Sequence[BatchShape], device: DeviceChoice, notice: Callable[[str], None]
 ) -> Document:
-    """Run all shapes that fit; each has a machine of its own. ``run`` is the caller's. Raises OneBatchError and
+    """Run all shapes that fit. ``run`` of the document is the caller's. Raises OneBatchError and
     MachineError."""
     [relay] = resolved.relays
     kind = device_kind(device, resolved.scenario)
-    content: Document = {"labels": None, "points": []}
-    for shape in shapes:
-        question = one_batch(resolved, shape)
-        refused = too_large(question, shape)
-        times = None
-        if not refused:
-            notice(f"batch {shape.batch}, prompt {shape.prompt}")
-            with open_machine(kind, question, GatedSink()) as machine, broken_on_purpose(relay):
-                times = run_batch(question, machine, relay, shape)
-                content["labels"] = machine.labels.model_dump(mode="json")
-                content["hardware"] = machine.hardware.model_dump(mode="json")
-        content["points"].append(_point(shape, times) | {"refused": refused or None})
+    refused = {shape: too_large(one_batch(resolved, shape), shape) for shape in shapes}
+    fitting = [shape for shape in shapes if not refused[shape]]
+    content: Document = {"labels": None}
+    times: dict[BatchShape, BatchTimes] = {}
+    if fitting:
+        whole = one_batch(resolved, fitting[0])
+        with open_machine(kind, whole, GatedSink()) as machine, broken_on_purpose(relay):
+            content["labels"] = machine.labels.model_dump(mode="json")
+            content["hardware"] = machine.hardware.model_dump(mode="json")
+            for found in run_batches(resolved, machine, relay, fitting):
+                times[found.shape] = found
+                notice(f"{len(times)} of {len(fitting)}")
+    points = [_point(shape, times.get(shape)) | {"refused": refused[shape] or None} for shape in shapes]
     return {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
@@ -48,8 +49,9 @@ def document(
             "policies": relay.policies(overlap=False),
             "faults": [fault.name for fault in relay.faults],
         },
-        "conclusion": conclusion(content["points"]),
+        "conclusion": conclusion(points),
         **content,
+        "points": points,
     }
 
 
