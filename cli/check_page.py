@@ -89,7 +89,7 @@ def evidence(content: Document, most: int | None) -> Iterator[Text]:
     """What was found, sentence by sentence, with the source lines that it is about."""
     if "faults" in content:
         for fault in content["faults"]:
-            for item in _findings(fault)[:1]:
+            for item in _findings(fault)[: 1 if most is None else 0]:
                 yield Text.assemble((f"{fault['name']}: ", "bold"), item["says"])
             for check in _failed(fault["sound"]):
                 yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"], most)
