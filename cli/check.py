@@ -29,6 +29,7 @@ from .scenario_arguments import (
     use_workers,
 )
 from .stopwatch import Stopwatch
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
@@ -114,6 +115,7 @@ def check(
                 virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial)
                 content = (_on_cuda if device == "cuda" else virtual)(question, clock, report)
     except KeyboardInterrupt:
+        echo("schedbench: interrupted: nothing is passed or failed", err=True)
         raise typer.Exit(INTERRUPTED) from None
     _show(content, output_dir, form, every_table=every_table)
     raise typer.Exit(0 if content["passed"] else GATE_FAILED)

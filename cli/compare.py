@@ -28,6 +28,7 @@ from .scenario_arguments import (
     use_workers,
 )
 from .stopwatch import Stopwatch, command_line
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
@@ -214,8 +215,11 @@ def _compared(
     sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
     try:
         with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
-            return compared(wanted, scenario, sides, case, notice=_kept(output_dir, update), update=update)
+            return compared(
+                wanted, scenario, sides, case, notice=_kept(output_dir, wanted.plan, update), update=update
+            )
     except KeyboardInterrupt:
+        echo("schedbench: interrupted: there is no verdict", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -320,12 +324,12 @@ def _conduct(
     with opened(question, a, b, order) as (baseline, candidate):
         trials = conduct(baseline, candidate, plan, notice)
         update(f"both sides under {plan.draws} draws of the hardware's constants")
-        drawn = conduct_draws(baseline, candidate, trials, plan)
+        drawn = conduct_draws(baseline, candidate, trials, plan, update)
         seed = trials.a[0].seed
         return trials, drawn, side_by_side(baseline, candidate, seed) if wanted.picture else ()
 
 
-def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:
+def _kept(output_dir: Path | None, plan: TrialPlan, update: Callable[[str], None]) -> Notice:
     """Writes the result of each run as it ends, so that a crash of one side does not lose the runs of the other."""
     counts = {"a": 0, "b": 0}
     for folder in [output_dir / side for side in counts] if output_dir is not None else ():
@@ -336,7 +340,8 @@ def _kept(output_dir: Path | None, update: Callable[[str], None]) -> Notice:
     def keep(side: _Sides, sample: Sample) -> None:
         number = counts[side]
         counts[side] += 1
-        update(f"{counts['a']} runs of A, {counts['b']} of B")
+        total = 2 * plan.seeds if sample.exact else 2 * plan.pairs + 2
+        update(f"{sum(counts.values())} of {total} runs")
         if output_dir is not None:
             warm_up = number == 0 and not sample.exact
             name = f"{side}-warm-up.json" if warm_up else f"{side}/run-{number:03d}.json"

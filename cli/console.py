@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +15,8 @@ from rich.text import Text
 
 from .text import echo, printable
 
+Clock = Callable[[], float]
+LINE_S = 10.0  # between two lines of progress where stderr is not a terminal
 PIPED_WIDTH = 120  # of files and pipes, unless COLUMNS is set
 
 
@@ -35,13 +39,43 @@ def progress() -> Console:
     return PrintableConsole(stderr=True, highlight=False)
 
 
+class WorkLog:
+    """What a long command is doing, with the time left: ``N of M`` in a text says how many of M have ended."""
+
+    def __init__(
+        self, write: Callable[[str], None], *, every: float = 0.0, now: Clock = time.monotonic
+    ) -> None:
+        self._write = write
+        self._every = every  # seconds between two texts that are written
+        self._now = now
+        self._written = self._since = now()
+        self._total = self._first = 0
+
+    def __call__(self, text: str) -> None:
+        now = self._now()
+        left = self._left(text, now)
+        if now - self._written >= self._every:
+            self._written = now
+            self._write(f"{text}{left}")
+
+    def _left(self, text: str, now: float) -> str:
+        found = re.search(r"\b(\d+) of (\d+)\b", text)
+        done, total = (int(found[1]), int(found[2])) if found else (0, 0)
+        if total != self._total:
+            self._total, self._first, self._since = total, done, now
+        elapsed, ended = now - self._since, done - self._first
+        if not ended or elapsed < 1 or done >= total:
+            return ""
+        return f", about {elapsed / ended * (total - done):.0f} s left"
+
+
 @contextmanager
 def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """A status line on stderr, and the function that changes it. Where stderr is not a terminal, each change is
-    printed as a line if ``lines`` is set, and nothing otherwise."""
+    """A status line on stderr, and the function that changes it. Where stderr is not a terminal, a change is printed as
+    a line: every one if ``lines`` is set, else at most one in LINE_S."""
     console = progress()
-    if lines and not console.is_terminal:
-        yield partial(echo, err=True)
+    if not console.is_terminal:
+        yield WorkLog(partial(echo, err=True), every=0.0 if lines else LINE_S)
         return
     with console.status(Text(text)) as line:
-        yield lambda changed: line.update(Text(changed))
+        yield WorkLog(lambda changed: line.update(Text(changed)))

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for terminals and for runs that take a while."""
+"""Progress of a run that takes a while, on stderr: a bar in a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ..sched.observe import Clock, Observer, StepInfo
+from .console import LINE_S
 
 if TYPE_CHECKING:
     from ..sched.request import Request
@@ -38,7 +39,7 @@ class RunProgress(Observer):
         self._clock = clock
         self._now = now
         self._began = now()
-        self._due = self._began + PATIENCE_S if console.is_terminal else float("inf")
+        self._due = self._began + (PATIENCE_S if console.is_terminal else LINE_S)
         self._steps = 0
         self._done = 0
         self._bar: Progress | None = None
@@ -56,9 +57,16 @@ class RunProgress(Observer):
     def settled(self, info: StepInfo) -> None:  # noqa: ARG002
         self._steps += 1
         now = self._now()
-        if now >= self._due:
+        if now < self._due:
+            return
+        if self._console.is_terminal:
             self._due = now + REFRESH_S
             self._draw(now)
+        else:
+            self._due = now + LINE_S
+            self._console.print(
+                f"{self._done} of {self._total} requests, {self._clock.now() / 1e9:.2f} s of the run"
+            )
 
     def ended(self, request: Request) -> None:  # noqa: ARG002
         self._done += 1

@@ -36,7 +36,7 @@ class Interruption:
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
     """SIGINT and SIGTERM raise KeyboardInterrupt inside, unless the process was started to ignore them. An interrupted
-    block exits with the code of the signal."""
+    block exits with the code of the signal, also where Typer has made 1 of it."""
     interruption = Interruption()
     before = {number: signal.getsignal(number) for number in _HANDLED}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
@@ -47,7 +47,8 @@ def interruptible() -> Iterator[Interruption]:
     except KeyboardInterrupt:
         raise SystemExit(interruption.exit_code) from None
     except SystemExit as end:
-        raise SystemExit(interruption.exit_code if end.code == INTERRUPTED else end.code) from None
+        marked = end.code == INTERRUPTED or (interruption.number and end.code == GATE_FAILED)
+        raise SystemExit(interruption.exit_code if marked else end.code) from None
     finally:
         for number in handled:
             signal.signal(number, before[number])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ...sched.relay.choice import RelayChoice
@@ -24,14 +24,22 @@ def seeds(random: int) -> Sequence[int]:
     return range(len(STRATEGIES) + random)
 
 
-def check_schedules(resolved: Resolved, relay: RelayChoice, result: Result, chosen: Sequence[int]) -> Check:
-    """``result`` is the run in program order."""
+def check_schedules(
+    resolved: Resolved,
+    relay: RelayChoice,
+    result: Result,
+    chosen: Sequence[int],
+    notice: Callable[[str], None] = lambda _: None,
+) -> Check:
+    """``result`` is the run in program order. ``notice`` is called after each adversary."""
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
     chosen = [seed for seed in chosen if concerns(seed, result)]
     found: list[Evidence] = []
     with spread(len(chosen), result.run.wall_s, result.run.import_s) as each:
-        for evidence in each(partial(_against, resolved, relay, result), chosen):
+        runs = each(partial(_against, resolved, relay, result), chosen)
+        for number, (seed, evidence) in enumerate(zip(chosen, runs, strict=True), start=1):
+            notice(f"{relay.state.name}: {number} of {len(chosen)} adversaries: {described(seed)}")
             found += evidence
     return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
 

@@ -43,7 +43,7 @@ def examine_engine(resolved: Resolved, seeds: Sequence[int], notice: Notice = si
     checks += _tokens(resolved, relay, result)
     checks += [hazards(result.hazards), budget(outcome, kinds=len(resolved.scenario.expect))]
     notice("adversaries")
-    checks.append(adversaries.check_schedules(resolved, relay, result, seeds))
+    checks.append(adversaries.check_schedules(resolved, relay, result, seeds, notice))
     return Report(relay, tuple(checks), result, time.perf_counter() - begin)
 
 

@@ -99,7 +99,7 @@ class Examiner:
             yield skipped(adversaries.NAME, "at other times the scripted faults would hit other requests")
             return
         self.notice(f"{relay.state.name}: adversaries")
-        yield adversaries.check_schedules(self.resolved, relay, outcome.result, self.adversaries)
+        yield adversaries.check_schedules(self.resolved, relay, outcome.result, self.adversaries, self.notice)
 
     @property
     def reference(self) -> Result | Crash:

@@ -16,9 +16,10 @@ from ..run.crash import BrokenRunError, Crash, crash_of
 def attempt(
     resolved: Resolved, relay: RelayChoice, options: Options, guard: Guard | None = None
 ) -> RunOutcome | Crash:
-    """Execute a run and return its outcome, or how it crashed. Raises MachineError, EngineError."""
+    """Execute a run and return its outcome, or how it crashed. Raises MachineError, EngineError, and KeyboardInterrupt
+    where the run was interrupted, whose result is only a part."""
     try:
-        return execute(resolved, relay, options, guard=guard)
+        outcome = execute(resolved, relay, options, guard=guard)
     except (MachineError, EngineError):
         raise
     except EngineFailedError as error:
@@ -27,3 +28,6 @@ def attempt(
         return crash_of(error.__cause__ or error)
     except Exception as error:
         return crash_of(error)
+    if outcome.result.run.cancelled:
+        raise KeyboardInterrupt
+    return outcome

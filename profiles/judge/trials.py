@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
@@ -117,7 +118,9 @@ class DrawnRuns(NamedTuple):
 NOT_DRAWN: Final = DrawnRuns(abstained="not asked for")
 
 
-def conduct_draws(a: Side, b: Side, trials: Trials, plan: TrialPlan) -> DrawnRuns:
+def conduct_draws(
+    a: Side, b: Side, trials: Trials, plan: TrialPlan, report: Callable[[str], None] = lambda _: None
+) -> DrawnRuns:
     """Run the first seed of both sides again under the draws. Raises what the sides raise."""
     first = trials.a[0].result
     stored = a.seeds is not None or b.seeds is not None
@@ -131,7 +134,11 @@ def conduct_draws(a: Side, b: Side, trials: Trials, plan: TrialPlan) -> DrawnRun
     with pool(2 * len(profiles)) as each:
         runs_a = a.run_each(first, profiles, each)
         runs_b = b.run_each(trials.b[0].result, profiles, each)
-        return DrawnRuns(drawn, tuple(runs_a), tuple(runs_b))
+        found = []
+        for number, result in enumerate(chain(runs_a, runs_b), start=1):
+            report(f"{number} of {2 * len(drawn)} runs under draws of the hardware's constants")
+            found.append(result)
+        return DrawnRuns(drawn, tuple(found[: len(drawn)]), tuple(found[len(drawn) :]))
 
 
 def _no_draws(trials: Trials, plan: TrialPlan) -> str:

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from math import ceil
-from multiprocessing import connection, forkserver, get_context, parent_process
+from multiprocessing import active_children, connection, forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
 from types import ModuleType
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -100,8 +100,14 @@ def pool(tasks: int) -> Iterator[MapFunction]:
 def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
     at_once = max(1, min(_at_once(), tasks))
     executor = ProcessPoolExecutor(at_once, mp_context=_context(), initializer=_begin)
+    others = active_children()
     try:
         yield executor, at_once
+    except KeyboardInterrupt:  # without an answer from what is running
+        for process in active_children():
+            if process not in others:
+                process.kill()
+        raise
     finally:
         executor.shutdown(cancel_futures=True)
 

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from schedbench.cli.console import WorkLog
 from schedbench.cli.progress import RunProgress
 from schedbench.sched.observe import LogicalClock, StepInfo
 
@@ -40,8 +41,20 @@ def drawn(wall, *, terminal, steps, seconds) -> str:
     return console.file.getvalue()
 
 
-def test_silent_when_nobody_looks(wall):
-    assert drawn(wall, terminal=False, steps=5, seconds=60) == ""
+def test_a_line_every_ten_seconds_where_there_is_no_terminal(wall):
+    lines = drawn(wall, terminal=False, steps=8, seconds=40).splitlines()
+    assert lines == [f"{done} of 8 requests, {done * 0.02:.2f} s of the run" for done in (2, 4, 6, 8)]
+    assert drawn(wall, terminal=False, steps=5, seconds=9) == ""
+
+
+def test_work_has_the_time_left_and_few_lines(wall):
+    lines = []
+    log = WorkLog(lines.append, every=10.0, now=wall)
+    for done in range(1, 9):
+        wall.time += 5
+        log(f"{done} of 8 runs")
+    left = {2: ", about 30 s left", 4: ", about 20 s left", 6: ", about 10 s left", 8: ""}
+    assert lines == [f"{done} of 8 runs{text}" for done, text in left.items()]
 
 
 def test_silent_when_short(wall):

@@ -1,0 +1,90 @@
+"""Ctrl-C and SIGTERM while check, compare, sweep and worth work: an end at once, marked, never a failed check."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+
+from schedbench.cli.console import WorkLog
+from schedbench.profiles.check import runs
+from schedbench.profiles.check.runs import attempt
+from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.ranks.execute import Options, execute
+from tests.conftest import RunCommand
+
+SMALL = ("--set", "requests=2", "--set", "output_tokens=4", "--set", "values=none")
+TWO = ("--over", "max_running_requests=1,2", "--alone")
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+def send_at(monkeypatch: pytest.MonkeyPatch, text: str, number: signal.Signals) -> list[str]:
+    """Sends this process the signal when the command says that it does this. Returns all that it says."""
+    said: list[str] = []
+
+    def log(self: WorkLog, doing: str) -> None:  # noqa: ARG001
+        said.append(doing)
+        if text in doing:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(WorkLog, "__call__", log)
+    return said
+
+
+@pytest.mark.parametrize("number", list(CODES))
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("check", "mixed"), "watched run"),
+        (("check", "mixed", "--seeds", "0"), "2 of 4 adversaries: "),
+        (("compare", "mixed", "--a", "relay=pr25945", "--b", "relay=latest"), "3 of 10 runs"),
+        (("sweep", "mixed", *TWO), "cell 2 of 2"),
+    ],
+    ids=["check", "check-adversaries", "compare", "sweep"],
+)
+def test_it_ends_with_the_code_of_the_signal(
+    run_command: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    text: str,
+    number: signal.Signals,
+) -> None:
+    said = send_at(monkeypatch, text, number)
+    done = run_command(*arguments, *SMALL, "--output-dir", tmp_path)
+    assert done.code == CODES[number]
+    assert text in said[-1]
+    assert "failed" not in done.out and "Traceback" not in done.err
+    if arguments[0] == "sweep":
+        content = json.loads((tmp_path / "sweep.json").read_text())
+        assert content["run"]["cancelled"] and [cell["at"] for cell in content["cells"]] == [["1"]]
+    else:
+        assert "schedbench: interrupted" in done.err
+        assert not list(tmp_path.glob("*.json"))
+
+
+def test_worth_keeps_what_was_asked_and_its_processes_end(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    send_at(monkeypatch, "counterfactual runs: 2 of", signal.SIGTERM)
+    before = set(active_children())
+    done = run_command("worth", "mixed", *SMALL, "--output-dir", tmp_path)
+    assert done.code == 143, done.err
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert document["run"]["cancelled"] and 1 <= len(document["worth"]["rows"]) <= 2
+    assert set(active_children()) <= before
+
+
+def test_a_part_of_a_run_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = ask("mixed", ["requests=1", "output_tokens=2", "values=none"])
+    outcome = execute(resolved, resolved.relays[0], Options(device="vgpu"))
+    part = outcome.result.run.model_copy(update={"cancelled": True})
+    cut = replace(outcome, result=outcome.result.model_copy(update={"run": part}))
+    monkeypatch.setattr(runs, "execute", lambda *_, **__: cut)
+    with pytest.raises(KeyboardInterrupt):
+        attempt(resolved, resolved.relays[0], Options(device="vgpu"))
