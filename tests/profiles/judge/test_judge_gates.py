@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from schedbench.profiles.judge.effects import counts
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.verdict import Judgement, Reason, judge_seeds
 from schedbench.profiles.record.result import Abstained
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -176,3 +180,10 @@ def test_nothing_is_added_to_kinds_of_steps_that_only_one_side_has(result):
 def test_gates_on_what_is_added_take_a_plain_number(text):
     with pytest.raises(GateError, match="gate"):
         parse(text)
+
+
+def test_every_gate_that_the_docs_name_is_one():
+    files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*.yml")]
+    named = {text for file in files for text in re.findall(r"--gate ([\w.:%+-]+\d%?)", file.read_text())}
+    assert "added.sync:0" in named
+    assert all(parse(text).text == text for text in named)
