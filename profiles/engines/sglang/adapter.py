@@ -35,6 +35,10 @@ _REFUSED: Final = {
     " (SchedulerDisaggregationDecodeMixin.event_loop_overlap_disagg_decode)",
     "replicas": "a router, which is a program of its own (sglang_router)",
     "controls": "messages that this version does not send (Scheduler.pause_generation)",
+    "deferred": "Apple's MLX (SchedulerMlxOverlapMixin.event_loop_overlap_mlx)",
+    "embedding": "a pooled model (TpModelWorker.forward_batch_embedding)",
+    "encoder-decoder": "a model with an encoder, and images (ScheduleBatch.prepare_encoder_info_extend)",
+    "block diffusion": "a model of its own (DllmAlgorithm.run)",
     "grammar": "a tokenizer (create_grammar_backend)",
 }
 _PIP_NAMES: Final = {

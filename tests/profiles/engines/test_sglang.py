@@ -68,7 +68,10 @@ def changed(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "disagg", "grammar"])
+MODES = ("embedding", "encoder_decoder", "block_diffusion", "deferred")
+
+
+@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "disagg", "grammar", *MODES])
 def test_a_mode_that_cannot_run_is_refused_by_the_function_in_the_way(scenario: str) -> None:
     assert re.search(r"cannot be run with this scenario yet: .* needs .*\(\w+", refusal(scenario))
 
@@ -82,7 +85,7 @@ def refusal(scenario: str) -> str:
 
 
 @given
-@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "dp_idle", "disagg", "grammar"])
+@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "dp_idle", "disagg", "grammar", *MODES])
 def test_the_functions_in_the_way_are_sglangs(scenario: str) -> None:
     functions = re.findall(r"\(([\w. ]+)\)", refusal(scenario))
     assert functions
