@@ -147,6 +147,15 @@ def _abort(scenario: Scenario) -> Iterator[Finding]:
         yield ("workload", "abort"), "expected fraction or requests, and not both"
 
 
+def _split_prefill(scenario: Scenario) -> Iterator[Finding]:
+    wanted, key = scenario.engine.split_prefill, ("engine", "split_prefill")
+    if wanted.enabled and scenario.engine.chunked_prefill_size is not None:
+        yield ("engine", "chunked_prefill_size"), "expected none: with engine.split_prefill prompts run whole"
+    rows = [division.from_rows for division in wanted.divisions]
+    if rows != sorted(set(rows)):
+        yield (*key, "divisions"), "expected divisions with rising from_rows"
+
+
 def _controls(scenario: Scenario) -> Iterator[Finding]:
     for place, control in enumerate(scenario.workload.controls):
         pauses = control.action.startswith("pause")
@@ -176,6 +185,7 @@ _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPat
     (_grammar, ()),
     (_abort, ()),
     (_controls, ()),
+    (_split_prefill, (("engine", "split_prefill"), _CHUNK)),
     (conditions.findings, ()),
     (failures.findings, (_PIPELINE, _DATA_PARALLEL, _DISAGGREGATION, ("engine", "replicas"))),
     (_workload, (("workload", "trace"),)),

@@ -65,6 +65,7 @@ MODES: dict[str, Mode] = {
     "replicas": Mode(("engine", "replicas"), _several),
     "encoder-decoder": Mode(("workload", "encoder_tokens"), lambda tokens: tokens is not None),
     "block diffusion": Mode(("engine", "block_diffusion"), lambda blocks: blocks.enabled),
+    "split prefill": Mode(("engine", "split_prefill"), lambda split: split.enabled),
     "deferred": Mode(("engine", "deferred")),
     "embedding": Mode(("engine", "embedding")),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
@@ -79,6 +80,7 @@ _ONE_SCHEDULER = "this version sends them to one scheduler, and there are severa
 _ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
 
 _NOT_IN_MLX = "upstream's MLX loop does not have it"
+_NOT_SPLIT = "its forwards cannot be run in parts of a few layers in this version"
 _NOTHING_DECODES = "a request ends with its prompt, and nothing decodes"
 _NO_TOKEN = "no token is sampled"
 
@@ -138,6 +140,22 @@ RULES: tuple[Rule, ...] = (
         "encoder-decoder",
         "mixed chunk",
         "prompts are not chunked: the encoder's tokens are computed as a whole",
+    ),
+    Rule("split prefill", "overlap", "it is a loop of its own, in which every decode is settled at once"),
+    Rule("split prefill", "mixed chunk", "whole prompts run beside decodes, not chunks with them"),
+    Rule("split prefill", "speculation", _NOT_SPLIT),
+    Rule("split prefill", "graphs", "none is captured for a share of the GPU", "runs"),
+    Rule("split prefill", "hisparse", _NOT_SPLIT),
+    Rule("split prefill", "pipeline", _NOT_SPLIT),
+    Rule("split prefill", "disaggregation", _NOT_SPLIT),
+    Rule("split prefill", "data-parallel ranks", _NOT_SPLIT),
+    Rule("split prefill", "replicas", _NOT_SPLIT),
+    Rule("split prefill", "encoder-decoder", _NOT_SPLIT),
+    Rule("split prefill", "embedding", _NOTHING_DECODES),
+    Rule("split prefill", "block diffusion", _NOT_SPLIT),
+    Rule("split prefill", "deferred", "each is a loop of its own"),
+    Rule(
+        "split prefill", "controls", "a prompt may be between two parts, which this version does not handle"
     ),
     Rule("deferred", "overlap", "it is a loop of its own, on one stream"),
     Rule("deferred", "speculation", _NOT_IN_MLX),

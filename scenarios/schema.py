@@ -220,6 +220,28 @@ class DataParallel(Section):
     """Whether each rank has the whole MLP, or a shard."""
 
 
+class DivisionSection(Section):
+    """How the GPU is divided while prompts and decodes run side by side."""
+
+    prefill: Positive
+    """Multiprocessors of prompts."""
+    decode: Positive
+    """Multiprocessors of decodes."""
+    from_rows: Positive = 1
+    """The division holds while at least so many requests decode, up to the next one's number."""
+
+
+class SplitPrefill(Section):
+    """Prompts that run in parts beside decodes, as in upstream's multiplexing of prefill and decode."""
+
+    enabled: Switch = False
+    """Whether they do."""
+    token_budget: Positive = 65536
+    """Tokens times layers of one part of a prompt; a part has one layer at least."""
+    divisions: Several[DivisionSection] = ()
+    """Shares of the GPU; none: both run on the whole GPU."""
+
+
 class EngineSection(Section):
     """The scheduler. Defaults are those of its own configuration."""
 
@@ -261,6 +283,8 @@ class EngineSection(Section):
     """Engines behind one router, which share nothing."""
     deferred: Switch = False
     """Whether a result is read after the next launch, as upstream's MLX loop does."""
+    split_prefill: SplitPrefill = SplitPrefill()
+    """Prompts that run in parts beside decodes, each on a share of the GPU."""
     embedding: Switch = False
     """Whether a request's result is the hidden state of its prompt's last token, whatever its output_tokens."""
     block_diffusion: BlockDiffusion = BlockDiffusion()

@@ -100,6 +100,23 @@ class EncoderTokens(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class LayerPart:
+    """The layers ``start`` to ``stop`` of a forward that is run in parts, and what the next part continues from."""
+
+    start: int
+    stop: int
+    count: int  # of the whole model
+    state: tuple[torch.Tensor, torch.Tensor] | None = None  # hidden and residual [T, hidden]
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.count
+
+    def advance(self, layers: int) -> None:
+        self.start, self.stop = self.stop, min(self.stop + layers, self.count)
+
+
+@dataclass(slots=True, eq=False)
 class ForwardBatch:
     """One forward as the model's input. b = batch_size, T = num_tokens; requests' tokens lie one
     after the other. In decode every request has one token, T == b, and the extend fields are None.
@@ -128,6 +145,7 @@ class ForwardBatch:
     global_num_tokens: tuple[int, ...] = ()  # T of every data-parallel rank, where there are several
     graph_rows: int | None = None  # of the graph that those ranks replay together; 0: none can
     encoder: EncoderTokens | None = None  # of a prefill of an encoder-decoder
+    part: LayerPart | None = None  # of a forward in parts
 
 
 ROW_FIELDS = ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens")

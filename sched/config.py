@@ -124,6 +124,22 @@ class SpeculativeConfig:
         return 3 * self.alloc_len
 
 
+class Division(NamedTuple):
+    """How many multiprocessors prompts and decodes have while at least ``from_rows`` requests decode."""
+
+    prefill: int
+    decode: int
+    from_rows: int
+
+
+class SplitPrefillConfig(NamedTuple):
+    """Prompts run beside decodes, in parts of as many layers as ``token_budget`` allows for their tokens. ``divisions``
+    are in the order of their rows; with none the whole GPU runs both."""
+
+    token_budget: int
+    divisions: tuple[Division, ...]
+
+
 class Control(NamedTuple):
     """What a client asks of the whole engine, before the batch number ``at`` of a run is planned."""
 
@@ -170,6 +186,7 @@ class EngineConfig:
     blocks: BlockConfig | None = None
     encoder: bool = False  # the model is an encoder-decoder
     deferred: bool = False  # results are read after the next launch
+    split_prefill: SplitPrefillConfig | None = None
     embedding: bool = False  # prompts are embedded, and nothing decodes
     controls: tuple[Control, ...] = ()  # by ``at``
 

@@ -152,7 +152,8 @@ class _WatchedRunner:
         self._invariants = invariants
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        self._invariants.launched(batch)
+        if batch.part is None or batch.part.start == 0:  # a forward's further parts have the same inputs
+            self._invariants.launched(batch)
         return self._runner.forward(batch)
 
 

@@ -8,7 +8,15 @@ from dataclasses import replace
 from itertools import islice
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import DataParallel, Disaggregation, HiSparse, RelaySection, Scenario, Speculative
+from ...scenarios.schema import (
+    DataParallel,
+    Disaggregation,
+    HiSparse,
+    RelaySection,
+    Scenario,
+    Speculative,
+    SplitPrefill,
+)
 from ...scenarios.workload import params
 from ...sched.loop.controls import ABORTED
 from ...sched.relay.choice import RelayChoice, choose
@@ -151,6 +159,8 @@ def _plain(scenario: Scenario) -> Scenario:
         "speculative": Speculative(),
         "disaggregation": Disaggregation(),
         "data_parallel": DataParallel(),
+        "deferred": False,
+        "split_prefill": SplitPrefill(),
     }
     return scenario.model_copy(
         update={

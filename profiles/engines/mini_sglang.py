@@ -38,6 +38,7 @@ _REFUSED: Final = {
     "data-parallel ranks": "data-parallel attention, which it does not have",
     "disaggregation": "workers of their own for prompts, which it does not have",
     "replicas": "a router, which it does not have",
+    "split prefill": "prompts in parts beside decodes, which it does not have",
     "controls": "messages to pause and to flush, which it does not have",
     "deferred": "a loop with deferred results, which it does not have",
     "embedding": "embeddings of prompts, which it does not have",

@@ -58,6 +58,7 @@ TINY: Final[Mapping[str, Sequence[str]]] = {
     "encoder_decoder": (),
     "block_diffusion": ("workload.requests=8",),
     "deferred": (),
+    "split_prefill": ("engine.split_prefill.divisions=[]",),
     "pause": (),
 }
 _CLOSED: Final = (

@@ -52,7 +52,8 @@ class StepGate:
     settled:   k ...... k+1 ...... k+lag
                ^ StepInfo known    ^ records of k are complete: k passes
 
-    A prebuilt batch settles at once, before the forward that was launched ahead of it.
+    A prebuilt batch settles at once, before the forward that was launched ahead of it. A step waits for those with a
+    lower number that have been launched and not settled: a prompt that runs in parts outlasts many decodes.
     """
 
     def __init__(self, lag: int) -> None:
@@ -68,7 +69,9 @@ class StepGate:
         for info in window.settled:
             self._launched.pop(info.step, None)
             self._settled.append(info)
-        return [self._pass() for _ in range(len(self._settled) - self._lag)]
+        first = min(self._launched, default=None)
+        ready = sum(first is None or info.step < first for info in self._settled)
+        return [self._pass() for _ in range(min(len(self._settled) - self._lag, ready))]
 
     def finish(self) -> list[StepInfo]:
         """The rest: settled steps, then those that a cancelled run launched and never settled."""

@@ -109,6 +109,7 @@ def resolve(scenario: Scenario) -> Resolved:
         *_unmeasured(scenario),
         *_hisparse_findings(scenario, model, hardware),
         *_encoder_findings(scenario, model),
+        *_division_findings(scenario, hardware),
     )
     problems += [scenario.source.problem(path, text) for path, text in misnamed]
     _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
@@ -269,6 +270,13 @@ def _hisparse_findings(
         )
     elif model is not None and model.indexer is not None:
         yield from _buffer_sizes(wanted, model.indexer.top_k, scenario.engine.page_size)
+
+
+def _division_findings(scenario: Scenario, hardware: HardwareProfile | None) -> Iterator[tuple[KeyPath, str]]:
+    for place, division in enumerate(scenario.engine.split_prefill.divisions):
+        if hardware is not None and division.prefill + division.decode > hardware.gpu.multiprocessors:
+            key = ("engine", "split_prefill", "divisions", place)
+            yield key, f"{hardware.name} has {hardware.gpu.multiprocessors} multiprocessors"
 
 
 def _encoder_findings(scenario: Scenario, model: ModelConfig | None) -> Iterator[tuple[KeyPath, str]]:

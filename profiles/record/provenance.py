@@ -118,13 +118,14 @@ def _seed(expanded: dict[str, JsonValue]) -> int | None:
 NO_RELAY: Final = "none"  # the state of an engine of another project
 
 
+LoopName = Literal["overlapped", "serial", "deferred", "multiplexed", "pipelined"]
+
+
 class RelayPart(ResultModel):
     """``loop`` is the one that ran: where the scenario says ``overlap: auto``, what that chose."""
 
     state: str
-    loop: Literal["overlapped", "serial", "deferred", "pipelined"] | None = (
-        None  # None: in documents of older versions
-    )
+    loop: LoopName | None = None  # None: in documents of older versions
     policies: Mapping[str, str] = {}
     switches: Mapping[str, JsonValue] = {}
     faults: tuple[str, ...] = ()  # what was broken on purpose

@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol, TypedDict
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import Scenario
-from ...sched.config import BlockConfig, Control, EngineConfig, HiSparseConfig
+from ...scenarios.schema import Scenario, SplitPrefill
+from ...sched.config import BlockConfig, Control, Division, EngineConfig, HiSparseConfig, SplitPrefillConfig
 from ...sched.disagg.fake import NullPort
 from ...sched.disagg.inbox import ArrivalTier, Inbox
 from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
@@ -121,13 +121,16 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         max_prefill_tokens=engine.max_prefill_tokens,
         schedule_conservativeness=engine.schedule_conservativeness,
         cuda_graph=engine.cuda_graph
-        and not (engine.embedding or blocks.enabled),  # only decodes are replayed
+        and not (
+            engine.embedding or blocks.enabled or engine.split_prefill.enabled
+        ),  # only decodes are replayed
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
         hisparse=_hisparse(resolved) if context.decodes else None,
         stages=engine.pipeline.stages,
         deferred=engine.deferred,
+        split_prefill=_split_prefill(engine.split_prefill),
         embedding=engine.embedding,
         blocks=BlockConfig(blocks.block_size, blocks.threshold, model.vocab_size - 1)
         if blocks.enabled
@@ -135,6 +138,15 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         encoder=bool(model.cross_layers),
         controls=_controls(scenario),
         speculative=speculative_config(scenario.engine.speculative),
+    )
+
+
+def _split_prefill(wanted: SplitPrefill) -> SplitPrefillConfig | None:
+    if not wanted.enabled:
+        return None
+    return SplitPrefillConfig(
+        wanted.token_budget,
+        tuple(Division(part.prefill, part.decode, part.from_rows) for part in wanted.divisions),
     )
 
 
@@ -187,6 +199,7 @@ def compose(parts: SystemParts) -> Composition:
         source=context.source(source),
         clock=clock,
         observer=observer,
+        layers=resolved.model.num_layers,
         worker=worker if guard is None or worker is None else guard.worker(worker),
         link=context.link,
         stage=context.stage,

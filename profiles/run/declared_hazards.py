@@ -98,6 +98,10 @@ _PENALTY_COUNTS = (
     _written_by_schedule("TokenPenalizer.cumulate", "self.state."),
     _written_by_schedule("StopPenalizer.cumulate", "self.output_lens."),
 )
+_DECODED = (
+    _read_by_schedule("Decoder.forward", "embedding(batch.input_ids"),
+    _read_by_schedule("TaggedDecoder.forward", "kv_tags("),
+)
 _TOKEN_READS = (
     _read_by_schedule("filter_input", "batch.input_ids[keep]"),
     _read_by_schedule("filter_input_summing", "batch.input_ids[keep]"),
@@ -146,6 +150,9 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
     ),
     states.ROUND_TRIP: (
         HazardSign("freed", "result of receive", _TOKEN_READS, (AccessSign("copy", write=True),)),
+    ),
+    states.SPLIT_TOKENS: (
+        HazardSign("freed", "result of sample", (*_DECODED, *_TOKEN_READS), (_written_by_forward(),)),
     ),
     states.DEAD_STASH: _dead("output_tokens_buf", "FutureMap.stash", "copy"),
     states.DEAD_PUBLISH: _dead("new_seq_lens_buf", "FutureMap.publish", "forward"),

@@ -41,6 +41,7 @@ OTHER_ENGINES: Final = (
     "replicas",
     "block diffusion",
     "deferred",
+    "split prefill",
     "embedding",
     "grammar",
 )

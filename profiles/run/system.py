@@ -12,6 +12,7 @@ from ...sched.config import EngineConfig
 from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.deferred import run_deferred
 from ...sched.loop.event_loops import run_overlapped, run_serial
+from ...sched.loop.multiplexed import run_multiplexed
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import PrefillWorker
@@ -21,7 +22,7 @@ from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ...sched.request import Request
 from ..measure.collector import LookupCount
 from ..platform.resolve import speculation
-from ..record.provenance import RelayPart
+from ..record.provenance import LoopName, RelayPart
 from .compose import Guard, compose
 from .compose import SystemParts as SystemParts
 from .observers import TagAudit
@@ -94,7 +95,10 @@ class OwnSystem(System):
         self._relay = parts.relay
         scenario = parts.resolved.scenario
         self.declared_hazards = parts.relay.known_hazards(
-            overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            overlap=overlaps(scenario),
+            speculation=speculation(scenario),
+            staged=staged(scenario),
+            split=scenario.engine.split_prefill.enabled,
         )
 
     @property
@@ -112,9 +116,7 @@ class OwnSystem(System):
         relay, scenario = self._relay, self._resolved.scenario
         return RelayPart(
             state=relay.state.name,
-            loop="deferred"
-            if scenario.engine.deferred
-            else loop_of(overlap=overlaps(scenario), staged=staged(scenario)),
+            loop=_loop_name(scenario),
             policies=relay.policies(
                 overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
             ),
@@ -157,9 +159,19 @@ class OwnSystem(System):
         return LookupCount(buffers, self._machine.peek, token_bytes=token_bytes)
 
 
+def _loop_name(scenario: Scenario) -> LoopName:
+    if scenario.engine.deferred:
+        return "deferred"
+    if scenario.engine.split_prefill.enabled:
+        return "multiplexed"
+    return loop_of(overlap=overlaps(scenario), staged=staged(scenario))
+
+
 def _loop(config: EngineConfig) -> Callable[[Scheduler], None]:
     if config.deferred:
         return run_deferred
+    if config.split_prefill is not None:
+        return run_multiplexed
     return run_overlapped if config.overlap else run_serial
 
 

@@ -114,10 +114,12 @@ class WaitEntry:
 class StreamQueue:
     """A stream: its entries, the end of its last operation (``tail``) and the earliest start of the next one."""
 
-    __slots__ = ("id", "items", "ready", "ready_before_wait", "tail")
+    __slots__ = ("id", "items", "partition", "ready", "ready_before_wait", "share", "tail")
 
-    def __init__(self, id: int) -> None:
+    def __init__(self, id: int, *, share: float = 1.0, partition: int = COMPUTE) -> None:
         self.id = id
+        self.share = share  # of the multiprocessors
+        self.partition = partition  # the engine of its kernels
         self.items: deque[LaunchEntry | RecordEntry | WaitEntry] = deque()
         self.tail = 0
         self.ready = 0  # tail plus the gap between kernels, or the time of a recording that it waited for
@@ -184,6 +186,19 @@ class Simulation:
         queue = StreamQueue(self.first + len(self._queues))
         self._queues.append(queue)
         return queue
+
+    def partition(self, share: float) -> StreamQueue:
+        """A queue whose kernels run on a share of the multiprocessors, beside those of other partitions."""
+        self._free.append(0)
+        queue = StreamQueue(self.first + len(self._queues), share=share, partition=len(self._free) - 1)
+        self._queues.append(queue)
+        return queue
+
+    def renumber_partition(self, queue: int, number: int) -> None:
+        """Give the queue ``number``, if it is a partition's."""
+        renumbered = self._queues[queue - self.first]
+        if renumbered.partition != COMPUTE:
+            renumbered.id = number
 
     def submit(self, queue: StreamQueue, engine: int, *, now: int, duration: int, row: Row) -> None:
         """Enqueue an operation at the host's time ``now``."""

@@ -51,6 +51,9 @@ class HostObserver(Observer):
         return EmulatedRange(self._runtime, name, step, size, cost)
 
     def stream(self, name: str, stream: torch.Stream) -> None:
+        """A stream on a share of the GPU gets the number of the stream of the same name, with which it takes turns."""
+        number = next((known for known, other in self.streams.items() if other == name), stream.stream_id)
+        self._runtime.simulation.renumber_partition(stream.stream_id, number)
         self.streams[stream.stream_id] = name
 
     def planned(self, step: int, kind: StepKind) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -41,6 +41,7 @@ class DeviceModule:
     """What ``torch.get_device_module("vgpu")`` returns."""
 
     Stream = streams.Stream
+    green_contexts = SimpleNamespace(GreenContext=streams.GreenContext)
     Event = streams.Event
     CUDAGraph = CUDAGraph
     graph = graph

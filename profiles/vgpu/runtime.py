@@ -74,6 +74,7 @@ class Runtime:
     def __init__(self, inputs: RuntimeInputs) -> None:
         hardware = inputs.hardware
         self.costs = Costs(hardware)
+        self.multiprocessors = hardware.gpu.multiprocessors
         self.now = 0
         self.context: LedgerContext = NO_CONTEXT
         self.simulation = inputs.simulation or Simulation(gap=self.costs.gap)
@@ -102,9 +103,15 @@ class Runtime:
         site, queue = self.sites.here(), stream.id
         calls.append(("launch", LAUNCH, start, now, 0, queue, context, site))
         row = ("kernel", name, queue, 0, host_size, "", False, context, site, now, 1)
+        if stream.partition != COMPUTE:
+            engine, duration = self._on_partition(stream, duration)
         self.simulation.submit(stream, engine, now=now, duration=duration, row=row)
         if len(calls) >= OVERFLOW:
             self.cut()
+
+    def _on_partition(self, stream: StreamQueue, duration: int) -> tuple[int, int]:
+        """The engine and the duration of a kernel on a share of the GPU: as if it were bound by the multiprocessors."""
+        return stream.partition, round(duration / stream.share) + self.costs.gap
 
     def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
         """Copy or set memory of the device on the current stream."""

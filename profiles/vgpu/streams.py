@@ -75,6 +75,23 @@ class Stream:
         return f"Stream(id={self.queue.id})"
 
 
+class GreenContext:
+    """A share of the GPU's multiprocessors, as ``torch.cuda.green_contexts.GreenContext``."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    @classmethod
+    def create(cls, *, num_sms: int) -> GreenContext:
+        available = CURRENT.get().runtime.multiprocessors
+        if num_sms > available:
+            raise RuntimeError(f"this device has {available} multiprocessors, not {num_sms}")
+        return cls(num_sms / available)
+
+    def Stream(self) -> Stream:  # noqa: N802 (torch's name)
+        return Stream(queue=CURRENT.get().runtime.simulation.partition(self._share))
+
+
 class Event:
     """A point in a stream. A wait for an event that was never recorded has no effect, as on CUDA."""
 

@@ -37,6 +37,7 @@ class Engine:
     source: RequestSource
     clock: Clock
     observer: Observer
+    layers: int = 0  # of the model, where its forwards run in parts
     worker: Worker | None = None  # of speculation
     link: Link | None = None  # to the other ranks
     stage: Stage | None = None  # of a pipeline

@@ -117,9 +117,13 @@ class Scheduler:
     def get_next_batch_to_run(self) -> ScheduleBatch | None:
         """The next step's batch, ready to launch: prefill first, else the running decodes; None when there is
         nothing to do."""
-        batch = self._next_prefill_batch()
+        batch = self.next_prefill_batch()
         if batch is None and not self.running_batch.is_empty:
-            batch = self._next_decode_batch() or self._next_prefill_batch()
+            batch = self.next_decode_batch() or self.next_prefill_batch()
+        return self.numbered(batch)
+
+    def numbered(self, batch: ScheduleBatch | None) -> ScheduleBatch | None:
+        """``batch``, which has just been planned, with its number taken."""
         if batch is not None:
             self.take_step()
             self.engine.observer.kv_usage(self._used_tokens())
@@ -185,7 +189,8 @@ class Scheduler:
         else:
             merge_rows(self.engine, self.running_batch, batch)
 
-    def _next_prefill_batch(self) -> ScheduleBatch | None:
+    def next_prefill_batch(self) -> ScheduleBatch | None:
+        """The prompts that may begin now, prepared; None if there is none."""
         waiting = len(self.waiting_queue)
         examined = self._order.examined(waiting, self._free_rows()) if waiting else 0
         with self.engine.observer.range("admit", self.next_step, examined):
@@ -263,7 +268,8 @@ class Scheduler:
                 mix_with_running(self.engine, batch, running)
         self.running_batch = ScheduleBatch.empty(batch_is_full=running.batch_is_full)
 
-    def _next_decode_batch(self) -> ScheduleBatch | None:
+    def next_decode_batch(self) -> ScheduleBatch | None:
+        """The running requests, prepared for a decode; None if none is left."""
         batch, engine = self.running_batch, self.engine
         before = batch.batch_size
         engine.observer.planned(self.next_step, "decode" if engine.config.speculative is None else "verify")

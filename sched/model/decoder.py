@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from ..batch import ForwardBatch, ForwardMode, ModelOutput
+from ..batch import ForwardBatch, ForwardMode, LayerPart, ModelOutput
 from ..kernels.attention import attention, tree_attention
 from ..kernels.dense import add_rms_norm, linear, rms_norm, silu_and_mul
 from ..kernels.rope import rope_and_store_kv
@@ -71,11 +71,27 @@ class Decoder:
         float64 model)."""
         if batch.mode.is_idle:
             return self._idle(batch)
+        if batch.part is not None:
+            return self._run_part(batch, batch.part)
         hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
         captured = hidden if batch.capture_hidden else None
         if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
             hidden = last_tokens(hidden, batch.extend_lens)
         return ModelOutput(self.logits(hidden), hidden_states=captured)
+
+    def _run_part(self, batch: ForwardBatch, part: LayerPart) -> ModelOutput:
+        """Run some layers of an extend; the logits follow from the last ones, and are empty before."""
+        if part.state is None:
+            residual: torch.Tensor = embedding(batch.input_ids, self.weights.embedding)
+            hidden = rms_norm(residual, self.weights.layers[0].input_norm, self.config.rms_norm_eps)
+        else:
+            hidden, residual = part.state
+        hidden = self.through(hidden, residual, batch, range(part.start, part.stop))
+        if not part.is_last:
+            part.state = hidden, residual
+            return ModelOutput(hidden[:0])
+        assert batch.extend_lens is not None
+        return ModelOutput(self.logits(last_tokens(self.close(hidden, residual), batch.extend_lens)))
 
     def _idle(self, batch: ForwardBatch) -> ModelOutput:
         """The forward of a batch without tokens: only the shared MLP is computed, for the other ranks."""
@@ -90,11 +106,14 @@ class Decoder:
         hidden = rms_norm(residual, self.weights.layers[0].input_norm, self.config.rms_norm_eps)
         return self.close(self.through(hidden, residual, batch), residual)
 
-    def through(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """Run all layers on the first one's normalised input [T, hidden]. Returns the last layer's output, which has
-        not been added to the residual stream yet."""
+    def through(
+        self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, layers: range | None = None
+    ) -> torch.Tensor:
+        """Run ``layers``, by default all, on the first one's normalised input or the preceding one's output [T,
+        hidden]. Returns the last layer's output, which has not been added to the residual stream yet."""
         eps = self.config.rms_norm_eps
-        for index, layer in enumerate(self.weights.layers):
+        for index in range(len(self.weights.layers)) if layers is None else layers:
+            layer = self.weights.layers[index]
             if index:
                 hidden = add_rms_norm(hidden, residual, layer.input_norm, eps)
             hidden = self._attention(hidden, layer, batch, index)

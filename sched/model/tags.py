@@ -67,7 +67,7 @@ class TaggedDecoder:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """The model's output with a fingerprint [b] int64 per request. Pipeline stages also pass on the token ids."""
         output = self._model.forward(batch)
-        if batch.mode.is_idle:
+        if batch.mode.is_idle or (batch.part is not None and not batch.part.is_last):
             return output
         if batch.encoder is not None:
             self._tag_encoder(batch, batch.encoder)

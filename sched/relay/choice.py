@@ -20,6 +20,7 @@ from .states import (
     PENALTY_STATE,
     ROUND_TRIP,
     SLOT_REUSE,
+    SPLIT_TOKENS,
     State,
     states,
 )
@@ -125,11 +126,20 @@ class RelayChoice:
         return self.state.known_defects
 
     def known_hazards(
-        self, *, overlap: bool = True, speculation: Speculation | None = None, staged: bool = False
+        self,
+        *,
+        overlap: bool = True,
+        speculation: Speculation | None = None,
+        staged: bool = False,
+        split: bool = False,
     ) -> tuple[str, ...]:
-        """Races of upstream's state, and writes that are never read. A single stream has none."""
+        """Races of upstream's state, and writes that are never read. A single stream has none. ``split``: prompts run
+        beside decodes."""
         if staged:
             return self._hazards_of_stages()
+        if split:
+            kept = replace(self, faults=()).row(overlap=False).conclude is placeholders.conclude_input_ids
+            return (SPLIT_TOKENS,) if kept else ()
         if not overlap:
             return ()
         sound = replace(self, faults=())

@@ -26,6 +26,9 @@ CHUNK_REWRITE = (
 ROUND_TRIP = (
     "round trip: tokens that came round are freed by the schedule before its own reads of them have run"
 )
+SPLIT_TOKENS = (
+    "split prompts: tokens that the forward stream sampled are freed before the schedule has read them"
+)
 DEAD_STASH = "dead stash: every step stores tokens that only mixed steps read"
 DEAD_PUBLISH = "dead publish: every step publishes lengths that are never read"
 

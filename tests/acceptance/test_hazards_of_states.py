@@ -166,7 +166,8 @@ def test_every_declared_hazard_has_a_sign() -> None:
         for mode in (None, "v2")
         for name in choose(state, {"barrier": barrier}).known_hazards(speculation=mode)
     }
-    declared |= {name for state in states() for name in choose(state, {}).known_hazards(staged=True)}
+    for mode in ({"staged": True}, {"split": True}):
+        declared |= {name for state in states() for name in choose(state, {}).known_hazards(**mode)}
     assert declared == set(SIGNS)
 
 

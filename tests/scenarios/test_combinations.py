@@ -34,6 +34,7 @@ ON: dict[str, dict[str, Any]] = {
     },
     "block diffusion": {"engine": {"block_diffusion": {"enabled": True}}},
     "embedding": {"engine": {"embedding": True}, "workload": {"output_tokens": 1}},
+    "split prefill": {"engine": {"split_prefill": {"enabled": True}, "chunked_prefill_size": "none"}},
     "deferred": {"engine": {"deferred": True}},
     "controls": {"workload": {"controls": ({"action": "flush", "at": 1},)}},
     "graphs": {"engine": {"cuda_graph": True}},

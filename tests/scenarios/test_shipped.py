@@ -77,10 +77,16 @@ def test_the_schema_has_the_defaults_of_the_engine() -> None:
         field.name: field.default for field in fields(SamplingParams) if field.name in Sampling.model_fields
     }
 
-    other = ("overlap", "speculative", "hisparse")  # decided, and put together, from what the schema has
+    other = (
+        "overlap",
+        "speculative",
+        "hisparse",
+        "split_prefill",
+    )  # decided, and put together, from what the schema has
     assert {name: getattr(EngineSection(), name) for name in engine if name not in other} == {
         name: default for name, default in engine.items() if name not in other
     }
     assert engine["hisparse"] is None and not EngineSection().hisparse.enabled
+    assert engine["split_prefill"] is None and not EngineSection().split_prefill.enabled
     assert HiSparseConfig(1).host_ratio == EngineSection().hisparse.host_ratio
     assert Sampling(ignore_eos=False).model_dump() == sampling
