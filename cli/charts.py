@@ -147,7 +147,8 @@ def _bars(lanes: Sequence[Lane]) -> Iterator[Spec]:
                 "start": piece.start / 1e3,
                 "end": piece.end / 1e3,
                 "took": (piece.end - piece.start) / 1e3,
-                **({"line": piece.line, "statement": piece.statement} if piece.line else {}),
+                "line": piece.line,
+                "statement": piece.statement,
             }
 
 
@@ -187,7 +188,8 @@ def _arrow_layers(scene: Scene, x: Spec, y: Spec, labels: Sequence[str]) -> Iter
             "waited": arrow.waited / 1e3,
             "for": f"{arrow.name} on {arrow.source}",
             "angle": 0 if labels.index(arrow.target) < labels.index(arrow.source) else 180,
-            **({"line": arrow.line, "statement": arrow.statement} if arrow.line else {}),
+            "line": arrow.line,
+            "statement": arrow.statement,
         }
         for arrow in scene.arrows
     ]

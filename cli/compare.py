@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
-    from ..profiles.picture.model import Picture
     from ..profiles.platform.resolve import EngineChoice
     from ..scenarios.schema import Case
+    from .page import Drawn
 
 _LIBRARY = "cases"
 _Sides = Literal["a", "b"]
@@ -113,7 +113,7 @@ class ComparisonOptions(NamedTuple):
 
 class Compared(NamedTuple):
     document: dict[str, Any]
-    picture: Picture
+    picture: Drawn
     broken: bool
     undecided: bool
 
@@ -315,7 +315,7 @@ def _conduct(
     *,
     notice: Notice,
     update: Callable[[str], None],
-) -> tuple[Trials, DrawnRuns, Picture]:
+) -> tuple[Trials, DrawnRuns, Drawn]:
     from ..profiles.judge.sides import opened
     from ..profiles.judge.trial import TrialRequest
     from ..profiles.judge.trials import conduct, conduct_draws

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..profiles.record.conclusion import engine_name
 from . import result_page
 from .console import results
-from .page import Document, to_csv, with_picture
+from .page import Document, Drawn, to_csv, with_picture
 from .page import show as show_page
 from .scenario_arguments import Format
 from .source_lines import LINES, hazard_lines
@@ -16,7 +16,6 @@ from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
-    from ..profiles.picture.model import Picture
 
 _RUN = ("scenario", "relay", "label", "host", "digest")
 _RANK = ("rank", "role")  # empty in rows of the whole run
@@ -27,7 +26,7 @@ _FIGURES = (
 )
 
 
-def show(outcome: RunOutcome, form: Format, *, every_table: bool = False, picture: Picture = ()) -> None:
+def show(outcome: RunOutcome, form: Format, *, every_table: bool = False, picture: Drawn = ()) -> None:
     """Print the outcome on stdout. Broken budgets and hazards also go to stderr where stdout is a document.
     ``every_table``: more than the first screenful, in formats that have one."""
     document = outcome.result.document()

@@ -44,6 +44,7 @@ class Drawing(NamedTuple):
     picture: Picture
 
 
+Drawn = Sequence[Scene | Chart]  # of timelines
 Block = Text | Lines | Table | Drawing | Chart
 
 
@@ -124,10 +125,13 @@ def show(
             sys.stdout.write(printable(csv() if csv is not None else tables_csv(page(UNLIMITED))))
 
 
-def with_picture(page: Page, picture: Picture) -> Page:
-    """The page with a picture in front of its tables."""
+def with_picture(page: Page, drawn: Drawn) -> Page:
+    """The page with its picture in front of its tables, and with the charts of timelines behind them."""
+    picture = tuple(one for one in drawn if isinstance(one, Scene))
+    charts = [one for one in drawn if isinstance(one, Chart)]
     at = next((n for n, block in enumerate(page.blocks) if isinstance(block, Table)), len(page.blocks))
-    return page._replace(blocks=[*page.blocks[:at], Drawing(picture), *page.blocks[at:]]) if picture else page
+    drawing = [Drawing(picture)] if picture else []
+    return page._replace(blocks=[*page.blocks[:at], *drawing, *page.blocks[at:], *charts])
 
 
 def screenful(page: Page) -> Page:

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from ..profiles.picture.model import KINDS
 from ..profiles.record.conclusion import mean_value
+from ..profiles.record.recording import RecordedTimeline
 from ..profiles.sweeps.conclusion import rung_labels
 from .charts import Chart, ChartKind, PointValue
 from .page import Document
@@ -88,6 +89,19 @@ def _ranges(result: Document) -> Chart:
             points.append({"y": name, "x": 0.0, **ends})
     title = f"ranges under {part['draws']} draws of the hardware's constants"
     return Chart(title, "interval", "% of the value", "", points)
+
+
+def of_timelines(found: Mapping[str, RecordedTimeline]) -> Iterator[Chart]:
+    """The KV in use over time, of each rank that has any."""
+    points: list[Point] = []
+    for name, timeline in found.items():
+        begin = timeline.windows[0].start if timeline.windows else 0
+        series = {"series": name} if len(found) > 1 else {}
+        for n in _thinned(range(len(timeline.kv))):
+            at, tokens = timeline.kv[n]
+            points.append({"x": (at - begin) / 1e6, "y": tokens, **series})
+    if points:
+        yield Chart("KV in use", "step", "ms", "tokens", points)
 
 
 def of_comparison(found: Document) -> Iterator[Chart]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..profiles.picture.model import Picture
     from ..profiles.record.recording import RecordedTimeline
     from ..profiles.record.result import Result
+    from .page import Drawn
 
 WantsPicture = Annotated[
     bool,
@@ -41,16 +42,24 @@ def timelines(output_dir: Path | None, *, wanted: bool) -> Iterator[Path | None]
         yield Path(folder)
 
 
-def drawn(result: Result, folder: Path | None) -> Picture:
-    """The picture of the timelines in ``folder``; empty where there are none, or where their clocks differ."""
+def drawn(result: Result, folder: Path | None) -> Drawn:
+    """The picture of the timelines in ``folder`` and charts of them; nothing where there are none."""
     from ..profiles.picture.draw import picture
+    from .page_charts import of_timelines
+
+    found = _timelines(result, folder)
+    return *picture(found), *of_timelines(found)
+
+
+def _timelines(result: Result, folder: Path | None) -> dict[str, RecordedTimeline]:
+    """None where their clocks differ."""
     from ..profiles.record.recording import read_ranks
 
     found = {} if folder is None else named(read_ranks(folder), result)
     if len(found) > 1 and not result.one_clock:
         echo("no picture: each rank has a clock of its own", err=True)
-        return ()
-    return picture(found)
+        return {}
+    return found
 
 
 def named(found: Mapping[int, RecordedTimeline], result: Result) -> dict[str, RecordedTimeline]:
@@ -62,13 +71,14 @@ def named(found: Mapping[int, RecordedTimeline], result: Result) -> dict[str, Re
 def side_by_side(a: Side, b: Side, seed: int) -> Picture:
     """A above B, from one more run of each; stored sides have the timelines beside them, if any."""
     from ..profiles.judge.remote import CrashError
+    from ..profiles.picture.draw import picture
     from ..profiles.picture.model import stacked
 
     pictures = {}
     for name, side in {"A": a, "B": b}.items():
         with TemporaryDirectory(prefix="schedbench-picture-") as folder:
             try:
-                pictures[name] = drawn(*side.recorded(seed, Path(folder)))
+                pictures[name] = picture(_timelines(*side.recorded(seed, Path(folder))))
             except CrashError:
                 echo(f"no picture of {name}: that version cannot record its timeline", err=True)
-    return stacked({name: picture for name, picture in pictures.items() if picture})
+    return stacked({name: found for name, found in pictures.items() if found})

@@ -15,8 +15,8 @@ from .stopwatch import command_line
 from .text import printable, printable_json
 
 if TYPE_CHECKING:
-    from ..profiles.picture.model import Picture
     from ..profiles.record.result import Result
+    from .page import Drawn
 
 Files = Annotated[
     list[Path],
@@ -72,7 +72,7 @@ def report(
     _show(found, pictures, form, every_table=every_table)
 
 
-def _show(found: list[Result], pictures: list[Picture], form: Format, *, every_table: bool) -> None:
+def _show(found: list[Result], pictures: list[Drawn], form: Format, *, every_table: bool) -> None:
     from ..profiles.measure.budget import RunOutcome, asked, breaches
     from .outcome import csv_of, show
 

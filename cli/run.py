@@ -37,11 +37,11 @@ from .worth import require_worth, with_worth
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
-    from ..profiles.picture.model import Picture
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
     from ..sched.observe import Clock
+    from .page import Drawn
     from .progress import RunProgress
 
 SaveTokens = Annotated[bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")]
@@ -248,7 +248,7 @@ def _climb(
     return INTERRUPTED if interrupted else max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
-def _show(outcome: RunOutcome, form: Format, *, every_table: bool, picture: Picture) -> None:
+def _show(outcome: RunOutcome, form: Format, *, every_table: bool, picture: Drawn) -> None:
     from .outcome import show
 
     show(outcome, form, every_table=every_table, picture=picture)

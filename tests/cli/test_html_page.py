@@ -145,6 +145,8 @@ def test_charts_have_the_documents_instants(document, parsed, folder):
         assert [(bar["lane"], bar["start"], bar["end"]) for bar in bars] == [
             (lane.label, piece.start / 1e3, piece.end / 1e3) for lane in scene.lanes for piece in lane.slices
         ]
+    kv = specs["KV in use"]["data"]["values"]
+    assert max(point["y"] for point in kv) == document["metrics"]["peak_kv_tokens"]["values"][0]
     load = specs["requests over time"]["data"]["values"]
     ends = max(row["finish"] for row in document["requests"]) / 1e6
     assert max(point["x"] for point in load) == ends and load[-1]["y"] == 0
