@@ -32,12 +32,11 @@ _CONFIG: Final[Spec] = {
     "view": {"stroke": None},
     "axis": {"grid": False, "titleFontWeight": "normal", "labelLimit": 220},
     "legend": {"orient": "top", "columns": 4, "title": None, "labelLimit": 260},
-    "bar": {"discreteBandSize": 16},
 }
 
 
 class Chart(NamedTuple):
-    """``points`` have ``x`` and ``y``, and may have ``series``; of kind ``interval`` also ``low`` and ``high`` of x.
+    """``points`` have ``x`` and ``y``, and may have ``series``; of kind ``interval`` maybe ``low`` and ``high`` of x.
     The ``y`` of bars and intervals is a name. ``log``: the x axis is logarithmic."""
 
     title: str
@@ -79,11 +78,15 @@ def _chart(chart: Chart) -> Spec:
         layers = [{"mark": "bar", "encoding": {**encoding, **beside}}]
     if chart.kind == "interval":
         extent = {**encoding, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
-        point = {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": encoding}
-        layers = [{"mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.5}, "encoding": extent}, point]
+        rule = {"mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.5}, "encoding": extent}
+        layers = [{"mark": {"type": "point", "filled": True, "size": 60}, "encoding": encoding}]
+        if any("low" in point for point in chart.points):
+            layers.insert(0, rule)
+        else:
+            x["scale"] = {"zero": False}
     if not named:
         layers[0]["params"] = [_zoom()]
-    height = {"step": _LANE} if named else 180
+    height = _LANE * len({point["y"] for point in chart.points}) if named else 180
     return {"data": {"values": [*chart.points]}, "height": height, "layer": layers}
 
 
@@ -118,7 +121,7 @@ def _scene(scene: Scene) -> Spec:
     step = {"x": at, "tooltip": {"field": "says"}}
     named = {"x": at, "y": y, "text": {"field": "says"}}
     return {
-        "height": {"step": _LANE},
+        "height": _LANE * len(labels),
         "layer": [
             {"data": {"values": [*_bars(scene.lanes)]}, **_bar_layer(x, y, scene)},
             {
@@ -241,4 +244,4 @@ def svg(drawn: Sequence[Chart | Scene]) -> str:
         "config": {**_CONFIG, "background": "white"},
         "resolve": {"scale": {"color": "independent"}},
     }
-    return str(vl_convert.vegalite_to_svg(whole))
+    return f"{vl_convert.vegalite_to_svg(whole)}\n"

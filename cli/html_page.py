@@ -76,7 +76,8 @@ def _sections(block: Block, rest: Collection[str]) -> Iterator[_Section]:
         case Chart():
             yield _Section(spec=_json(spec_of(block)))
         case Lines():
-            yield _Section(lines=[_line(line) for line in block.lines if line.plain.strip()])
+            if lines := [_line(line) for line in block.lines if line.plain.strip()]:
+                yield _Section(lines=lines)
         case Text():
             yield _Section(lines=[_line(block)])
 

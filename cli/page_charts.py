@@ -141,7 +141,7 @@ def of_ladder(ladder: Document) -> Iterator[Chart]:
         (label, rung["result"]) for label, rung in zip(rung_labels(ladder), ladder["rungs"], strict=True)
     ]
     speed = [{"y": label, "x": mean_value(result, "output_throughput")} for label, result in rungs]
-    yield Chart("throughput of the rungs", "bar", "output tokens/s", "", speed)
+    yield Chart("throughput of the rungs", "interval", "output tokens/s", "", speed)
     exposed = [
         {
             "y": label,

@@ -21,7 +21,7 @@ from schedbench.profiles.record.result import Metric, Outputs, Result
 from tests.acceptance.runs import command_line, plain_environment
 from tests.conftest import RunCommand
 
-FORMS = ("table", "json", "md", "csv", "html")
+FORMS = ("table", "json", "md", "csv", "html", "svg")
 BRIEF = ("run", "mixed", "--set", "workload.requests=4", "--set", "device.values=none")
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
