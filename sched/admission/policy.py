@@ -75,18 +75,25 @@ def _repeated_heads(waiting: list[Request], matched: dict[str, int]) -> set[str]
 def refusal(req: Request, config: EngineConfig, pool: int) -> str:
     """Why ``req`` does not fit into the context, or into a KV pool of ``pool`` tokens; empty where it does."""
     prompt, output = len(req.origin_input_ids), req.sampling.max_new_tokens
-    drafts = 0 if config.speculative is None else config.speculative.overhang
-    what = f"{prompt} prompt + {output} new tokens" + (f" + {drafts} for drafts" if drafts else "")
+    beyond, purpose = _beyond(prompt + output, config)
+    what = f"{prompt} prompt + {output} new tokens" + (f" + {beyond} {purpose}" if beyond else "")
     if prompt == 0:
         return "empty prompt"
-    if prompt + output + drafts > config.context_len:
+    if prompt + output + beyond > config.context_len:
         return f"{what} exceed the context length of {config.context_len}"
-    if prompt + output + drafts + config.page_size >= pool:
+    if prompt + output + beyond + config.page_size >= pool:
         return f"{what} exceed the KV pool of {pool} tokens"
     outside = [token for token in req.sampling.stop_token_ids if not 0 <= token < config.vocab_size]
     if outside:
         return f"stop token {outside[0]} is not in the vocabulary of {config.vocab_size}"
     return ""
+
+
+def _beyond(tokens: int, config: EngineConfig) -> tuple[int, str]:
+    """Positions behind a request's last token that may be written to, and for what."""
+    if config.speculative is not None:
+        return config.speculative.overhang, "for drafts"
+    return (0, "") if config.blocks is None else (-tokens % config.blocks.size, "for its last block")
 
 
 def start_grammar(req: Request, grammars: Any) -> str:

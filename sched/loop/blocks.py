@@ -4,7 +4,7 @@ A block begins as the known tokens of its request and masks. Forwards are repeat
 tokens, until none is left; one more forward stores the block's KV. The results are a list of tensors, of a length of
 their own each. No request ever joins a running batch: it stays staged with its row, and its next block is planned when
 the last one is settled. Upstream examines every request of a pass by itself, with several reads of the device; here one
-kernel serves the batch, and one read tells whether masks are left.
+kernel serves the batch, and one read says whether masks are left.
 """
 
 from __future__ import annotations

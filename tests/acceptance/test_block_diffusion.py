@@ -90,6 +90,17 @@ def test_no_setting_changes_a_token(setting: str) -> None:
     assert digest("block_diffusion", *NONE, setting) == digest("block_diffusion", *NONE)
 
 
+def test_a_request_whose_last_block_would_not_fit_is_refused() -> None:
+    """30 + 23 tokens would fit the pool of 64, and four blocks do not."""
+    lengths = ("workload.prompt_tokens=30", "workload.output_tokens=23", "engine.kv_tokens=64")
+    result = result_of("block_diffusion", *NONE, *lengths)
+    assert {row.reason for row in result.requests} == {
+        "30 prompt + 23 new tokens + 11 for its last block exceed the KV pool of 64 tokens"
+    }
+    room = result_of("block_diffusion", *NONE, *lengths, "engine.kv_tokens=66")
+    assert statuses(room) == {"finished"}
+
+
 def test_a_pass_keeps_what_is_likely_and_the_likeliest() -> None:
     passes = {
         threshold: result_of("block_diffusion", *NONE, f"engine.block_diffusion.threshold={threshold}")
