@@ -48,15 +48,18 @@ def _gains(rows: list[Document], *, width: int) -> Table:
     table.add_column("if it", width=_IF, no_wrap=True)
     for heading in _FIGURES.values():
         table.add_column(heading, justify="right", no_wrap=True)
+    room = width if width == UNLIMITED else _IF
     for row in rows:
-        said = Text.assemble(_CHANGES[row["change"]], ("\n" + cut_right(", ".join(row["kinds"]), _IF), "dim"))
+        said = Text.assemble(
+            _CHANGES[row["change"]], ("\n" + cut_right(", ".join(row["kinds"]), room), "dim")
+        )
         table.add_row(_where(row, _room(width)), said, *(_signed(row[name]) for name in _FIGURES))
     return table
 
 
 def _hidden(rows: list[Document], *, width: int, lines: int) -> Table:
     more = f"; and {len(rows) - lines} more" if len(rows) > lines else ""
-    what = min(max(width - _room(width) - 20, 24), 44)
+    what = width if width == UNLIMITED else min(max(width - _room(width) - 20, 24), 44)
     table = framed(
         HIDDEN,
         caption=f"no figure gains 0.1 % without them{more}",

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from schedbench.cli import compare_page
 from schedbench.cli.app import app, main
 from schedbench.cli.page import markdown, print_page
+from schedbench.cli.page_charts import of_comparison
 
 SMALL = """
 name: small
@@ -225,3 +226,19 @@ def test_a_measured_page_shows_intervals_and_what_has_none(document):
     text = page(document, width=200)
     assert "95 % CI" in text and "ABBA blocks" in text
     assert next(line for line in text.splitlines() if line.startswith("retractions")).count("–") == 2
+
+
+def test_charts_have_the_effects_and_where_the_gpu_waited(document):
+    found = document["comparison"]
+    effects, waits = of_comparison(found)
+    metric = found["metrics"]["output_throughput"]
+    [point] = [point for point in effects.points if point["y"] == "output_throughput"]
+    assert (point["x"], point["low"], point["high"]) == (
+        metric["delta_pct"],
+        metric["ci_low"],
+        metric["ci_high"],
+    )
+    assert "output_throughput, over draws" in [point["y"] for point in effects.points]
+    causes = {part["part"]: part for part in found["idle"]}
+    shown = {(point["y"], point["series"]): point["x"] for point in waits.points}
+    assert shown["exposed host work", "A"] == causes["exposed_host"]["a"] > 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -80,3 +83,17 @@ def test_compare_draws_a_above_b(folder):
     assert [lines[n][0] for n in rows[:2]] == ["A", "B"]
     stored = CliRunner().invoke(app, ["compare", *[str(folder / "result.json")] * 2, "--picture"])
     assert stored.output.count("\nA GPU idle  ") == stored.output.count("\nB GPU idle  ") > 0
+
+
+def test_the_docs_show_what_the_command_prints(monkeypatch):
+    """But for the numbers of lines, which move."""
+    page = (Path(__file__).parents[2] / "docs" / "pictures.md").read_text()
+    command, shown = page.partition("    schedbench ")[2].splitlines()[0], page.split("```\n")[1]
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(app, command.split())
+    printed = "\n".join(line.rstrip() for line in done.output.splitlines())
+    assert wherever(shown) in wherever(printed)
+
+
+def wherever(text: str) -> str:
+    return re.sub(r"\.py:\d+", ".py", text)

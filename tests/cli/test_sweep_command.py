@@ -16,6 +16,7 @@ from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
 from schedbench.cli.page import print_page
+from schedbench.cli.page_charts import of_sweep
 from schedbench.profiles.sweeps import runs
 from schedbench.profiles.sweeps.conclusion import sweep_conclusion
 from schedbench.profiles.sweeps.sweep import SweepError
@@ -252,3 +253,14 @@ def test_an_interrupted_sweep_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch,
 )
 def test_mistakes_are_refused(arguments: tuple[str, ...], error: type[Exception]) -> None:
     assert isinstance(swept(*arguments).exception, error)
+
+
+def test_the_chart_has_a_line_for_each_value_of_the_other_axis():
+    document = made_up({"x": (1.0, -2.0), "y": (3.0, 4.0)})
+    first, second = (axis["key"] for axis in document["sweep"]["axes"])
+    (chart,) = of_sweep(document)
+    assert (chart.kind, chart.x) == ("line", first)
+    assert [(point["x"], point["y"], point["series"]) for point in chart.points] == [
+        *((1.0, 1.0, f"{second} x"), (2.0, -2.0, f"{second} x")),
+        *((1.0, 3.0, f"{second} y"), (2.0, 4.0, f"{second} y")),
+    ]

@@ -14,6 +14,7 @@ import pytest
 from schedbench.cli import compare_page, ladder_page
 from schedbench.cli.outcome import csv_of
 from schedbench.cli.page import markdown
+from schedbench.cli.page_charts import of_result
 from schedbench.cli.result_page import page, worth_page_of
 from tests.conftest import RunCommand
 
@@ -69,6 +70,10 @@ def test_the_conclusion_names_the_line_and_what_it_is_worth(document: dict[str, 
 
 def test_every_form_has_the_rows(document: dict[str, Any]) -> None:
     [first, *_] = document["worth"]["rows"]
+    [chart] = [chart for chart in of_result(document) if chart.title == "what would it be worth"]
+    assert [point["x"] for point in chart.points] == [
+        row["output_throughput_pct"] for row in document["worth"]["rows"] if row["output_throughput_pct"]
+    ][:12]
     text = markdown(worth_page_of(document, 160))
     assert text.startswith(f"**{document['conclusion']}**")
     assert any(line.startswith(f"| `{UPLOAD}:") and "is not there" in line for line in text.splitlines())

@@ -20,6 +20,7 @@ from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse,
 from schedbench.profiles.judge.trial import Question, Sample, TrialRequest, run_trial
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.record.recording import read_ranks
 from schedbench.profiles.record.result import ResultError
 from schedbench.scenarios.problems import ScenarioError
 
@@ -270,12 +271,14 @@ def trees(root: Path) -> list[Path]:
     return list((root / ".git" / "worktrees").glob("*"))
 
 
-def test_another_commit_runs_in_its_own_process_and_leaves_nothing(repository, question, sample):
+def test_another_commit_runs_in_its_own_process_and_leaves_nothing(repository, question, sample, tmp_path):
     with (
         worktree(repository, "good") as tree,
         working("git:good", question, TrialRequest(device="vgpu"), sources=tree / SOURCES) as side,
     ):
         there = side.run(1)
+        assert side.recorded(1, tmp_path)[0].outputs == there.result.outputs
+    assert read_ranks(tmp_path)[0].windows
     assert there.result.outputs == sample.result.outputs
     assert there.steps == sample.steps
     assert there.result.tool.git_sha and not there.result.tool.dirty
