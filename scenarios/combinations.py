@@ -70,6 +70,7 @@ MODES: dict[str, Mode] = {
     "embedding": Mode(("engine", "embedding")),
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs")),
+    "prompt logprobs": Mode(("workload", "sampling", "prompt_logprobs")),
     "controls": Mode(("workload", "controls")),
     "minimum length": Mode(("workload", "sampling", "min_new_tokens")),
     "measured host": Mode(("device", "host"), lambda host: host == "measured"),
@@ -82,6 +83,7 @@ _ONE_PROCESS = "the ranks share one process, whose time is no rank's own"
 _NOT_IN_MLX = "upstream's MLX loop does not have it"
 _NOT_SPLIT = "its forwards cannot be run in parts of a few layers in this version"
 _NOTHING_DECODES = "a request ends with its prompt, and nothing decodes"
+_UNSCORED = "its forwards give log probabilities of sampled tokens only in this version"
 _NO_TOKEN = "no token is sampled"
 
 RULES: tuple[Rule, ...] = (
@@ -210,7 +212,20 @@ RULES: tuple[Rule, ...] = (
     Rule("controls", "replicas", _ONE_SCHEDULER),
     Rule("controls", "data-parallel ranks", _ONE_SCHEDULER),
     Rule("values none", "grammar", "tokens are hashes there, a grammar cannot choose them"),
+    Rule("mixed chunk", "logprobs", "batches with logprobs are not mixed", "runs"),
+    Rule("mixed chunk", "prompt logprobs", "batches with logprobs are not mixed", "runs"),
+    Rule(
+        "radix cache", "prompt logprobs", "the prompt's own tokens are computed, whatever is cached", "runs"
+    ),
+    Rule("speculation", "prompt logprobs", _UNSCORED),
+    Rule("pipeline", "prompt logprobs", _UNSCORED),
+    Rule("disaggregation", "prompt logprobs", _UNSCORED),
+    Rule("encoder-decoder", "prompt logprobs", _UNSCORED),
+    Rule("block diffusion", "prompt logprobs", _UNSCORED),
+    Rule("embedding", "prompt logprobs", _NO_TOKEN),
+    Rule("split prefill", "prompt logprobs", _UNSCORED),
     Rule("values none", "logprobs", "there are no logits"),
+    Rule("values none", "prompt logprobs", "there are no logits"),
     Rule("values none", "minimum length", "tokens are hashes there, an early end cannot be held back"),
 )
 

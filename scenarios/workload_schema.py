@@ -160,6 +160,8 @@ class Sampling(Section):
     """Whether a request goes on after an end-of-sequence token."""
     logprobs: Switch = False
     """Whether the log probability of each token is returned."""
+    prompt_logprobs: Switch = False
+    """Whether the log probabilities of the prompt's tokens are returned, so that none comes from the prefix cache."""
     grammar: GrammarSection | None = None
     """The grammar that outputs follow."""
 

@@ -138,6 +138,8 @@ class ForwardBatch:
     extend_prefix_lens: torch.Tensor | None = None  # [b] int32, tokens before those
     max_extend_len: int = 1
     sampling_info: RowState | None = None
+    # [T] int64, the prompt's token behind each token, where log probabilities of prompts were asked for
+    prompt_targets: torch.Tensor | None = None
     capture_hidden: bool = False  # ModelOutput gets every token's hidden state
     branches: torch.Tensor | None = None  # [T, depth] int64
     branch_lens: torch.Tensor | None = None  # [T] int64, how many of them a token sees, its own slot included
@@ -257,6 +259,7 @@ class ModelOutput:
     logits: torch.Tensor
     fingerprint: torch.Tensor | None = None
     hidden_states: torch.Tensor | None = None  # [T, hidden] of every token, where they were asked for
+    prompt_logprobs: torch.Tensor | None = None  # [T] float32 of the ``prompt_targets``
     proxies: tuple[torch.Tensor, ...] = ()  # of a stage that is not the last: the next stage's input
 
 
@@ -278,6 +281,9 @@ class StepResult:
     next_token_ids_cpu: torch.Tensor | None = None  # pinned, readable after copy_done
     next_token_logprobs: torch.Tensor | None = None  # [b] float32 on the device
     next_token_logprobs_cpu: torch.Tensor | None = None
+    prompt_logprobs: torch.Tensor | None = None  # [T] float32 on the device
+    prompt_logprobs_cpu: torch.Tensor | None = None
+    extends: list[tuple[int, int]] = field(default_factory=list)  # first position and tokens of each prompt
     copy_done: torch.Event | None = None
     accept_lens: torch.Tensor | None = None  # [b] int32 on the device, of an overlapped verify
     accept_lens_cpu: torch.Tensor | None = None

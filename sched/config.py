@@ -39,6 +39,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    prompt_logprobs: bool = False
     grammar: tuple[Literal["regex", "choice"], tuple[str, ...]] | None = None
 
     @property

@@ -52,6 +52,8 @@ class Request:
     index: int = 0  # place in the workload; keys sampling noise with the seed
 
     output_ids: array[int] = field(default_factory=lambda: array("q"))
+    # of tokens 1, 2, ... of the prompt, where sampling.prompt_logprobs
+    prompt_logprobs: list[float] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)  # of output_ids, where sampling.logprobs
     encoder_len: int = 0  # of origin_input_ids, how many at the front are an encoder's input
     embedding: tuple[float, ...] = ()  # of the prompt, where prompts are embedded

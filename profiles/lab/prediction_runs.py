@@ -57,6 +57,7 @@ TINY: Final[Mapping[str, Sequence[str]]] = {
     "embedding": (),
     "encoder_decoder": (),
     "block_diffusion": ("workload.requests=8",),
+    "logprobs": (),
     "deferred": (),
     "split_prefill": ("engine.split_prefill.divisions=[]",),
     "pause": (),

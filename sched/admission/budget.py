@@ -160,9 +160,12 @@ class PrefillBudget:
 
 
 def init_next_round_input(req: Request, cache: PrefixCache) -> int:
-    """Match the prefix of a waiting request and set what is to be computed of it: at least one token. Returns the
-    length of the match (upstream ``init_next_round_input``)."""
-    match = cache.match_prefix(req.tokens(0, req.seqlen - 1))
+    """Match the prefix of a waiting request and set what is to be computed of it: at least one token, and all whose
+    log probabilities are missing. Returns the length of the match (upstream ``init_next_round_input``)."""
+    longest = req.seqlen - 1
+    if req.sampling.prompt_logprobs:  # those of a token follow from the token before it
+        longest = min(longest, len(req.prompt_logprobs))
+    match = cache.match_prefix(req.tokens(0, longest))
     req.prefix_indices = match.device_indices
     req.last_node = match.last_node
     req.cache_protected_len = match.matched

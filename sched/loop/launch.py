@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,7 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
+        _score_prompts(batch, sampling.output, result)
         sampled = None if sampling.info.needs.grammar else _sample(engine, sampling)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
@@ -72,6 +74,7 @@ def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
         sampling = _forward(engine, batch)
         sampled = _sample(engine, sampling)
         result = StepResult(sampled.token_ids, future, next_token_logprobs=sampled.logprobs)
+        _score_prompts(batch, sampling.output, result)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
             relay.stash(future, sampled.token_ids)
@@ -127,6 +130,7 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
         sampling_info=batch.sampling_info,
         global_num_tokens=batch.global_num_tokens,
         graph_rows=batch.graph_rows,
+        prompt_targets=_prompt_targets(engine, batch),
         encoder=encoder_input(engine, batch),
     )
 
@@ -146,6 +150,23 @@ def _extend_rows(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, to
     extend_lens = torch.tensor(batch.extend_lens, dtype=torch.int32).to(device, non_blocking=True)
     prefix_lens = torch.tensor(batch.prefix_lens, dtype=torch.int32).to(device, non_blocking=True)
     return extend_lens, prefix_lens
+
+
+def _prompt_targets(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
+    """The prompts' next tokens [T], where log probabilities of prompts were asked for; 0 behind a prompt."""
+    if not batch.forward_mode.is_extend or not sampling_of(batch).needs.prompt_logprobs:
+        return None
+    targets: list[int] = []
+    for req, start, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
+        known = req.origin_input_ids[start + 1 : start + 1 + count]
+        targets += [*known, *repeat(0, count - len(known))]
+    return torch.tensor(targets, dtype=torch.int64).to(engine.config.device, non_blocking=True)
+
+
+def _score_prompts(batch: ScheduleBatch, output: ModelOutput, result: StepResult) -> None:
+    if output.prompt_logprobs is not None:
+        result.prompt_logprobs = output.prompt_logprobs
+        result.extends = list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
 
 
 def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) -> Sampled:
@@ -190,6 +211,8 @@ def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
     result.next_token_ids, result.next_token_logprobs = sampled
     if sampled.logprobs is not None:
         result.next_token_logprobs_cpu = sampled.logprobs.to("cpu", non_blocking=True)
+    if result.prompt_logprobs is not None:
+        result.prompt_logprobs_cpu = result.prompt_logprobs.to("cpu", non_blocking=True)
     result.next_token_ids_cpu = sampled.token_ids.to("cpu", non_blocking=True)
     if engine.config.capabilities.events:
         result.copy_done = engine.streams.module.Event()

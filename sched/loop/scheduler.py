@@ -258,7 +258,7 @@ class Scheduler:
 
     def _mix(self, batch: ScheduleBatch) -> None:
         running = self.running_batch
-        if running.is_empty or any(sampling_of(part).needs.logprobs for part in (batch, running)):
+        if running.is_empty or any(_scored(part) for part in (batch, running)):
             return
         self.engine.observer.planned(self.next_step, "mixed")
         with self.engine.observer.range("prepare", self.next_step, running.batch_size):
@@ -414,3 +414,8 @@ class Scheduler:
     def _used_tokens(self) -> int:
         allocator, cache = self.engine.allocator, self.engine.cache
         return allocator.size - allocator.available_size() - cache.evictable_size()
+
+
+def _scored(batch: ScheduleBatch) -> bool:
+    needs = sampling_of(batch).needs
+    return needs.logprobs or needs.prompt_logprobs

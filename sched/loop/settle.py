@@ -21,6 +21,7 @@ def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
         return False  # no result to read or wait for
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
+    _keep_prompt_logprobs(batch, result)
     if batch.forward_mode.is_extend:
         _settle_extend(engine, batch, token_ids, result.next_draft_input)
         return False
@@ -48,6 +49,20 @@ def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
         unfinished = req.inflight_middle_chunks > 0 and req not in batch.decoding_reqs
         if req.sampling.logprobs and req.status is Status.RUNNING and not unfinished:
             req.output_logprobs.append(logprob)
+
+
+def _keep_prompt_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
+    """Append the logprobs of prompts; those that a retracted request had before are computed again in part."""
+    on_host = result.prompt_logprobs_cpu
+    logprobs = result.prompt_logprobs if on_host is None else on_host
+    if logprobs is None:
+        return
+    values, begin = logprobs.tolist(), 0
+    for req, (start, count) in zip(batch.reqs, result.extends, strict=True):
+        if req.sampling.prompt_logprobs and req.status is Status.RUNNING:
+            first, last = len(req.prompt_logprobs), len(req.origin_input_ids) - 1
+            req.prompt_logprobs += values[begin + first - start : begin + min(count, last - start)]
+        begin += count
 
 
 def _settle_extend(

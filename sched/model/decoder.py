@@ -75,9 +75,10 @@ class Decoder:
             return self._run_part(batch, batch.part)
         hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
         captured = hidden if batch.capture_hidden else None
+        scores = None if batch.prompt_targets is None else self._scores(hidden, batch.prompt_targets)
         if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
             hidden = last_tokens(hidden, batch.extend_lens)
-        return ModelOutput(self.logits(hidden), hidden_states=captured)
+        return ModelOutput(self.logits(hidden), hidden_states=captured, prompt_logprobs=scores)
 
     def _run_part(self, batch: ForwardBatch, part: LayerPart) -> ModelOutput:
         """Run some layers of an extend; the logits follow from the last ones, and are empty before."""
@@ -130,6 +131,11 @@ class Decoder:
         """The logits [n, vocab] of ``hidden`` [n, hidden] after the final norm."""
         out: torch.Tensor = linear(hidden, self.weights.lm_head, None, self._logits_dtype)
         return out
+
+    def _scores(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The log probabilities [T] of ``targets`` [T], each after its token, at temperature 1 without penalties."""
+        logprobs = self.logits(hidden).double().log_softmax(1)
+        return logprobs.gather(1, targets.unsqueeze(1)).squeeze(1).float()
 
     def _attention(
         self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int

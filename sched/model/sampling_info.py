@@ -40,6 +40,7 @@ class SamplingNeeds(NamedTuple):
     filters: bool  # a row that is not greedy has a top-k, top-p or min-p
     grammar: bool
     logprobs: bool
+    prompt_logprobs: bool
     penalties: bool
 
     @classmethod
@@ -50,6 +51,7 @@ class SamplingNeeds(NamedTuple):
             filters=any(p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0 for p in drawn),
             grammar=any(grammar is not None for grammar in grammars),
             logprobs=any(p.logprobs for p in params),
+            prompt_logprobs=any(p.prompt_logprobs for p in params),
             penalties=any(p.penalised for p in params),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedbench.sched.config import SamplingParams
-from tests.sched.loop.cpu_engine import Room, config, requests
+from tests.sched.loop.cpu_engine import Room, config, request, requests
 
 SETUPS = [
     {},
@@ -35,3 +35,27 @@ def test_every_setup_gives_the_same(changes: dict[str, object]) -> None:
 
 def test_who_does_not_ask_gets_none() -> None:
     assert all(not req.output_logprobs for req in Room(config()).run(requests(4)))
+
+
+def prompts(**changes: object) -> dict[str, list[float]]:
+    asked = requests(8, sampling=SamplingParams(prompt_logprobs=True, ignore_eos=True))
+    done = Room(config(**changes)).run(asked)
+    for req in done:
+        assert len(req.prompt_logprobs) == len(req.origin_input_ids) - 1
+        assert all(logprob <= 0 for logprob in req.prompt_logprobs)
+    return {req.id: req.prompt_logprobs for req in done}
+
+
+@pytest.mark.parametrize("changes", [*SETUPS, {"mixed_chunk": True, "chunked_prefill_size": 24}], ids=str)
+def test_every_setup_gives_the_same_of_prompts(changes: dict[str, object]) -> None:
+    assert prompts(**changes) == prompts(overlap=False, radix_cache=False, chunked_prefill_size=None)
+
+
+def test_a_scored_prompt_is_not_taken_from_the_cache() -> None:
+    ids = range(300, 340)
+    params = SamplingParams(prompt_logprobs=True, max_new_tokens=2)
+    first, again = request("first", ids, 2), request("again", ids, 2, arrival=400_000)
+    first.sampling = again.sampling = params
+    Room(config()).run([first, again])
+    assert again.cached_tokens == 0
+    assert again.prompt_logprobs == first.prompt_logprobs

@@ -1,0 +1,61 @@
+"""Log probabilities of prompts and outputs: their values, and what they cost in each state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from schedbench.sched.observe import Observer
+from schedbench.sched.relay.states import states
+from schedbench.sched.request import Request
+from tests.acceptance.cells import FORWARD, RESULT, Copy, copies, steps
+from tests.acceptance.plain import PlainModel, requests
+from tests.acceptance.runs import digest_observed, resolved, result_of
+
+FEW = ("workload.requests=6", "measure.warmup_requests=0")
+UNSCORED = ("workload.sampling.logprobs=false", "workload.sampling.prompt_logprobs=false")
+[DOWNLOAD] = RESULT
+TARGETS = Copy("_prompt_targets", FORWARD, "h2d", "pageable nb")
+
+
+@pytest.mark.parametrize("state", states())
+def test_copies_of_a_step_in_every_state(state: str) -> None:
+    """Nothing is mixed; beside the tokens a prefill copies its own log probabilities and the prompts'."""
+    relay = f"engine.relay={state}"
+    result = result_of("logprobs", *FEW, relay, hazards=True)
+    assert result.outputs == result_of("logprobs", *FEW, relay, *UNSCORED, "engine.overlap=false").outputs
+    prefills, decodes = steps(result, "prefill"), steps(result, "decode")
+    assert "mixed" not in result.per_step
+    made = copies(result, "prefill")
+    assert (made[TARGETS], made[DOWNLOAD]) == (prefills, 3 * prefills)
+    assert copies(result, "decode")[DOWNLOAD] == 2 * decodes
+
+
+class Scores(Observer):
+    def __init__(self) -> None:
+        self.of_prompts: dict[str, list[float]] = {}
+
+    def ended(self, request: Request) -> None:
+        self.of_prompts[request.id] = request.prompt_logprobs
+
+
+@torch.no_grad()
+def plain_scores(*overrides: str) -> dict[str, list[float]]:
+    question = resolved("logprobs", *overrides)
+    plain = PlainModel(question)
+    found: dict[str, list[float]] = {}
+    for request in requests(question):
+        ids = request.origin_input_ids.tolist()
+        batch = plain.batch(ids)
+        batch.prompt_targets = torch.tensor([*ids[1:], 0])
+        scores = plain.model.forward(batch).prompt_logprobs
+        assert scores is not None
+        found[request.id] = scores.tolist()[:-1]
+    return found
+
+
+@pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false", "engine.deferred=true"])
+def test_scores_are_those_of_one_whole_forward(loop: str) -> None:
+    seen = Scores()
+    digest_observed(resolved("logprobs", *FEW, loop), lambda *_: seen)
+    assert seen.of_prompts == plain_scores(*FEW)
