@@ -218,6 +218,10 @@ addEventListener("load", async () => {
     await chart.view.runAsync();
     found.domains.push(domain());
   }
+  const bar = chart.querySelector(".mark-rect path"), box = bar.getBoundingClientRect();
+  const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true };
+  for (const kind of ["pointermove", "mousemove"]) bar.dispatchEvent(new MouseEvent(kind, at));
+  found.tooltip = document.querySelector("#vg-tooltip-element")?.innerText;
   const report = document.createElement("pre");
   report.id = "found";
   report.textContent = JSON.stringify(found);
@@ -245,6 +249,7 @@ def test_in_a_browser_it_sorts_zooms_and_has_no_error(html, tmp_path, width):
     assert not said
     found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout)[1])  # type: ignore[index]
     assert found["width"] <= 0
+    assert "host work" in found["tooltip"] and "undefined" not in found["tooltip"]
     _, falling, rising = ([float(text.replace(",", "")) for text in column] for column in found["columns"])
     assert sorted(falling) == rising == falling[::-1] and falling[0] > falling[-1]
     whole, closer, back, again = found["domains"]
