@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+USABLE := $(VENV)/.usable
 READY := $(VENV)/.ready
-SCENARIO ?= scenarios/mixed.yaml
+SCENARIO ?= start
 OUT ?= gpu-results
 
 .PHONY: run test wide mooncake fuzz soak mutations documents check lint types arrows format bench gpu wheel clean
 
-run: $(READY)
+run: $(USABLE)
 	$(BIN)/schedbench run $(SCENARIO)
 
 # Far more than any test takes: one that hangs fails, and says where.
@@ -87,9 +88,14 @@ gpu: $(if $(VENV),$(READY))
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
-$(READY): pyproject.toml constraints.txt
+# What the command needs; what development needs besides.
+$(USABLE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("schedbench needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	touch $@
+
+$(READY): $(USABLE)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 

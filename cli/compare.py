@@ -153,6 +153,7 @@ def compare(
     sides that are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated,
     finished runs are in --output-dir.
     """
+    scenario, a, b = _named(names or [], a, b)
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.trials import TrialPlan
@@ -168,7 +169,6 @@ def compare(
         is_wanted(form, picture),
         worth,
     )
-    scenario, a, b = _named(names or [], a, b)
     if scenario == _LIBRARY and not (a or b):
         found = _library(wanted._replace(picture=False), output_dir=output_dir, form=form)
     else:
@@ -259,8 +259,12 @@ def case_of(scenario: str, overrides: list[str]) -> Case | None:
 
 
 def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
-    """The scenario, if there is one, and the sides."""
+    """The scenario, if there is one, and the sides. A wrong name is refused before torch is imported."""
     if len(names) < 2:
+        if names and names[0] != _LIBRARY:
+            from ..scenarios.loader import opened
+
+            opened(names[0])
         return (names[0] if names else None), a, b
     if len(names) > 2 or a or b:
         raise UsageError(

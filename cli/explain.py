@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,9 +22,35 @@ def explain(
     name: Annotated[
         str | None, typer.Argument(help="A metric, counter or scenario key; without one, all metrics.")
     ] = None,
+    form: Annotated[
+        Literal["table", "md"],
+        typer.Option("--format", help="md: all metrics with formulas, as in docs/metrics.md."),
+    ] = "table",
 ) -> None:
     """Print how a metric is defined, or what a key of a scenario means."""
-    echo(_all() if name is None else _one(name))
+    if form == "md" and name is not None:
+        raise UsageError("--format md prints all metrics: leave out the name")
+    echo(_markdown() if form == "md" else _all() if name is None else _one(name))
+
+
+def _markdown() -> str:
+    """docs/metrics.md."""
+    from ..profiles.record.definitions import DEFINITIONS
+
+    lines = [
+        "# Metrics",
+        "",
+        "Every metric and counter of a result, with its formula and source. `schedbench explain --format md` writes",
+        "this page, and a test repeats that; `schedbench explain NAME` prints one of them.",
+        "",
+        "| metric | unit | better | meaning | formula | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    for entry in DEFINITIONS.values():
+        better = "" if entry.direction == "none" else entry.direction
+        cells = (f"`{entry.name}`", entry.unit, better, entry.about, entry.formula, entry.source)
+        lines.append(f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |")
+    return "\n".join(lines)
 
 
 def _all() -> str:

@@ -70,6 +70,7 @@ def sweep(
     Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
     what there is was kept.
     """
+    _require_known(scenario)
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
     from ..profiles.sweeps.runs import Runs
@@ -93,6 +94,13 @@ def sweep(
     content = _kept(document(plan, found, drawn, run=run), output_dir)
     _show(content, form, every_table=every_table)
     raise typer.Exit(INTERRUPTED if cancelled else 0)
+
+
+def _require_known(scenario: str) -> None:
+    """Refuses a wrong name before torch is imported. Raises ScenarioError."""
+    from ..scenarios.loader import opened
+
+    opened(scenario)
 
 
 def _sides(a: str | None, b: str | None, *, alone: bool) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ def test_reading_what_is_stored_and_a_wrong_name_import_no_torch(cli, tmp_path):
     made = cli.invoke(app, ["run", "mixed", "--set", "workload.requests=2", "--output-dir", str(tmp_path)])
     assert made.exit_code == 0
     commands = [["report", str(tmp_path / "result.json")], ["trace", str(tmp_path)], ["run", "mixd"]]
+    commands += [["compare", "mixd", "--b", "overlap=false"], ["sweep", "mixd", "--over", "overlap=true"]]
     program = """
 import sys
 from schedbench.cli.app import app
@@ -70,8 +71,8 @@ for command in eval(sys.argv[1]):
     print(command[0], "torch" in sys.modules, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program, repr(commands)], capture_output=True, text=True)
-    assert done.stderr.splitlines() == ["report False", "trace False", "run False"]
-    assert "did you mean 'mixed'?" in done.stdout
+    assert done.stderr.splitlines() == [f"{command[0]} False" for command in commands]
+    assert done.stdout.count("did you mean 'mixed'?") == 3
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)

@@ -49,10 +49,17 @@ def test_editors_refuse_what_the_loader_refuses(wrong: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("form", "file"), [("json", f"scenarios/{SCHEMA_FILE}"), ("md", "docs/scenarios.md")]
+    ("verb", "form", "file"),
+    [
+        ("schema", "json", f"scenarios/{SCHEMA_FILE}"),
+        ("schema", "md", "docs/scenarios.md"),
+        ("explain", "md", "docs/metrics.md"),
+    ],
 )
-def test_what_is_written_down_is_what_schema_prints(run_command: RunCommand, form: str, file: str) -> None:
-    assert run_command("schema", "--format", form).out == (ROOT / file).read_text()
+def test_what_is_written_down_is_what_the_command_prints(
+    run_command: RunCommand, verb: str, form: str, file: str
+) -> None:
+    assert run_command(verb, "--format", form).out == (ROOT / file).read_text()
 
 
 def test_a_key_is_explained_also_by_its_short_name(run_command: RunCommand) -> None:
