@@ -71,6 +71,7 @@ MODES: dict[str, Mode] = {
     "grammar": Mode(("workload", "sampling", "grammar"), lambda grammar: grammar is not None),
     "logprobs": Mode(("workload", "sampling", "logprobs")),
     "prompt logprobs": Mode(("workload", "sampling", "prompt_logprobs")),
+    "hidden states": Mode(("workload", "sampling", "hidden_states")),
     "controls": Mode(("workload", "controls")),
     "minimum length": Mode(("workload", "sampling", "min_new_tokens")),
     "measured host": Mode(("device", "host"), lambda host: host == "measured"),
@@ -84,6 +85,7 @@ _NOT_IN_MLX = "upstream's MLX loop does not have it"
 _NOT_SPLIT = "its forwards cannot be run in parts of a few layers in this version"
 _NOTHING_DECODES = "a request ends with its prompt, and nothing decodes"
 _UNSCORED = "its forwards give log probabilities of sampled tokens only in this version"
+_UNCAPTURED = "its forwards do not return them to requests in this version"
 _NO_TOKEN = "no token is sampled"
 
 RULES: tuple[Rule, ...] = (
@@ -226,6 +228,17 @@ RULES: tuple[Rule, ...] = (
     Rule("split prefill", "prompt logprobs", _UNSCORED),
     Rule("values none", "logprobs", "there are no logits"),
     Rule("values none", "prompt logprobs", "there are no logits"),
+    Rule("radix cache", "hidden states", "those of cached tokens are not returned", "runs"),
+    Rule("graphs", "hidden states", "batches that return them are not replayed", "runs"),
+    Rule("speculation", "hidden states", _UNCAPTURED),
+    Rule("pipeline", "hidden states", _UNCAPTURED),
+    Rule("disaggregation", "hidden states", _UNCAPTURED),
+    Rule("data-parallel ranks", "hidden states", _UNCAPTURED),
+    Rule("encoder-decoder", "hidden states", _UNCAPTURED),
+    Rule("block diffusion", "hidden states", _UNCAPTURED),
+    Rule("embedding", "hidden states", "a request's result is one already"),
+    Rule("split prefill", "hidden states", _UNCAPTURED),
+    Rule("values none", "hidden states", "there are none"),
     Rule("values none", "minimum length", "tokens are hashes there, an early end cannot be held back"),
 )
 

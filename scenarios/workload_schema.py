@@ -162,6 +162,8 @@ class Sampling(Section):
     """Whether the log probability of each token is returned."""
     prompt_logprobs: Switch = False
     """Whether the log probabilities of the prompt's tokens are returned, so that none comes from the prefix cache."""
+    hidden_states: Switch = False
+    """Whether the last hidden state of each computed token is returned; such batches are not replayed as graphs."""
     grammar: GrammarSection | None = None
     """The grammar that outputs follow."""
 

@@ -283,7 +283,9 @@ class StepResult:
     next_token_logprobs_cpu: torch.Tensor | None = None
     prompt_logprobs: torch.Tensor | None = None  # [T] float32 on the device
     prompt_logprobs_cpu: torch.Tensor | None = None
-    extends: list[tuple[int, int]] = field(default_factory=list)  # first position and tokens of each prompt
+    hidden_states: torch.Tensor | None = None  # [T, hidden] on the device
+    hidden_states_cpu: torch.Tensor | None = None
+    spans: list[tuple[int, int]] = field(default_factory=list)  # first position and tokens of each request
     copy_done: torch.Event | None = None
     accept_lens: torch.Tensor | None = None  # [b] int32 on the device, of an overlapped verify
     accept_lens_cpu: torch.Tensor | None = None

@@ -40,6 +40,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: bool = False
     prompt_logprobs: bool = False
+    hidden_states: bool = False
     grammar: tuple[Literal["regex", "choice"], tuple[str, ...]] | None = None
 
     @property

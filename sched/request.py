@@ -52,6 +52,8 @@ class Request:
     index: int = 0  # place in the workload; keys sampling noise with the seed
 
     output_ids: array[int] = field(default_factory=lambda: array("q"))
+    # by position, of tokens that were computed for this request, where sampling.hidden_states
+    hidden_states: dict[int, Sequence[float]] = field(default_factory=dict)
     # of tokens 1, 2, ... of the prompt, where sampling.prompt_logprobs
     prompt_logprobs: list[float] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)  # of output_ids, where sampling.logprobs

@@ -44,6 +44,7 @@ _REFUSED: Final = {
     "embedding": "embeddings of prompts, which it does not have",
     "encoder-decoder": "encoders, which it does not have",
     "block diffusion": "block diffusion, which it does not have",
+    "hidden states": "hidden states in results, which it does not have",
     "prompt logprobs": "log probabilities, which it does not have",
     "grammar": "grammars, which it does not have",
     "mixed chunk": "batches of prompts and decodes (Scheduler._schedule_next_batch)",

@@ -40,7 +40,7 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _forward(engine, batch)
-        _score_prompts(batch, sampling.output, result)
+        _return_more(batch, sampling.output, result)
         sampled = None if sampling.info.needs.grammar else _sample(engine, sampling)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
@@ -74,7 +74,7 @@ def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
         sampling = _forward(engine, batch)
         sampled = _sample(engine, sampling)
         result = StepResult(sampled.token_ids, future, next_token_logprobs=sampled.logprobs)
-        _score_prompts(batch, sampling.output, result)
+        _return_more(batch, sampling.output, result)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
             relay.stash(future, sampled.token_ids)
@@ -131,6 +131,7 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
         global_num_tokens=batch.global_num_tokens,
         graph_rows=batch.graph_rows,
         prompt_targets=_prompt_targets(engine, batch),
+        capture_hidden=sampling_of(batch).needs.hidden_states,
         encoder=encoder_input(engine, batch),
     )
 
@@ -163,10 +164,15 @@ def _prompt_targets(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None
     return torch.tensor(targets, dtype=torch.int64).to(engine.config.device, non_blocking=True)
 
 
-def _score_prompts(batch: ScheduleBatch, output: ModelOutput, result: StepResult) -> None:
-    if output.prompt_logprobs is not None:
-        result.prompt_logprobs = output.prompt_logprobs
-        result.extends = list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
+def _return_more(batch: ScheduleBatch, output: ModelOutput, result: StepResult) -> None:
+    """Add to the result what requests asked for beside tokens, with the positions that it belongs to."""
+    result.prompt_logprobs, result.hidden_states = output.prompt_logprobs, output.hidden_states
+    if result.prompt_logprobs is None and result.hidden_states is None:
+        return
+    if batch.forward_mode.is_extend:
+        result.spans = list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
+    else:
+        result.spans = [(length - 1, 1) for length in batch.seq_lens_cpu.tolist()]
 
 
 def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) -> Sampled:
@@ -213,6 +219,8 @@ def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
         result.next_token_logprobs_cpu = sampled.logprobs.to("cpu", non_blocking=True)
     if result.prompt_logprobs is not None:
         result.prompt_logprobs_cpu = result.prompt_logprobs.to("cpu", non_blocking=True)
+    if result.hidden_states is not None:
+        result.hidden_states_cpu = result.hidden_states.to("cpu", non_blocking=True)
     result.next_token_ids_cpu = sampled.token_ids.to("cpu", non_blocking=True)
     if engine.config.capabilities.events:
         result.copy_done = engine.streams.module.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 
@@ -22,6 +23,7 @@ def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     token_ids = _host_tokens(result)
     _keep_logprobs(batch, result)
     _keep_prompt_logprobs(batch, result)
+    _keep_hidden_states(batch, result)
     if batch.forward_mode.is_extend:
         _settle_extend(engine, batch, token_ids, result.next_draft_input)
         return False
@@ -58,11 +60,23 @@ def _keep_prompt_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
     if logprobs is None:
         return
     values, begin = logprobs.tolist(), 0
-    for req, (start, count) in zip(batch.reqs, result.extends, strict=True):
+    for req, (start, count) in zip(batch.reqs, result.spans, strict=True):
         if req.sampling.prompt_logprobs and req.status is Status.RUNNING:
             first, last = len(req.prompt_logprobs), len(req.origin_input_ids) - 1
             req.prompt_logprobs += values[begin + first - start : begin + min(count, last - start)]
         begin += count
+
+
+def _keep_hidden_states(batch: ScheduleBatch, result: StepResult) -> None:
+    on_host = result.hidden_states_cpu
+    states = result.hidden_states if on_host is None else on_host
+    if states is None:
+        return
+    rows = iter(states.tolist())
+    for req, (start, count) in zip(batch.reqs, result.spans, strict=True):
+        own = dict(enumerate(islice(rows, count), start))
+        if req.sampling.hidden_states and req.status is Status.RUNNING:
+            req.hidden_states.update(own)
 
 
 def _settle_extend(

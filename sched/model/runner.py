@@ -129,7 +129,7 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         rows = batch.batch_size if batch.graph_rows is None else batch.graph_rows
         place = bisect_left(self._sizes, rows)
-        steady = batch.mode.is_decode or batch.mode.is_idle
+        steady = (batch.mode.is_decode or batch.mode.is_idle) and not batch.capture_hidden
         if not (rows and steady) or place == len(self._sizes):
             return self._model.forward(batch)
         return self._replay(batch, self._sizes[place])

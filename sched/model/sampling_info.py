@@ -41,6 +41,7 @@ class SamplingNeeds(NamedTuple):
     grammar: bool
     logprobs: bool
     prompt_logprobs: bool
+    hidden_states: bool
     penalties: bool
 
     @classmethod
@@ -52,6 +53,7 @@ class SamplingNeeds(NamedTuple):
             grammar=any(grammar is not None for grammar in grammars),
             logprobs=any(p.logprobs for p in params),
             prompt_logprobs=any(p.prompt_logprobs for p in params),
+            hidden_states=any(p.hidden_states for p in params),
             penalties=any(p.penalised for p in params),
         )
 

@@ -12,13 +12,19 @@ from tests.acceptance.cells import FORWARD, RESULT, Copy, copies, steps
 from tests.acceptance.plain import PlainModel, requests
 from tests.acceptance.runs import digest_observed, resolved, result_of
 
-FEW = ("workload.requests=6", "measure.warmup_requests=0")
+FEW = ("workload.requests=4", "measure.warmup_requests=0")
 UNSCORED = ("workload.sampling.logprobs=false", "workload.sampling.prompt_logprobs=false")
 [DOWNLOAD] = RESULT
 TARGETS = Copy("_prompt_targets", FORWARD, "h2d", "pageable nb")
 
 
-@pytest.mark.parametrize("state", states())
+OFTEN = ("pr25774-before", "pr25945-before", "pr25945", "latest")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.wide) for name in states()],
+)
 def test_copies_of_a_step_in_every_state(state: str) -> None:
     """Nothing is mixed; beside the tokens a prefill copies its own log probabilities and the prompts'."""
     relay = f"engine.relay={state}"
@@ -34,9 +40,11 @@ def test_copies_of_a_step_in_every_state(state: str) -> None:
 class Scores(Observer):
     def __init__(self) -> None:
         self.of_prompts: dict[str, list[float]] = {}
+        self.ended_requests: list[Request] = []
 
     def ended(self, request: Request) -> None:
         self.of_prompts[request.id] = request.prompt_logprobs
+        self.ended_requests.append(request)
 
 
 @torch.no_grad()
@@ -59,3 +67,39 @@ def test_scores_are_those_of_one_whole_forward(loop: str) -> None:
     seen = Scores()
     digest_observed(resolved("logprobs", *FEW, loop), lambda *_: seen)
     assert seen.of_prompts == plain_scores(*FEW)
+
+
+STATES = (*UNSCORED, "workload.sampling.hidden_states=true")
+
+
+@torch.no_grad()
+def whole_states(request: Request, plain: PlainModel) -> list[list[float]]:
+    """The hidden states of a request's prompt and its tokens but the last, which is never computed."""
+    batch = plain.batch([*request.origin_input_ids, *request.output_ids][:-1])
+    batch.capture_hidden = True
+    states = plain.model.forward(batch).hidden_states
+    assert states is not None
+    found: list[list[float]] = states.tolist()
+    return found
+
+
+@pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false"])
+@pytest.mark.parametrize("cache", [True, False])
+def test_hidden_states_are_those_of_one_whole_forward(loop: str, cache: bool) -> None:
+    seen = Scores()
+    question = resolved("logprobs", *FEW, *STATES, loop, f"engine.radix_cache={str(cache).lower()}")
+    digest_observed(question, lambda *_: seen)
+    plain = PlainModel(question)
+    for request in seen.ended_requests:
+        first = min(request.hidden_states)
+        assert first == 0 or cache
+        whole = whole_states(request, plain)
+        assert request.hidden_states == dict(enumerate(whole[first:], first))
+
+
+@pytest.mark.parametrize("state", ["pr25945", "latest"])
+def test_hidden_states_are_one_more_copy(state: str) -> None:
+    result = result_of("logprobs", *FEW, *STATES, f"engine.relay={state}", hazards=True)
+    assert result.outputs == result_of("logprobs", *FEW, *UNSCORED).outputs
+    for kind in result.per_step.keys() - {"decode.steady"}:
+        assert copies(result, kind)[DOWNLOAD] == 2 * steps(result, kind)

@@ -37,6 +37,7 @@ ON: dict[str, dict[str, Any]] = {
     "split prefill": {"engine": {"split_prefill": {"enabled": True}, "chunked_prefill_size": "none"}},
     "deferred": {"engine": {"deferred": True}},
     "prompt logprobs": {"workload": {"sampling": {"prompt_logprobs": True}}},
+    "hidden states": {"workload": {"sampling": {"hidden_states": True}}},
     "controls": {"workload": {"controls": ({"action": "flush", "at": 1},)}},
     "graphs": {"engine": {"cuda_graph": True}},
     "measured host": {"device": {"host": "measured"}},

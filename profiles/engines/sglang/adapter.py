@@ -35,6 +35,7 @@ _REFUSED: Final = {
     " (SchedulerDisaggregationDecodeMixin.event_loop_overlap_disagg_decode)",
     "replicas": "a router, which is a program of its own (sglang_router)",
     "split prefill": "a CUDA kernel (create_greenctx_stream_by_value in initialize_stream_groups)",
+    "hidden states": "the states of its model, which is a stub (LogitsProcessorOutput.hidden_states)",
     "controls": "messages that this version does not send (Scheduler.pause_generation)",
     "deferred": "Apple's MLX (SchedulerMlxOverlapMixin.event_loop_overlap_mlx)",
     "embedding": "a pooled model (TpModelWorker.forward_batch_embedding)",
