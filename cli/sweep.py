@@ -70,16 +70,14 @@ def sweep(
     Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
     what there is was kept.
     """
-    _require_known(scenario)
+    _require_usable(
+        scenario, resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None)
+    )
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
     from ..profiles.sweeps.runs import Runs
     from ..profiles.sweeps.sweep import has_own_sides, planned
 
-    if resume and output_dir is None:
-        raise UsageError("--resume needs the --output-dir of an earlier sweep")
-    if alone and (a is not None or b is not None):
-        raise UsageError("--alone has no sides: leave out --a and --b")
     use_workers(jobs, executor)
     sides = _sides(a, b, alone=alone or (a is None and b is None and has_own_sides(over)))
     choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
@@ -96,11 +94,16 @@ def sweep(
     raise typer.Exit(INTERRUPTED if cancelled else 0)
 
 
-def _require_known(scenario: str) -> None:
-    """Refuses a wrong name before torch is imported. Raises ScenarioError."""
+def _require_usable(scenario: str, *, resume: bool, kept: bool, alone: bool, sided: bool) -> None:
+    """Refuses a wrong name, and options that exclude each other, before torch is imported. Raises ScenarioError,
+    UsageError."""
     from ..scenarios.loader import opened
 
     opened(scenario)
+    if resume and not kept:
+        raise UsageError("--resume needs the --output-dir of an earlier sweep")
+    if alone and sided:
+        raise UsageError("--alone has no sides: leave out --a and --b")
 
 
 def _sides(a: str | None, b: str | None, *, alone: bool) -> tuple[str, ...]:
