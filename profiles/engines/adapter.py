@@ -29,7 +29,11 @@ class EngineAdapter(Protocol):
         """The engine's scheduler on the virtual GPU, which is open. Raises EngineError for what it cannot run."""
 
 
-_ADAPTERS: Final[Mapping[str, str]] = {"sglang": "sglang.adapter", "mini-sglang": "mini_sglang"}
+_ADAPTERS: Final[Mapping[str, str]] = {
+    "sglang": "sglang.adapter",
+    "mini-sglang": "mini_sglang",
+    "nano-vllm": "nano_vllm",
+}
 
 
 def adapter_names() -> Sequence[str]:

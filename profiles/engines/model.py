@@ -38,8 +38,15 @@ class EngineModel:
 
     def decoder(self, pages: torch.Tensor) -> Model:
         """The decoder that finds KV slots in the table ``pages``, [rows, context] int32. Launches nothing."""
-        decoder = Decoder(self._resolved.model, self._weights, kv=self._kv, req_to_token=pages)
-        return decoder if self.tags is None else TaggedDecoder(decoder, pool=self.tags, req_to_token=pages)
+        return self.tagged(self.bare_decoder(pages), pages)
+
+    def bare_decoder(self, pages: torch.Tensor) -> Decoder:
+        """The decoder without tags."""
+        return Decoder(self._resolved.model, self._weights, kv=self._kv, req_to_token=pages)
+
+    def tagged(self, model: Model, pages: torch.Tensor) -> Model:
+        """With values none, a model that makes the launches of ``model`` and fingerprints from tags."""
+        return model if self.tags is None else TaggedDecoder(model, pool=self.tags, req_to_token=pages)
 
     def draft(self, pages: torch.Tensor) -> EagleDraft:
         """The draft model of a scenario that speculates; its KV is in the same slots of a pool of its own."""

@@ -1,0 +1,403 @@
+"""The adapter of nano-vllm: its own scheduler, block manager, inputs of a step, CUDA graphs and sampler.
+
+Replaced are where requests come from, where results go, the process group, the size of the KV cache, and the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ...scenarios.combinations import MODES
+from ...sched.batch import ForwardBatch, ForwardMode, ModelOutput
+from ...sched.config import SamplingParams
+from ...sched.kernels.declare import kernel, meta_tensor
+from ...sched.kernels.rows import embedding
+from ...sched.kernels.sampling import sample_greedy_tagged
+from ...sched.model.decoder import Decoder
+from ...sched.observe import NO_STEP, StepInfo
+from ...sched.request import Request, Status
+from ..record.provenance import NO_RELAY, RelayPart
+from ..run.compose import engine_config
+from ..run.observers import TagAudit
+from ..run.system import System, SystemParts
+from ..vgpu.patching import attributes_set
+from .bridge import AllEnded, EndOfRequest, RunBridge
+from .model import EngineModel
+from .names import EngineError
+
+_PAGE: Final = 256  # its blocks are multiples of that many tokens (Config.__post_init__)
+# Its sampler divides logits by the temperature, and refuses less: the largest logit keeps all of the probability.
+_GREEDY: Final = 1e-9
+_REFUSED: Final = {
+    "overlap": "an overlapped loop, which it does not have (LLMEngine.step): engine.overlap=false",
+    "mixed chunk": "batches of prompts and decodes (Scheduler.schedule): engine.mixed_chunk=false",
+    "unchunked prefill": "prompts larger than a batch (Scheduler.schedule cuts them)",
+    "speculation": "speculative decoding, which it does not have",
+    "pipeline": "pipeline stages, which it does not have",
+    "hisparse": "sparse attention, which it does not have",
+    "data-parallel ranks": "data-parallel attention, which it does not have",
+    "disaggregation": "workers of their own for prompts, which it does not have",
+    "replicas": "a router, which it does not have",
+    "grammar": "grammars, which it does not have",
+    "embedding": "a model without a sampler (ModelRunner.run)",
+    "encoder-decoder": "an encoder, which it does not have",
+}
+
+
+class NanoVllmAdapter:
+    """See ``EngineAdapter``."""
+
+    package = "nanovllm"
+    python_path = ""
+    environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012
+    hollow = ("flash_attn", "tqdm")
+    requires = {"transformers": "transformers", "xxhash": "xxhash"}  # noqa: RUF012
+
+    def load(self) -> None:
+        import_module("nanovllm.engine.llm_engine")
+
+    def open(self, parts: SystemParts) -> System:
+        scenario = parts.resolved.scenario
+        needs = [f"{mode} needs {what}" for mode, what in _REFUSED.items() if MODES[mode].on(scenario)]
+        if not MODES["radix cache"].on(scenario):
+            needs.append("no prefix cache needs a block manager without one (BlockManager.can_allocate)")
+        if scenario.engine.page_size % _PAGE:
+            needs.append(
+                f"pages need a multiple of {_PAGE} tokens (Config.__post_init__): engine.page_size={_PAGE}"
+            )
+        if needs:
+            raise EngineError(f"nano-vllm's scheduler cannot be run with this scenario: {'; '.join(needs)}")
+        return NanoVllmSystem(parts)
+
+
+class NanoVllmSystem(System):
+    aborts = False
+
+    def __init__(self, parts: SystemParts) -> None:
+        self._parts = parts
+        self._bridge = RunBridge(parts)
+        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
+        self._config = engine_config(parts.resolved, parts.machine)
+        self._ids: dict[int, str] = {}  # of requests, by the engine's numbers
+        self._launched: tuple[StepInfo, list[str]]
+        self._slots = torch.zeros(1, self._config.context_len, dtype=torch.int32)  # of the request that ends
+        self.model = PagedModel(parts)
+        self._engine = self._opened()
+        self._wrap()
+
+    # ---- as a system ---------------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        return self._bridge.next_step
+
+    def relay_part(self) -> RelayPart:
+        return RelayPart(state=NO_RELAY, loop="serial")
+
+    def run(self) -> None:
+        """What ``LLMEngine.generate`` does, with requests as they arrive."""
+        self._parts.observer.stream("schedule", torch.cuda.current_stream())
+        scheduler = self._engine.scheduler
+        with contextlib.suppress(AllEnded):
+            while True:
+                with self._reports.range("receive", 0):
+                    arrived = self._reports.due(scheduler.is_finished())
+                for request in arrived:
+                    scheduler.add(self._sequence(request))
+                if not scheduler.is_finished():
+                    self._engine.step()
+
+    def forget(self) -> None:
+        blocks = self._engine.scheduler.block_manager
+        blocks.hash_to_block_id.clear()
+        for block in blocks.blocks:
+            block.hash = -1
+
+    def abort(self, request: Request, reason: str) -> None:  # noqa: ARG002
+        raise EngineError("nano-vllm cannot abort a request (LLMEngine)")
+
+    def unfinished(self) -> Sequence[Request]:
+        return list(self._bridge.requests.values())
+
+    def audit(self) -> TagAudit | None:
+        tags = self.model.made.tags
+        return None if tags is None else TagAudit(tags, self._slots, self._peek)
+
+    def _peek(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor is self._slots else self._parts.machine.peek(tensor)
+
+    # ---- opening -------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Any:
+        """An ``LLMEngine`` without tokenizer and processes of other ranks."""
+        engines = import_module("nanovllm.engine.llm_engine")
+        runners, module = (import_module(f"nanovllm.{name}") for name in ("engine.model_runner", "config"))
+        config, model = self._config, self._parts.resolved.model
+        sizes = SimpleNamespace(
+            dtype=model.dtype, hidden_size=model.hidden_size, max_position_embeddings=model.max_positions
+        )
+        with attributes_set([(module, "AutoConfig", SimpleNamespace(from_pretrained=lambda _: sizes))]):
+            asked = module.Config(
+                str(Path(__file__).parent),  # has to be a folder; nothing is read from it
+                max_num_batched_tokens=config.chunked_prefill_size,
+                max_num_seqs=config.max_running_requests,
+                max_model_len=config.context_len,
+                enforce_eager=not config.cuda_graph,
+                eos=next(iter(model.eos_token_ids), -1),
+                kvcache_block_size=config.page_size,
+                num_kvcache_blocks=config.kv_tokens // config.page_size,
+            )
+        import_module("nanovllm.engine.sequence").Sequence.block_size = config.page_size
+        engine = object.__new__(engines.LLMEngine)
+        with attributes_set(self._patches(runners)):
+            engine.model_runner = runners.ModelRunner(asked, 0, [])
+        engine.scheduler = engines.Scheduler(asked)
+        return engine
+
+    def _patches(self, runners: Any) -> Iterator[tuple[Any, str, Any]]:
+        """While the engine is opened. Its KV cache is as large as the scenario's, without trying how much fits."""
+        kind = runners.ModelRunner
+        yield runners, "dist", SimpleNamespace(init_process_group=lambda *_, **__: None)
+        yield runners, "Qwen3ForCausalLM", lambda config: self.model  # noqa: ARG005
+        yield runners, "load_model", lambda model, path: None  # noqa: ARG005
+        yield kind, "warmup_model", lambda runner: None  # noqa: ARG005
+        yield kind, "allocate_kv_cache", lambda runner: None  # noqa: ARG005
+
+    # ---- what a step calls ---------------------------------------------------------------------------------
+
+    def _wrap(self) -> None:
+        runner, scheduler = self._engine.model_runner, self._engine.scheduler
+        scheduler.schedule = self._in_range("admit", scheduler.schedule)
+        scheduler.postprocess = self._settling(scheduler.postprocess)
+        scheduler.preempt = self._preempting(scheduler.preempt)
+        scheduler.block_manager.deallocate = self._releasing(scheduler.block_manager.deallocate)
+        runner.run = self._launching(runner.run)
+        for name, inside in (
+            ("prepare_prefill", "prepare"),
+            ("prepare_decode", "prepare"),
+            ("run_model", "model"),
+        ):
+            setattr(runner, name, self._in_range(inside, getattr(runner, name)))
+        runner.sampler = self._sampling(runner)
+
+    def _sequence(self, request: Request) -> Any:
+        engine = import_module("nanovllm.engine.sequence")
+        made = engine.Sequence(list(request.origin_input_ids), _sampling(request.sampling))
+        self._ids[made.seq_id] = request.id
+        return made
+
+    def _in_range(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """In a range of the step that is launched; ``admit`` is of the one that is planned."""
+
+        def inside(*given: Any) -> Any:
+            step = NO_STEP if name == "admit" else self._bridge.step
+            with self._reports.range(name, 0, step):
+                return original(*given)
+
+        return inside
+
+    def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(seqs: Sequence[Any], is_prefill: bool) -> Any:
+            blocks = self._engine.scheduler.block_manager
+            self._reports.kv_usage(len(blocks.used_block_ids) * blocks.block_size)
+            cached = {self._ids[seq.seq_id]: seq.num_cached_tokens if is_prefill else 0 for seq in seqs}
+            step, tokens = self._reports.begin_step(cached), sum(seq.num_scheduled_tokens for seq in seqs)
+            info = StepInfo(step, "prefill" if is_prefill else "decode", len(seqs), tokens, steady=False)
+            self._launched = info, list(cached)
+            with self._reports.range("settle", len(seqs), step):  # what no other range has: tokens are read
+                return original(seqs, is_prefill)
+
+        return run
+
+    def _sampling(self, runner: Any) -> Callable[[Tensor, Tensor], Tensor]:
+        """The last launches of a step; its tokens are read next."""
+        original = runner.sampler
+
+        def sample(logits: Tensor, temperatures: Tensor) -> Tensor:
+            with self._reports.range("sample", 0, self._bridge.step):
+                ids = self.model.sampled(runner, logits, original(logits, temperatures))
+            self._reports.launched(*self._launched, False)
+            return ids
+
+        return sample
+
+    def _settling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def postprocess(seqs: Sequence[Any], *given: Any) -> None:
+            step = self._bridge.step
+            with self._reports.range("settle", len(seqs), step):
+                original(seqs, *given)
+                for seq in seqs:
+                    self._reports.advance(self._ids[seq.seq_id], seq.completion_token_ids)
+            ended = [seq for seq in seqs if seq.is_finished]
+            for seq in ended:
+                full = seq.num_completion_tokens == seq.max_tokens
+                reason = "length" if full else "stop"
+                self._reports.end(self._ids.pop(seq.seq_id), EndOfRequest(Status.FINISHED, reason))
+            self._reports.settled(step, bool(ended))
+
+        return postprocess
+
+    def _preempting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def preempt(seq: Any) -> None:
+            self._reports.retracted(self._ids[seq.seq_id])
+            original(seq)
+
+        return preempt
+
+    def _releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def deallocate(seq: Any) -> None:
+            if seq.is_finished:
+                name, page = self._ids[seq.seq_id], seq.block_size
+                self._reports.advance(name, seq.completion_token_ids)
+                slots = torch.tensor(seq.block_table, dtype=torch.int32).unsqueeze(1) * page + torch.arange(
+                    page
+                )
+                self._slots[0, : slots.numel()] = slots.flatten()
+                self._reports.ending(name, 0)
+            original(seq)
+
+        return deallocate
+
+
+class PagedModel:
+    """Schedbench's decoder in the place of nano-vllm's model. It finds KV where nano-vllm's attention does, in the
+    slots that are written and in the block tables."""
+
+    def __init__(self, parts: SystemParts) -> None:
+        self.made = EngineModel(parts)
+        self._decoder: Decoder
+        self._fingerprint: Tensor | None = None  # of the last forward that was not replayed
+        self._captured: dict[int, Tensor | None] = {}  # fingerprints of decodes, by rows
+
+    def __call__(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """The hidden states [T, hidden] behind the final norm."""
+        context = import_module("nanovllm.utils.context").get_context()
+        prompts, config = context.is_prefill, self.made.config
+        ends = context.cu_seqlens_k if prompts else context.context_lens
+        width = context.max_seqlen_k if prompts else context.block_tables.shape[1] * config.page_size
+        sizes = (config.page_size, config.kv_tokens, width)
+        slots, lens, new, rows, pages = paged_inputs(
+            context.slot_mapping, context.cu_seqlens_q, ends, context.block_tables, *sizes
+        )
+        self._decoder = self.made.bare_decoder(pages)
+        output = self.made.tagged(_Layers(self._decoder), pages).forward(
+            ForwardBatch(
+                mode=ForwardMode.EXTEND if prompts else ForwardMode.DECODE,
+                batch_size=len(lens),
+                num_tokens=len(input_ids),
+                input_ids=input_ids,
+                positions=positions,
+                req_pool_indices=rows,
+                seq_lens=lens,
+                out_cache_loc=slots,
+                max_seq_len=width,
+                extend_lens=new if prompts else None,
+                extend_prefix_lens=lens - new if prompts else None,
+                max_extend_len=context.max_seqlen_q if prompts else 1,
+            )
+        )
+        self._fingerprint = output.fingerprint
+        if not prompts:
+            self._captured[len(lens)] = output.fingerprint
+        return output.logits
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """The logits [b, vocab] of each request's last token, selected as ``ParallelLMHead`` does."""
+        context = import_module("nanovllm.utils.context").get_context()
+        if context.is_prefill:
+            hidden = hidden[context.cu_seqlens_q[1:] - 1].contiguous()
+        return self._decoder.logits(hidden)
+
+    def sampled(self, runner: Any, logits: Tensor, ids: Tensor) -> Tensor:
+        """With values none: the sampled ids [b] replaced by those that follow from the KV tags."""
+        rows, fingerprint = len(ids), self._fingerprint
+        context = import_module("nanovllm.utils.context").get_context()
+        if not (context.is_prefill or runner.enforce_eager):
+            fingerprint = self._captured[next(size for size in runner.graph_bs if size >= rows)]
+        if fingerprint is None:
+            return ids
+        tagged: Tensor = sample_greedy_tagged(logits, None, fingerprint[:rows])
+        return tagged.to(ids.dtype)
+
+
+class _Layers:
+    """A decoder up to its final norm."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        """``logits`` are the hidden states."""
+        embedded = embedding(batch.input_ids, self._decoder.weights.embedding)
+        return ModelOutput(self._decoder.layers(embedded, batch))
+
+
+def _paged_meta(
+    slot_mapping: Tensor, starts: Tensor | None, ends: Tensor, width: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    b = ends.shape[0] - (starts is not None)
+    rows = meta_tensor(b), meta_tensor(b, dtype=torch.int32), meta_tensor(b)
+    return meta_tensor(slot_mapping.shape[0]), *rows, meta_tensor(b, width, dtype=torch.int32)
+
+
+@kernel(meta=_paged_meta, cost=None, integer=True)
+def paged_inputs(
+    slot_mapping: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    block_tables: Tensor | None,
+    page_size: int,
+    spare: int,
+    width: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What nano-vllm's attention kernels read, in the form of schedbench's: the slots [T] int64 that are written, the
+    lengths [b] int64, the new tokens of each request [b] int32, rows [b] int64 of the last result, and the slots
+    [b, width] int32 of all positions.
+
+    ``slot_mapping`` [T] int32 is -1 for padding, which writes to ``spare``. Of prompts, ``starts`` and ``ends``
+    [b + 1] int32 are the running sums of new and of all tokens; of a decode, ``ends`` [b] are the lengths, 0 for
+    padding. Without ``block_tables`` [b, n] int32 all tokens of the prompts are new.
+    """
+    new = torch.ones_like(ends) if starts is None else starts.diff()
+    lens = ends.clamp(min=1) if starts is None else ends.diff()
+    slots = torch.where(slot_mapping < 0, spare, slot_mapping)
+    places = torch.arange(width, dtype=torch.int32, device=ends.device)
+    if block_tables is None:
+        pages = ends.new_zeros(len(lens), width)
+        pages[places < lens.unsqueeze(1)] = slot_mapping
+    else:
+        of_block = block_tables.clamp(min=0)[:, places // page_size]
+        pages = of_block * page_size + places % page_size
+    rows = torch.arange(len(lens), device=ends.device)
+    return slots.to(torch.int64), lens.to(torch.int64), new.to(torch.int32), rows, pages.to(torch.int32)
+
+
+def _sampling(given: SamplingParams) -> Any:
+    """Raises EngineError for what it cannot sample by."""
+    if (
+        given.penalised
+        or given.min_p
+        or given.logprobs
+        or given.stop_token_ids
+        or given.top_k
+        or given.top_p < 1
+    ):
+        raise EngineError(
+            "nano-vllm samples by temperature only (Sampler.forward): workload.sampling asks for more"
+        )
+    return import_module("nanovllm.sampling_params").SamplingParams(
+        temperature=given.temperature or _GREEDY,
+        max_tokens=given.max_new_tokens,
+        ignore_eos=given.ignore_eos,
+    )
+
+
+ADAPTER = NanoVllmAdapter()
