@@ -67,7 +67,12 @@ class Runs:
                 yield from each(partial(run, self._options), rest)
 
     def _is_stored(self, question: Resolved) -> bool:
-        return self._resume and self._folder is not None and (self._folder / self.file(question)).exists()
+        if not self._resume or self._folder is None:
+            return False
+        try:
+            return (self._folder / self.file(question)).exists()
+        except EngineError:  # which is the answer of its run, too
+            return False
 
     def _known(self, resolved: Resolved) -> Result | None:
         """An earlier result of this question by this version of the program on this kind of device."""

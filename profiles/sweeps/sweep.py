@@ -167,8 +167,8 @@ def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _:
         if isinstance(questions, str):
             yield Cell(place, refusal=questions)
         else:
-            files = tuple(map(runs.file, questions))
-            yield _cell(plan, place, files, [next(answers) for _ in questions])
+            found = _cell(plan, place, [next(answers) for _ in questions])
+            yield replace(found, files=() if found.refusal else tuple(map(runs.file, questions)))
 
 
 def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
@@ -200,13 +200,12 @@ def _require_usable(plan: SweepPlan, asked: Sequence[tuple[tuple[str, ...], Ques
         raise SweepError("\n".join(problems))
 
 
-def _cell(plan: SweepPlan, place: Place, files: tuple[str, ...], answers: Sequence[Answer]) -> Cell:
+def _cell(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
     refusal = next((answer for answer in answers if isinstance(answer, str)), "")
     if refusal:
         return Cell(place, refusal=refusal)
     found = answered(plan, place, [answer for answer in answers if not isinstance(answer, str)])
-    kept = tuple(map(_headline, found.results))
-    return replace(found, files=() if found.refusal else files, results=kept)
+    return replace(found, results=tuple(map(_headline, found.results)))
 
 
 def _headline(result: Result) -> Result:

@@ -110,7 +110,7 @@ def test_sweep_over_versions_of_an_engine(
     first, second = (cell["values"][0] for cell in content["cells"])
     assert second > first
     assert len({cell["results"][0] for cell in content["cells"]}) == 2
-    monkeypatch.delattr("schedbench.profiles.sweeps.sweep.execute")
+    monkeypatch.delattr("schedbench.profiles.sweeps.runs.execute")
     assert run_command(*asked, "--output-dir", tmp_path, "--resume").code == 0
 
 

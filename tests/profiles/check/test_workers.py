@@ -26,23 +26,26 @@ def test_what_cannot_travel_is_told_and_not_waited_for() -> None:
         list(each(lambda number: -number, range(6)))
 
 
-PARENT = """
+REPORT = """
 import os, time
-from schedbench.profiles.platform.pool import pool
 
 def report(seconds):
     print(os.getpid(), flush=True)
     time.sleep(seconds)
+"""
+PARENT = """
+from reporting import report
+from schedbench.profiles.platform.pool import pool
 
-if __name__ == "__main__":
-    with pool(2) as each:
-        list(each(report, [3600, 3600]))
+with pool(2) as each:
+    list(each(report, [3600, 3600]))
 """
 
 
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "parent.py"
     program.write_text(PARENT)
+    (tmp_path / "reporting.py").write_text(REPORT)
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         workers = [int(parent.stdout.readline())]  # a machine with one processor has one worker
