@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Final, Protocol
 
+from ...scenarios.combinations import MODES
+from ...scenarios.schema import Scenario
 from ..run.system import System, SystemParts
 from .names import EngineError
 
@@ -29,6 +31,24 @@ class EngineAdapter(Protocol):
         """The engine's scheduler on the virtual GPU, which is open. Raises EngineError for what it cannot run."""
 
 
+# Modes that engines of a few thousand lines lack, and what each would need.
+NOT_IN_SMALL_ENGINES: Final[Mapping[str, str]] = {
+    "speculation": "speculative decoding, which it does not have",
+    "pipeline": "pipeline stages, which it does not have",
+    "hisparse": "sparse attention, which it does not have",
+    "data-parallel ranks": "data-parallel attention, which it does not have",
+    "disaggregation": "workers of their own for prompts, which it does not have",
+    "replicas": "a router, which it does not have",
+    "split prefill": "prompts in parts beside decodes, which it does not have",
+    "controls": "messages to pause and to flush, which it does not have",
+    "deferred": "a loop with deferred results, which it does not have",
+    "embedding": "embeddings of prompts, which it does not have",
+    "encoder-decoder": "encoders, which it does not have",
+    "block diffusion": "block diffusion, which it does not have",
+    "hidden states": "hidden states in results, which it does not have",
+    "prompt logprobs": "log probabilities, which it does not have",
+    "grammar": "grammars, which it does not have",
+}
 _ADAPTERS: Final[Mapping[str, str]] = {
     "sglang": "sglang.adapter",
     "mini-sglang": "mini_sglang",
@@ -46,3 +66,14 @@ def adapter_named(name: str) -> EngineAdapter:
         raise EngineError(f"there is no adapter for {name!r}: there is one for {', '.join(_ADAPTERS)}")
     adapter: EngineAdapter = import_module(f".{_ADAPTERS[name]}", __package__).ADAPTER
     return adapter
+
+
+def needed(scenario: Scenario, refused: Mapping[str, str]) -> list[str]:
+    """What modes of the scenario need that an engine refuses."""
+    return [f"{mode} needs {what}" for mode, what in refused.items() if MODES[mode].on(scenario)]
+
+
+def refuse(engine: str, needs: Sequence[str]) -> None:
+    """Raises EngineError where the engine lacks something."""
+    if needs:
+        raise EngineError(f"{engine}'s scheduler cannot be run with this scenario: {'; '.join(needs)}")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from ...scenarios.combinations import MODES, overlaps
+from ...scenarios.combinations import overlaps
 from ...sched.batch import ForwardBatch, ForwardMode
 from ...sched.config import SamplingParams
 from ...sched.observe import StepInfo
@@ -26,27 +26,13 @@ from ..run.compose import engine_config
 from ..run.observers import TagAudit
 from ..run.system import System, SystemParts
 from ..vgpu.patching import attributes_set
+from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge
 from .model import EngineModel, long, model_folder, process_group_of_one
 from .names import EngineError
 
-# What mini-sglang has nothing of, or what of it stands in the way.
 _REFUSED: Final = {
-    "speculation": "speculative decoding, which it does not have",
-    "pipeline": "pipeline stages, which it does not have",
-    "hisparse": "sparse attention, which it does not have",
-    "data-parallel ranks": "data-parallel attention, which it does not have",
-    "disaggregation": "workers of their own for prompts, which it does not have",
-    "replicas": "a router, which it does not have",
-    "split prefill": "prompts in parts beside decodes, which it does not have",
-    "controls": "messages to pause and to flush, which it does not have",
-    "deferred": "a loop with deferred results, which it does not have",
-    "embedding": "embeddings of prompts, which it does not have",
-    "encoder-decoder": "encoders, which it does not have",
-    "block diffusion": "block diffusion, which it does not have",
-    "hidden states": "hidden states in results, which it does not have",
-    "prompt logprobs": "log probabilities, which it does not have",
-    "grammar": "grammars, which it does not have",
+    **NOT_IN_SMALL_ENGINES,
     "mixed chunk": "batches of prompts and decodes (Scheduler._schedule_next_batch)",
     "pages": "attention by pages (FlashAttentionBackend.prepare_metadata)",
 }
@@ -70,9 +56,7 @@ class MiniSglangAdapter:
 
     def open(self, parts: SystemParts) -> System:
         scenario = parts.resolved.scenario
-        needs = [f"{mode} needs {what}" for mode, what in _REFUSED.items() if MODES[mode].on(scenario)]
-        if needs:
-            raise EngineError(f"mini-sglang's scheduler cannot be run with this scenario: {'; '.join(needs)}")
+        refuse("mini-sglang", needed(scenario, _REFUSED))
         return MiniSglangSystem(parts)
 
 

@@ -29,6 +29,7 @@ from ..run.compose import engine_config
 from ..run.observers import TagAudit
 from ..run.system import System, SystemParts
 from ..vgpu.patching import attributes_set
+from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge
 from .model import EngineModel
 from .names import EngineError
@@ -37,18 +38,10 @@ _PAGE: Final = 256  # its blocks are multiples of that many tokens (Config.__pos
 # Its sampler divides logits by the temperature, and refuses less: the largest logit keeps all of the probability.
 _GREEDY: Final = 1e-9
 _REFUSED: Final = {
-    "overlap": "an overlapped loop, which it does not have (LLMEngine.step): engine.overlap=false",
+    **NOT_IN_SMALL_ENGINES,
+    "overlap": "an overlapped loop (LLMEngine.step): engine.overlap=false",
     "mixed chunk": "batches of prompts and decodes (Scheduler.schedule): engine.mixed_chunk=false",
     "unchunked prefill": "prompts larger than a batch (Scheduler.schedule cuts them)",
-    "speculation": "speculative decoding, which it does not have",
-    "pipeline": "pipeline stages, which it does not have",
-    "hisparse": "sparse attention, which it does not have",
-    "data-parallel ranks": "data-parallel attention, which it does not have",
-    "disaggregation": "workers of their own for prompts, which it does not have",
-    "replicas": "a router, which it does not have",
-    "grammar": "grammars, which it does not have",
-    "embedding": "a model without a sampler (ModelRunner.run)",
-    "encoder-decoder": "an encoder, which it does not have",
 }
 
 
@@ -66,15 +59,14 @@ class NanoVllmAdapter:
 
     def open(self, parts: SystemParts) -> System:
         scenario = parts.resolved.scenario
-        needs = [f"{mode} needs {what}" for mode, what in _REFUSED.items() if MODES[mode].on(scenario)]
+        needs = needed(scenario, _REFUSED)
         if not MODES["radix cache"].on(scenario):
             needs.append("no prefix cache needs a block manager without one (BlockManager.can_allocate)")
         if scenario.engine.page_size % _PAGE:
             needs.append(
                 f"pages need a multiple of {_PAGE} tokens (Config.__post_init__): engine.page_size={_PAGE}"
             )
-        if needs:
-            raise EngineError(f"nano-vllm's scheduler cannot be run with this scenario: {'; '.join(needs)}")
+        refuse("nano-vllm", needs)
         return NanoVllmSystem(parts)
 
 
@@ -367,7 +359,7 @@ def paged_inputs(
     padding. Without ``block_tables`` [b, n] int32 all tokens of the prompts are new.
     """
     new = torch.ones_like(ends) if starts is None else starts.diff()
-    lens = ends.clamp(min=1) if starts is None else ends.diff()
+    lens = (ends if starts is None else ends.diff()).clamp(1, width)  # also of what is not written yet
     slots = torch.where(slot_mapping < 0, spare, slot_mapping)
     places = torch.arange(width, dtype=torch.int32, device=ends.device)
     if block_tables is None:

@@ -62,7 +62,8 @@ def _threads(gpu: VirtualGpu) -> Iterator[tuple[Any, str, Any]]:
 
 
 class ThreadTurns:
-    """Lets one thread at a time enter the virtual GPU, and keeps the current stream of each."""
+    """Lets one thread at a time enter the virtual GPU, and keeps the current stream of each. What the program has set,
+    such as a default device, does not apply inside: the values of a device tensor are host tensors."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self._runtime = gpu.runtime
@@ -73,7 +74,7 @@ class ThreadTurns:
     def one_at_a_time(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def entered(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
+            with self._lock, torch._C.DisableTorchFunction():
                 thread = threading.get_ident()
                 if thread != self._last:
                     self._streams[self._last] = self._runtime.stream

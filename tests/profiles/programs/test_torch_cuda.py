@@ -247,3 +247,16 @@ def test_everything_is_torchs_own_again_afterwards() -> None:
     with open_vgpu(load("h200")) as gpu, cuda_answered(gpu, load("h200")):
         assert torch.cuda.is_available()
     assert ([getattr(torch.cuda, name) for name in names], torch.Generator, threading.Thread.start) == before
+
+
+def test_a_default_device_does_not_apply_to_what_an_adversary_does_late() -> None:
+    hardware = load("h200")
+    with open_vgpu(hardware, adversary=1) as gpu, cuda_answered(gpu, hardware):
+        torch.set_default_device("cuda")
+        try:
+            for _ in range(3):  # memory is used again, and its contents are destroyed first
+                found = (torch.arange(8) + 1).float().sum()
+            torch.cuda.synchronize()
+            assert found.item() == 36
+        finally:
+            torch.set_default_device(None)
