@@ -84,6 +84,7 @@ LARGE: Final[Mapping[str, Sequence[str]]] = {
         "workload.output_tokens={dist: uniform, min: 64, max: 128}",
         "engine.kv_tokens=65536",
     ),
+    "start": (),
     "prompt_staging": (),
     "prefill_heavy": ("workload.requests=12", "workload.arrival.rate=12", "engine.kv_tokens=131072"),
 }

@@ -41,6 +41,7 @@ def plain(*overrides: str) -> Result:
 LATELY = {"pr25945", "latest"}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("loop", "state"),
     [
@@ -55,6 +56,7 @@ def test_a_pause_changes_no_token_in_any_state(loop: str, state: str) -> None:
     assert value(result, "retractions") > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "mode",
     [
@@ -70,6 +72,7 @@ def test_a_pause_changes_no_token_in_any_mode(mode: str) -> None:
     assert result_of("pause", *real, hazards=True).outputs == plain(*real).outputs
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("scenario", ["spec_v1", "spec_v2", "hisparse", "embedding", "penalties"])
 @pytest.mark.parametrize("state", ["latest", pytest.param("pr25945", marks=pytest.mark.wide)])
 def test_a_pause_changes_no_token_of_another_scenario(scenario: str, state: str) -> None:

@@ -21,6 +21,7 @@ def plain(*overrides: str) -> Result:
     return result_of("deferred", *overrides, *SERIAL)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("state", states())
 def test_every_state_gives_the_tokens_of_the_serial_loop(state: str) -> None:
     result = result_of("deferred", *FEW, f"engine.relay={state}", hazards=True)
@@ -31,6 +32,7 @@ def test_every_state_gives_the_tokens_of_the_serial_loop(state: str) -> None:
 REAL = ("device.values=real", "workload.requests=4", "measure.warmup_requests=0")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "mode",
     [

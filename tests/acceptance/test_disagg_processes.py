@@ -40,6 +40,7 @@ def alone(scenario: str) -> str:
     return digest(scenario, *FEW)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("scenario", "way"),
     [

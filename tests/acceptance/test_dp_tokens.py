@@ -34,6 +34,7 @@ def alone(*overrides: str) -> str:
     return digest("mixed", *SMALL, *overrides)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -10,7 +10,8 @@ import pytest
 from schedbench.profiles.platform import inputs
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.ranks.execute import Options
-from schedbench.profiles.sweeps.sweep import Runs
+from schedbench.profiles.record.result import Result
+from schedbench.profiles.sweeps.runs import Runs
 from schedbench.scenarios.loader import load
 from tests.conftest import RunCommand
 
@@ -61,10 +62,16 @@ def test_a_scenario_that_reads_no_file_has_no_inputs(run_command: RunCommand) ->
 def test_a_sweep_does_not_resume_with_another_trace(traced: Path, tmp_path: Path) -> None:
     resolved = resolve(load(str(traced / "s.yaml")))
     runs = Runs(Options(device="vgpu"), folder=tmp_path / "sweep", resume=True)
-    first = runs.result(resolved)
-    assert runs.result(resolved).run.id == first.run.id
+
+    def answer() -> Result:
+        (found,) = runs.answers([resolved])
+        assert isinstance(found, Result)
+        return found
+
+    first = answer()
+    assert answer().run.id == first.run.id
     (traced / "t.jsonl").write_text(LINE % 4 + LINE % 6)
-    assert runs.result(resolved).run.id != first.run.id
+    assert answer().run.id != first.run.id
 
 
 def test_large_weights_are_sampled_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ EMBEDDED: Copies = {Copy("_start_copy", FORWARD, "d2h", "pinned nb"): 1}
 READ: Copies = {Copy("settle_embedding", SCHEDULE, "d2h", "pageable B"): 1}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("state", [name for name in states() if name != "latest"])
 def test_copies_of_a_step_in_every_state(state: str) -> None:
     """#25945 moves the prompt's copy to the forward stream; the rest is as in any prefill."""

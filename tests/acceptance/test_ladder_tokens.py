@@ -97,6 +97,7 @@ PREFILLS = ("prefill_heavy", "workload.requests=4", "workload.output_tokens=8")
 class TestLatest:
     """Never behind #25945, and ahead wherever that one exposes host time. Emulated, under the h200 profile."""
 
+    @pytest.mark.wide
     @pytest.mark.parametrize(
         "question",
         [

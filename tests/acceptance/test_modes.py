@@ -21,6 +21,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("scenario", PLAIN)
 def test_a_mode_loses_no_token(scenario: str) -> None:
     digests = {relay: digest(scenario, *FEW, f"engine.relay={relay}") for relay in ("pr25945", "latest")}

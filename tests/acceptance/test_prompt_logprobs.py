@@ -21,6 +21,7 @@ TARGETS = Copy("_prompt_targets", FORWARD, "h2d", "pageable nb")
 OFTEN = ("pr25774-before", "pr25945-before", "pr25945", "latest")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "state",
     [pytest.param(name, marks=() if name in OFTEN else pytest.mark.wide) for name in states()],

@@ -25,6 +25,7 @@ def plain(*overrides: str) -> Result:
     return result_of("split_prefill", *overrides, WHOLE, "engine.overlap=false", "engine.relay=latest")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("state", states())
 def test_every_state_gives_the_tokens_of_the_serial_loop(state: str) -> None:
     """Until #25945 sampled tokens stay in the batch: they are freed while another stream reads them."""
@@ -41,6 +42,7 @@ def test_every_state_gives_the_tokens_of_the_serial_loop(state: str) -> None:
 REAL = ("device.values=real", "workload.requests=5", "measure.warmup_requests=0")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "mode",
     [

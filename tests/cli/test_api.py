@@ -125,6 +125,7 @@ def test_worth_has_a_row_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None
     assert part is not None and {row.change for row in part.rows} == {"half"}
 
 
+@pytest.mark.wide
 def test_worker_processes_do_not_run_a_script_again_that_has_no_guard(tmp_path: Path) -> None:
     sides = {"a": "relay=pr25945", "b": "relay=latest"}
     (tmp_path / "script.py").write_text(

@@ -37,6 +37,7 @@ def calibrated(tmp_path_factory):
     return path, json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.wide
 def test_a_scenario_runs_on_what_was_written(calibrated):
     path, document, _ = calibrated
     small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]

@@ -90,6 +90,7 @@ def test_check_asks_what_an_engine_can_be_asked(run_command: RunCommand, engine:
     assert "relays" not in content["not_asked"]
 
 
+@pytest.mark.wide
 def test_check_of_an_engine_that_fails_says_how(run_command: RunCommand, tmp_path: Path) -> None:
     checkout(tmp_path, "def step(device):\n    raise ValueError('bad batch')\n")
     said = run_command("check", "mixed", *TINY, "--engine", f"{ADAPTER}:{tmp_path}")

@@ -33,6 +33,7 @@ def test_every_key_says_what_it_means() -> None:
     assert all(fact.about.endswith(".") and fact.values for fact in facts.values())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_editors_accept_a_shipped_scenario_and_find_the_schema(path: Path) -> None:
     text = path.read_text()

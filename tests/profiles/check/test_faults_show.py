@@ -152,6 +152,7 @@ def evidence_of(report: Report) -> str:
     return "\n".join(evidence.says for check in report.failed for evidence in check.evidence)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", faults())
 @pytest.mark.parametrize(
     "adversaries",

@@ -182,6 +182,7 @@ def test_an_interrupted_run_ends_and_is_marked(
     assert run(question, engine).run.cancelled
 
 
+@pytest.mark.wide
 def test_after_a_run_without_progress_or_a_killed_process_the_next_run_is_as_ever(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

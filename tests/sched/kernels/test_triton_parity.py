@@ -43,6 +43,7 @@ def found() -> dict[str, str]:
     return told("triton_parity", TRITON_INTERPRET="1")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [f"{name} {dtype}" for name, dtype in names(every=False)])
 def test_the_result_is_torchs(found: dict[str, str], name: str) -> None:
     assert found[name] == ""

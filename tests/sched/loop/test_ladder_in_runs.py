@@ -14,6 +14,7 @@ LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "se
 BARRIERS = pytest.mark.parametrize("barrier", ["off", "top", "after-launch", "read-done"])
 
 
+@pytest.mark.wide
 @STATES
 @LOOPS
 @pytest.mark.parametrize("page_size", [1, 4])
