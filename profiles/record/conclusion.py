@@ -88,9 +88,12 @@ def _without_times(result: Document) -> Iterator[str]:
 
 
 def _throughput(result: Document) -> Iterator[str]:
-    value = mean_value(result, "output_throughput")
+    """Prompts that are embedded get no tokens: there is one placeholder for each."""
+    engine = result["scenario"].get("expanded", {}).get("engine", {})
+    name, unit = ("request", "embeddings") if engine.get("embedding") else ("output", "output tokens")
+    value = mean_value(result, f"{name}_throughput")
     if value is not None:
-        yield f"{_number(value)} output tokens/s"
+        yield f"{_number(value)} {unit}/s"
 
 
 def _idle(result: Document) -> Iterator[str]:

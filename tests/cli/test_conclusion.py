@@ -82,3 +82,9 @@ def test_run_prints_it_and_json_has_it(run_command: RunCommand) -> None:
     assert " ".join(plain.split()).startswith(said)
     assert "\nsummary" not in plain and "--all also shows: summary" in plain
     assert "\nsummary" in whole and "--all also shows" not in whole
+
+
+def test_embeddings_are_no_output_tokens(document: dict[str, Any]) -> None:
+    document["scenario"]["expanded"]["engine"] = {"embedding": True}
+    each = document["metrics"]["request_throughput"]["values"][0]
+    assert conclusion(document).startswith(f"{each:.3g} embeddings/s; ")
