@@ -258,10 +258,11 @@ def test_a_run_that_broke_off_is_told_from_one_that_is_over(ranks):
 
 @pytest.mark.wide
 def test_a_folder_used_again_tells_of_the_last_run_alone(ranks):
-    """Fewer ranks than before; and one that breaks off is not taken for the one before."""
+    """A run with fewer ranks leaves no timeline of the others; a run that fails leaves no result."""
     alone = ["run", "mixed", "--device", "vgpu", *FEW, "--output-dir", str(ranks)]
     assert CliRunner().invoke(app, alone).exit_code == 0
-    assert traced(ranks) == traced(ranks / FILE)
+    # Only the result of the folder says when requests arrived.
+    assert [event for event in traced(ranks) if event["name"] != "waiting"] == traced(ranks / FILE)
     pair = ["run", "disagg", *FEW, "--world", "distributed", "--output-dir", str(ranks)]
     death = [
         "--set",
