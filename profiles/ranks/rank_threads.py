@@ -60,7 +60,8 @@ class Member:
         self.over = False
         self.stopped = False  # has raised what the world was stopped with
         self._scheduler = scheduler
-        self._turn = threading.Semaphore(0)
+        self._turn = threading.Lock()  # held except while the turn is granted
+        self._turn.acquire()
         self._clock: Callable[[], int] = lambda: 0
         self._awaited: Awaited | None = None
         self._deadline = FOREVER
@@ -100,6 +101,19 @@ class Member:
     @property
     def marks(self) -> Sequence[EventRecording]:
         return () if self._awaited is None else self._awaited.marks()
+
+    def run_ahead(self) -> None:
+        """Simulate the rank's device as far as no other rank can change it: until the host goes on, if no stream waits
+        for another device."""
+        simulation, awaited = self.simulation, self._awaited
+        if simulation is None or simulation.awaits_peers():
+            return
+        if isinstance(awaited, AwaitedMark) and self._deadline == FOREVER:
+            [mark] = awaited.marks()
+            if mark.time is None:
+                simulation.run(FOREVER, mark)
+        elif self.known:
+            simulation.run(self.time)
 
     def take_turn(self) -> None:
         self._turn.acquire()
@@ -142,9 +156,12 @@ class RankScheduler:
 
     def _lowest(self) -> Member:
         running = [member for member in self.members if not member.over]
+        if not all(member.known for member in running):
+            for member in running:
+                member.run_ahead()
         unknown = [mark for member in running if not member.known for mark in member.marks]
         if unknown:
-            bound = min((member.time for member in running), default=FOREVER)
+            bound = min(member.time for member in running)
             advance(self.devices, bound, unknown)
         return min(running, key=lambda member: (member.time, member.rank))
 
@@ -164,25 +181,27 @@ def advance(devices: Sequence[Simulation], bound: int, awaited: Sequence[EventRe
     """Simulate what starts no later than ``bound``, or than the first of the ``awaited`` marks, on all devices.
 
     A device runs as far as the next event of any other device, or until it releases another one: nothing that it waits
-    for can happen sooner.
+    for can happen sooner. Only then is the next event of a device that did not run determined again.
 
         device 0   --x-----------x----      runs to the x of device 1,
         device 1   ------x------------      which may release device 0 or not
     """
-    unknown = list(awaited)
+    unknown, heads = list(awaited), [device.head() for device in devices]
     while True:
         bound = min([bound, *(mark.time for mark in unknown if mark.time is not None)])
         unknown = [mark for mark in unknown if mark.time is None]
-        starts = sorted(
-            (start, index)
-            for index, device in enumerate(devices)
-            if (start := device.next_start()) is not None and start <= bound
-        )
-        if not starts:
+        starts = [FOREVER if head.start is None else head.start for head in heads]
+        first = min(starts, default=FOREVER)
+        if first > bound or first == FOREVER:
             return
-        limit = min(bound, starts[1][0]) if len(starts) > 1 else bound
-        held = [mark for device in devices for mark in device.awaited()]
-        devices[starts[0][1]].run(limit, _AnyKnown([*unknown, *held]))
+        place = starts.index(first)
+        starts[place] = FOREVER
+        held = [mark for head in heads for mark in head.waits]
+        devices[place].run(min(bound, *starts), _AnyKnown([*unknown, *held]))
+        if any(mark.time is not None for mark in held):
+            heads = [device.head() for device in devices]
+        else:
+            heads[place] = devices[place].head()
 
 
 def run_ranks(ranks: int, body: Callable[[Member], T]) -> list[T]:

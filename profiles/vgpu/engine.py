@@ -159,8 +159,9 @@ class _Candidate(NamedTuple):
     launch: LaunchEntry
 
 
-class _NextStart(NamedTuple):
-    """When the device's next operation starts, and the recordings that block its queues."""
+class NextStart(NamedTuple):
+    """When the device's next operation starts, None if nothing is enqueued or all queues are blocked. ``waits``: the
+    recordings that block its queues, which are other devices', since this device's own are passed first."""
 
     start: int | None
     waits: list[EventTime]
@@ -180,7 +181,8 @@ class Simulation:
         self._queues: list[StreamQueue] = []
         self._serial = 0
         self._bound = PENDING
-        self._cached_next: _NextStart | None = None  # None if it has to be determined again
+        self._peers: list[PeerEventRecording] = []
+        self._cached_next: NextStart | None = None  # None if it has to be determined again
 
     def queue(self) -> StreamQueue:
         queue = StreamQueue(self.first + len(self._queues))
@@ -243,6 +245,8 @@ class Simulation:
         else:
             queue.items.append(WaitEntry(recording))
             self._cached_next = None
+            if isinstance(recording, PeerEventRecording):
+                self._peers.append(recording)
 
     def wait(self, recording: EventRecording) -> int:
         """The recording's time, at which the waiting host continues."""
@@ -260,22 +264,19 @@ class Simulation:
         """Bring the device up to the host's clock."""
         self.run(now)
 
-    def next_start(self) -> int | None:
-        """When the next operation starts; None if nothing is enqueued or all queues are blocked."""
-        return self._next().start
+    def awaits_peers(self) -> bool:
+        """Whether a queue waits, now or later, for a recording of another device whose time is not known."""
+        self._peers = [recording for recording in self._peers if recording.time is None]
+        return bool(self._peers)
 
-    def awaited(self) -> list[EventTime]:
-        """The recordings that block queues: those of other devices, since this device's own are passed first."""
-        return self._next().waits
-
-    def _next(self) -> _NextStart:
+    def head(self) -> NextStart:
         """Valid until this device changes, or another device reaches a recording that blocks a queue."""
         cached = self._cached_next
         if cached is None or any(recording.time is not None for recording in cached.waits):
             busy = self._settled()
             first, heads = self._first(busy), [queue.items[0] for queue in busy]
             waits = [head.recording for head in heads if isinstance(head, WaitEntry)]
-            cached = self._cached_next = _NextStart(None if first is None else first.start, waits)
+            cached = self._cached_next = NextStart(None if first is None else first.start, waits)
         return cached
 
     def run(self, horizon: int, until: EventTime | None = None) -> None:

@@ -13,6 +13,7 @@ from schedbench.profiles.vgpu.engine import (
     FOREVER,
     LINK,
     EventRecording,
+    EventTime,
     PeerEventRecording,
     Simulation,
 )
@@ -110,6 +111,29 @@ def test_a_host_waits_for_another_device() -> None:
         return device.wait(device.record(queue, clock.now))
 
     assert run_ranks(2, rank) == [130, 147]
+
+
+def test_devices_that_wait_for_none_are_not_simulated_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    simulate = Simulation.run
+
+    def counted(device: Simulation, horizon: int, until: EventTime | None = None) -> None:
+        runs.append(horizon)
+        simulate(device, horizon, until)
+
+    monkeypatch.setattr(Simulation, "run", counted)
+
+    def rank(member: Member) -> int:
+        joined(member)
+        device = member.simulation
+        assert device is not None
+        queues = [device.queue(), device.queue()]
+        for number in range(100):  # by turns on both devices, and on two streams of each
+            device.submit(queues[number % 2], COMPUTE, now=0, duration=10 + member.rank, row=(number,))
+        return device.wait(device.record(queues[1], 0))
+
+    assert run_ranks(2, rank) == [1000, 1100]
+    assert len(runs) < 10
 
 
 def chained(seed: int, *, joint: bool) -> list[list[tuple[str, int, int]]]:
