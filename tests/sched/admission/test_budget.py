@@ -1,4 +1,4 @@
-"""The budget of one round, against rounds computed by hand."""
+"""The budget of one admission round, compared with rounds computed by hand."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from schedbench.sched.request import Request
 
 @dataclass
 class Pool:
-    """Stands for allocator and tree: so many tokens free, so many evictable until somebody locks them. Of a device
-    whose KV moves to the host ``unclaimed`` tokens are left; each request claims its ``buffer``, or its prompt."""
+    """Stands for the allocator and the radix tree: ``free`` tokens, and ``evictable`` ones until they are locked.
+    ``unclaimed`` is what is left on a device whose KV moves to the host; each request claims its ``buffer``, or its
+    prompt."""
 
     free: int
     evictable: int = 0
@@ -76,8 +77,8 @@ def waiting(prompt: int, new: int = 10, *, cached: int = 0, node: str | None = N
 
 
 @pytest.mark.parametrize(("prompt", "taken"), [(20, 3), (30, 3), (31, 2), (90, 1), (91, 0)])
-def test_prompts_of_a_round_share_what_is_left_of_the_device(prompt: int, taken: int) -> None:
-    """Each needs 30 tokens for its buffer; there are slots for all of them."""
+def test_prompts_of_a_round_share_the_unclaimed_device_tokens(prompt: int, taken: int) -> None:
+    """Each prompt needs 30 tokens for its buffer; there are slots for all of them."""
     round_ = budget(Pool(free=1000, unclaimed=90, buffer=30))
     verdicts = [round_.try_add(waiting(prompt)) for _ in range(4)]
     assert len(round_.plan().requests) == taken
@@ -179,7 +180,7 @@ def test_only_one_prompt_is_cut_in_a_round() -> None:
     assert pool.locks == {"head": 1}
 
 
-def test_behind_a_cut_prompt_only_whole_ones_join() -> None:
+def test_only_whole_prompts_join_after_a_cut_one() -> None:
     cut, small, large = waiting(100), waiting(8), waiting(9)
     round_ = budget(Pool(1000), page_size=16, chunked_prefill_size=40)
     assert round_.try_add(cut) is AdmissionVerdict.CONTINUE  # two pages; 8 tokens of the chunk are left
@@ -189,7 +190,7 @@ def test_behind_a_cut_prompt_only_whole_ones_join() -> None:
     assert large.extend_input_len == 9
 
 
-def test_less_than_a_page_of_chunk_takes_nobody() -> None:
+def test_less_than_a_page_of_chunk_admits_no_request() -> None:
     round_ = budget(Pool(1000), page_size=16, chunked_prefill_size=40)
     assert (
         round_.try_add(waiting(30)) is AdmissionVerdict.CONTINUE
@@ -199,7 +200,7 @@ def test_less_than_a_page_of_chunk_takes_nobody() -> None:
     assert round_.plan().requests == (round_.taken[0],) and other.extend_input_len == 100
 
 
-def test_input_tokens_of_a_round_are_bounded_but_for_the_first() -> None:
+def test_first_prompt_may_exceed_the_input_limit_of_a_round() -> None:
     round_ = budget(Pool(10_000), max_prefill_tokens=100)
     assert round_.try_add(waiting(40)) is AdmissionVerdict.CONTINUE
     assert round_.try_add(waiting(60)) is AdmissionVerdict.FULL
@@ -209,8 +210,8 @@ def test_input_tokens_of_a_round_are_bounded_but_for_the_first() -> None:
     assert len(alone.plan().requests) == 1
 
 
-def test_decodes_that_ride_along_are_reserved_for() -> None:
-    """Ten decodes take ten tokens of every budget, and three of them a new page of sixteen."""
+def test_mixed_decodes_reserve_their_tokens_and_pages() -> None:
+    """Ten decodes take ten tokens of every limit, and three of them a new page of sixteen tokens."""
     limits = {"page_size": 16, "mixed_decode_tokens": 10, "mixed_reserve_tokens": 48}
     round_ = budget(Pool(320), growth=20.0, chunked_prefill_size=64, **limits)
     assert (round_.rem_total, round_.cur_rem) == (320 - 48 - 20, 320 - 48)
@@ -220,13 +221,13 @@ def test_decodes_that_ride_along_are_reserved_for() -> None:
     assert req.extend_input_len == 48
 
 
-def test_many_decodes_leave_a_page_of_chunk() -> None:
+def test_many_mixed_decodes_leave_one_page_of_the_chunk() -> None:
     round_ = budget(Pool(1000), page_size=16, chunked_prefill_size=32, mixed_decode_tokens=40)
     assert round_.rem_chunk == 16
 
 
 class TestContinuing:
-    """The prompt under way owns KV already, so what others may need later does not stop it."""
+    """The prompt under way holds KV already, so growth that other requests may need later does not stop it."""
 
     @pytest.mark.parametrize("growth", [0.0, 499.0])
     def test_it_takes_what_is_free_now(self, growth: float) -> None:
@@ -248,7 +249,7 @@ class TestContinuing:
         assert round_.plan() == ((req,), None, False)
         assert round_.rem_total == 500 - 36 - 20
 
-    def test_without_room_it_waits_and_stays(self) -> None:
+    def test_without_room_it_stays_the_chunked_request(self) -> None:
         req = waiting(100, cached=64)
         round_ = budget(Pool(16), page_size=16, chunked_prefill_size=64)
         round_.continue_chunked(req)

@@ -1,4 +1,4 @@
-"""Who is considered first, who gives back first, and how careful admission is meanwhile."""
+"""The order of the waiting queue, the order of retraction, and the new-token ratio that limits admission."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def req(
 def order(
     policy: Policy, waiting: list[Request], matches: dict[str, int] | None = None, seed: int = 0
 ) -> str:
-    """The names in the order of ``policy``; ``matches`` are cached prefix lengths, None without a tree."""
+    """Returns the names in the order of ``policy``; ``matches`` are cached prefix lengths, None without a tree."""
     match = None if matches is None else lambda r: matches.get(r.id, 0)
     WaitingOrder(policy, seed=seed, match=match).sort(waiting)
     return "".join(r.id for r in waiting)
@@ -56,7 +56,7 @@ def test_lpm_without_a_tree_is_first_come() -> None:
 @pytest.mark.parametrize(
     ("waiting", "gives_up"), [(LPM_FALLBACK_WAITING, False), (LPM_FALLBACK_WAITING + 1, True)]
 )
-def test_lpm_gives_up_before_long_queues(waiting: int, gives_up: bool) -> None:
+def test_lpm_falls_back_to_fcfs_for_long_queues(waiting: int, gives_up: bool) -> None:
     queue = [req(str(i)) for i in range(waiting)]
     assert WaitingOrder("lpm", seed=0, match=lambda r: int(r.id)).sort(queue) is not gives_up
     assert (queue[0].id == "0") is gives_up
@@ -66,7 +66,7 @@ HEAD = range(IN_BATCH_PREFIX_TOKENS)
 
 
 class TestRepeatedHeads:
-    """Of several uncached prompts with one head, the first goes ahead and fills the tree for the others."""
+    """Of several uncached prompts with a common head, the first goes ahead and fills the tree for the others."""
 
     def test_the_second_with_a_head_waits(self) -> None:
         waiting = [req("a", [*HEAD, 1]), req("b", [*HEAD, 2]), req("c", [9] * 40)]
@@ -76,23 +76,23 @@ class TestRepeatedHeads:
         waiting = [req("a", [*HEAD, 1]), req("b", [*HEAD, 2]), req("c", [9] * 40)]
         assert order("lpm", waiting, {"b": IN_BATCH_PREFIX_TOKENS, "c": 4}) == "cab"
 
-    def test_whoever_is_cached_already_does_not_wait(self) -> None:
+    def test_a_cached_head_does_not_wait(self) -> None:
         waiting = [req("a", [*HEAD, 1]), req("b", [*HEAD, 2])]
         assert order("lpm", waiting, {"a": 33, "b": 33}) == "ab"
         assert order("lpm", waiting[::-1], {"a": 33, "b": 33}) == "ba"
 
-    def test_a_short_prompt_is_no_head(self) -> None:
+    def test_a_short_head_does_not_wait(self) -> None:
         waiting = [req("a", HEAD), req("b", HEAD), req("c", [9])]
         assert order("lpm", waiting, {"c": 1}) == "cab"
 
 
-def test_random_is_its_seed() -> None:
+def test_random_order_follows_from_the_seed() -> None:
     names = [chr(ord("a") + i) for i in range(20)]
     orders = {order("random", [req(name) for name in names], seed=seed) for seed in (1, 1, 2)}
     assert len(orders) == 2 and all(sorted(o) == names for o in orders)
 
 
-def test_random_goes_on_from_round_to_round() -> None:
+def test_random_order_differs_from_round_to_round() -> None:
     policy = WaitingOrder("random", seed=1, match=None)
     queue = [req(chr(ord("a") + i)) for i in range(20)]
     rounds = []
@@ -106,11 +106,13 @@ def test_random_goes_on_from_round_to_round() -> None:
     ("policy", "waiting", "free", "examined"),
     [("fcfs", 10, 3, 4), ("fcfs", 2, 8, 2), ("lpm", 100, 3, 100), ("lpm", 200, 3, 4), ("random", 10, 3, 4)],
 )
-def test_requests_that_a_round_looks_at(policy: Policy, waiting: int, free: int, examined: int) -> None:
+def test_number_of_requests_examined_in_a_round(
+    policy: Policy, waiting: int, free: int, examined: int
+) -> None:
     assert WaitingOrder(policy, seed=0, match=lambda _: 0).examined(waiting, free) == examined
 
 
-def test_fewest_outputs_give_back_first_then_the_longest_prompt() -> None:
+def test_fewest_outputs_are_retracted_first_then_the_longest_prompt() -> None:
     batch = [
         req("a", [1] * 5, output=3),
         req("b", [1] * 9, output=1),
@@ -122,7 +124,8 @@ def test_fewest_outputs_give_back_first_then_the_longest_prompt() -> None:
 
 
 class TestNewTokenRatio:
-    """Upstream's numbers: 0.7 to start with, down to 0.098 in 600 steps, 20 more tokens each after a retraction."""
+    """Upstream's numbers: the ratio starts at 0.7, falls to 0.098 in 600 steps, and expects 20 more tokens of each
+    request after a retraction."""
 
     def test_it_starts_at_seven_tenths_of_the_conservativeness(self) -> None:
         assert NewTokenRatio(1.0).value == 0.7
@@ -150,7 +153,7 @@ class TestNewTokenRatio:
         ratio.after_retraction([req("a", new=10, output=9)])
         assert ratio.value == 1.0
 
-    def test_rest_resets_it(self) -> None:
+    def test_idle_resets_it(self) -> None:
         ratio = NewTokenRatio(0.5)
         ratio.after_retraction([req("a", new=10, output=9)])
         ratio.reset()

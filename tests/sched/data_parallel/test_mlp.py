@@ -1,4 +1,4 @@
-"""A shared MLP gives what a whole one gives, bit for bit, whoever has how many rows."""
+"""The shared MLP computes the same bits as an unsplit one, however the rows are spread over the ranks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from schedbench.sched.model.weights import Weights, seeded_weights
 CPU = torch.device("cpu")
 
 
-class Wires:
-    """Between threads: whatever is given to a rank waits there for it."""
+class QueueLinks:
+    """Queues between threads: a tensor that is sent to a rank waits until that rank receives it."""
 
     def __init__(self, ranks: int) -> None:
         self._waiting = {
             (a, b): Queue[tuple[str, torch.Tensor]]() for a in range(ranks) for b in range(ranks)
         }
 
-    def end(self, rank: int) -> End:
-        return End(rank, self._waiting)
+    def end(self, rank: int) -> QueueLink:
+        return QueueLink(rank, self._waiting)
 
 
-class End:
+class QueueLink:
     def __init__(self, rank: int, waiting: dict[tuple[int, int], Queue[tuple[str, torch.Tensor]]]) -> None:
         self._rank = rank
         self._waiting = waiting
@@ -50,18 +50,20 @@ def weights(preset: str, dtype: torch.dtype) -> Weights:
 
 
 def rows_of(counts: tuple[int, ...]) -> ForwardBatch:
-    nobody = torch.empty(0, dtype=torch.int64)
+    empty = torch.empty(0, dtype=torch.int64)
     return ForwardBatch(
-        ForwardMode.DECODE, 0, 0, *(nobody for _ in range(5)), max_seq_len=0, global_num_tokens=counts
+        ForwardMode.DECODE, 0, 0, *(empty for _ in range(5)), max_seq_len=0, global_num_tokens=counts
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("counts", [(3, 0), (17, 1, 0), (0, 0, 5), (4, 33, 0, 2)])
 @pytest.mark.parametrize("preset", ["tiny-llama", "tiny-deep", "tiny-qwen3"])
-def test_every_bit_is_that_of_a_whole_one(preset: str, counts: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_the_shared_mlp_computes_the_bits_of_an_unsplit_one(
+    preset: str, counts: tuple[int, ...], dtype: torch.dtype
+) -> None:
     config, whole = PRESETS[preset], weights(preset, dtype)
-    layer, ranks, wires = whole.layers[1], len(counts), Wires(len(counts))
+    layer, ranks, wires = whole.layers[1], len(counts), QueueLinks(len(counts))
     hidden = torch.randn(sum(counts), config.hidden_size, generator=torch.Generator().manual_seed(1)).to(
         dtype
     )

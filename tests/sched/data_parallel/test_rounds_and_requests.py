@@ -1,4 +1,4 @@
-"""What data-parallel ranks tell one another, and how every rank comes to the same requests."""
+"""What data-parallel ranks report to one another, and how every rank sees the same requests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ RANKS = 3
 
 
 class Clients:
-    """Requests of known arrivals; each that ends is followed by another one."""
+    """Requests with given arrivals; the end of a request creates another one, up to ``most`` in all."""
 
     def __init__(self, arrivals: Sequence[int], most: int) -> None:
         self._coming = [request(index, at) for index, at in enumerate(arrivals)]
         self._made, self._most = len(arrivals), most
-        self.heard: list[tuple[str, int]] = []
+        self.ends: list[tuple[str, int]] = []
 
     def due(self, now: int) -> Sequence[Request]:
         due = [req for req in self._coming if req.arrival <= now]
@@ -35,7 +35,7 @@ class Clients:
         return min((req.arrival for req in self._coming), default=None)
 
     def ended(self, request_: Request, now: int) -> None:
-        self.heard.append((request_.id, now))
+        self.ends.append((request_.id, now))
         if self._made < self._most:
             self._coming.append(request(self._made, now))
             self._made += 1
@@ -50,27 +50,27 @@ def ranks(arrivals: Sequence[int], most: int = 0) -> tuple[list[Clients], list[P
     return sources, [PartitionedSource(source, RankShare(rank, RANKS)) for rank, source in enumerate(sources)]
 
 
-def met(dealt: Sequence[PartitionedSource]) -> SyncRound:
-    told = SyncRound([RankStatus(next_at=each.local_next_at(), ended=each.take_ended()) for each in dealt])
+def exchange(dealt: Sequence[PartitionedSource]) -> SyncRound:
+    joined = SyncRound([RankStatus(next_at=each.local_next_at(), ended=each.take_ended()) for each in dealt])
     for each in dealt:
-        each.apply(told)
-    return told
+        each.apply(joined)
+    return joined
 
 
-def test_every_request_is_one_ranks() -> None:
+def test_every_request_goes_to_one_rank() -> None:
     _, dealt = ranks([0] * 7)
     assert [[req.index for req in each.due(0)] for each in dealt] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-def test_what_follows_an_end_is_the_same_everywhere() -> None:
-    """Ends reach the clients in order of time, wherever they were."""
+def test_every_rank_sees_ends_in_the_same_order() -> None:
+    """Ends reach the clients in order of time, whichever rank they happened on."""
     sources, dealt = ranks([0, 0, 0], most=6)
     first = [each.due(0)[0] for each in dealt]
     for each, req, at in zip(dealt, first, (30, 10, 20), strict=True):
         each.ended(req, at)
         assert each.next_at() is None
-    assert met(dealt).goes_on
-    assert [source.heard for source in sources] == [[("r1", 10), ("r2", 20), ("r0", 30)]] * RANKS
+    assert exchange(dealt).goes_on
+    assert [source.ends for source in sources] == [[("r1", 10), ("r2", 20), ("r0", 30)]] * RANKS
     assert [[(req.index, req.arrival) for req in each.due(40)] for each in dealt] == [
         [(3, 10)],
         [(4, 20)],
@@ -78,34 +78,34 @@ def test_what_follows_an_end_is_the_same_everywhere() -> None:
     ]
 
 
-def test_a_clock_that_is_behind_hears_of_an_end_before_the_request_is_due() -> None:
+def test_a_rank_behind_in_time_delivers_an_end_only_when_it_is_due() -> None:
     sources, dealt = ranks([5], most=2)
     [early] = dealt[0].due(5)
     assert not dealt[1].due(4)
     dealt[0].ended(early, 6)
-    assert met(dealt).next_at == 5
-    assert sources[1].heard == []
+    assert exchange(dealt).next_at == 5
+    assert sources[1].ends == []
     dealt[1].due(7)
-    assert sources[1].heard == sources[0].heard == [("r0", 6)]
+    assert sources[1].ends == sources[0].ends == [("r0", 6)]
 
 
-def test_all_rest_until_the_first_request_of_anybody() -> None:
+def test_all_ranks_rest_until_the_first_request_of_any() -> None:
     _, dealt = ranks([0, 50, 90])
     for each in dealt:
         each.due(0)
-    told = met(dealt)
-    assert not told.goes_on
+    joined = exchange(dealt)
+    assert not joined.goes_on
     assert [each.next_at() for each in dealt] == [50] * RANKS
 
 
-def test_a_graph_is_as_large_as_the_largest_rank_and_needs_all() -> None:
+def test_graph_size_is_that_of_the_largest_rank_and_needs_all_ranks() -> None:
     decodes = [RankStatus(4, graph_rows=4), RankStatus(), RankStatus(7, graph_rows=7)]
     assert SyncRound(decodes).graph_rows == 7
     assert SyncRound([*decodes, RankStatus(90, graph_rows=None)]).graph_rows == 0
     assert SyncRound(decodes).num_tokens == (4, 0, 7)
 
 
-def test_who_looks_again_and_who_has_news_keeps_all_awake() -> None:
+def test_a_busy_rank_or_a_new_end_keeps_all_ranks_going() -> None:
     assert SyncRound([RankStatus(), RankStatus(busy=True)]).goes_on
     assert SyncRound([RankStatus(), RankStatus(ended=(EndedRequest("r0", 0, 1),))]).goes_on
     assert not SyncRound([RankStatus(), RankStatus(next_at=3)]).goes_on

@@ -1,4 +1,4 @@
-"""Who works for whom, and what router and workers tell each other, over a link that is a list."""
+"""The layout of ranks, and the messages between router and workers over a link that is a list."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from schedbench.sched.observe import LogicalClock
 from schedbench.sched.request import Request
 
 
-class Wire:
-    """Everything that is sent, and what is there to be heard."""
+class ListLink:
+    """A link whose incoming messages are a list (``incoming``) and whose sent messages are recorded (``sent``)."""
 
     rank, size = 0, 3
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, str, Any]] = []
-        self.heard: list[tuple[str, Any]] = []
+        self.incoming: list[tuple[str, Any]] = []
         self.lost: dict[int, str] = {}
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:  # noqa: ARG002
@@ -38,28 +38,28 @@ class Wire:
         raise NotImplementedError(source, tag)
 
     def poll(self, tag: str) -> Message | None:
-        for entry in self.heard:
+        for entry in self.incoming:
             if entry[0] == tag:
-                self.heard.remove(entry)
+                self.incoming.remove(entry)
                 return Message(0, entry[1], ())
         return None
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:  # noqa: ARG002
         """The request that was sent last ends, unless the next one is due."""
         if until is None:
-            self.heard.append((ENDED, self.sent[-1][2].id))
+            self.incoming.append((ENDED, self.sent[-1][2].id))
 
     def gone(self) -> Mapping[int, str]:
         return self.lost
 
 
-class Silent(Wire):
+class SilentLink(ListLink):
     def wait(self, tags: Sequence[str], until: int | None) -> None:  # noqa: ARG002
         raise LinkError("nothing comes")
 
 
 class Client:
-    """Sends one request after the other has ended."""
+    """Sends a request when the one before it has ended."""
 
     def __init__(self, count: int) -> None:
         self._left = [request(index) for index in range(count)]
@@ -83,7 +83,7 @@ def request(index: int) -> Request:
     return Request(f"r{index}", array("q", [1, 2, 3]), SamplingParams(max_new_tokens=9), 0, index)
 
 
-def test_all_pairs_of_workers_meet() -> None:
+def test_requests_use_all_pairs_of_workers() -> None:
     place = RankLayout(0, prefill=2, decode=3)
     pairs = [(place.prefill_of(index), place.decode_of(index)) for index in range(6)]
     assert len(set(pairs)) == 6
@@ -95,54 +95,54 @@ def test_ranks_have_names() -> None:
     assert names == ["prefill 0", "prefill 1", "decode 0", "router"]
 
 
-def test_the_router_tells_both_workers_and_then_that_all_is_over() -> None:
-    wire, client = Wire(), Client(2)
-    run_router(client, wire, LogicalClock(), RankLayout(2, prefill=1, decode=1))
+def test_the_router_sends_each_request_to_both_workers_and_then_the_end() -> None:
+    link, client = ListLink(), Client(2)
+    run_router(client, link, LogicalClock(), RankLayout(2, prefill=1, decode=1))
     assert client.ends == ["r0", "r1"]
-    told = [(to, value and value.id) for to, _, value in wire.sent]
-    assert told == [(0, "r0"), (1, "r0"), (0, "r1"), (1, "r1"), (0, None), (1, None)]
+    sent = [(to, value and value.id) for to, _, value in link.sent]
+    assert sent == [(0, "r0"), (1, "r0"), (0, "r1"), (1, "r1"), (0, None), (1, None)]
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "prefill 0"), (1, "decode 0")])
-def test_requests_of_workers_that_are_gone_fail_and_are_sent_to_nobody(rank: int, name: str) -> None:
-    wire, client = Wire(), Client(3)
-    wire.lost = {rank: "it broke"}
-    failed = run_router(client, wire, LogicalClock(), RankLayout(2, prefill=1, decode=1))
+def test_requests_of_lost_workers_fail_and_are_not_sent(rank: int, name: str) -> None:
+    link, client = ListLink(), Client(3)
+    link.lost = {rank: "it broke"}
+    failed = run_router(client, link, LogicalClock(), RankLayout(2, prefill=1, decode=1))
     assert client.ends == [req.id for req in failed] == ["r0", "r1", "r2"]
     assert {req.reason for req in failed} == {f"{name} is gone: it broke"}
-    assert [value for _, _, value in wire.sent] == [None, None]
+    assert [value for _, _, value in link.sent] == [None, None]
 
 
-def test_the_router_does_not_wait_for_ever() -> None:
+def test_the_router_fails_a_request_whose_end_never_comes() -> None:
     client = Client(1)
-    [failed] = run_router(client, Silent(), LogicalClock(), RankLayout(2, prefill=1, decode=1))
+    [failed] = run_router(client, SilentLink(), LogicalClock(), RankLayout(2, prefill=1, decode=1))
     assert (failed.status.value, client.ends) == ("failed", ["r0"])
     assert failed.reason == "decode 0 did not report its end: nothing comes, 6 times"
 
 
 @pytest.mark.parametrize(("rank", "most"), [(0, 1), (1, 9)])
-def test_a_prefill_workers_part_is_one_token(rank: int, most: int) -> None:
-    wire = Wire()
-    wire.heard = [(REQUEST, request(0)), (REQUEST, None)]
-    source = RoutedSource(wire, RankLayout(rank, prefill=1, decode=1))
+def test_a_prefill_worker_generates_one_token(rank: int, most: int) -> None:
+    link = ListLink()
+    link.incoming = [(REQUEST, request(0)), (REQUEST, None)]
+    source = RoutedSource(link, RankLayout(rank, prefill=1, decode=1))
     [found] = source.due(0)
     assert found.sampling.max_new_tokens == most
     source.ended(found, 0)
-    assert wire.sent == ([(2, ENDED, "r0")] if rank else [])
+    assert link.sent == ([(2, ENDED, "r0")] if rank else [])
     assert (source.closes(), source.closes()) == (True, False)
 
 
-def test_where_nothing_is_sent_the_other_side_has_answered_already() -> None:
-    wire = Wire()
-    wire.heard = [(REQUEST, request(0))]
-    prefill = FakeLink(wire, RankLayout(0, prefill=1, decode=1))
+def test_the_fake_link_answers_handshakes_itself() -> None:
+    link = ListLink()
+    link.incoming = [(REQUEST, request(0))]
+    prefill = FakeLink(link, RankLayout(0, prefill=1, decode=1))
     assert prefill.poll(HANDSHAKE) is None
     assert prefill.poll(REQUEST) is not None
     said = prefill.poll(HANDSHAKE)
     assert said is not None and said.value == Preallocated("r0", ())
-    decode = FakeLink(wire, RankLayout(1, prefill=1, decode=1))
+    decode = FakeLink(link, RankLayout(1, prefill=1, decode=1))
     decode.send(0, HANDSHAKE, Preallocated("r0", (1, 2)))
     decode.send(0, HANDSHAKE, Dropped("r1", preallocated=False))
     came = decode.poll(KV)
     assert came is not None and came.value.metadata.token == 0
-    assert decode.poll(KV) is None and not wire.sent
+    assert decode.poll(KV) is None and not link.sent

@@ -1,4 +1,4 @@
-"""KV that comes to the host, and what goes on to the device: there and back nothing is changed."""
+"""KV that arrives on the host and goes on to the device stays unchanged."""
 
 from __future__ import annotations
 

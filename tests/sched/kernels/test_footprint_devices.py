@@ -1,5 +1,5 @@
-"""On a real device footprints are worked out from its own tensors: nothing of the host's may come between. What follows
-from values is not computed by fake tensors, and not looked at here."""
+"""On a real device a footprint is computed from device tensors alone. Footprints that depend on values cannot be
+computed with fake tensors and are not examined here."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.sched.kernels.triton_parity import CASES
 
 
 def on_cuda(arg: Any) -> Any:
-    """Of a tensor its place on that device, which a fake tensor has without one."""
+    """Returns a fake tensor of the same layout on the CUDA device; other arguments stay as they are."""
     if not isinstance(arg, torch.Tensor):
         return arg
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="cuda")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_footprint_stays_on_its_device(name: str) -> None:
+def test_a_footprint_mixes_no_devices(name: str) -> None:
     chosen = CASES[name]
     arguments = list(chosen.arguments(torch.float32))
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""One launch for a step's bookkeeping gives what the small kernels give, one after the other."""
+"""The fused launch for a step's bookkeeping gives the same results as the small kernels in sequence."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_tokens(case: Case) -> None:
     assert torch.equal(table, before)
 
 
-def test_a_forwards_copy_has_what_it_reads_and_nothing_else_changes() -> None:
+def test_the_pages_copy_holds_exactly_what_a_forward_reads() -> None:
     table = torch.arange(ROWS * CONTEXT, dtype=torch.int32).view(ROWS, CONTEXT)
     pages = torch.full_like(table, -1)
     copy_pages(pages, table, ids([4, 2]), ids([10, 3]), 10)
@@ -133,7 +133,7 @@ def test_a_copy_costs_what_it_moves() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_claimed_pages_are_gone_from_the_list(page_size: int) -> None:
+def test_claimed_pages_leave_the_free_list(page_size: int) -> None:
     cpu = torch.device("cpu")
     allocator = TokenAllocator(8, cpu) if page_size == 1 else PagedAllocator(32, 4, device=cpu)
     first = allocator.claim(3)

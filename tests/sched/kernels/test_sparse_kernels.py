@@ -1,4 +1,5 @@
-"""The indexer's choice against a plain one, and attention to what was chosen, wherever it lies."""
+"""The indexer's choice compared with a plain one, and attention to the chosen positions, wherever their KV is
+stored."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def test_the_best_positions_are_chosen_in_the_order_of_the_tokens(table: torch.T
 
 
 def test_ties_go_to_the_earlier_token(table: torch.Tensor) -> None:
-    """Where no key agrees with a query every score is 0."""
+    """Where no key agrees with a query, every score is 0."""
     q, weights = -torch.ones(1, HEADS, D), torch.ones(1, HEADS)
     found = select_top_k(
         q, weights, torch.ones(6 * CONTEXT + 1, D), table, ROWS[4:], LENGTHS[4:], TOP_K, CONTEXT
@@ -57,7 +58,7 @@ def test_ties_go_to_the_earlier_token(table: torch.Tensor) -> None:
     assert found[0].tolist() == list(range(TOP_K))
 
 
-def test_a_key_is_stored_and_queries_come_apart() -> None:
+def test_keys_are_stored_and_queries_and_weights_are_split_off() -> None:
     cache, projected = torch.zeros(9, D), random(2, (HEADS + 1) * D + HEADS)
     q, weights = index_and_store(projected, torch.tensor([4, 7]), cache, HEADS)
     assert torch.equal(q.flatten(1), projected[:, : HEADS * D])
@@ -69,8 +70,8 @@ def caches(slots: int) -> tuple[torch.Tensor, torch.Tensor]:
     return random(slots, 2, D, seed=3), random(slots, 2, D, seed=4)
 
 
-def test_who_may_choose_everything_attends_densely(table: torch.Tensor) -> None:
-    """Bit for bit: it is the same sum."""
+def test_choosing_every_position_equals_dense_attention(table: torch.Tensor) -> None:
+    """The results are equal bit for bit, because the sums are the same."""
     k, v = caches(6 * CONTEXT + 1)
     q = random(5, 4, D)
     every = torch.arange(CONTEXT, dtype=torch.int32).expand(5, CONTEXT)
@@ -80,7 +81,7 @@ def test_who_may_choose_everything_attends_densely(table: torch.Tensor) -> None:
     assert torch.equal(sparse, attention(q, k, v, table, ROWS, LENGTHS, None, 0.25, CONTEXT, 1))
 
 
-def test_the_result_does_not_depend_on_where_kv_lies(table: torch.Tensor) -> None:
+def test_the_result_does_not_depend_on_the_slots_of_kv(table: torch.Tensor) -> None:
     k, v = caches(6 * CONTEXT + 1)
     q, index_q, weights = random(5, 4, D), random(5, HEADS, D, seed=5), random(5, HEADS, seed=6)
     positions = select_top_k(
@@ -96,7 +97,7 @@ def test_the_result_does_not_depend_on_where_kv_lies(table: torch.Tensor) -> Non
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_an_extend_is_its_decodes_in_one_launch(table: torch.Tensor, mapped: bool) -> None:
+def test_an_extend_equals_its_decodes(table: torch.Tensor, mapped: bool) -> None:
     slots = 6 * CONTEXT + 1
     (k, v), index = caches(slots), random(slots, D, seed=2)
     new = torch.tensor([1, 3, 64, 2, 40], dtype=torch.int32)
@@ -117,8 +118,8 @@ def test_an_extend_is_its_decodes_in_one_launch(table: torch.Tensor, mapped: boo
     assert torch.equal(extended, sparse_attention(q, k, v, places, positions + 1, 0.25))
 
 
-class TestByLot:
-    """Where nothing is scored."""
+class TestSimulatedSelection:
+    """``select_simulated``, which chooses at random and scores nothing."""
 
     def chosen(self, lengths: torch.Tensor, top_k: int, reuse: float) -> list[list[int]]:
         nothing = torch.empty(0)
@@ -129,7 +130,7 @@ class TestByLot:
 
     @pytest.mark.parametrize("top_k", [2, 20, 64])
     @pytest.mark.parametrize("reuse", [0.0, 0.9, 1.0])
-    def test_a_choice_is_ascending_without_repeats_and_has_the_newest(self, top_k: int, reuse: float) -> None:
+    def test_a_choice_ascends_without_repeats_and_includes_the_newest(self, top_k: int, reuse: float) -> None:
         lengths = torch.arange(1, 400)
         for length, row in zip(lengths.tolist(), self.chosen(lengths, top_k, reuse), strict=True):
             real = [position for position in row if position != ABSENT]
@@ -138,12 +139,12 @@ class TestByLot:
             assert real == sorted(real) and real[-1] == length - 1 and real[0] >= 0
 
     @pytest.mark.parametrize("reuse", [0.0, 0.5, 0.9, 0.98])
-    def test_a_step_chooses_again_what_it_should(self, reuse: float) -> None:
-        """Over a stretch of lengths in which the sequence is not cut anew."""
+    def test_a_step_repeats_the_given_share_of_the_choice_before(self, reuse: float) -> None:
+        """The lengths lie in a range in which the sequence is not divided anew."""
         rows = self.chosen(torch.arange(33_000, 33_100), 1024, reuse)
         shares = [len(set(a[:-1]) & set(b[:-1])) / 1023 for a, b in pairwise(rows)]
         assert sum(shares) / len(shares) == pytest.approx(reuse, abs=0.05)
 
-    def test_the_whole_sequence_is_chosen_from(self) -> None:
+    def test_choices_come_from_the_whole_sequence(self) -> None:
         [row] = self.chosen(torch.tensor([6000]), 2048, 0.9)
         assert row[-2] > 5800 and row[0] < 10

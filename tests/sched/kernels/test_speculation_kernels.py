@@ -1,4 +1,4 @@
-"""Kernels of speculation keep their word: shapes, what they touch, and what a plain loop would say."""
+"""Kernels of speculation: their declared shapes and footprints, and their results compared with plain loops."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_meta_has_the_shapes_of_the_results(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_written_is_declared_and_costs_something(case: str) -> None:
+def test_writes_are_declared_and_costs_are_positive(case: str) -> None:
     op, args = CASES[case]
     used = fresh(args)
     accesses, cost = kernels()[op].footprint(*used), kernels()[op].cost
@@ -105,27 +105,27 @@ def test_what_is_written_is_declared_and_costs_something(case: str) -> None:
         if not isinstance(after, torch.Tensor):
             continue
         declared = [access for access in accesses if access.tensor is after]
-        assert declared, "an argument that nobody declares"
+        assert declared, "an argument without a declared access"
         changed = (before != after).view(len(before), -1).any(1).nonzero().flatten().tolist()
         if changed:
             rows = next(access.rows for access in declared if access.write)
             assert rows is None or set(changed) <= set(rows.flatten().tolist())
 
 
-def test_the_most_likely_tokens_come_first_and_add_up() -> None:
+def test_draft_topk_sorts_tokens_by_probability() -> None:
     logits = floats(4, VOCAB)
     topk_p, topk_index = drafts.draft_topk(logits, VOCAB)
     torch.testing.assert_close(topk_p.sum(1), torch.ones(4))
     assert torch.equal(topk_index, logits.sort(dim=1, descending=True).indices)
 
 
-def test_rotation_is_within_each_request() -> None:
+def test_rotation_stays_within_each_request() -> None:
     rotated = drafts.rotate_ids(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([8, 9]), torch.tensor([3, 2]))
     assert rotated.tolist() == [2, 3, 8, 5, 9]
 
 
 @pytest.mark.parametrize("page", [1, 4])
-def test_slots_ahead_are_those_of_one_kernel_for_each_part(page: int) -> None:
+def test_place_ahead_allocates_distinct_slots_per_request(page: int) -> None:
     table, free = torch.zeros(4, 40, dtype=INT32), torch.arange(5, 40)
     starts, ends = torch.tensor([0, 4, 8]), torch.tensor([6, 9, 8])
     drafts.place_ahead(table, ROWS, (starts, ends), free, page, 11)
@@ -139,7 +139,7 @@ def test_slots_ahead_are_those_of_one_kernel_for_each_part(page: int) -> None:
 
 
 def grown(rng: random.Random) -> tuple[list[int], list[int], list[float]]:
-    """Candidates of a tree: tokens, parents and scores that never grow."""
+    """Candidates of a tree: tokens, parents and scores, where no score exceeds its parent's."""
     tokens, parents, scores = [], [], []
     for k in range(12):
         parent = rng.choice([-1, *range(k)])
@@ -189,7 +189,7 @@ def walked(tokens: list[int], parents: list[int], predict: list[int], most: int)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_accepted_is_what_the_target_would_have_said(seed: int) -> None:
+def test_accepted_drafts_are_those_that_the_target_predicts(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     tokens, predict = (torch.randint(0, 2, (B, D), generator=generator) for _ in range(2))
     places, lens = verify.accept_drafts(tokens, PARENTS, predict.view(-1), 4)
@@ -199,8 +199,8 @@ def test_accepted_is_what_the_target_would_have_said(seed: int) -> None:
         assert places[i].tolist() == [i * D + node for node in meant] + [-1] * (4 - len(meant))
 
 
-def test_a_node_attends_bit_for_bit_as_a_decode_does() -> None:
-    """Whatever stands beside it in the tree: its ancestors' slots put into a row give the same."""
+def test_a_tree_node_attends_bit_for_bit_as_a_decode() -> None:
+    """A decode whose row of the page table holds the slots of the node's ancestors gives the same result."""
     args = tree_args()
     q, k_cache, v_cache, _, _, lens, branches, counts, scale, longest = args
     seen = tree_attention(*args)
@@ -224,7 +224,7 @@ def test_a_node_attends_bit_for_bit_as_a_decode_does() -> None:
 
 
 @pytest.mark.parametrize("adds", [True, False])
-def test_a_drafts_history_is_counted_as_if_it_had_come_one_by_one(adds: bool) -> None:
+def test_penalties_along_a_path_equal_those_of_single_tokens(adds: bool) -> None:
     state, values = floats(B, VOCAB), floats(B, 1)
     paths = torch.tensor([[4, 4, 2], [3, -1, -1], [-1, -1, -1]] * B)
     found = history.along_paths(state, values, paths, adds)
@@ -246,7 +246,7 @@ def test_simulated_lengths_are_keyed_by_request_and_ordinal() -> None:
     assert set(verify.simulated_lengths(seeds, ordinals, 2.25, rounded=False).tolist()) == {2, 3}
 
 
-def test_a_lot_counts_its_requests_verifies() -> None:
+def test_simulated_acceptance_counts_the_verifies_of_each_request() -> None:
     counters, predict = torch.zeros(4, dtype=INT64), ids(B * D)
     seeds = torch.tensor([5, 6, 7])
     for ordinal in range(3):

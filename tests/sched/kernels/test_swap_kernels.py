@@ -1,4 +1,4 @@
-"""Hot buffers against a plain model of one: a list in the order of use."""
+"""Hot buffers compared with a plain model of one: a list in the order of use."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SLOTS = 200
 
 
 def token(row: int, position: int) -> float:
-    """What the KV of a position is."""
+    """Returns the value that stands for the KV of a position."""
     return float(1000 * row + position + 1)
 
 
 @dataclass
 class Buffer:
-    """What upstream's swap-in does, one request and one token at a time."""
+    """A model of upstream's swap-in: one request and one token at a time."""
 
     tokens: list[int] = field(default_factory=lambda: list(range(B)))
     lru: list[int] = field(default_factory=lambda: list(range(B)))
 
     def swap_in(self, chosen: list[int], length: int) -> tuple[dict[int, int], list[int]]:
-        """Slot of each chosen position, and the positions that had to be fetched."""
+        """Returns the slot of each chosen position, and the positions that had to be fetched."""
         wanted = [position for position in chosen if position != length - 1]
         hits = {p: self.tokens.index(p) for p in wanted if p in self.tokens}
         missing = [p for p in wanted if p not in hits]
@@ -81,7 +81,7 @@ class Tables:
         return tables
 
     def write(self, row: int, slot: int, position: int) -> None:
-        """The KV of a position, into a slot of the row's buffer."""
+        """Writes the KV of a position into a slot of the row's buffer."""
         for sign, cache in zip((1, -1), self.caches, strict=True):
             cache[self.device_buffer[row, slot]] = sign * token(row, position)
 
@@ -97,7 +97,7 @@ class Tables:
 
 
 def chosen(dice: random.Random, length: int) -> list[int]:
-    """Ascending, the newest among them."""
+    """Chooses ascending positions, the newest among them."""
     others = sorted(dice.sample(range(length - 1), min(length - 1, TOP_K - 1)))
     return [*others, length - 1]
 
@@ -138,8 +138,8 @@ def test_buffers_follow_the_plain_model_step_by_step(seed: int) -> None:
     assert tables.lookups.tolist() == [asked, missed] and 0 < missed < asked
 
 
-def test_padded_rows_ask_for_nothing() -> None:
-    """A graph's padding: row 0, one token long, as often as there is room."""
+def test_padded_rows_fetch_nothing() -> None:
+    """A graph is padded with row 0, one token long, up to its size."""
     tables = Tables.fresh()
     before = tables.tokens.clone(), tables.lru.clone()
     plan = tables.plan(
@@ -150,7 +150,7 @@ def test_padded_rows_ask_for_nothing() -> None:
     assert tables.lookups.tolist() == [0, 0]
 
 
-def test_a_backup_leaves_out_what_is_absent() -> None:
+def test_a_backup_leaves_out_absent_slots() -> None:
     k = [torch.full((9, KV_HEADS, D), float(layer)) for layer in range(LAYERS)]
     v = [-cache - 1 for cache in k]
     for cache in (*k, *v):
@@ -164,7 +164,7 @@ def test_a_backup_leaves_out_what_is_absent() -> None:
 
 
 @pytest.mark.parametrize("page", [1, 4])
-def test_prompts_are_mapped_page_by_page_and_given_back_whole(page: int) -> None:
+def test_prompts_are_mapped_by_page_and_unmapped_whole(page: int) -> None:
     logical = [torch.arange(n) + start * page for n, start in ((6, 1), (3, 10))]
     mapping = torch.zeros(80, dtype=torch.int64)
     free = torch.tensor([9, 4, 7, 2, 5, 1, 3, 8, 6])
@@ -181,7 +181,7 @@ def test_prompts_are_mapped_page_by_page_and_given_back_whole(page: int) -> None
     assert not mapping.any()
 
 
-def test_the_newest_token_has_a_slot_of_its_own_once_the_buffer_is_full() -> None:
+def test_the_newest_token_has_its_own_slot_once_the_buffer_is_full() -> None:
     tables, mapping = Tables.fresh(), torch.zeros(50, dtype=torch.int64)
     rows, lens = torch.tensor([1, 2, 3]), torch.tensor([5, B + 1, B + 9])
     map_newest(mapping, torch.tensor([11, 12, 13]), tables.device_buffer, rows, lens, B)
@@ -189,7 +189,7 @@ def test_the_newest_token_has_a_slot_of_its_own_once_the_buffer_is_full() -> Non
     assert mapping[11:14].tolist() == kept
 
 
-def test_the_token_before_it_is_backed_up_unless_it_was_staged() -> None:
+def test_the_previous_token_is_backed_up_unless_it_was_staged() -> None:
     tables = Tables.fresh()
     rows, lens = torch.tensor([1, 2, 3, 4]), torch.tensor([5, B + 1, B + 2, B + 9])
     staged = torch.tensor([0, 3, B, 0, B + 8])

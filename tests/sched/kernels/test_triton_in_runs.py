@@ -1,4 +1,4 @@
-"""Whole runs in which each op's Triton kernel computes what torch's does, given what ops are given in runs."""
+"""In whole runs each op's Triton kernel computes what the torch implementation computes for the same arguments."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def test_kernels_compute_the_same_in_a_run(run: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert told["finished"] and len(told["calls"]) >= 10
-    assert told["wrong"] == {}
+    report = json.loads(done.stdout)
+    assert report["finished"] and len(report["calls"]) >= 10
+    assert report["wrong"] == {}

@@ -1,4 +1,4 @@
-"""Triton's kernels compute what torch's implementations do: in Triton's interpreter, at tiny shapes."""
+"""The Triton kernels compute what the torch implementations compute: in Triton's interpreter, at tiny shapes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[3]
 TRITON = {entry.name: entry for entry in kernels().values() if entry.triton}
 
 
-def told(program: str, **environment: str) -> dict[str, str]:
-    """What a program of this folder prints, run in a process of its own."""
+def output_of(program: str, **environment: str) -> dict[str, str]:
+    """Runs a program of this folder in its own process and returns the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", f"tests.sched.kernels.{program}"],
         env={**os.environ, **environment},
@@ -39,26 +39,26 @@ def told(program: str, **environment: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def found() -> dict[str, str]:
-    """What is wrong with each case. The variable must be set before kernels are defined."""
-    return told("triton_parity", TRITON_INTERPRET="1")
+    """What is wrong with each case. The variable must be set before the kernels are defined."""
+    return output_of("triton_parity", TRITON_INTERPRET="1")
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", [f"{name} {dtype}" for name, dtype in names(every=False)])
-def test_the_result_is_torchs(found: dict[str, str], name: str) -> None:
+def test_the_result_equals_that_of_torch(found: dict[str, str], name: str) -> None:
     assert found[name] == ""
 
 
 @pytest.mark.wide
 def test_every_kernel_compiles_for_a_real_gpu(tmp_path: Path) -> None:
     assert not {
-        name: why for name, why in told("triton_compiled", TRITON_CACHE_DIR=str(tmp_path)).items() if why
+        name: why for name, why in output_of("triton_compiled", TRITON_CACHE_DIR=str(tmp_path)).items() if why
     }
 
 
 @pytest.mark.wide
-def test_no_kernel_is_compiled_anew_for_another_size_of_the_batch(tmp_path: Path) -> None:
-    assert told("triton_variants", TRITON_CACHE_DIR=str(tmp_path)) == {}
+def test_no_kernel_is_compiled_again_for_another_batch_size(tmp_path: Path) -> None:
+    assert output_of("triton_variants", TRITON_CACHE_DIR=str(tmp_path)) == {}
 
 
 def test_every_triton_kernel_has_a_case() -> None:
@@ -85,12 +85,12 @@ assert "triton" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-def test_float64_is_torchs_own_on_cuda_too() -> None:
+def test_float64_uses_torch_on_cuda() -> None:
     seen = []
     on_cuda(replace(TRITON["rms_norm"], impl=seen.append))(torch.ones(1, dtype=torch.float64))
     assert len(seen) == 1
 
 
-def test_without_triton_cuda_runs_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_triton_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedbench.sched.kernels.declare.find_spec", lambda _: None)
     assert on_cuda(replace(TRITON["rms_norm"], impl=lambda x: x + 1))(torch.ones(1)) == 2

@@ -1,5 +1,5 @@
-"""Runs a small workload on the virtual GPU and, beside each op that has one, its Triton kernel in the interpreter, with
-the same arguments as they are in a run: views, padding of graphs, dtypes. Prints what differed, by op, as JSON."""
+"""Runs a small workload on the virtual GPU. Beside each op that has one, its Triton kernel runs in the interpreter with
+the same arguments: views, padding of graphs, dtypes. Prints the differences by op, as JSON."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PADDED = (
 )  # torch's write the padding of caches, row 0, where there is nothing to be moved
 
 
-def twin(arg: Any) -> Any:
-    """The same view of a copy of the storage."""
+def copy_of(arg: Any) -> Any:
+    """Returns the same view of a copy of the storage."""
     if isinstance(arg, (list, tuple)):
-        return [twin(part) for part in arg]
+        return [copy_of(part) for part in arg]
     if not isinstance(arg, torch.Tensor):
         return arg
     view = arg.storage_offset(), arg.shape, arg.stride()
@@ -59,7 +59,7 @@ def beside(entry: registry.Kernel, calls: Counter[str], wrong: Counter[str]) -> 
 
     def impl(*args: Any) -> Any:
         calls[entry.name] += 1
-        given = twin(args)
+        given = copy_of(args)
         found = launch(*given)
         expected = entry.impl(*args)
         pairs = zip_longest(tensors([found, given]), tensors([expected, list(args)]))

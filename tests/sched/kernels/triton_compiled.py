@@ -1,7 +1,5 @@
-"""Compiles every Triton kernel for an H100 or H200, which needs no GPU, and prints what went wrong as JSON.
-
-The interpreter takes much that the compiler refuses. What a kernel computes is not looked at here.
-"""
+"""Compiles every Triton kernel for an H100 or H200, which needs no GPU, and prints the failures as JSON. The
+interpreter accepts code that the compiler refuses. Results of kernels are not examined here."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ SHARED = 227 << 10  # bytes of shared memory that a block of these GPUs can have
 
 
 class Hopper:
-    """A driver that knows its GPU's name and nothing else."""
+    """A driver that reports the name of a GPU and nothing else."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -50,7 +48,7 @@ def large_attention(tokens: int, *, decode: bool) -> list[Any]:
 
 
 def launches() -> Iterator[tuple[str, str, list[Any]]]:
-    """What to call it, the op's name, its arguments: all code of each op once, and attention in earnest."""
+    """The name, the op and the arguments of each launch: all code of each op once, and attention at full size."""
     seen = set()
     for name, case in CASES.items():
         if case.variant or case.op not in seen:
@@ -61,7 +59,7 @@ def launches() -> Iterator[tuple[str, str, list[Any]]]:
 
 
 def compiling() -> list[Any]:
-    """From now on kernels are compiled instead of launched; the list grows with each."""
+    """From now on kernels are compiled instead of launched; each adds an entry to the list."""
     driver.set_active(Hopper())
     launch, made = JITFunction.run, []
 

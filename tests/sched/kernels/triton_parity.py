@@ -1,8 +1,6 @@
-"""What the Triton kernels' results may differ by from torch's in float64.
-
-Run as a program under TRITON_INTERPRET=1 it prints what is wrong with each case as JSON; on CUDA the same cases run
-through the ops themselves.
-"""
+"""Compares the Triton kernels' results with torch's in float64, within stated tolerances. Run as a program under
+TRITON_INTERPRET=1 it prints what is wrong with each case as JSON; on CUDA the same cases run through the ops
+themselves."""
 
 from __future__ import annotations
 
@@ -33,8 +31,8 @@ CASES: dict[str, Case] = {
 
 
 def wrong(name: str, dtype: torch.dtype, run: Callable[..., Any], device: str = "cpu") -> str:
-    """How the result and the arguments after ``run`` differ from the torch implementation's in float64; "" if they
-    do not."""
+    """Describes how the result and the arguments after ``run`` differ from the torch implementation's in float64; "" if
+    they do not."""
     chosen = CASES[name]
     given = chosen.arguments(dtype, device)
     # The same rounded numbers, in float64.
@@ -70,7 +68,7 @@ def _differ(found: Any, expected: Any, dtype: torch.dtype) -> str:
 
 
 def names(*, every: bool = True) -> Iterator[tuple[str, torch.dtype]]:
-    """Cases in each dtype; if not ``every``, one case of each op in each dtype and the others in float32."""
+    """The cases in each dtype; without ``every``, one case of each op in each dtype and the others in float32."""
     seen = set()
     for name, chosen in CASES.items():
         whole = chosen.floats and (every or chosen.op not in seen)

@@ -1,9 +1,6 @@
-"""Compiles kernels for batches of several sizes, without a GPU, and prints as JSON which are compiled more
-than once.
-
-What an op returns may be rows of one block of memory: where the second begins depends on the batch, and so do the
-addresses that a kernel writes to and that the next one reads from.
-"""
+"""Compiles kernels for batches of several sizes, without a GPU, and prints as JSON which are compiled more than once.
+An op may return rows of one block of memory: where the second row begins depends on the batch, and so do the addresses
+that one kernel writes to and the next one reads from."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ def launches(b: int) -> Iterator[tuple[Op, Arguments]]:
 
 
 def main() -> None:
-    """A launch is known by its place in the list, a variant by the hash of what was compiled."""
+    """A launch is identified by its place in the list, a variant by the hash of the compiled code."""
     made, variants = compiling(), dict[str, set[str]]()
     for b in SIZES:
         for place, (op, arguments) in enumerate(launches(b)):

@@ -1,4 +1,4 @@
-"""The loops' tests use tiny tensors: a second thread would only be in the way."""
+"""The loops' tests use tiny tensors, for which a second thread only costs time."""
 
 from __future__ import annotations
 

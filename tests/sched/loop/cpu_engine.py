@@ -1,4 +1,4 @@
-"""A scheduler on plain CPU tensors: around a real tiny model, or around one whose answers are known."""
+"""A scheduler on plain CPU tensors: with a real tiny model, or with one whose answers can be predicted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GREEDY = SamplingParams()
 
 
 class TickingClock:
-    """A microsecond passes each time somebody looks, so that arrivals fall between steps."""
+    """Advances by a microsecond at every reading, so that arrivals fall between steps."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -54,7 +54,7 @@ class TickingClock:
 
 
 class ListSource:
-    """Requests at their arrival times; nothing depends on endings."""
+    """Delivers requests at their arrival times; nothing depends on endings."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._waiting = sorted(requests, key=lambda req: req.arrival)
@@ -75,16 +75,15 @@ class ListSource:
 
 
 class RecallRunner:
-    """A model that is nothing but its KV cache: a slot keeps the token and position written to it, and the next token
-    follows from all that a request's row of the page table leads to. ``recalled_answer`` knows what it will say.
-    """
+    """A model that consists of its KV cache: a slot keeps the token and position written to it, and the next token
+    follows from all slots that a request's row of the page table leads to. ``recalled_answer`` predicts its output."""
 
     def __init__(self, req_to_token: torch.Tensor, slots: int) -> None:
         self._req_to_token = req_to_token
         self._kept = torch.zeros(slots, dtype=torch.int64)
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
-        assert bool((batch.input_ids >= 0).all()), "a token was gathered that nobody stashed"
+        assert bool((batch.input_ids >= 0).all()), "a token was gathered before it was stashed"
         if batch.extend_lens is not None:
             assert torch.equal(batch.extend_prefix_lens + batch.extend_lens, batch.seq_lens.to(torch.int32))
         self._kept[batch.out_cache_loc] = batch.input_ids * VOCAB + batch.positions
@@ -99,7 +98,7 @@ PRIME = 10007
 
 
 def recalled_answer(req: Request) -> list[int]:
-    """What ``RecallRunner`` answers to ``req`` if nobody interrupts it."""
+    """Returns what ``RecallRunner`` answers to ``req`` without an abort."""
     seen, output = 0, []
     tokens = list(req.origin_input_ids)
     stops = {*req.sampling.stop_token_ids, *(() if req.sampling.ignore_eos else (EOS,))}
@@ -115,7 +114,7 @@ def recalled_answer(req: Request) -> list[int]:
 
 
 class ForgettingPool(ReqToTokenPool):
-    """A row that is handed out knows no token yet: the relay's row is what it was before its first stash."""
+    """A newly allocated row holds no token: the relay's row is reset to its state before the first stash."""
 
     futures: FutureMap | None = None
 
@@ -138,13 +137,13 @@ class WatchedScheduler(Scheduler):
         super().receive()
 
 
-def look_away(scheduler: Scheduler) -> None:
-    """The watch of a run that nobody audits."""
+def no_watch(scheduler: Scheduler) -> None:
+    """The watch of a run without an audit."""
 
 
 @dataclass
-class Room:
-    """One run: call it with requests, then look at what is left."""
+class EngineRun:
+    """One run of an engine on the CPU: call ``run`` with requests, then examine what is left."""
 
     config: EngineConfig
     state: str = "latest"
@@ -152,7 +151,7 @@ class Room:
     observer: Observer = field(default_factory=Observer)
     model: str = "tiny-llama"
     recall: bool = False
-    watch: Callable[[Scheduler], None] = look_away
+    watch: Callable[[Scheduler], None] = no_watch
     engine: Engine = field(init=False)
     source: ListSource = field(init=False)
 
@@ -276,8 +275,8 @@ def requests(
     return made
 
 
-class Memoirs(Observer):
-    """What happened in a run: its steps, and how often KV was taken back."""
+class RunRecorder(Observer):
+    """Records what happened in a run: its steps, and the number of retractions."""
 
     def __init__(self) -> None:
         self.launches: list[StepInfo] = []

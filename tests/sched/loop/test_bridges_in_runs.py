@@ -1,4 +1,4 @@
-"""The relay inside a run: empty batches, delayed samples, and no token gathered before it was left."""
+"""The relay inside a run: empty batches, delayed samples, and no token gathered before it was stashed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from schedbench.sched.loop.launch import make_forward_batch
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.relay.futures import UNSTASHED
 from schedbench.sched.request import Status
-from tests.sched.loop.cpu_engine import Memoirs, Room, config, outputs, recalled_answer, request, requests
+from tests.sched.loop.cpu_engine import (
+    EngineRun,
+    RunRecorder,
+    config,
+    outputs,
+    recalled_answer,
+    request,
+    requests,
+)
 
 LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 
 
 def check_rows(scheduler: Scheduler) -> None:
-    """A batch that was filtered to nothing keeps stale tensors; had it been merged, rows would outnumber requests."""
+    """A batch that was filtered to nothing keeps stale tensors; had it been merged, there would be more rows than
+    requests."""
     for batch in (scheduler.running_batch, scheduler.last_batch):
         if batch is not None and not batch.is_empty:
             assert len(batch.reqs) == batch.seq_lens.shape[0] == batch.req_pool_indices.shape[0]
@@ -25,26 +34,26 @@ def check_rows(scheduler: Scheduler) -> None:
 
 @LOOPS
 def test_a_prefill_whose_requests_all_ended_is_not_merged(overlap: bool) -> None:
-    """One-token requests end with their prefill: nobody is left of it to join those who run."""
-    memoirs = Memoirs()
+    """One-token requests end with their prefill, which then has no request left to merge into the running batch."""
+    recorder = RunRecorder()
     crowd = [request(f"r{i}", range(300 + i, 310 + i), 1, arrival=12_000 * i, index=i) for i in range(8)]
     steady = request("steady", range(400, 420), 30)
-    room = Room(config(overlap=overlap), recall=True, watch=check_rows, observer=memoirs)
-    room.run([steady, *crowd])
+    engine_run = EngineRun(config(overlap=overlap), recall=True, watch=check_rows, observer=recorder)
+    engine_run.run([steady, *crowd])
     assert all(list(req.output_ids) == recalled_answer(req) for req in [steady, *crowd])
-    kinds = [info.kind for info in memoirs.launches]
+    kinds = [info.kind for info in recorder.launches]
     assert "prefill" in kinds[kinds.index("decode") :]
 
 
 def test_an_emptied_batch_is_replaced_not_merged() -> None:
     first = request("first", range(300, 310), 3)
     second = request("second", range(330, 340), 3, arrival=60_000)
-    Room(config(), recall=True, watch=check_rows).run([first, second])
+    EngineRun(config(), recall=True, watch=check_rows).run([first, second])
     assert list(second.output_ids) == recalled_answer(second)
 
 
 class Stashes:
-    """Remembers what the relay's rows held at the top of each iteration."""
+    """Records what the relay's rows held at the top of each iteration."""
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []
@@ -55,70 +64,70 @@ class Stashes:
 
 @LOOPS
 def test_a_delayed_sample_is_stashed_before_the_next_step(overlap: bool) -> None:
-    """The recalling model refuses a token that nobody stashed; the mask needs the token before."""
+    """The recalling model refuses a token that was not stashed; the grammar's mask needs the previous token."""
     stashes = Stashes()
     sampling = SamplingParams(grammar=("choice", ("perhaps",)))
     spelled = request("spelled", range(300, 320), 10, sampling=sampling)
-    Room(config(overlap=overlap, max_running_requests=1), recall=True, watch=stashes).run([spelled])
+    EngineRun(config(overlap=overlap, max_running_requests=1), recall=True, watch=stashes).run([spelled])
     assert spelled.status is Status.FINISHED and bytes(list(spelled.output_ids[:-1])) == b"perhaps"
     after_first = [row[1] for row in stashes.seen if row[1] != UNSTASHED]
     assert after_first[: len(spelled.output_ids)] == list(spelled.output_ids)
 
 
-def test_a_step_without_grammar_beside_one_with() -> None:
+def test_steps_with_and_without_grammar_alternate() -> None:
     """Some steps sample at once and some late, in one run."""
     sampling = SamplingParams(grammar=("choice", ("no", "perhaps")))
     spelled = [
         request(f"g{i}", range(300, 320), 10, sampling=sampling, arrival=9000 * i, index=i) for i in range(3)
     ]
     plain = requests(4, prompt=(4, 40), output=(20, 40))
-    Room(config(mixed_chunk=True), recall=True).run([*plain, *spelled])
+    EngineRun(config(mixed_chunk=True), recall=True).run([*plain, *spelled])
     assert all(list(req.output_ids) == recalled_answer(req) for req in plain)
     assert all(bytes(list(req.output_ids[:-1])) in (b"no", b"perhaps") for req in spelled)
 
 
 def test_no_token_is_gathered_before_it_was_stashed() -> None:
     """Rows are wiped when they are handed out: an early gather would show as a negative input."""
-    memoirs = Memoirs()
+    recorder = RunRecorder()
     crowded = config(kv_tokens=240, schedule_conservativeness=0.02, mixed_chunk=True, chunked_prefill_size=19)
-    done = Room(crowded, recall=True, observer=memoirs).run(
+    done = EngineRun(crowded, recall=True, observer=recorder).run(
         requests(30, prompt=(4, 60), output=(8, 40), shared=16)
     )
-    assert memoirs.retractions and memoirs.kinds == {"prefill", "mixed", "decode"}
+    assert recorder.retractions and recorder.kinds == {"prefill", "mixed", "decode"}
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
 def test_a_forward_without_input_says_so() -> None:
-    room = Room(config(), recall=True)
-    room.scheduler([])
+    engine_run = EngineRun(config(), recall=True)
+    engine_run.scheduler([])
     batch = ScheduleBatch(reqs=[], forward_mode=ForwardMode.DECODE, step=7)
     with pytest.raises(ValueError, match="step 7 has no input ids: its relay was not resolved"):
-        make_forward_batch(room.engine, batch)
+        make_forward_batch(engine_run.engine, batch)
 
 
 @LOOPS
 def test_mixing_keeps_the_place_of_each_token(overlap: bool) -> None:
     """The last prompt chunk, whole prompts and decodes in one forward; every slot's position is in the answer."""
-    memoirs = Memoirs()
+    recorder = RunRecorder()
     engine = config(overlap=overlap, mixed_chunk=True, chunked_prefill_size=32, page_size=4)
-    done = Room(engine, recall=True, observer=memoirs).run(requests(12, every_ns=3000))
-    assert "mixed" in memoirs.kinds
+    done = EngineRun(engine, recall=True, observer=recorder).run(requests(12, every_ns=3000))
+    assert "mixed" in recorder.kinds
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
 def test_logprob_requests_are_not_mixed() -> None:
-    memoirs = Memoirs()
+    recorder = RunRecorder()
     sampling = SamplingParams(logprobs=True)
-    done = Room(config(mixed_chunk=True), recall=True, observer=memoirs).run(
+    done = EngineRun(config(mixed_chunk=True), recall=True, observer=recorder).run(
         requests(8, every_ns=3000, sampling=sampling)
     )
-    assert memoirs.kinds == {"prefill", "decode"}
+    assert recorder.kinds == {"prefill", "decode"}
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
 def test_two_streams_of_one_device_are_one() -> None:
-    room = Room(config(), recall=True)
-    room.run(requests(2))
-    streams = room.engine.streams
+    engine_run = EngineRun(config(), recall=True)
+    engine_run.run(requests(2))
+    streams = engine_run.engine.streams
     assert streams.schedule is streams.forward is streams.copy
-    assert torch.get_device_module(room.config.device) is streams.module
+    assert torch.get_device_module(engine_run.config.device) is streams.module

@@ -1,4 +1,4 @@
-"""A seed is a run: ten runs, one trace of what was launched, with whom."""
+"""A seed determines a run: ten runs have one trace of launches and their requests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
-from tests.sched.loop.cpu_engine import GREEDY, Memoirs, Room, config, outputs, request, requests
+from tests.sched.loop.cpu_engine import GREEDY, EngineRun, RunRecorder, config, outputs, request, requests
 
 Trace = list[tuple[int, str, tuple[str, ...]]]
 
 
-class Tracer(Memoirs):
-    """Also remembers which requests each launch had."""
+class Tracer(RunRecorder):
+    """Also records which requests each launch had."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class Tracer(Memoirs):
 
 def trace(**setup: Any) -> tuple[Trace, dict[str, list[int]]]:
     tracer = Tracer()
-    room = Room(config(**setup), recall=True, observer=tracer, watch=tracer.look)
-    done = room.run(requests(14, prompt=(4, 90), output=(2, 16), every_ns=4000, sampling=GREEDY))
+    engine_run = EngineRun(config(**setup), recall=True, observer=tracer, watch=tracer.look)
+    done = engine_run.run(requests(14, prompt=(4, 90), output=(2, 16), every_ns=4000, sampling=GREEDY))
     return tracer.trace, outputs(done)
 
 
@@ -49,34 +49,34 @@ def test_ten_runs_have_one_trace(setup: dict[str, Any]) -> None:
     assert all(trace(**setup) == first for _ in range(9))
 
 
-def test_another_seed_is_another_order() -> None:
+def test_another_seed_gives_another_order() -> None:
     crowded = {"policy": "random", "max_running_requests": 2}
     assert trace(**crowded, seed=1)[0] != trace(**crowded, seed=2)[0]
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 def test_steps_are_numbered_and_announced_once(overlap: bool) -> None:
-    memoirs = Memoirs()
-    Room(config(overlap=overlap, mixed_chunk=True), recall=True, observer=memoirs).run(requests(9))
-    assert [info.step for info in memoirs.launches] == list(range(len(memoirs.launches)))
-    assert [info[:4] for info in memoirs.settled_steps] == [info[:4] for info in memoirs.launches]
+    recorder = RunRecorder()
+    EngineRun(config(overlap=overlap, mixed_chunk=True), recall=True, observer=recorder).run(requests(9))
+    assert [info.step for info in recorder.launches] == list(range(len(recorder.launches)))
+    assert [info[:4] for info in recorder.settled_steps] == [info[:4] for info in recorder.launches]
 
 
-def test_steady_is_when_nobody_joins_or_ends() -> None:
-    memoirs = Memoirs()
+def test_a_step_is_steady_when_no_request_joins_or_ends() -> None:
+    recorder = RunRecorder()
     together = requests(3, prompt=(8, 9), output=(6, 7))
-    Room(config(), recall=True, observer=memoirs).run(together)
-    kinds = [(info.kind, info.steady) for info in memoirs.settled_steps]
-    # All join in the first decode and end in the last but one. Overlapped, one more step carries them to no end.
-    joining, ending, carried = [("decode", False)] * 3
-    assert kinds == [("prefill", False), joining, *[("decode", True)] * 3, ending, carried]
+    EngineRun(config(), recall=True, observer=recorder).run(together)
+    kinds = [(info.kind, info.steady) for info in recorder.settled_steps]
+    # All join in the first decode and end in the last but one; overlap launches one step more.
+    joining, ending, surplus = [("decode", False)] * 3
+    assert kinds == [("prefill", False), joining, *[("decode", True)] * 3, ending, surplus]
 
 
-def test_a_step_that_somebody_joins_is_not_steady() -> None:
-    memoirs = Memoirs()
+def test_a_step_with_a_joining_request_is_not_steady() -> None:
+    recorder = RunRecorder()
     long, late = request("long", range(300, 320), 12), request("late", range(400, 420), 3, arrival=5000)
-    Room(config(), recall=True, observer=memoirs).run([long, late])
-    decodes = [(info.batch_size, info.steady) for info in memoirs.settled_steps if info.kind == "decode"]
+    EngineRun(config(), recall=True, observer=recorder).run([long, late])
+    decodes = [(info.batch_size, info.steady) for info in recorder.settled_steps if info.kind == "decode"]
     joined = decodes.index((2, False))
-    # late joins; it ends; one step more carries it to no end; it is filtered out
+    # late joins; it ends; overlap launches one step more with it; it is filtered out
     assert decodes[joined : joined + 5] == [(2, False), (2, False), (2, False), (1, False), (1, True)]

@@ -1,4 +1,4 @@
-"""How requests end that do not simply run to their end, and how they are refused; the run goes on."""
+"""Requests that end early or are refused, while the run goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schedbench.sched.config import SamplingParams
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request, Status
-from tests.sched.loop.cpu_engine import EOS, Room, config, recalled_answer, request
+from tests.sched.loop.cpu_engine import EOS, EngineRun, config, recalled_answer, request
 
 LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 PROMPT = range(300, 340)
@@ -38,7 +38,7 @@ def test_what_can_never_run_is_refused(
     tokens: range | list[int], most: int, reason: str, overlap: bool
 ) -> None:
     refused, other = request("refused", tokens, most), healthy()
-    Room(config(overlap=overlap, context_len=128, kv_tokens=96), recall=True).run([refused, other])
+    EngineRun(config(overlap=overlap, context_len=128, kv_tokens=96), recall=True).run([refused, other])
     assert refused.status is Status.REFUSED and refused.reason == reason
     assert refused.finished_at is not None and not refused.output_ids
     check_healthy(other)
@@ -46,14 +46,14 @@ def test_what_can_never_run_is_refused(
 
 def test_the_longest_that_fits_runs() -> None:
     longest = request("longest", range(300, 380), 14)
-    Room(config(context_len=128, kv_tokens=96), recall=True).run([longest])
+    EngineRun(config(context_len=128, kv_tokens=96), recall=True).run([longest])
     assert longest.status is Status.FINISHED and list(longest.output_ids) == recalled_answer(longest)
 
 
-def test_a_pattern_that_is_none_is_refused() -> None:
+def test_an_invalid_pattern_is_refused() -> None:
     broken = request("broken", PROMPT, sampling=SamplingParams(grammar=("regex", ("[a-",))))
     other = healthy()
-    Room(config(), recall=True).run([broken, other])
+    EngineRun(config(), recall=True).run([broken, other])
     assert broken.status is Status.REFUSED and "[a-" in broken.reason
     check_healthy(other)
 
@@ -62,7 +62,7 @@ def test_a_pattern_that_is_none_is_refused() -> None:
 def test_a_request_that_forbids_its_own_grammar_fails(overlap: bool) -> None:
     sampling = SamplingParams(grammar=("choice", ("no",)), min_new_tokens=5)
     contrary, other = request("contrary", PROMPT, 8, sampling=sampling), healthy()
-    Room(config(overlap=overlap), recall=True).run([contrary, other])
+    EngineRun(config(overlap=overlap), recall=True).run([contrary, other])
     assert contrary.status is Status.FAILED and "grammar" in contrary.reason
     assert bytes(list(contrary.output_ids[:2])) == b"no"
     check_healthy(other)
@@ -72,13 +72,13 @@ def test_a_request_that_forbids_its_own_grammar_fails(overlap: bool) -> None:
 def test_a_grammar_ends_its_request(overlap: bool) -> None:
     sampling = SamplingParams(grammar=("choice", ("no", "perhaps")), ignore_eos=True)
     spelled = request("spelled", PROMPT, 20, sampling=sampling)
-    Room(config(overlap=overlap), recall=True).run([spelled])
+    EngineRun(config(overlap=overlap), recall=True).run([spelled])
     assert spelled.reason == "grammar" and spelled.output_ids[-1] == EOS
     assert bytes(list(spelled.output_ids[:-1])) in (b"no", b"perhaps")
 
 
-class Abortion(Observer):
-    """Aborts when a request has ``after`` tokens, from where a client's script does: as tokens become known."""
+class AbortingObserver(Observer):
+    """Aborts the victim when another request has ``after`` tokens, from the callback that a client's script uses."""
 
     def __init__(self, after: int, victim: Request) -> None:
         self.after = after
@@ -91,20 +91,20 @@ class Abortion(Observer):
             self.scheduler.abort(self.victim, "enough")
 
 
-def run_with_abort(room: Room, abortion: Abortion, requests: list[Request]) -> None:
+def run_with_abort(engine_run: EngineRun, aborting: AbortingObserver, requests: list[Request]) -> None:
     def introduce(scheduler: Scheduler) -> None:
-        abortion.scheduler = scheduler
+        aborting.scheduler = scheduler
 
-    room.observer, room.watch = abortion, introduce
-    room.run(requests)
+    engine_run.observer, engine_run.watch = aborting, introduce
+    engine_run.run(requests)
 
 
 @LOOPS
 @pytest.mark.parametrize("max_running", [1, 2], ids=["waiting", "running"])
-def test_an_abort_from_within_settling(max_running: int, overlap: bool) -> None:
+def test_an_abort_during_settling(max_running: int, overlap: bool) -> None:
     other, victim = healthy(), request("victim", range(400, 440), 20)
-    room = Room(config(overlap=overlap, max_running_requests=max_running), recall=True)
-    run_with_abort(room, Abortion(3, victim), [other, victim])
+    engine_run = EngineRun(config(overlap=overlap, max_running_requests=max_running), recall=True)
+    run_with_abort(engine_run, AbortingObserver(3, victim), [other, victim])
     assert victim.status is Status.ABORTED and victim.reason == "enough"
     assert len(victim.output_ids) == (0 if max_running == 1 else len(victim.output_ids)) < 8
     assert list(victim.output_ids) == recalled_answer(victim)[: len(victim.output_ids)]
@@ -115,8 +115,8 @@ def test_an_abort_from_within_settling(max_running: int, overlap: bool) -> None:
 def test_a_request_that_arrives_aborted_never_runs(overlap: bool) -> None:
     gone, other = request("gone", PROMPT), healthy()
     gone.to_finish = "the client had left"
-    room = Room(config(overlap=overlap), recall=True)
-    room.run([gone, other])
+    engine_run = EngineRun(config(overlap=overlap), recall=True)
+    engine_run.run([gone, other])
     assert gone.status is Status.ABORTED and gone.reason == "the client had left"
     assert gone.first_scheduled_at is None
     check_healthy(other)
@@ -135,9 +135,9 @@ def abort_when(
 @LOOPS
 def test_an_abort_between_chunks_ends_at_the_first_token(overlap: bool) -> None:
     victim, other = request("victim", range(300, 400), 20), healthy()
-    room = Room(config(overlap=overlap, chunked_prefill_size=16), recall=True)
-    room.watch = abort_when(lambda scheduler, req: scheduler.chunked_req is req, victim)
-    room.run([victim, other])
+    engine_run = EngineRun(config(overlap=overlap, chunked_prefill_size=16), recall=True)
+    engine_run.watch = abort_when(lambda scheduler, req: scheduler.chunked_req is req, victim)
+    engine_run.run([victim, other])
     assert victim.status is Status.ABORTED and len(victim.output_ids) == 1
     check_healthy(other)
 
@@ -155,7 +155,7 @@ def test_an_abort_after_retraction_ends_at_once(overlap: bool) -> None:
                 scheduler.abort(req, "enough")
                 assert req.status is Status.ABORTED
 
-    Room(tight, recall=True, watch=watch).run(crowd)
+    EngineRun(tight, recall=True, watch=watch).run(crowd)
     assert aborted
     for req in crowd:
         answer = recalled_answer(req)
@@ -173,7 +173,7 @@ def test_an_abort_before_retraction_ends_with_it() -> None:
                 seen[request.id] = len(request.output_ids)
                 request.to_finish = "enough"
 
-    Room(tight, recall=True, observer=Ended()).run(crowd)
+    EngineRun(tight, recall=True, observer=Ended()).run(crowd)
     [(victim, tokens)] = seen.items()
     [req] = [req for req in crowd if req.id == victim]
     assert req.status is Status.ABORTED and len(req.output_ids) == tokens
@@ -181,9 +181,9 @@ def test_an_abort_before_retraction_ends_with_it() -> None:
 
 def test_ending_twice_is_an_error() -> None:
     done = healthy()
-    room = Room(config(), recall=True)
-    scheduler = room.scheduler([done])
+    engine_run = EngineRun(config(), recall=True)
+    scheduler = engine_run.scheduler([done])
     scheduler.receive()
     scheduler.abort(done, "enough")
     scheduler.abort(done, "again")
-    assert done.reason == "enough" and len(room.source.ended_requests) == 1
+    assert done.reason == "enough" and len(engine_run.source.ended_requests) == 1

@@ -1,4 +1,4 @@
-"""One output, however the engine is set up: the real tiny model in float32."""
+"""The output is the same however the engine is set up, with the real tiny model in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.request import Request, Status
-from tests.sched.loop.cpu_engine import GREEDY, Memoirs, Room, config, outputs, requests
+from tests.sched.loop.cpu_engine import GREEDY, EngineRun, RunRecorder, config, outputs, requests
 
 DRAWN = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
 PENALISED = SamplingParams(
@@ -20,7 +20,7 @@ PENALISED = SamplingParams(
     repetition_penalty=1.2,
     min_new_tokens=5,
 )
-# What was said is said again: whoever counts a token late or not at all says something else.
+# Tokens repeat, so penalties that count one late or not at all change the output.
 REWARDED = SamplingParams(frequency_penalty=-2.0)
 SPELLED = SamplingParams(temperature=1.0, grammar=("regex", ("[a-f]{3,9}(, [0-9]+)*",)))
 CHOSEN = SamplingParams(grammar=("choice", ("perhaps", "per se", "no")))
@@ -47,7 +47,7 @@ SETUPS: dict[str, dict[str, Any]] = {
     "lof": {"policy": "lof"},
     "random": {"policy": "random"},
 }
-# Prompts are admitted as if nobody would go on for long, into a pool that cannot hold half of them.
+# The pool cannot hold half of what is admitted, because little growth is expected.
 CROWDED: dict[str, Any] = {
     "kv_tokens": 160,
     "schedule_conservativeness": 0.02,
@@ -63,18 +63,18 @@ CROWDED_SETUPS: dict[str, dict[str, Any]] = {
     "lof, pages of 16": {"policy": "lof", "page_size": 16},
 }
 LOOPS = {"overlapped": True, "serial": False}
-# Of setups that the overlapped loop has all of.
-SERIAL_SOON = ("chunks of 19, mixed", "pages of 16", "no radix cache", "two at a time")
+# The serial loop runs a part of the overlapped loop's setups.
+SERIAL = ("chunks of 19, mixed", "pages of 16", "no radix cache", "two at a time")
 
 
 def setups_of(overlap: bool) -> list[object]:
-    """``make wide`` has the others of the serial loop."""
+    """The setups of one loop; ``make wide`` runs the others of the serial loop."""
     return [
         pytest.param(
             setup,
             overlap,
             id=f"{'overlapped' if overlap else 'serial'}-{name}",
-            marks=[] if overlap or name in SERIAL_SOON else [pytest.mark.wide],
+            marks=[] if overlap or name in SERIAL else [pytest.mark.wide],
         )
         for name, setup in SETUPS.items()
     ]
@@ -101,28 +101,30 @@ def workload(name: str, *, crowd: bool = False) -> list[Request]:
 Outputs = dict[str, list[int]]
 
 
-def run(name: str, *, crowd: bool = False, state: str = "latest", **setup: Any) -> tuple[Outputs, Memoirs]:
-    memoirs = Memoirs()
-    done = Room(config(**setup), state=state, observer=memoirs).run(workload(name, crowd=crowd))
+def run(
+    name: str, *, crowd: bool = False, state: str = "latest", **setup: Any
+) -> tuple[Outputs, RunRecorder]:
+    recorder = RunRecorder()
+    done = EngineRun(config(**setup), state=state, observer=recorder).run(workload(name, crowd=crowd))
     assert {req.status for req in done} == {Status.FINISHED}
-    assert len(memoirs.settled_steps) == len(memoirs.launches)
-    return outputs(done), memoirs
+    assert len(recorder.settled_steps) == len(recorder.launches)
+    return outputs(done), recorder
 
 
 @cache
 def expected(name: str, *, crowd: bool = False) -> Outputs:
-    """The output of the plainest engine: one request at a time, nothing shared, nothing cut, nothing overlapped."""
+    """The output of the simplest engine: one request at a time, nothing shared, chunked or overlapped."""
     plain = {"overlap": False, "chunked_prefill_size": None, "radix_cache": False, "max_running_requests": 1}
-    output, memoirs = run(name, crowd=crowd, **plain)
-    assert memoirs.kinds == {"prefill", "decode"} and not memoirs.retractions
+    output, recorder = run(name, crowd=crowd, **plain)
+    assert recorder.kinds == {"prefill", "decode"} and not recorder.retractions
     return output
 
 
 @pytest.mark.parametrize(("setup", "overlap"), [*setups_of(True), *setups_of(False)])
 @pytest.mark.parametrize("name", [ALL_GREEDY, "motley"])
-def test_latest_has_one_output(name: str, setup: dict[str, Any], overlap: bool) -> None:
-    output, memoirs = run(name, overlap=overlap, **setup)
-    assert ("mixed" in memoirs.kinds) == setup.get("mixed_chunk", False)
+def test_latest_has_one_output_in_every_setup(name: str, setup: dict[str, Any], overlap: bool) -> None:
+    output, recorder = run(name, overlap=overlap, **setup)
+    assert ("mixed" in recorder.kinds) == setup.get("mixed_chunk", False)
     assert output == expected(name)
 
 
@@ -138,8 +140,8 @@ def test_every_way_of_sampling_has_one_output(name: str, overlap: bool) -> None:
 @pytest.mark.parametrize("setup", CROWDED_SETUPS.values(), ids=CROWDED_SETUPS.keys())
 @pytest.mark.parametrize("name", [ALL_GREEDY, "motley"])
 def test_retraction_changes_no_output(name: str, setup: dict[str, Any], overlap: bool) -> None:
-    output, memoirs = run(name, crowd=True, overlap=overlap, **CROWDED, **setup)
-    assert memoirs.retractions > 0
+    output, recorder = run(name, crowd=True, overlap=overlap, **CROWDED, **setup)
+    assert recorder.retractions > 0
     assert output == expected(name, crowd=True)
 
 
@@ -160,7 +162,7 @@ def test_pr25945_with_penalties_has_one_output_in_the_serial_loop(
 
 @pytest.mark.parametrize("setup", [{}, {"page_size": 16}, {"policy": "lof"}], ids=str)
 def test_pr25945_overlapped_penalties_repeat_while_the_steps_do(setup: dict[str, Any]) -> None:
-    """They lag by one token behind the exact ones; what they have seen depends on the order of steps."""
+    """They lag one token behind the exact penalties, so they depend on the order of steps."""
     burst = {"chunked_prefill_size": None, "max_running_requests": 16, "radix_cache": False}
     output, _ = run("penalised", state="pr25945", **burst, **setup)
     assert output == run("penalised", state="pr25945", **burst)[0]

@@ -1,4 +1,4 @@
-"""Every state of the ladder in whole runs, around a model whose answers are known."""
+"""Every state of the ladder in whole runs, with a model whose answers can be predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import pytest
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.relay.states import states
 from schedbench.sched.request import Status
-from tests.sched.loop.cpu_engine import Memoirs, Room, config, outputs, recalled_answer, request, requests
+from tests.sched.loop.cpu_engine import (
+    EngineRun,
+    RunRecorder,
+    config,
+    outputs,
+    recalled_answer,
+    request,
+    requests,
+)
 
 STATES = pytest.mark.parametrize("state", states())
 LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
@@ -19,7 +27,7 @@ BARRIERS = pytest.mark.parametrize("barrier", ["off", "top", "after-launch", "re
 @LOOPS
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_retracted_chunked_and_mixed(state: str, overlap: bool, page_size: int) -> None:
-    memoirs = Memoirs()
+    recorder = RunRecorder()
     engine = config(
         overlap=overlap,
         page_size=page_size,
@@ -28,9 +36,9 @@ def test_retracted_chunked_and_mixed(state: str, overlap: bool, page_size: int) 
         mixed_chunk=True,
         chunked_prefill_size=20,
     )
-    room = Room(engine, state=state, recall=True, observer=memoirs)
-    done = room.run(requests(30, prompt=(4, 60), output=(8, 40), shared=16))
-    assert memoirs.retractions and memoirs.kinds == {"prefill", "mixed", "decode"}
+    engine_run = EngineRun(engine, state=state, recall=True, observer=recorder)
+    done = engine_run.run(requests(30, prompt=(4, 60), output=(8, 40), shared=16))
+    assert recorder.retractions and recorder.kinds == {"prefill", "mixed", "decode"}
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
@@ -38,7 +46,7 @@ def test_retracted_chunked_and_mixed(state: str, overlap: bool, page_size: int) 
 @LOOPS
 def test_without_chunks_or_cache(state: str, overlap: bool) -> None:
     engine = config(overlap=overlap, radix_cache=False, chunked_prefill_size=None)
-    done = Room(engine, state=state, recall=True).run(requests(12, every_ns=3000))
+    done = EngineRun(engine, state=state, recall=True).run(requests(12, every_ns=3000))
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
@@ -50,7 +58,7 @@ def test_delayed_samples(state: str, overlap: bool) -> None:
         request(f"g{i}", range(300, 320), 10, sampling=sampling, arrival=9000 * i, index=i) for i in range(3)
     ]
     plain = requests(4, prompt=(4, 40), output=(20, 40))
-    Room(config(overlap=overlap, mixed_chunk=True), state=state, recall=True).run([*plain, *spelled])
+    EngineRun(config(overlap=overlap, mixed_chunk=True), state=state, recall=True).run([*plain, *spelled])
     assert all(list(req.output_ids) == recalled_answer(req) for req in plain)
     assert all(req.status is Status.FINISHED for req in spelled)
     assert all(bytes(list(req.output_ids[:-1])) in (b"no", b"perhaps") for req in spelled)
@@ -59,8 +67,8 @@ def test_delayed_samples(state: str, overlap: bool) -> None:
 @STATES
 @BARRIERS
 def test_any_barrier(state: str, barrier: str) -> None:
-    room = Room(config(mixed_chunk=True), state=state, switches={"barrier": barrier}, recall=True)
-    done = room.run(requests(10, every_ns=3000))
+    engine_run = EngineRun(config(mixed_chunk=True), state=state, switches={"barrier": barrier}, recall=True)
+    done = engine_run.run(requests(10, every_ns=3000))
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
@@ -70,16 +78,18 @@ def test_any_barrier(state: str, barrier: str) -> None:
     [("preparation", "fused"), ("flatten", "numpy"), ("staging", "pageable"), ("penalties", "exact")],
 )
 def test_switches_that_change_no_token(state: str, switch: tuple[str, str]) -> None:
-    room = Room(config(mixed_chunk=True, page_size=4), state=state, switches=dict([switch]), recall=True)
-    done = room.run(requests(10, every_ns=3000))
+    engine_run = EngineRun(
+        config(mixed_chunk=True, page_size=4), state=state, switches=dict([switch]), recall=True
+    )
+    done = engine_run.run(requests(10, every_ns=3000))
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
-def test_the_ring_comes_round_in_a_run_and_nothing_is_lost() -> None:
-    """More steps than the ring has slots: the limit counts what can be pending."""
+def test_the_ring_wraps_around_without_losing_a_token() -> None:
+    """There are more steps than the ring has slots; its limit counts what can be pending."""
     engine = config(max_running_requests=2, chunked_prefill_size=64)
-    room = Room(engine, state="pr25774", recall=True)
-    done = room.run(requests(12, prompt=(100, 150), output=(40, 60)))
+    engine_run = EngineRun(engine, state="pr25774", recall=True)
+    done = engine_run.run(requests(12, prompt=(100, 150), output=(40, 60)))
     tokens = sum(len(req.output_ids) for req in done)
-    assert tokens > 2 * room.engine.relay.context.futures.output_tokens_buf.shape[0]
+    assert tokens > 2 * engine_run.engine.relay.context.futures.output_tokens_buf.shape[0]
     assert outputs(done) == {req.id: recalled_answer(req) for req in done}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedbench.sched.config import SamplingParams
-from tests.sched.loop.cpu_engine import Room, config, request, requests
+from tests.sched.loop.cpu_engine import EngineRun, config, request, requests
 
 SETUPS = [
     {},
@@ -18,28 +18,28 @@ SETUPS = [
 
 def run(**changes: object) -> dict[str, list[float]]:
     asked = requests(8, sampling=SamplingParams(logprobs=True, ignore_eos=True, temperature=0.7))
-    return {req.id: req.output_logprobs for req in Room(config(**changes)).run(asked)}
+    return {req.id: req.output_logprobs for req in EngineRun(config(**changes)).run(asked)}
 
 
-def test_there_is_one_per_token_and_it_is_a_log_probability() -> None:
+def test_every_token_has_a_log_probability() -> None:
     asked = requests(6, sampling=SamplingParams(logprobs=True))
-    for req in Room(config()).run(asked):
+    for req in EngineRun(config()).run(asked):
         assert len(req.output_logprobs) == len(req.output_ids)
         assert all(logprob <= 0 for logprob in req.output_logprobs)
 
 
 @pytest.mark.parametrize("changes", SETUPS, ids=str)
-def test_every_setup_gives_the_same(changes: dict[str, object]) -> None:
+def test_every_setup_gives_the_same_output_logprobs(changes: dict[str, object]) -> None:
     assert run(**changes) == run()
 
 
-def test_who_does_not_ask_gets_none() -> None:
-    assert all(not req.output_logprobs for req in Room(config()).run(requests(4)))
+def test_requests_that_ask_for_none_get_none() -> None:
+    assert all(not req.output_logprobs for req in EngineRun(config()).run(requests(4)))
 
 
 def prompts(**changes: object) -> dict[str, list[float]]:
     asked = requests(8, sampling=SamplingParams(prompt_logprobs=True, ignore_eos=True))
-    done = Room(config(**changes)).run(asked)
+    done = EngineRun(config(**changes)).run(asked)
     for req in done:
         assert len(req.prompt_logprobs) == len(req.origin_input_ids) - 1
         assert all(logprob <= 0 for logprob in req.prompt_logprobs)
@@ -47,7 +47,7 @@ def prompts(**changes: object) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("changes", [*SETUPS, {"mixed_chunk": True, "chunked_prefill_size": 24}], ids=str)
-def test_every_setup_gives_the_same_of_prompts(changes: dict[str, object]) -> None:
+def test_every_setup_gives_the_same_prompt_logprobs(changes: dict[str, object]) -> None:
     assert prompts(**changes) == prompts(overlap=False, radix_cache=False, chunked_prefill_size=None)
 
 
@@ -56,6 +56,6 @@ def test_a_scored_prompt_is_not_taken_from_the_cache() -> None:
     params = SamplingParams(prompt_logprobs=True, max_new_tokens=2)
     first, again = request("first", ids, 2), request("again", ids, 2, arrival=400_000)
     first.sampling = again.sampling = params
-    Room(config()).run([first, again])
+    EngineRun(config()).run([first, again])
     assert again.cached_tokens == 0
     assert again.prompt_logprobs == first.prompt_logprobs

@@ -1,4 +1,5 @@
-"""Random engines, workloads and aborts: every request ends once and rightly, and nothing is left behind."""
+"""Random engines, workloads and aborts: every request ends once with the right output, and no memory stays
+allocated."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from schedbench.sched.config import EngineConfig, SamplingParams
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.invariants import check
 from schedbench.sched.request import Request, Status
-from tests.sched.loop.cpu_engine import EOS, VOCAB, Room, config, recalled_answer, request
+from tests.sched.loop.cpu_engine import EOS, VOCAB, EngineRun, config, recalled_answer, request
 
 CONTEXT = 192
-# A token in eight is a stop token for those who stop.
+# A token in eight is a stop token for requests that have any.
 STOPS = tuple(range(0, VOCAB, 8))
 
 
@@ -74,7 +75,7 @@ def refused(req: Request, engine: EngineConfig) -> bool:
 
 @dataclass
 class Auditor:
-    """Looks at the scheduler between iterations; aborts, in iteration k, the requests numbered ``aborts[k]``."""
+    """Checks the scheduler between iterations; in iteration k it aborts the requests numbered ``aborts[k]``."""
 
     aborts: dict[int, list[int]] = field(default_factory=dict)
     iteration: int = 0
@@ -119,14 +120,14 @@ def check_places(scheduler: Scheduler, handed_out: Sequence[Request]) -> None:
             assert waiting[req] == (req.status is Status.WAITING)
 
 
-def check_nothing_left(room: Room) -> None:
-    engine = room.engine
+def check_nothing_left(engine_run: EngineRun) -> None:
+    engine = engine_run.engine
     check(engine.cache, [])
     assert engine.cache.protected_size() == 0
     assert engine.allocator.available_size() + engine.cache.evictable_size() == engine.allocator.size
     engine.cache.evict(engine.allocator.size)
     assert engine.allocator.available_size() == engine.allocator.size
-    for req in room.source.ended_requests:
+    for req in engine_run.source.ended_requests:
         assert req.req_pool_idx is None and req.last_node is None and req.prefix_indices is None
         assert req.kv_allocated_len == req.cache_protected_len == 0
 
@@ -154,13 +155,13 @@ def check_ending(req: Request, engine: EngineConfig, *, aborted: bool) -> None:
     state=st.sampled_from(["latest", "pr25945"]),
     aborts=st.dictionaries(st.integers(0, 60), st.lists(st.integers(0, 11), max_size=3), max_size=4),
 )
-def test_every_request_ends_once_and_rightly(
+def test_every_request_ends_once_with_the_right_output(
     engine: EngineConfig, workload: list[Request], state: str, aborts: dict[int, list[int]]
 ) -> None:
     auditor = Auditor(aborts)
-    room = Room(engine, state=state, recall=True, watch=auditor)
-    room.run(workload)
-    assert Counter(req.id for req in room.source.ended_requests) == {req.id: 1 for req in workload}
+    engine_run = EngineRun(engine, state=state, recall=True, watch=auditor)
+    engine_run.run(workload)
+    assert Counter(req.id for req in engine_run.source.ended_requests) == {req.id: 1 for req in workload}
     for req in workload:
         check_ending(req, engine, aborted=req.id in auditor.aborted)
-    check_nothing_left(room)
+    check_nothing_left(engine_run)

@@ -1,4 +1,4 @@
-"""Both allocators against a list of requests and their slots."""
+"""Both allocators compared with a list of requests and their slots."""
 
 from __future__ import annotations
 

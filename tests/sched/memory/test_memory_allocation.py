@@ -1,4 +1,4 @@
-"""Allocating for batches: the cache makes room, and a plan that cannot be met is an error."""
+"""Allocation for batches: the cache is evicted to make room, and a plan that cannot be met is an error."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_a_paged_decode_reads_each_rows_last_slot(paged_cache: RadixCache) -> No
     assert slots.tolist() == [15, 4]
 
 
-def test_a_prefix_that_does_not_exist_ends_at_minus_one() -> None:
+def test_the_last_location_of_an_empty_prefix_is_minus_one() -> None:
     prefixes = [torch.tensor([4, 5]), torch.empty(0, dtype=torch.int64), torch.tensor([9])]
 
     assert last_locations(prefixes, CPU).tolist() == [5, -1, 9]
 
 
-def test_a_leak_is_seen_by_the_host_alone_and_named_by_the_check(cache: RadixCache) -> None:
+def test_a_leak_is_counted_by_statistics_and_named_by_the_check(cache: RadixCache) -> None:
     lost = alloc_token_slots(cache, 1)
 
     assert statistics(cache, []).lost == 1
@@ -79,7 +79,7 @@ def test_a_leak_is_seen_by_the_host_alone_and_named_by_the_check(cache: RadixCac
         check(cache, [])
 
 
-def test_a_double_free_is_seen(cache: RadixCache) -> None:
+def test_a_double_free_is_found(cache: RadixCache) -> None:
     slot = alloc_token_slots(cache, 1)
     cache.token_to_kv_pool_allocator.free(slot)
     cache.token_to_kv_pool_allocator.free(slot)
@@ -89,7 +89,7 @@ def test_a_double_free_is_seen(cache: RadixCache) -> None:
         check(cache, [])
 
 
-def test_a_row_that_nobody_returned_is_seen(cache: RadixCache) -> None:
+def test_a_row_that_was_not_returned_is_found(cache: RadixCache) -> None:
     cache.req_to_token_pool.alloc(1)
 
     with pytest.raises(MemoryInvariantError, match=r"rows owned twice: \[\], lost: \[1\]"):

@@ -1,4 +1,4 @@
-"""What memory asks of the device, counted by the virtual GPU: the rows of upstream that concern allocators."""
+"""What memory management copies and waits for, counted by the virtual GPU: upstream's rows that concern allocators."""
 
 from __future__ import annotations
 

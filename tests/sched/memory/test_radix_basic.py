@@ -1,4 +1,4 @@
-"""The radix cache's verbs, one at a time."""
+"""The operations of the radix cache, one at a time."""
 
 from __future__ import annotations
 

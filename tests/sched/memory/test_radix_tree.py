@@ -1,4 +1,4 @@
-"""The radix tree against a plain dict: page-aligned prefix -> the slots of its last page."""
+"""The radix tree compared with a plain dict: page-aligned prefix -> the slots of its last page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RadixTreeMachine(RuleBasedStateMachine):
         self.tree = RadixTree(page_size)
 
     def prompt(self, pages: list[int], tail: int) -> array[int]:
-        """Prompts over few distinct pages, that share their first half, and an unaligned tail."""
+        """Prompts over few distinct pages with a common first half and an unaligned tail."""
         half = self.page // 2
         ids: list[int] = []
         for page in pages:
@@ -44,7 +44,7 @@ class RadixTreeMachine(RuleBasedStateMachine):
         return {p for _, locked in self.locked for p in self.prefixes(array("q", locked))}
 
     def oldest_leaves(self, num_tokens: int) -> list[list[int]]:
-        """What a search of the whole tree for the oldest leaf, again and again, would drop."""
+        """What repeated searches of the whole tree for the oldest leaf would evict."""
         alive = self.tree.nodes()
         dropped: list[list[int]] = []
         while num_tokens > 0:

@@ -1,4 +1,4 @@
-"""Requests through pools and caches, with the KV itself faked: each slot remembers which prefix it holds."""
+"""Requests through pools and caches with simulated KV: each slot stores which prefix it holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lens(values: list[int]) -> torch.Tensor:
 
 
 class Engine:
-    """As much of a scheduler as memory needs, and a KV cache of prefixes instead of numbers."""
+    """The part of a scheduler that memory needs, and a KV cache that stores prefixes instead of numbers."""
 
     def __init__(self, *, radix: bool, page_size: int, tokens: int = 160) -> None:
         allocator: KVAllocator = (
@@ -143,9 +143,9 @@ def page_size(request: pytest.FixtureRequest) -> int:
     return size
 
 
-class Walk:
-    """Random traffic: few distinct prompts over a small pool, so that matching, splitting, twins, chunks,
-    eviction and running out of rows and tokens all happen often."""
+class RandomTraffic:
+    """Random traffic: few distinct prompts over a small pool, so that matches, splits, equal prompts, chunks, evictions
+    and exhausted rows and tokens all happen often."""
 
     PARTS = ([1] * 5, [2] * 3, [3] * 16, [4], list(range(20)))
 
@@ -195,11 +195,13 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
-def test_random_traffic_never_loses_or_confuses_kv(page_size: int, radix: bool, seed: int) -> None:
+def test_random_traffic_keeps_every_row_and_node_on_its_own_kv(
+    page_size: int, radix: bool, seed: int
+) -> None:
     engine = Engine(radix=radix, page_size=page_size)
-    walk = Walk(engine, seed)
+    traffic = RandomTraffic(engine, seed)
     for _ in range(200):
-        walk.step()
+        traffic.step()
         engine.verify()
 
     for req in list(engine.live):
@@ -208,7 +210,7 @@ def test_random_traffic_never_loses_or_confuses_kv(page_size: int, radix: bool, 
     assert statistics(engine.cache, []).free == engine.cache.token_to_kv_pool_allocator.size
 
 
-def test_a_second_request_starts_from_the_first_ones_pages(page_size: int) -> None:
+def test_a_second_request_reuses_the_pages_of_the_first(page_size: int) -> None:
     engine = Engine(radix=True, page_size=page_size)
     (first,) = engine.admit([list(range(40))], chunk=128)
     engine.release(first, is_insert=True)
@@ -220,7 +222,7 @@ def test_a_second_request_starts_from_the_first_ones_pages(page_size: int) -> No
     engine.verify()
 
 
-def test_twins_of_one_batch_end_up_with_one_copy(page_size: int) -> None:
+def test_equal_prompts_of_one_batch_end_with_one_copy(page_size: int) -> None:
     engine = Engine(radix=True, page_size=page_size)
     first, second = engine.admit([list(range(32)), list(range(32))], chunk=128)
 
@@ -261,7 +263,7 @@ def test_a_released_request_owns_nothing() -> None:
     assert engine.cache.protected_size() == 0
 
 
-def test_chunks_without_a_tree_start_from_their_own_row(page_size: int) -> None:
+def test_chunks_without_a_tree_continue_from_their_row(page_size: int) -> None:
     engine = Engine(radix=False, page_size=page_size)
     (req,) = engine.admit([list(range(40))], chunk=23)
 

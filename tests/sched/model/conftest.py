@@ -1,4 +1,4 @@
-"""A stage on which requests are run through a decoder, in any chunks, batches and pages a test likes."""
+"""A stage on which tests run requests through a decoder, in any chunks, batches and pages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 
 
 @dataclass(eq=False)
-class Sequel:
-    """One request's tokens, and how many of them the cache already holds."""
+class CachedTokens:
+    """The tokens of one request, and how many of them the cache already holds."""
 
     row: int
     tokens: list[int]
@@ -29,27 +29,27 @@ class Sequel:
 
 
 @dataclass(eq=False)
-class Stage:
+class ModelStage:
     """Slots are handed out in random pages; nothing is ever freed."""
 
     req_to_token: torch.Tensor
     page_size: int
     free: list[int]
     model: Model
-    sequels: list[Sequel] = field(default_factory=list)
+    entered: list[CachedTokens] = field(default_factory=list)
 
-    def enter(self, tokens: Sequence[int]) -> Sequel:
-        sequel = Sequel(len(self.sequels) + 1, list(tokens))
-        self.sequels.append(sequel)
-        return sequel
+    def enter(self, tokens: Sequence[int]) -> CachedTokens:
+        sequence = CachedTokens(len(self.entered) + 1, list(tokens))
+        self.entered.append(sequence)
+        return sequence
 
-    def batch(self, parts: Sequence[tuple[Sequel, int]]) -> ForwardBatch:
-        """The next ``n`` tokens of each sequel; decode when each has one and something is cached."""
-        for sequel, n in parts:
-            self._allocate(sequel, sequel.cached + n)
+    def batch(self, parts: Sequence[tuple[CachedTokens, int]]) -> ForwardBatch:
+        """The next ``n`` tokens of each sequence; a decode when each has one and something is cached."""
+        for sequence, n in parts:
+            self._allocate(sequence, sequence.cached + n)
         return self.batch_on_given_slots(parts)
 
-    def batch_on_given_slots(self, parts: Sequence[tuple[Sequel, int]]) -> ForwardBatch:
+    def batch_on_given_slots(self, parts: Sequence[tuple[CachedTokens, int]]) -> ForwardBatch:
         ids = [i for s, n in parts for i in s.tokens[s.cached : s.cached + n]]
         slots = torch.cat([self.req_to_token[s.row, s.cached : s.cached + n] for s, n in parts]).long()
         rows = torch.tensor([s.row for s, _ in parts])
@@ -57,8 +57,8 @@ class Stage:
         lens = torch.tensor([n for _, n in parts], dtype=torch.int32)
         prefixes = torch.tensor([s.cached for s, _ in parts], dtype=torch.int32)
         decode = all(n == 1 and s.cached for s, n in parts)
-        for sequel, n in parts:
-            sequel.cached += n
+        for sequence, n in parts:
+            sequence.cached += n
         return ForwardBatch(
             mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
             batch_size=len(parts),
@@ -74,16 +74,16 @@ class Stage:
             max_extend_len=int(lens.max()),
         )
 
-    def logits(self, *parts: tuple[Sequel, int]) -> torch.Tensor:
+    def logits(self, *parts: tuple[CachedTokens, int]) -> torch.Tensor:
         return self.model.forward(self.batch(parts)).logits
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """``count`` tokens after ``tokens``, prompt in one piece."""
-        sequel = self.enter(tokens)
+        sequence = self.enter(tokens)
         for _ in range(count):
-            logits = self.logits((sequel, len(sequel.tokens) - sequel.cached))
-            sequel.tokens.append(int(logits[0].argmax()))
-        return sequel.tokens[-count:]
+            logits = self.logits((sequence, len(sequence.tokens) - sequence.cached))
+            sequence.tokens.append(int(logits[0].argmax()))
+        return sequence.tokens[-count:]
 
     def refill(self) -> None:
         """All slots are free again."""
@@ -91,11 +91,11 @@ class Stage:
         self.free += used.unique().tolist()
         self.req_to_token.zero_()
 
-    def _allocate(self, sequel: Sequel, length: int) -> None:
+    def _allocate(self, sequence: CachedTokens, length: int) -> None:
         page = self.page_size
-        for start in range(-(-sequel.cached // page) * page, length, page):
+        for start in range(-(-sequence.cached // page) * page, length, page):
             first = self.free.pop() * page
-            self.req_to_token[sequel.row, start : start + page] = torch.arange(first, first + page)
+            self.req_to_token[sequence.row, start : start + page] = torch.arange(first, first + page)
 
 
 def pages(count: int, seed: int) -> list[int]:
@@ -114,12 +114,12 @@ def plain_torch() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def bare_stage() -> Callable[..., Stage]:
+def bare_stage() -> Callable[..., ModelStage]:
     """Builds a stage round a model that has its page table already."""
 
-    def build(model: Model, req_to_token: torch.Tensor, *, page_size: int = 1, seed: int = 0) -> Stage:
+    def build(model: Model, req_to_token: torch.Tensor, *, page_size: int = 1, seed: int = 0) -> ModelStage:
         tokens = (req_to_token.shape[0] - 1) * req_to_token.shape[1]
-        return Stage(req_to_token, page_size, pages(tokens // page_size, seed), model)
+        return ModelStage(req_to_token, page_size, pages(tokens // page_size, seed), model)
 
     return build
 
@@ -150,7 +150,7 @@ def sparse_attention(
 
 
 @pytest.fixture
-def stage(bare_stage: Callable[..., Stage]) -> Callable[..., Stage]:
+def stage(bare_stage: Callable[..., ModelStage]) -> Callable[..., ModelStage]:
     """Builds a stage round a decoder."""
 
     def build(
@@ -161,7 +161,7 @@ def stage(bare_stage: Callable[..., Stage]) -> Callable[..., Stage]:
         rows: int = 16,
         context: int = 512,
         seed: int = 0,
-    ) -> Stage:
+    ) -> ModelStage:
         tokens = rows * context
         kv = KVPool(
             num_layers=config.num_layers,

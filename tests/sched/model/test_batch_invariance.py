@@ -1,8 +1,6 @@
-"""A request's logits do not depend, in any bit, on what it was batched with or how it was cut.
-
-The truth is every sequence decoded alone in one thread, a token at a time. Against it stand random schedules:
-chunks, batches, decodes mixed into extends, scattered pages, other requests, one thread and two.
-"""
+"""A request's logits do not depend, in any bit, on its batch or on how it was chunked. The reference is every sequence
+decoded alone in one thread, a token at a time. It is compared with random schedules: chunks, batches, decodes mixed
+into extends, scattered pages, other requests, one thread and two."""
 
 from __future__ import annotations
 
@@ -30,9 +28,9 @@ def sequences(vocab_size: int) -> list[list[int]]:
 def one_by_one(stage: Any, tokens: list[list[int]]) -> Truth:
     truth: Truth = {}
     for i, ids in enumerate(tokens):
-        sequel = stage.enter(ids)
+        sequence = stage.enter(ids)
         for length in range(1, len(ids) + 1):
-            truth[i, length] = stage.logits((sequel, 1))[0]
+            truth[i, length] = stage.logits((sequence, 1))[0]
     return truth
 
 
@@ -50,11 +48,11 @@ def schedule(rng: random.Random, left: list[int]) -> Iterator[list[tuple[int, in
 
 def differing(stage: Any, tokens: list[list[int]], truth: Truth, rng: random.Random) -> list[tuple[int, int]]:
     order = rng.sample(range(len(tokens)), len(tokens))
-    sequels = {i: stage.enter(tokens[i]) for i in order}
+    entered = {i: stage.enter(tokens[i]) for i in order}
     wrong = []
     for parts in schedule(rng, [len(ids) for ids in tokens]):
-        logits = stage.logits(*((sequels[i], n) for i, n in parts))
-        keys = [(i, sequels[i].cached) for i, _ in parts]
+        logits = stage.logits(*((entered[i], n) for i, n in parts))
+        keys = [(i, entered[i].cached) for i, _ in parts]
         wrong += [key for key, row in zip(keys, logits, strict=True) if not torch.equal(row, truth[key])]
     return wrong
 

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint is said in one sentence that names the file."""
+"""Every problem of a checkpoint is reported in one sentence that names the file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_products_with_one_input_are_stored_as_one(checkpoint: Path) -> None:
         ),
     ],
 )
-def test_a_config_that_cannot_be_honoured(checkpoint: Path, changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_config_is_refused(checkpoint: Path, changes: dict[str, Any], reason: str) -> None:
     with_config(checkpoint, changes)
 
     with pytest.raises(CheckpointError) as caught:
@@ -112,7 +112,7 @@ def test_a_config_that_cannot_be_honoured(checkpoint: Path, changes: dict[str, A
     ("text", "reason"),
     [("{", "not JSON"), ("[]", "expected a JSON object, got list"), (None, "No such file")],
 )
-def test_a_config_that_cannot_be_read(checkpoint: Path, text: str | None, reason: str) -> None:
+def test_an_unreadable_config_is_refused(checkpoint: Path, text: str | None, reason: str) -> None:
     file = checkpoint / "config.json"
     file.unlink() if text is None else file.write_text(text)
 
@@ -120,7 +120,7 @@ def test_a_config_that_cannot_be_read(checkpoint: Path, text: str | None, reason
         read_config(checkpoint)
 
 
-def test_bytes_that_are_no_text(checkpoint: Path) -> None:
+def test_a_config_that_is_not_text_is_refused(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_bytes(b"\xff\xfe{}")
 
     with pytest.raises(CheckpointError, match="not JSON"):
@@ -174,7 +174,7 @@ def indexed(weight_map: Any) -> Callable[[Path], None]:
         (indexed(dict.fromkeys(SHAPES, "gone.safetensors")), "gone.safetensors", "cannot be opened"),
     ],
 )
-def test_weights_that_cannot_be_used(
+def test_unusable_weights_are_refused(
     checkpoint: Path, damage: Callable[[Path], None], file: str, reason: str
 ) -> None:
     damage(checkpoint)

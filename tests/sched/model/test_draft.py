@@ -1,4 +1,4 @@
-"""The draft model: from the target's first layer, or from a folder, and what it makes of a hidden state."""
+"""The draft model, derived from the target's first layer or read from a folder, and its use of a hidden state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def target() -> Weights:
 
 
 def tensors(draft: DraftWeights) -> dict[str, torch.Tensor]:
-    """As a checkpoint has them."""
+    """The tensors as a checkpoint names them."""
     [layer] = draft.layers.layers
     q, k, v = layer.qkv.split([TARGET.q_size, TARGET.kv_size, TARGET.kv_size], 1)
     gate, up = layer.gate_up.chunk(2, 1)
@@ -87,7 +87,7 @@ def test_a_draft_reads_back_as_it_was_written(tmp_path: Path, target: Weights) -
     assert torch.equal(read.layers.layers[0].qkv, target.layers[0].qkv)
 
 
-def test_the_hidden_state_has_a_say(target: Weights) -> None:
+def test_the_hidden_state_has_a_small_weight(target: Weights) -> None:
     fc = derived_weights(TARGET, target).fc
     identity = torch.eye(TARGET.hidden_size)
     assert torch.equal(fc[: TARGET.hidden_size], identity)
@@ -128,7 +128,7 @@ SMALL = ("workload.requests=6", "workload.output_tokens=24")
 
 
 def test_runs_with_a_draft_from_a_folder(tmp_path: Path, target: Weights) -> None:
-    """The derived draft written to a folder accepts as much; a strange one less; none changes a token."""
+    """The derived draft written to a folder accepts as many tokens and a random one fewer; neither changes a token."""
     derived = tensors(derived_weights(TARGET, target))
     generator = torch.Generator().manual_seed(0)
     strange = {name: torch.randn(t.shape, generator=generator) / 8 for name, t in derived.items()}

@@ -1,4 +1,4 @@
-"""Greedy tokens of random checkpoints, as transformers writes them, equal transformers' own."""
+"""Greedy tokens of random checkpoints written by transformers equal those of transformers itself."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PROMPT = torch.randint(0, 97, (140,), generator=torch.Generator().manual_seed(3)
 
 
 def randomised(model: Any) -> Any:
-    """Norms and biases too: transformers starts them at 1 and 0, where mixing them up would not show."""
+    """Norms and biases are random too: transformers starts them at 1 and 0, which would hide a mix-up."""
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -99,7 +99,7 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path, stage: Callable[
     assert ours == greedy(model, PROMPT, 12)
 
 
-def test_another_dtype_is_converted_to(tmp_path: Path) -> None:
+def test_weights_are_converted_to_the_given_dtype(tmp_path: Path) -> None:
     build("qwen3").to(torch.bfloat16).save_pretrained(tmp_path)
 
     saved, asked = read_config(tmp_path), read_config(tmp_path, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Fingerprints: one value per prefix however it was computed, another as soon as anything was wrong."""
+"""Fingerprints: one value per prefix however it was computed, and another one after any damage."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ CONTEXT = 128
 PROMPT = [(7 * i) % 50 for i in range(90)]
 
 
-class Blank:
-    """A model that nobody asks for logits."""
+class EmptyModel:
+    """A model without logits."""
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         return ModelOutput(torch.empty(batch.batch_size, 0))
 
 
-class Scene:
-    """A stage whose model is nothing but tags."""
+class TaggedStage:
+    """A stage whose model computes only tags."""
 
     def __init__(self, stage: Any, *, page_size: int = 1, seed: int = 0) -> None:
         self.pool = TagPool(slots=8 * CONTEXT + page_size, context_len=CONTEXT, device=CPU)
         self.table = torch.zeros(9, CONTEXT, dtype=torch.int32)
-        model = TaggedDecoder(Blank(), pool=self.pool, req_to_token=self.table)
+        model = TaggedDecoder(EmptyModel(), pool=self.pool, req_to_token=self.table)
         self.stage = stage(model, self.table, page_size=page_size, seed=seed)
 
     def run(self, *parts: tuple[Any, int]) -> list[int]:
@@ -44,66 +44,66 @@ class Scene:
         return fingerprint.tolist()
 
     def whole(self, tokens: list[int]) -> int:
-        """The fingerprint of ``tokens`` computed in one piece."""
+        """Returns the fingerprint of ``tokens`` computed in one piece."""
         return self.run((self.stage.enter(tokens), len(tokens)))[0]
 
-    def audit(self, sequel: Any) -> int:
-        return audit(self.pool, self.table[sequel.row], sequel.cached)
+    def audit(self, sequence: Any) -> int:
+        return audit(self.pool, self.table[sequence.row], sequence.cached)
 
 
 @pytest.fixture(scope="module")
-def scene(bare_stage: Any) -> Callable[..., Scene]:
-    return lambda **kwargs: Scene(bare_stage, **kwargs)
+def scene(bare_stage: Any) -> Callable[..., TaggedStage]:
+    return lambda **kwargs: TaggedStage(bare_stage, **kwargs)
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 16]))
 @settings(max_examples=20, deadline=None)
-def test_one_fingerprint_per_prefix(scene: Callable[..., Scene], seed: int, page_size: int) -> None:
+def test_one_fingerprint_per_prefix(scene: Callable[..., TaggedStage], seed: int, page_size: int) -> None:
     rng, truth, mixed = random.Random(seed), scene(seed=1), scene(page_size=page_size, seed=seed)
     texts = [[rng.randrange(1000) for _ in range(rng.randint(1, 100))] for _ in range(4)]
-    sequels = [mixed.stage.enter(text) for text in texts]
-    while left := [s for s in sequels if s.cached < len(s.tokens)]:
+    entered = [mixed.stage.enter(text) for text in texts]
+    while left := [s for s in entered if s.cached < len(s.tokens)]:
         longest = rng.choice((1, 4, 60))
         step = rng.sample(left, rng.randint(1, len(left)))
         parts = [(s, min(len(s.tokens) - s.cached, rng.randint(1, longest))) for s in step]
         found = mixed.run(*parts)
         assert found == [truth_of(truth, s.tokens[: s.cached]) for s, _ in parts]
-    assert [mixed.audit(s) for s in sequels] == [0, 0, 0, 0]
+    assert [mixed.audit(s) for s in entered] == [0, 0, 0, 0]
 
 
-def truth_of(scene: Scene, tokens: list[int]) -> int:
-    scene.stage.sequels.clear()
+def truth_of(scene: TaggedStage, tokens: list[int]) -> int:
+    scene.stage.entered.clear()
     scene.stage.refill()
     return scene.whole(tokens)
 
 
 @given(at=st.integers(0, 89), change=st.integers(1, 2**31))
 @settings(max_examples=30, deadline=None)
-def test_any_other_token_changes_it(scene: Callable[..., Scene], at: int, change: int) -> None:
+def test_any_other_token_changes_it(scene: Callable[..., TaggedStage], at: int, change: int) -> None:
     other = [*PROMPT[:at], PROMPT[at] + change, *PROMPT[at + 1 :]]
 
     assert scene().whole(PROMPT) != scene().whole(other)
 
 
-def wrong_slot(scene: Scene, sequel: Any, at: int) -> None:
-    scene.table[sequel.row, at] = scene.stage.free[0]
+def wrong_slot(scene: TaggedStage, sequence: Any, at: int) -> None:
+    scene.table[sequence.row, at] = scene.stage.free[0]
 
 
-def swapped_slots(scene: Scene, sequel: Any, at: int) -> None:
-    first, second = at, (at + 7) % sequel.cached
-    row = scene.table[sequel.row]
+def swapped_slots(scene: TaggedStage, sequence: Any, at: int) -> None:
+    first, second = at, (at + 7) % sequence.cached
+    row = scene.table[sequence.row]
     row[[first, second]] = row[[second, first]]
 
 
-def overwritten_slot(scene: Scene, sequel: Any, at: int) -> None:
+def overwritten_slot(scene: TaggedStage, sequence: Any, at: int) -> None:
     other = scene.stage.enter([1, 2])
-    scene.table[other.row, :2] = scene.table[sequel.row, [at, at]]
+    scene.table[other.row, :2] = scene.table[sequence.row, [at, at]]
     scene.output(scene.stage.batch_on_given_slots([(other, 2)]))
 
 
-def stale_slot(scene: Scene, sequel: Any, at: int) -> None:
-    """A slot whose write went elsewhere holds what was there before."""
-    slot = scene.table[sequel.row, at]
+def stale_slot(scene: TaggedStage, sequence: Any, at: int) -> None:
+    """A slot whose write went elsewhere still holds its earlier content."""
+    slot = scene.table[sequence.row, at]
     scene.pool.tags[slot], scene.pool.sums[slot] = 11, 12
 
 
@@ -113,22 +113,24 @@ DAMAGES = [wrong_slot, swapped_slots, overwritten_slot, stale_slot]
 @pytest.mark.parametrize("damage", DAMAGES)
 @given(at=st.integers(0, 79))
 @settings(max_examples=25, deadline=None)
-def test_damage_shows_at_the_next_extend(scene: Callable[..., Scene], damage: Any, at: int) -> None:
+def test_damage_changes_the_next_extend(scene: Callable[..., TaggedStage], damage: Any, at: int) -> None:
     broken = scene()
-    sequel = broken.stage.enter(PROMPT)
-    broken.run((sequel, 80))
-    assert broken.audit(sequel) == 0
+    sequence = broken.stage.enter(PROMPT)
+    broken.run((sequence, 80))
+    assert broken.audit(sequence) == 0
 
-    damage(broken, sequel, at)
+    damage(broken, sequence, at)
 
-    assert broken.audit(sequel) != 0
-    assert broken.run((sequel, 10)) != [scene().whole(PROMPT)]
+    assert broken.audit(sequence) != 0
+    assert broken.run((sequence, 10)) != [scene().whole(PROMPT)]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @given(at=st.integers(0, 59))
 @settings(max_examples=15, deadline=None)
-def test_damage_shows_within_sixteen_decodes(scene: Callable[..., Scene], damage: Any, at: int) -> None:
+def test_damage_changes_one_of_the_next_sixteen_decodes(
+    scene: Callable[..., TaggedStage], damage: Any, at: int
+) -> None:
     broken, intact = scene(), scene()
     sick, sound = broken.stage.enter(PROMPT), intact.stage.enter(PROMPT)
     broken.run((sick, 60))
@@ -141,7 +143,7 @@ def test_damage_shows_within_sixteen_decodes(scene: Callable[..., Scene], damage
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_a_wrong_length_changes_it(scene: Callable[..., Scene], shift: int) -> None:
+def test_a_wrong_length_changes_it(scene: Callable[..., TaggedStage], shift: int) -> None:
     broken, intact = scene(), scene()
     sick, sound = broken.stage.enter(PROMPT), intact.stage.enter(PROMPT)
     broken.run((sick, 20))
@@ -152,7 +154,7 @@ def test_a_wrong_length_changes_it(scene: Callable[..., Scene], shift: int) -> N
     assert broken.output(batch) != intact.run((sound, 1))
 
 
-def test_padding_leaves_the_others_alone(scene: Callable[..., Scene]) -> None:
+def test_padding_does_not_change_other_requests(scene: Callable[..., TaggedStage]) -> None:
     padded, plain = scene(), scene()
     first, second = padded.stage.enter(PROMPT), plain.stage.enter(PROMPT)
     padded.run((first, 40))
@@ -166,11 +168,13 @@ def test_padding_leaves_the_others_alone(scene: Callable[..., Scene]) -> None:
     assert padded.audit(first) == 0
 
 
-def test_what_is_out_of_range_reads_something(scene: Callable[..., Scene]) -> None:
+def test_indices_out_of_range_raise_no_error_and_change_the_fingerprint(
+    scene: Callable[..., TaggedStage],
+) -> None:
     wild = scene()
-    sequel = wild.stage.enter(PROMPT)
-    wild.run((sequel, 30))
-    batch = wild.stage.batch([(sequel, 1)])
+    sequence = wild.stage.enter(PROMPT)
+    wild.run((sequence, 30))
+    batch = wild.stage.batch([(sequence, 1)])
     batch.req_pool_indices += 10**12
     batch.out_cache_loc -= 10**12
     batch.input_ids += 10**12

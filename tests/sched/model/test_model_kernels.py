@@ -1,4 +1,4 @@
-"""Every kernel of the model keeps its word: shapes, what it touches, what it costs."""
+"""Every kernel of the model: its declared shapes, footprint and cost hold for its computation."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_meta_has_the_shape_of_the_result(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_written_is_declared(case: str) -> None:
+def test_writes_are_declared(case: str) -> None:
     op, args = CASES[case]
     used = fresh(args)
 
@@ -134,7 +134,7 @@ def test_what_is_written_is_declared(case: str) -> None:
         if not isinstance(after, torch.Tensor):
             continue
         declared = [access for access in accesses if access.tensor is after]
-        assert declared, "an argument that nobody declares"
+        assert declared, "an argument without a declared access"
         changed = (before != after).nonzero()[:, 0].unique()
         if changed.numel():
             assert declared[0].write
@@ -187,14 +187,14 @@ def test_cost(case: str) -> None:
 
 
 @pytest.mark.parametrize("bias", [None, floats(7)])
-def test_a_devices_own_product_is_the_same(bias: torch.Tensor | None) -> None:
+def test_the_library_product_of_a_device_is_the_same(bias: torch.Tensor | None) -> None:
     args = (floats(19, 12), floats(12, 7), bias, torch.float32)
     torch.testing.assert_close(multiplied(*args), linear(*args))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16])
-def test_columns_are_those_of_the_whole_product(dtype: torch.dtype) -> None:
-    """Bit for bit, wherever they are cut."""
+def test_columns_of_a_split_product_equal_those_of_the_whole(dtype: torch.dtype) -> None:
+    """They are equal bit for bit, wherever the columns are split."""
     x, whole = floats(37, 128, dtype=dtype), floats(128, 200, dtype=dtype)
     product = linear(x, whole, None, dtype)
     for start, stop, again in ((0, 16, 100), (3, 50, 77), (99, 100, 190)):
@@ -211,12 +211,12 @@ def test_only_attention_has_a_cost_that_depends_on_values() -> None:
     assert {op for op, _ in CASES.values() if not kernels()[op].fixed_cost} == {attention}
 
 
-def test_positions_count_on_from_what_is_cached() -> None:
+def test_positions_continue_after_the_cached_tokens() -> None:
     assert extend_positions(LENS, NEW, 6).tolist() == positions().tolist()
     assert decode_positions(torch.tensor([5, 1, 0])).tolist() == [4, 0, 0]
 
 
-def test_attention_is_that_of_a_plain_softmax() -> None:
+def test_attention_equals_a_plain_softmax() -> None:
     args = attention_args(NEW)
     q, k_cache, v_cache = args[:3]
     expected = []
@@ -243,7 +243,7 @@ def test_a_device_that_cannot_read_lengths_gets_the_same_bits(new: torch.Tensor 
 
 
 @pytest.mark.parametrize("heads", [1, 3, 7, 16, 20])
-def test_any_number_of_heads_may_share_a_head_of_the_cache(heads: int) -> None:
+def test_any_number_of_query_heads_may_share_a_kv_head(heads: int) -> None:
     q, k_cache, v_cache = floats(2, heads, 8), floats(100, 1, 8), floats(100, 1, 8)
     lens, new = torch.tensor([70]), torch.tensor([2], dtype=INT32)
 
@@ -270,7 +270,7 @@ def test_staging_pads_with_harmless_requests() -> None:
     ]
 
 
-def test_a_batch_of_nothing_has_no_rows() -> None:
+def test_an_empty_batch_has_no_rows() -> None:
     none = torch.zeros(0, dtype=INT64)
     q, k_cache, v_cache = floats(0, 4, 8), floats(100, 2, 8), floats(100, 2, 8)
 

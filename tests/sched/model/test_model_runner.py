@@ -1,4 +1,4 @@
-"""Decode by graphs on the virtual GPU gives what the eager model gives, in two launches."""
+"""Decoding by graphs on the virtual GPU gives what the eager model gives, in two launches."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CONFIG = replace(PRESETS["tiny-llama"], num_layers=1, max_positions=128)
 CONTEXT, ROWS = 96, 6
 
 
-class Launches:
-    """A sink that remembers the names of what ran."""
+class LaunchNames:
+    """A sink that records the names of the operations that ran."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -38,17 +38,17 @@ class Launches:
         self.names += [op.name for op in window.ops]
 
 
-class Bay:
-    """A device with a model on it, and requests that all have the same length."""
+class ModelOnDevice:
+    """A device with a model, and requests of equal length."""
 
-    def __init__(self, gpu: VirtualGpu, launches: Launches, *, values: str) -> None:
+    def __init__(self, gpu: VirtualGpu, launches: LaunchNames, *, values: str) -> None:
         self.gpu, self.launches, self.values = gpu, launches, values
         self.rows = torch.arange(ROWS * CONTEXT).view(ROWS, CONTEXT) + 1
         padding = torch.zeros(1, CONTEXT, dtype=torch.int64)
         self.table = torch.cat([padding, self.rows]).to(torch.int32).to(gpu.device)
 
     def model(self) -> Model:
-        """The same weights each time, and a cache of its own."""
+        """Returns a model with the same weights each time and its own cache."""
         device = self.gpu.device
         kv = KVPool(
             num_layers=CONFIG.num_layers,
@@ -113,12 +113,12 @@ class Bay:
 
 
 @pytest.fixture
-def bay() -> Callable[..., AbstractContextManager[Bay]]:
+def on_device() -> Callable[..., AbstractContextManager[ModelOnDevice]]:
     @contextmanager
-    def opened(values: str = "real") -> Iterator[Bay]:
-        launches = Launches()
+    def opened(values: str = "real") -> Iterator[ModelOnDevice]:
+        launches = LaunchNames()
         with open_vgpu(load("h200"), values=values, sink=launches) as gpu:  # type: ignore[arg-type]
-            yield Bay(gpu, launches, values=values)
+            yield ModelOnDevice(gpu, launches, values=values)
 
     return opened
 
@@ -129,8 +129,8 @@ def found(output: ModelOutput) -> list[Any]:
 
 
 @pytest.mark.parametrize("values", ["real", "none"])
-def test_replayed_decodes_are_the_eager_ones(bay: Callable[..., Any], values: str) -> None:
-    with bay(values) as at:
+def test_replayed_decodes_are_the_eager_ones(on_device: Callable[..., Any], values: str) -> None:
+    with on_device(values) as at:
         graphs, eager = at.runner(), at.runner(cuda_graph=False)
         for runner in (graphs, eager):
             runner.forward(at.extend(4, 62))
@@ -139,8 +139,8 @@ def test_replayed_decodes_are_the_eager_ones(bay: Callable[..., Any], values: st
             assert found(graphs.forward(batch)) == found(eager.forward(batch))
 
 
-def test_a_decode_is_one_launch_and_one_replay(bay: Callable[..., Any]) -> None:
-    with bay() as at:
+def test_a_decode_is_one_launch_and_one_replay(on_device: Callable[..., Any]) -> None:
+    with on_device() as at:
         runner, batch = at.runner(), at.decode(3, 5)
 
         names = at.observe(lambda: runner.forward(batch))
@@ -149,8 +149,8 @@ def test_a_decode_is_one_launch_and_one_replay(bay: Callable[..., Any]) -> None:
     assert names == ["stage_decode", "graph[12]"]
 
 
-def test_sizes_stop_at_the_first_that_holds_all(bay: Callable[..., Any]) -> None:
-    with bay() as at:
+def test_sizes_stop_at_the_first_that_holds_all(on_device: Callable[..., Any]) -> None:
+    with on_device() as at:
         runner = at.runner(max_running_requests=3)
 
         assert "stage_decode" in at.observe(lambda: runner.forward(at.decode(4, 5)))
@@ -160,15 +160,17 @@ def test_sizes_stop_at_the_first_that_holds_all(bay: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     "changes", [{"cuda_graph": False}, {"capabilities": Capabilities(graphs=False)}], ids=["off", "unable"]
 )
-def test_without_graphs_every_forward_is_eager(bay: Callable[..., Any], changes: dict[str, Any]) -> None:
-    with bay() as at:
+def test_without_graphs_every_forward_is_eager(
+    on_device: Callable[..., Any], changes: dict[str, Any]
+) -> None:
+    with on_device() as at:
         runner, batch = at.runner(**changes), at.decode(3, 5)
 
         assert len(at.observe(lambda: runner.forward(batch))) == 12
 
 
-def test_an_extend_is_eager(bay: Callable[..., Any]) -> None:
-    with bay() as at:
+def test_an_extend_is_eager(on_device: Callable[..., Any]) -> None:
+    with on_device() as at:
         runner, batch = at.runner(), at.extend(2, 5)
 
         assert "stage_decode" not in at.observe(lambda: runner.forward(batch))
@@ -178,7 +180,7 @@ def test_the_host_has_no_graphs(stage: Callable[..., Any]) -> None:
     cpu = torch.device("cpu")
     scene = stage(CONFIG, seeded_weights(CONFIG, seed=0, device=cpu))
     runner = ModelRunner(scene.model, EngineConfig(device=cpu, capabilities=Capabilities()))
-    sequel = scene.enter([1, 2, 3])
-    runner.forward(scene.batch([(sequel, 2)]))
+    sequence = scene.enter([1, 2, 3])
+    runner.forward(scene.batch([(sequence, 2)]))
 
-    assert runner.forward(scene.batch([(sequel, 1)])).logits.shape == (1, CONFIG.vocab_size)
+    assert runner.forward(scene.batch([(sequence, 1)])).logits.shape == (1, CONFIG.vocab_size)

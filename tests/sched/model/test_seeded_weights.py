@@ -1,4 +1,4 @@
-"""Random models that are worth watching: reproducible, varied, and attentive to all of their context."""
+"""Random models suited to tests: reproducible, varied, and attentive to their whole context."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_a_parameter_follows_from_the_seed_and_its_name(preset: str) -> None:
     assert not any(torch.equal(first[name], other[name]) for name in matrices)
 
 
-def test_a_large_parameter_repeats_what_was_drawn_and_no_row_of_it() -> None:
-    """Its variance is that of a small one: 1 over the number of inputs."""
+def test_a_large_parameter_repeats_drawn_values_but_no_row() -> None:
+    """Its variance is that of a small parameter: 1 over the number of inputs."""
     config = replace(PRESETS["tiny-llama"], num_layers=1, intermediate_size=6000)
     down = seeded_weights(config, seed=0, device=CPU).layers[0].down  # [6000, 128]
     assert down.numel() > 2**17

@@ -1,4 +1,4 @@
-"""Chunks of equal time, from what prompts of some lengths took."""
+"""Chunks of equal time, computed from the times of prompts of several lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cost(curve: Curve, tokens: int) -> float:
     return curve.square * tokens**2 + curve.linear * tokens
 
 
-def test_a_parabola_is_found_again_whatever_every_forward_costs() -> None:
+def test_a_parabola_is_fitted_whatever_the_fixed_cost() -> None:
     lengths = [1024, 2048, 4096, 8192]
     curve = fit(lengths, [round(cost(ATTENTION, length)) + 70_000 for length in lengths])
     assert curve == pytest.approx(ATTENTION, rel=1e-3)
@@ -39,14 +39,14 @@ def test_chunks_never_grow_and_are_whole_pages(tokens: int, more: int, page_size
     assert behind % page_size == 0
 
 
-def test_smoothing_takes_a_share_off() -> None:
+def test_smoothing_shrinks_chunks_by_a_share() -> None:
     none, half, full = (ChunkSizes(ATTENTION, FIRST, smooth, 1).behind(50_000) for smooth in (0.0, 0.5, 1.0))
     assert none == FIRST
     assert half == pytest.approx((FIRST + full) / 2, abs=64)
 
 
 @pytest.mark.parametrize("times", [[700, 700, 700], [700, 701, 702], [900, 800, 700], [1000, 2000, 3000]])
-def test_where_attention_does_not_show_chunks_stay_as_they_are(times: list[int]) -> None:
+def test_without_a_quadratic_part_chunks_stay_equal(times: list[int]) -> None:
     curve = fit([1000, 2000, 3000], times)
     assert curve == Curve(0.0, 0.0)
     assert ChunkSizes(curve, FIRST, smooth=1.0, page_size=1).behind(50_000) == FIRST

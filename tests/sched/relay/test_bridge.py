@@ -1,4 +1,4 @@
-"""What one step leaves for the next: tokens by row, lengths, prompts, and batches that are put together."""
+"""What one step leaves for the next: tokens by row, lengths, prompts, and merged batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schedbench.sched.relay.futures import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
 from schedbench.sched.streams import Streams
-from tests.sched.loop.cpu_engine import CPU, Memoirs, config, request
+from tests.sched.loop.cpu_engine import CPU, RunRecorder, config, request
 
 
 @pytest.fixture(params=["latest", "pr25945"])
@@ -30,13 +30,13 @@ def made(state: str, *, overlap: bool = True, **switches: str) -> Relay:
         choose(state, switches).row(overlap=overlap),
         engine,
         streams=Streams.of(engine),
-        observer=Memoirs(),
+        observer=RunRecorder(),
         req_to_token=torch.zeros(9, 64, dtype=torch.int32),
     )
 
 
 def stash(relay: Relay, rows: Sequence[int], tokens: Sequence[int]) -> None:
-    """Leave ``tokens`` for the requests in ``rows``."""
+    """Stashes ``tokens`` for the requests in ``rows``."""
     relay.stash(relay.open(batch(rows)), ids(tokens))
 
 
@@ -60,20 +60,20 @@ class TestFutureMap:
     def test_rows_start_without_a_token(self) -> None:
         assert FutureMap(3, CPU).output_tokens_buf.tolist() == [UNSTASHED] * 3
 
-    def test_what_is_stashed_stays_until_the_next_stash(self) -> None:
+    def test_a_token_stays_until_the_next_stash(self) -> None:
         futures = FutureMap(5, CPU)
         futures.stash(ids([4, 2]), torch.tensor([40, 20], dtype=torch.int32))
         futures.stash(ids([2]), ids([21]))
         assert futures.output_tokens_buf.tolist() == [UNSTASHED, UNSTASHED, 21, UNSTASHED, 40]
 
-    def test_lengths_are_kept_apart(self) -> None:
+    def test_published_lengths_leave_the_tokens_unchanged(self) -> None:
         futures = FutureMap(3, CPU)
         futures.publish(ids([1]), ids([7]))
         assert futures.new_seq_lens_buf.tolist() == [UNSTASHED, 7, UNSTASHED]
         assert futures.output_tokens_buf.tolist() == [UNSTASHED] * 3
 
-    def test_no_rows_are_no_work(self) -> None:
-        """An idle step's tensors may be padded: without rows the rest is not looked at."""
+    def test_without_rows_nothing_is_written(self) -> None:
+        """The tensors of an idle step may be padded; without rows they are ignored."""
         futures = FutureMap(3, CPU)
         futures.stash(ids([]), ids([1, 2]))
         futures.publish(ids([]), ids([1, 2]))
@@ -81,11 +81,13 @@ class TestFutureMap:
 
 
 class TestMerging:
-    """A side without input ids makes the whole one without: all rows are then gathered, in the merged order."""
+    """If either side lacks input ids, the merged batch has none: all rows are then gathered in the merged order."""
 
     @pytest.mark.parametrize("left", [None, [71, 72]], ids=["left none", "left ids"])
     @pytest.mark.parametrize("right", [None, [73]], ids=["right none", "right ids"])
-    def test_all_four(self, relay: Relay, left: list[int] | None, right: list[int] | None) -> None:
+    def test_merging_with_and_without_input_ids(
+        self, relay: Relay, left: list[int] | None, right: list[int] | None
+    ) -> None:
         stash(relay, [5, 1, 3], [75, 71, 73])
         running, joining = batch([1, 5], input_ids=left), batch([3], input_ids=right)
         relay.merge(running, joining)
@@ -112,21 +114,21 @@ class TestResolving:
         assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7]
         assert prefill.prefill_input_ids_cpu is None
 
-    def test_only_the_forward_uploads_what_is_kept_staged(self) -> None:
+    def test_a_staged_prompt_is_uploaded_by_the_forward_only(self) -> None:
         prefill = batch([1])
         relay = made("pr25945")
         relay.stage_prompt(prefill, [array("q", [5, 6])])
         assert prefill.prefill_input_ids_cpu is not None and prefill.input_ids is None
 
     @pytest.mark.parametrize("flatten", ["list", "numpy"])
-    def test_both_ways_to_flatten_give_the_same(self, flatten: str) -> None:
+    def test_both_flatten_policies_give_the_same_ids(self, flatten: str) -> None:
         prefill = batch([1, 2])
         relay = made("pr25945", flatten=flatten)
         relay.stage_prompt(prefill, [array("q", [5, 6]), array("q"), array("q", [7])])
         relay.resolve(prefill)
         assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7]
 
-    def test_staging_leaves_the_parts_free_to_grow(self, relay: Relay) -> None:
+    def test_a_staged_part_can_still_grow(self, relay: Relay) -> None:
         part = array("q", [5])
         relay.stage_prompt(batch([1]), [part])
         part.append(6)
@@ -180,12 +182,12 @@ class TestLengths:
         relay.publish(batch([2, 1], lens=[5, 7]))
         assert relay.context.futures.new_seq_lens_buf[:3].tolist() == [UNSTASHED, 8, 6]
 
-    def test_before_the_mirror_rows_are_downloaded(self) -> None:
+    def test_a_state_without_mirrors_downloads_rows(self) -> None:
         some = batch([2, 1])
         downloaded = made("pr26020").host_indices(some)
         assert downloaded.tolist() == [2, 1] and downloaded is not some.req_pool_indices_cpu
 
-    def test_mirrors_answer_for_the_host(self, relay: Relay) -> None:
+    def test_a_state_with_mirrors_reads_them_on_the_host(self, relay: Relay) -> None:
         some = batch([2, 1], lens=[5, 7])
         assert relay.host_indices(some) is some.req_pool_indices_cpu
         assert relay.allocation_lengths(some) is some.seq_lens
@@ -196,7 +198,8 @@ def penalised(reqs: Sequence[Request], *, exact: bool) -> SamplingInfo:
 
 
 class TestPenaltyTokens:
-    """Upstream counts what the host knows: a step late under overlap, and the last prompt token first."""
+    """Upstream counts the tokens that have reached the host: a step late under overlap, and the last prompt token
+    first."""
 
     sampling = SamplingParams(presence_penalty=1.0)
 
@@ -218,7 +221,7 @@ class TestPenaltyTokens:
         relay.penalty_tokens.after_sampling(info, ids([401]))
         assert self.counted(info) == [301, 400]
 
-    def test_exact_counts_what_was_sampled_and_nothing_else(self) -> None:
+    def test_exact_counts_only_sampled_tokens(self) -> None:
         relay, req = made("latest"), request("r", [300, 301], sampling=self.sampling)
         some = batch([1])
         some.reqs = [req]
@@ -244,8 +247,8 @@ class TestIsolation:
             _ = 1 // 0
         assert some.sampling_info is kept
 
-    def test_what_was_staged_stays_consumed(self, relay: Relay) -> None:
-        """Resolving comes before isolating, so leaving the isolation cannot bring the prompt back."""
+    def test_a_staged_prompt_is_consumed_once(self, relay: Relay) -> None:
+        """Resolving comes before isolating, so the end of the isolation cannot restore the prompt."""
         some = batch([1])
         some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
         relay.stage_prompt(some, [array("q", [5])])

@@ -1,4 +1,4 @@
-"""The list of known bugs: each changes the rows that it belongs to, and no other."""
+"""The list of known bugs: each changes the rows of its states, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAULTS = pytest.mark.parametrize("fault", faults().values(), ids=faults())
 
 
 @FAULTS
-def test_a_fault_breaks_the_rows_that_it_names(fault: Fault) -> None:
+def test_a_fault_changes_the_rows_of_its_states(fault: Fault) -> None:
     for state in fault.states:
         for loop in fault.loops:
             sound, mode = choose(state, {}), fault.speculation
@@ -31,12 +31,12 @@ def test_a_fault_breaks_the_rows_that_it_names(fault: Fault) -> None:
 
 
 @FAULTS
-def test_a_fault_can_be_told_to_another_process(fault: Fault) -> None:
+def test_a_fault_can_be_pickled(fault: Fault) -> None:
     assert pickle.loads(pickle.dumps(fault)).name == fault.name
 
 
 @pytest.mark.parametrize("name", [fault.name for fault in faults().values() if fault.speculation])
-def test_a_fault_of_a_worker_belongs_to_no_other(name: str) -> None:
+def test_a_fault_of_one_speculative_worker_is_refused_by_the_other(name: str) -> None:
     fault = faults()[name]
     for mode in (None, "v2" if fault.speculation == "v1" else "v1"):
         with pytest.raises(RelayError, match=f"{name} belongs to speculation {fault.speculation}, .* is "):
@@ -46,7 +46,7 @@ def test_a_fault_of_a_worker_belongs_to_no_other(name: str) -> None:
 
 
 @FAULTS
-def test_it_belongs_nowhere_else(fault: Fault) -> None:
+def test_a_fault_is_refused_by_other_states_and_loops(fault: Fault) -> None:
     others = [state for state in states() if state not in fault.states]
     for state in others:
         with pytest.raises(
@@ -58,7 +58,7 @@ def test_it_belongs_nowhere_else(fault: Fault) -> None:
             choose(fault.states[0], {}).broken_by(fault, overlap=fault.loops == ("serial",))
 
 
-def test_names_and_references_are_those_of_a_list() -> None:
+def test_faults_have_unique_names_references_and_descriptions() -> None:
     entries = [*faults().values(), *awaited_faults().values()]
     assert len({entry.name for entry in entries}) == len(entries)
     for entry in entries:
@@ -67,20 +67,20 @@ def test_names_and_references_are_those_of_a_list() -> None:
         assert entry.about.endswith(".")
 
 
-def test_every_known_bug_is_there_or_waited_for() -> None:
-    """But 5.25's other half: an attribute that is no field here."""
+def test_every_known_bug_is_a_fault_or_awaited() -> None:
+    """The second half of 5.25 is left out: an attribute that is no field here."""
     entries = [*faults().values(), *awaited_faults().values()]
     found = {number for entry in entries for number in re.findall(r"^5\.(\d+)", entry.reference)}
     numbers = set(map(int, found))
     assert numbers == set(range(1, 27))
 
 
-def test_a_switch_may_have_done_it_already() -> None:
+def test_a_fault_that_a_switch_already_made_is_refused() -> None:
     with pytest.raises(RelayError, match="no-barrier changes nothing in pr25945 as it is switched here"):
         choose("pr25945", {"barrier": "off"}).broken_by(faults()["no-barrier"], overlap=True)
 
 
-def test_a_policy_that_keeps_something_is_made_for_each_run() -> None:
+def test_a_stateful_policy_is_created_for_each_run() -> None:
     broken = choose("pr25945", {}).broken_by(faults()["staging-refilled"], overlap=True)
     assert broken.row(overlap=True).staging is not broken.row(overlap=True).staging
     assert broken.policies(overlap=True)["staging"] == "refilled"

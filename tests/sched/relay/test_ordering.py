@@ -1,4 +1,4 @@
-"""Which stream is made to wait for which, and when: a stream here is a list of what it was told."""
+"""Which stream waits for which, and when. A stream is here a list of its waits."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.streams import Streams
-from tests.sched.loop.cpu_engine import PLAIN, Memoirs, config, request
+from tests.sched.loop.cpu_engine import PLAIN, RunRecorder, config, request
 from tests.sched.relay.test_bridge import batch
 
 
-class Line(list[str]):
-    """A stream that writes down what it waits for."""
+class StreamRecorder(list[str]):
+    """A stream that records what it waits for."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
 
-    def wait_stream(self, other: Line) -> None:
+    def wait_stream(self, other: StreamRecorder) -> None:
         self.append(f"waits for {other.name}")
 
-    def wait_event(self, event: Mark) -> None:
+    def wait_event(self, event: EventStub) -> None:
         assert event.recorded
-        self.append("waits for the mark")
+        self.append("waits for the event")
 
 
-class Mark:
+class EventStub:
     recorded = False
 
     def record(self) -> None:
@@ -44,8 +44,8 @@ class Mark:
 
 @pytest.fixture
 def streams() -> Streams:
-    module = SimpleNamespace(stream=lambda _: nullcontext(), Event=Mark)
-    return Streams(Line("schedule"), Line("forward"), Line("copy"), module)
+    module = SimpleNamespace(stream=lambda _: nullcontext(), Event=EventStub)
+    return Streams(StreamRecorder("schedule"), StreamRecorder("forward"), StreamRecorder("copy"), module)
 
 
 def made(streams: Streams, state: str, **switches: str) -> Relay:
@@ -53,13 +53,13 @@ def made(streams: Streams, state: str, **switches: str) -> Relay:
         choose(state, switches).row(overlap=True),
         config(),
         streams=streams,
-        observer=Memoirs(),
+        observer=RunRecorder(),
         req_to_token=torch.arange(9 * 64, dtype=torch.int32).view(9, 64),
     )
 
 
 def launch(relay: Relay) -> ScheduleBatch:
-    """One decode, asked in the loop's order. At the end stands what a forward would read."""
+    """Runs one decode in the order of the loop and returns the batch that a forward would read."""
     some = batch([4, 2], input_ids=None, lens=[10, 3])
     some.input_ids = None if relay.row.preparation == "fused" else torch.tensor([1, 1])
     some.sampling_info = SamplingInfo.from_requests(some.reqs, config=config())
@@ -71,23 +71,23 @@ def launch(relay: Relay) -> ScheduleBatch:
 
 
 @pytest.mark.parametrize(
-    ("barrier", "told"),
+    ("barrier", "waits"),
     [
         ("off", ["forward runs"]),
         ("top", ["waits for forward", "forward runs"]),
         ("after-launch", ["forward runs", "waits for forward"]),
-        ("read-done", ["forward runs", "waits for the mark"]),
+        ("read-done", ["forward runs", "waits for the event"]),
     ],
 )
 @pytest.mark.parametrize("state", ["pr26020", "pr25945", "latest"])
-def test_what_the_schedule_waits_for(streams: Streams, state: str, barrier: str, told: list[str]) -> None:
+def test_waits_of_the_schedule_stream(streams: Streams, state: str, barrier: str, waits: list[str]) -> None:
     launch(made(streams, state, barrier=barrier))
-    assert streams.schedule == told
+    assert streams.schedule == waits
     assert streams.forward == ["waits for schedule"]
 
 
 @pytest.mark.parametrize("state", ["pr26020", "latest"])
-def test_behind_the_mark_a_forward_reads_its_own_pages(streams: Streams, state: str) -> None:
+def test_with_read_done_a_forward_reads_its_own_pages(streams: Streams, state: str) -> None:
     relay = made(streams, state, barrier="read-done")
     launch(relay)
     pages, table = relay.context.pages, relay.context.req_to_token
@@ -96,12 +96,12 @@ def test_behind_the_mark_a_forward_reads_its_own_pages(streams: Streams, state: 
 
 
 @pytest.mark.parametrize("barrier", ["off", "top", "after-launch"])
-def test_else_it_reads_the_schedules(streams: Streams, barrier: str) -> None:
+def test_with_other_barriers_a_forward_reads_the_schedules_pages(streams: Streams, barrier: str) -> None:
     relay = made(streams, "latest", barrier=barrier)
     assert relay.context.pages is relay.context.req_to_token
 
 
-def test_without_events_the_whole_forward_is_waited_for(streams: Streams) -> None:
+def test_without_events_the_schedule_waits_for_the_whole_forward(streams: Streams) -> None:
     relay = made(streams, "latest")
     relay.context.config = config(capabilities=replace(PLAIN, events=False))
     launch(relay)
@@ -114,16 +114,16 @@ def info_of(exact: bool, **sampling: Any) -> SamplingInfo:
 
 
 @pytest.mark.parametrize(
-    ("penalties", "sampling", "told"),
+    ("penalties", "sampling", "waits"),
     [
         ("exact", {"presence_penalty": 1.0}, ["waits for forward"]),
         ("exact", {}, []),
         ("upstream", {"presence_penalty": 1.0}, []),
     ],
 )
-def test_rows_of_counted_penalties_change_behind_the_forward(
-    streams: Streams, penalties: str, sampling: dict[str, float], told: list[str]
+def test_rows_of_exact_penalties_change_after_the_forward(
+    streams: Streams, penalties: str, sampling: dict[str, float], waits: list[str]
 ) -> None:
     relay = made(streams, "latest", penalties=penalties)
     relay.penalty_tokens.before_rows_change(info_of(penalties == "exact", **sampling))
-    assert streams.schedule == told
+    assert streams.schedule == waits

@@ -1,4 +1,4 @@
-"""The bridge before #25945, one policy after the other: negatives of places, put right by a kernel."""
+"""The relay before #25945, one policy after the other: negative placeholders that a kernel replaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_INPUT = EARLY[1:]
 
 
 def launch(relay: Relay, rows: list[int], tokens: list[int]) -> torch.Tensor:
-    """A step that samples ``tokens``; what the batch carries to the next one."""
+    """Runs a step that samples ``tokens``; returns what the batch carries to the next one."""
     some = batch(rows, input_ids=[1] * len(rows))
     future = relay.open(some)
     relay.publish(some)
@@ -59,7 +59,7 @@ class TestCarrying:
         relay.resolve(following)
         assert following.input_ids is not None and following.input_ids.tolist() == [44, 22, 55]
 
-    def test_25774_moved_the_bridge(self) -> None:
+    def test_25774_moved_the_placeholders_to_the_input(self) -> None:
         some = batch([1], input_ids=[8])
         for state, field in (("pr25774-before", "output_ids"), ("pr25774", "input_ids")):
             relay = made(state)
@@ -75,7 +75,7 @@ class TestCarrying:
 
     @pytest.mark.parametrize("state", EARLY)
     def test_a_negative_prompt_token_is_taken_for_a_placeholder(self, state: str) -> None:
-        """Upstream's defect: a token of -3 becomes what place 3 holds."""
+        """This is upstream's defect: a token of -3 becomes what place 3 holds."""
         relay, prefill = made(state), batch([1])
         prefill.forward_mode = ForwardMode.EXTEND
         relay.context.futures.output_tokens_buf[3] = 77
@@ -92,12 +92,12 @@ class TestOneSidedMerging:
         assert left.input_ids is not None and left.input_ids.tolist() == [-1, -3]
 
     @pytest.mark.parametrize("state", ON_INPUT)
-    def test_a_missing_other_side_is_an_error(self, state: str) -> None:
+    def test_joining_ids_must_be_present(self, state: str) -> None:
         with pytest.raises(TypeError, match="carries no token ids"):
             made(state).merge(batch([1], input_ids=[-1]), batch([3]))
 
     @pytest.mark.parametrize("state", ON_INPUT)
-    def test_a_missing_own_side_loses_the_others_tokens(self, state: str) -> None:
+    def test_running_batch_without_ids_loses_the_joining_ids(self, state: str) -> None:
         left = batch([1])
         made(state).merge(left, batch([3], input_ids=[-3]))
         assert left.input_ids is None
@@ -120,7 +120,7 @@ class TestSentinelLengths:
         assert some.input_ids is some.seq_lens
         assert some.seq_lens.tolist() == [-4, -2]
 
-    def test_resolving_brings_both_back(self) -> None:
+    def test_resolving_restores_ids_and_lengths(self) -> None:
         relay = made("pr25944")
         some = batch([4, 2], input_ids=[1, 1], lens=[7, 9])
         future = relay.open(some)
@@ -133,7 +133,7 @@ class TestSentinelLengths:
         assert some.seq_lens.tolist() == some.seq_lens_cpu.tolist() == [8, 10]
         assert some.input_ids.tolist() == [44, 22]
 
-    def test_a_length_that_nobody_published_is_caught(self) -> None:
+    def test_an_unpublished_length_is_an_error(self) -> None:
         with pytest.raises(RuntimeError):
             made("pr25944").resolve(batch([4], input_ids=[-4]))
 
@@ -143,7 +143,7 @@ class TestSentinelLengths:
         relay.resolve(some)
         assert some.seq_lens.tolist() == [7]
 
-    def test_the_allocator_takes_the_mirror(self) -> None:
+    def test_allocation_reads_the_mirrored_lengths(self) -> None:
         relay, some = made("pr25944"), batch([4], lens=[7])
         some.seq_lens = ids([-4])
         assert relay.allocation_lengths(some).tolist() == [7]
@@ -182,8 +182,8 @@ class TestRing:
             assert slots == list(range(slots[0], slots[0] + size))
             assert 1 <= slots[0] <= ring.limit and slots[-1] < ring.output_tokens_buf.shape[0]
 
-    def test_a_token_is_lost_when_its_slot_comes_round(self) -> None:
-        """A request waits while another's prompt takes chunk after chunk: each takes a slot."""
+    def test_the_ring_overwrites_a_token_that_waits_too_long(self) -> None:
+        """A request waits while another's prompt is prefilled chunk after chunk, each of which takes a slot."""
         ring = FutureRing(4, most=1, device=CPU)
         waiting = ring.take(ids([1]))
         ring.output_tokens_buf[waiting.interval] = 70
@@ -192,7 +192,7 @@ class TestRing:
             ring.output_tokens_buf[ring.take(ids([2])).interval] = chunk
         assert ring.output_tokens_buf[waiting.indices].tolist() == [ring.limit - 1]
 
-    def test_the_pool_does_not_come_round(self) -> None:
+    def test_the_pool_keeps_a_token_that_waits(self) -> None:
         relay = made("pr25774", index="pool")
         waiting = launch(relay, [1], [70])
         for chunk in range(50):
@@ -202,7 +202,7 @@ class TestRing:
         relay.resolve(some)
         assert some.input_ids.tolist() == [70]
 
-    def test_place_zero_is_nobodys(self) -> None:
+    def test_place_zero_is_never_used(self) -> None:
         relay = made("pr25774")
         launch(relay, [1, 2], [70, 71])
         assert relay.context.futures.output_tokens_buf[0] == UNSTASHED

@@ -1,4 +1,4 @@
-"""States are rows with an answer to every question; switches change exactly the answers they name."""
+"""A state is a row with a policy for every question; a switch changes exactly the questions that it names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_question_has_an_answer(state: State, overlap: bool) -> None:
 
 
 @STATES
-def test_a_state_says_what_it_is(state: State) -> None:
+def test_a_state_describes_itself(state: State) -> None:
     assert state.about and state.expect and states()[state.name] is state
     assert state.before is None or state.before in states()
     assert state.defaults.keys() == switches().keys()
@@ -44,15 +44,14 @@ def test_a_default_spelled_out_changes_nothing(state: State, switch: str) -> Non
 
 @STATES
 @pytest.mark.parametrize("switch", switches())
-def test_a_default_is_what_the_row_answers(state: State, switch: str) -> None:
-    """Leaving a switch and coming back gives the state's own row, in the questions that the switch is about."""
+def test_a_value_other_than_the_default_changes_the_row(state: State, switch: str) -> None:
     for value in switches()[switch]:
         if value != state.defaults[switch] and (switch, value) not in state.refuses:
             assert changed(state.name, {switch: value})
 
 
 def changed(name: str, overrides: dict[str, str]) -> set[str]:
-    """Questions that a switch answers otherwise, those of the overlapped speculative worker among them."""
+    """Returns the questions whose policies a switch changes, those of the overlapped speculative worker among them."""
     plain, other = choose(name, {}), choose(name, overrides)
     drafts, otherwise = plain.draft_row("v2"), other.draft_row("v2")
     assert drafts is not None and otherwise is not None
@@ -98,7 +97,7 @@ def test_a_switch_changes_the_answers_it_names(switch: str, value: str, answers:
 
 
 @pytest.mark.parametrize("switch", ["barrier", "dead_publish"])
-def test_switches_of_streams_mean_nothing_to_one_stream(switch: str) -> None:
+def test_stream_switches_change_nothing_on_one_stream(switch: str) -> None:
     plain = choose("pr25945", {}).row(overlap=False)
     assert not difference(plain, choose("pr25945", {switch: "off"}).row(overlap=False))
 
@@ -117,7 +116,7 @@ def test_the_serial_loop_has_no_relay_before_25945(name: str) -> None:
     assert row.resolve is ordering.nothing
 
 
-# What each pull request, or what lies between two, changes of the overlapped loop.
+# The changes to the overlapped loop by each pull request, or between two of them.
 STEPS = {
     "pr25774": {
         "prepare_input",
@@ -177,24 +176,24 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", [name for name in states() if states()[name].before])
-def test_a_state_differs_from_the_one_before_in_what_its_pull_request_was_about(name: str) -> None:
+def test_a_state_differs_from_the_one_before_by_its_pull_request(name: str) -> None:
     state = states()[name]
     assert state.before is not None
     assert difference(states()[state.before].overlapped, state.overlapped).keys() == STEPS[name]
 
 
-def test_26020_gives_back_what_25944_took() -> None:
+def test_26020_reverts_25944_except_for_the_dead_publish() -> None:
     before, after = (choose(name, {}).row(overlap=True) for name in ("pr25944-before", "pr26020"))
     assert difference(before, after) == {"publish": ("nothing", "publish_next_lengths")}
 
 
-def test_a_pull_requests_before_may_be_another_ones_after() -> None:
+def test_the_state_before_a_pull_request_may_be_that_after_another() -> None:
     assert ALIASES["pr26020-before"] == "pr25944"
     assert choose("pr26020-before", {}).state is states()["pr25944"]
 
 
 def test_switches_close_the_gaps_between_pull_requests() -> None:
-    """What lies between two states and is no pull request of the ladder is reached by a switch."""
+    """A change between two states that no pull request of the ladder made is reached by a switch."""
     ringless = choose("pr25774", {"index": "pool"}).row(overlap=True)
     assert difference(ringless, states()["pr25944-before"].overlapped).keys() == {"filter"}
     flat = choose("pr26020", {"flatten": "numpy"}).row(overlap=True)
@@ -215,7 +214,7 @@ def test_switches_close_the_gaps_between_pull_requests() -> None:
         ("latest", "read-done", []),
     ],
 )
-def test_races_that_upstream_had_are_declared(name: str, barrier: str, hazards: list[str]) -> None:
+def test_upstreams_races_are_declared(name: str, barrier: str, hazards: list[str]) -> None:
     chosen = choose(name, {"barrier": barrier})
     assert [hazard.partition(":")[0] for hazard in chosen.known_hazards()] == hazards
 
@@ -230,19 +229,17 @@ def test_races_that_upstream_had_are_declared(name: str, barrier: str, hazards: 
         ("latest", "read-done", []),
     ],
 )
-def test_under_speculation_nobody_mixes_and_no_publish_is_dead(
-    name: str, barrier: str, hazards: list[str]
-) -> None:
+def test_declared_races_under_speculation(name: str, barrier: str, hazards: list[str]) -> None:
     chosen = choose(name, {"barrier": barrier})
     assert [hazard.partition(":")[0] for hazard in chosen.known_hazards(speculation="v2")] == hazards
     assert chosen.known_hazards(overlap=False, speculation="v2") == ()
 
 
-def test_policies_are_told_by_name() -> None:
-    told = choose("latest", {}).policies(overlap=True)
-    assert list(told) == QUESTIONS
-    assert told["resolve"] == tokens.resolve_fused.__name__
-    assert told["preparation"] == "fused"
+def test_policies_are_listed_by_name() -> None:
+    named = choose("latest", {}).policies(overlap=True)
+    assert list(named) == QUESTIONS
+    assert named["resolve"] == tokens.resolve_fused.__name__
+    assert named["preparation"] == "fused"
     assert choose("pr25945", {}).policies(overlap=True)["penalty_tokens"] == "known_to_the_host"
 
 
@@ -258,11 +255,11 @@ def test_policies_are_told_by_name() -> None:
         ("pr26020-before", {"preparation": "fused"}, "pr26020-before with preparation=fused: .* sentinels"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(name: str, overrides: dict[str, str], message: str) -> None:
+def test_impossible_choices_are_refused_by_name(name: str, overrides: dict[str, str], message: str) -> None:
     with pytest.raises(RelayError, match=message):
         choose(name, overrides)
 
 
-def test_a_choice_knows_all_its_switches() -> None:
+def test_a_choice_lists_all_its_switches() -> None:
     chosen = choose("latest", {"barrier": "off"})
     assert chosen.switches == {**states()["latest"].defaults, "barrier": "off"}

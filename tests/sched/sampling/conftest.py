@@ -72,7 +72,7 @@ def make_requests() -> Callable[..., list[Request]]:
 
 @pytest.fixture
 def make_draw() -> Callable[..., Draw]:
-    """A draw over given logits: scalars stand for all rows, rows differ by request unless seeds are given."""
+    """Makes a draw over given logits: scalars stand for all rows, and rows differ by request unless seeds are given."""
 
     def make(
         logits: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Grammars: what they allow, against Python's ``re`` and against every string there is."""
+"""Grammars: the tokens that they allow, compared with Python's ``re`` and with an enumeration of all strings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def allowed(grammar: GrammarState, vocab_size: int = VOCAB) -> set[int]:
 def random_walk(
     grammar: GrammarState, rng: random.Random, *, ascii_only: bool = False, limit: int = 60
 ) -> list[int]:
-    """Tokens until the end, or ``limit`` of them; ends as soon as it may beyond a third of that."""
+    """Draws tokens until the end, or ``limit`` of them; ends as soon as allowed beyond a third of that."""
     tokens: list[int] = []
     while not grammar.is_terminated() and len(tokens) < limit:
         choices = sorted(i for i in allowed(grammar) if not ascii_only or i < 128 or i in EOS)
@@ -109,7 +109,8 @@ LANGUAGES = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(LANGUAGES)
 def test_masks_are_exact(language: Language) -> None:
-    """After every prefix of a word: the letters that lead to a word, and the end exactly where one is."""
+    """After every prefix of a word exactly the letters that lead to a word are allowed, and the end exactly where a
+    word ends."""
     cache = GrammarCache(VOCAB, EOS)
     for prefix in {word[:n] for word in language.words for n in range(len(word) + 1)}:
         grammar = cache.start(("regex", (language.pattern,)))
@@ -123,7 +124,7 @@ def test_masks_are_exact(language: Language) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=4, unique=True), st.randoms())
-def test_a_choice_spells_one_of_its_strings(choices: list[str], rng: random.Random) -> None:
+def test_a_choice_generates_one_of_its_strings(choices: list[str], rng: random.Random) -> None:
     cache = GrammarCache(VOCAB, EOS)
     grammar = cache.start(("choice", tuple(choices)))
     spelled, options = b"", {choice.encode() for choice in choices}
@@ -186,7 +187,7 @@ def test_only_an_end_of_sequence_terminates(cache: GrammarCache) -> None:
         grammar.accept_token(EOS[0])
 
 
-def test_a_byte_whose_id_is_an_end_of_sequence_moves() -> None:
+def test_a_byte_whose_id_is_an_end_of_sequence_gets_another_id() -> None:
     cache = GrammarCache(260, (2, 10, 257))
     assert allowed(cache.start(("regex", (r"[\x02\n]",))), 260) == {256, 258}
     assert cache.text([256, 258, 2, 65]) == b"\x02\nA"
@@ -211,7 +212,9 @@ def test_a_pattern_is_compiled_once_and_requests_do_not_share_state(cache: Gramm
         ("choice", (), "no pattern"),
     ],
 )
-def test_bad_patterns_say_why(cache: GrammarCache, kind: str, patterns: tuple[str, ...], reason: str) -> None:
+def test_invalid_patterns_are_refused_with_a_reason(
+    cache: GrammarCache, kind: str, patterns: tuple[str, ...], reason: str
+) -> None:
     with pytest.raises(GrammarError, match=reason):
         cache.start((kind, patterns))  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ def lowbias32(word: int) -> int:
 
 
 def noise_by_integers(seed: int, position: int, token: int) -> float:
-    """The documented noise: words in unsigned arithmetic of unlimited width, what is drawn rounded to float32."""
+    """The documented noise: words in unsigned arithmetic of unlimited width, with draws rounded to float32."""
     key = splitmix64((seed + (position + 1) * 0x9E3779B97F4A7C15) & WORD64)
     word = lowbias32(lowbias32((token + (key & WORD32)) & WORD32) ^ key >> 32)
     uniform = np.float32(word & 0x7FFFFFFF) * np.float32(2.0**-31) + np.float32(2.0**-32)
@@ -163,7 +163,7 @@ def kept_by_definition(logits: list[float], top_k: int, top_p: float, min_p: flo
     top_p=st.sampled_from([0.0, 0.123, 0.31, 0.517, 0.777, 0.93, 1.0]),
     min_p=st.sampled_from([0.0, 0.011, 0.13, 0.41, 0.97]),
 )
-def test_filters_keep_what_their_definitions_keep(
+def test_filters_follow_their_definitions(
     make_draw: MakeDraw, logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
     rows = 1500

@@ -1,4 +1,4 @@
-"""Penalties against a plain model of them, through joins, leaves and returns of requests."""
+"""Penalties compared with a plain model of them, while requests join, leave and return."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_rows_follow_the_batch(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(PARAMS, st.lists(TOKENS, max_size=12)), min_size=1, max_size=4))
-def test_a_request_that_comes_back_goes_on_where_it_was(
+def test_a_returning_request_keeps_its_exact_penalties(
     config: EngineConfig, make_requests: MakeRequests, rows: list[tuple[SamplingParams, list[int]]]
 ) -> None:
     params, outputs = zip(*rows, strict=True)

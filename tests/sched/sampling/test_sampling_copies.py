@@ -1,4 +1,4 @@
-"""What sampling asks of the device, counted by the virtual GPU: upstream's rows, and what the switches change."""
+"""The copies and waits of sampling, counted by the virtual GPU: upstream's rows, and the changes by switches."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_uploads_of_a_prefill(
     plain: dict[str, int],
     penalised: dict[str, int],
 ) -> None:
-    """Four parameters and the seed; one more per penalizer, and the stop tokens of min_new_tokens."""
+    """Four parameters and the seed, one more per penalizer, and the stop tokens of min_new_tokens."""
     SamplingInfo.from_requests(make_requests([PLAIN] * 3), config=vgpu_config, how=how)
     assert tally.since_last() == plain
     SamplingInfo.from_requests(make_requests([PLAIN, PENALISED]), config=vgpu_config, how=how)

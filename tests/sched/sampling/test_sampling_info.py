@@ -1,4 +1,4 @@
-"""Rows of sampling state: what is uploaded, how rows move, and what a step launches."""
+"""Rows of sampling state: their uploads, how they move, and the launches of a step."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_launches_of_a_steady_exact_step(
 def test_nothing_waits_for_the_device(
     config: EngineConfig, make_requests: MakeRequests, op_record: Any
 ) -> None:
-    """Everything between two uploads, with the kernels' own torch code inside out."""
+    """Runs everything between two uploads, with the torch code inside the kernels dispatched one by one."""
     info = SamplingInfo.from_requests(make_requests(VARIED), config=config)
     joining = SamplingInfo.from_requests(make_requests(VARIED[1:]), config=config)
     keep = torch.tensor([3, 1, 2])

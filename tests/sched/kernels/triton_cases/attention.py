@@ -1,4 +1,4 @@
-"""Attention of every kind, and the indexer's choice."""
+"""Cases of attention of every kind, and of the indexer's choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CASES: dict[str, Case] = {}
 
 
 def _paged(lens: Sequence[int], kv_heads: int, d: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Caches, and table, rows and lengths of requests whose slots lie anywhere."""
+    """Caches, and the table, rows and lengths of requests whose slots are scattered."""
     count, context = len(lens), max(*lens, 1) + 3
     slots = torch.randperm(count * context, generator=torch.Generator().manual_seed(2)) + 1
     table = torch.cat([torch.zeros(2, context), slots.view(count, context)]).to(INT32)

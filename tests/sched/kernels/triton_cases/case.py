@@ -1,4 +1,4 @@
-"""What a small case of an op is, and what cases are made of."""
+"""A small case of an op, and the parts that cases are made of."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Op = torch._ops.OpOverload
 
 @dataclass(frozen=True)
 class Case:
-    """``make`` gives the op's arguments with floating-point ones in the dtype; ``keep`` are those (by place) that are
-    of a fixed dtype. ``floats`` off: nothing of it depends on the dtype. ``variant``: other code than the op's first
-    case, so that it is compiled too. ``host``: the argument that is in pinned memory."""
+    """``make`` returns the op's arguments, with floating-point ones in the dtype; ``keep`` are those (by position)
+    whose dtype is fixed. ``floats`` is False where nothing depends on the dtype. ``variant`` marks code other than that
+    of the op's first case, so that it is compiled too. ``host`` is the argument in pinned memory."""
 
     op: Op
     make: Callable[[], Arguments]
@@ -54,5 +54,5 @@ def floats(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def table(rows: int, width: int) -> torch.Tensor:
-    """Slots anyhow, [rows, width] int32."""
+    """Scattered slots, [rows, width] int32."""
     return torch.randint(1, 900, (rows, width), generator=torch.Generator().manual_seed(5)).to(INT32)

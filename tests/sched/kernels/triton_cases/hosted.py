@@ -1,4 +1,4 @@
-"""KV on its way to the host and back."""
+"""Cases of KV on its way to the host and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASES: dict[str, Case] = {}
 
 
 def _hot(size: int, rows: int, *, top_k: int) -> Arguments:
-    """Buffers whose tokens and order are anyhow; a long request, one that has all it wants, a short one, padding."""
+    """Buffers with scattered tokens and order: a long request, one that has all it needs, a short one, and padding."""
     dice = torch.Generator().manual_seed(6)
     tokens = torch.stack([torch.randperm(3 * size, generator=dice)[:size] for _ in range(rows)]).to(INT32)
     order = torch.stack([torch.randperm(size, generator=dice) for _ in range(rows)]).to(torch.int16)

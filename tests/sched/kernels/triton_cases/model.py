@@ -1,4 +1,4 @@
-"""Norms, rotation and the activation."""
+"""Cases of norms, rotation and the activation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASES: dict[str, Case] = {}
 
 def _rope(tokens: int, heads: int, kv_heads: int, d: int, *, normed: bool) -> Arguments:
     norms = [1 + floats(d) / 4, 1 + floats(d, seed=1) / 4] if normed else [None, None]
-    # A column of a table, as drafting writes: kernels that know no gaps are given a copy.
+    # A column of a table, as drafting writes: kernels that need contiguous rows get a copy.
     slots = torch.randperm(20, generator=torch.Generator().manual_seed(1)).view(10, 2)[:tokens, 0]
     caches = [torch.zeros(20, kv_heads, d), torch.zeros(20, kv_heads, d)]
     positions = torch.arange(tokens) * 5 % 7

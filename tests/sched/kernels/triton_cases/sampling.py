@@ -1,4 +1,4 @@
-"""Draws, their filters and scores."""
+"""Cases of draws, their filters and scores."""
 
 from __future__ import annotations
 

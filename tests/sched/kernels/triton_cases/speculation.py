@@ -1,4 +1,4 @@
-"""Drafts, trees of them, and what is accepted."""
+"""Cases of drafts, trees of drafts, and acceptance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARENTS = torch.tensor([[-1, 0, 0, 1, 1, 3], [-1, 0, 1, 2, 3, 4]])
 
 
 def _candidates() -> Arguments:
-    """Two at the first depth, two below each; scores shrink downwards, some are equal."""
+    """Two candidates at the first depth and two below each; scores fall with depth, and some are equal."""
     scores = torch.tensor([[0.5, 0.4, 0.3, 0.1, 0.4, 0.1], [0.9, 0.2, 0.8, 0.8, 0.2, 0.2], [0.5] * 6])
     parents = torch.tensor([[-1, -1, 0, 0, 1, 1]]).repeat(3, 1)
     return [scores, torch.arange(18).view(3, 6) + 40, parents, torch.tensor([7, 8, 9]), 5]

@@ -1,4 +1,4 @@
-"""The bookkeeping of a step."""
+"""Cases of a step's bookkeeping."""
 
 from __future__ import annotations
 
