@@ -45,11 +45,11 @@ PREFILL = UPLOADS | PROMPT | EXTEND_LENS | RESULT
 
 # A request without a cached prefix, where pages are longer than one token: -1 for its last slot.
 LAST_LOC = Copy("last_locations", SCHEDULE, "h2d", "pageable B")
-# Rows that stay when somebody finished.
+# Rows that remain when a request finished.
 KEEP = Copy("filter_rows", SCHEDULE, "h2d", "pinned nb")
 # torch.unique counts on the device and reads how many it found.
 FREED_PAGES = Copy("PagedAllocator._release", SCHEDULE, "d2h", "pinned B")
-# Upstream penalises the last tokens that the host knows.
+# Upstream penalises the last tokens that have reached the host.
 LATEST_TOKENS = Copy("known_to_the_host", SCHEDULE, "h2d", "pageable B")
 # One penalizer's parameters.
 PENALTIES = Copy("upload", SCHEDULE, "h2d", "pageable B")
@@ -68,7 +68,7 @@ def copies(result: Result, kind: str) -> Copies:
 
 
 def place(site: SitePart | None) -> str:
-    """The function, without what is defined inside it."""
+    """The function's name, without those defined inside it."""
     assert site is not None
     return site.function.partition(".<locals>")[0]
 
@@ -94,7 +94,7 @@ def waits_of(copies: Copies) -> Waits:
 
 
 def table_of(columns: Sequence[str], table: Mapping[Copy, str], state: str) -> Copies:
-    """What a table says of one state: a row has a number for each column, and dots that only please the eye."""
+    """Returns one state's column of a table: a row has a number for each column; dots only separate groups."""
     place = columns.index(state)
     cells = {copy: int(row.replace(".", " ").split()[place]) for copy, row in table.items()}
     return {copy: count for copy, count in cells.items() if count}

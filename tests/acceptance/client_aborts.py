@@ -1,4 +1,4 @@
-"""A client that goes away while its request is in a certain place, on ranks that are watched."""
+"""A client that disconnects while its request is in a given phase, on ranks with their invariants checked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
 from tests.acceptance.runs import guarded
 
-GONE = "the client is gone"
+DISCONNECTED = "the client disconnected"
 
 
-class Leaving(Observer):
-    """The last request of those that are there is aborted, once: the first time that the loop comes to the range ``at``
-    and one is."""
+class AbortOnce(Observer):
+    """Aborts the last of the requests that ``there`` returns, once: the first time that the loop enters the range
+    ``at`` and there is one."""
 
     def __init__(
         self, at: str, there: Callable[[], Sequence[Request]], abort: Callable[[Request, str], None]
@@ -29,48 +29,48 @@ class Leaving(Observer):
         self._at = at
         self._there = there
         self._abort = abort
-        self._left = False
+        self._done = False
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        if name == self._at and not self._left:
+        if name == self._at and not self._done:
             found = [req for req in self._there() if not req.finished]
             for req in found[-1:]:
-                self._left = True
-                self._abort(req, GONE)
+                self._done = True
+                self._abort(req, DISCONNECTED)
         return super().range(name, step, size)
 
 
-Leaves = Callable[[Scheduler], Leaving | None]
-"""Who goes away on a rank, if anybody does there."""
+AbortOnRank = Callable[[Scheduler], AbortOnce | None]
+"""Returns the observer that aborts a request on a rank, or None."""
 
 
-class Watching(Invariants):
-    """The invariants, on every rank, and who goes away there."""
+class InvariantsWithAbort(Invariants):
+    """Checks the invariants on every rank, and aborts a request."""
 
-    def __init__(self, leaves: Leaves, found: Violations | None = None) -> None:
+    def __init__(self, abort_on_rank: AbortOnRank, found: Violations | None = None) -> None:
         super().__init__(found)
-        self._leaves = leaves
+        self._abort_on_rank = abort_on_rank
 
     def of_rank(self, rank: int) -> Invariants:  # noqa: ARG002
-        return Watching(self._leaves, self._violations)
+        return InvariantsWithAbort(self._abort_on_rank, self._violations)
 
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
-        leaving = self._leaves(scheduler)
+        aborting = self._abort_on_rank(scheduler)
         with super().watching(scheduler, machine) as observer:
-            yield observer if leaving is None else ObserverGroup(observer, leaving)
+            yield observer if aborting is None else ObserverGroup(observer, aborting)
 
 
-def left(question: Resolved, leaves: Leaves) -> Result:
-    """A run from which somebody goes away: it keeps the invariants."""
-    return guarded(question, Watching(leaves)).result
+def run_with_abort(question: Resolved, abort_on_rank: AbortOnRank) -> Result:
+    """Runs the question with an abort and checks the invariants."""
+    return guarded(question, InvariantsWithAbort(abort_on_rank)).result
 
 
-def only_one_is_gone(result: Result, whole: Result) -> None:
-    """All others have the tokens that they have in the ``whole`` run, from which nobody goes away."""
+def assert_only_one_aborted(result: Result, whole: Result) -> None:
+    """All other requests have the tokens that they have in ``whole``, a run without an abort."""
     meant = {row.id: row.token_ids for row in whole.requests}
     [gone] = [row for row in result.requests if row.status != "finished"]
-    assert (gone.status, gone.reason) == ("aborted", GONE)
+    assert (gone.status, gone.reason) == ("aborted", DISCONNECTED)
     others = [row for row in result.requests if row is not gone]
     assert len(others) == len(meant) - 1
     assert all(row.token_ids == meant[row.id] for row in others)

@@ -93,10 +93,8 @@ def ask_anew(tmp_path: Path) -> Ask:
 
 @pytest.fixture(scope="session")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """Like ``ask_anew``, but equal questions of all tests of a process share one run.
-
-    A test that replaces parts of the program uses ``ask_anew``.
-    """
+    """Like ``ask_anew``, but equal questions of all tests of a process share one run. A test that replaces parts of the
+    program uses ``ask_anew``."""
     folder = tmp_path_factory.mktemp("traces")
 
     @cache

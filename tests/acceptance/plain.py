@@ -39,7 +39,7 @@ class PlainModel:
             self.model = TaggedDecoder(self.model, pool=tags, req_to_token=self.table)
 
     def batch(self, tokens: Sequence[int], *, start: int = 0) -> ForwardBatch:
-        """The forward of ``tokens`` from position ``start`` on."""
+        """Returns the forward of ``tokens`` from position ``start`` on."""
         end = torch.tensor([start + len(tokens)])
         lens = torch.tensor([len(tokens)], dtype=torch.int32)
         return ForwardBatch(
@@ -58,14 +58,14 @@ class PlainModel:
         )
 
     def next_token(self, tokens: Sequence[int], *, encoder_len: int = 0) -> int:
-        """The greedy token behind ``tokens``, of which the first are an encoder's; all are computed anew."""
+        """Returns the greedy token after ``tokens``, of which the first are an encoder's; all are computed again."""
         output = self._forward(tokens, encoder_len)
         if output.fingerprint is None:
             return int(output.logits.argmax())
         return int(sample_greedy_tagged(output.logits, None, output.fingerprint))
 
     def logits(self, tokens: Sequence[int], *, encoder_len: int = 0) -> torch.Tensor:
-        """Those of the last token, [vocab]."""
+        """Returns the logits of the last token, [vocab]."""
         return self._forward(tokens, encoder_len).logits[0]
 
     def _forward(self, tokens: Sequence[int], encoder_len: int) -> ModelOutput:

@@ -1,4 +1,4 @@
-"""Short ways to ask the whole program something: in this process, or as the command that a user types."""
+"""Short ways to run the whole program: in this process, or as the command that a user types."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = (
     "workload.output_tokens={dist: uniform, min: 40, max: 50}",
     "measure.warmup_requests=0",
 )
-# A pool too small for them: requests lose their KV and come back.
+# A pool too small for them, so that requests are retracted.
 TIGHT = ("engine.kv_tokens=1280", "engine.schedule_conservativeness=0.01")
 
 Listener = Callable[[Machine, Scheduler], Observer]
@@ -90,7 +90,7 @@ def statuses(result: Result) -> set[str]:
 
 
 def digest_observed(question: Resolved, listener: Listener) -> str:
-    """The digest of a run that ``listener`` interferes with."""
+    """The digest of a run that ``listener`` modifies."""
     with prepared_run(question) as (machine, composed):
         done = composed.measure(lambda *_: nullcontext(listener(machine, composed.scheduler)))
     outputs = outputs_of(done)

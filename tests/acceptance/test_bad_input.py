@@ -1,4 +1,4 @@
-"""What a user gets wrong: an exit code, and one line for each mistake that says where and what was expected."""
+"""Mistakes of a user: an exit code, and one line for each mistake that says where it is and what was expected."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ ONE_MISTAKE = {
 }
 
 
-def test_every_mistake_at_once(
+def test_all_mistakes_are_reported_at_once(
     tmp_path: Path, run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -118,14 +118,14 @@ def test_several_overrides_are_judged_together(run_command: RunCommand) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixd", "nowhere/mixd.yaml"])
-def test_a_scenario_that_is_not_there(run_command: RunCommand, name: str) -> None:
+def test_a_missing_scenario_gets_the_nearest_name(run_command: RunCommand, name: str) -> None:
     said = run_command("run", name)
     assert said.code == 2
     assert said.err.startswith(f"schedbench: {name}: no such file")
     assert said.err.endswith("did you mean 'mixed'?\n")
 
 
-def test_a_scenario_that_is_no_yaml(tmp_path: Path, run_command: RunCommand) -> None:
+def test_invalid_yaml_is_one_line(tmp_path: Path, run_command: RunCommand) -> None:
     file = tmp_path / "torn.yaml"
     file.write_text("name: torn\nmodel: {preset: tiny-llama\n")
     said = run_command("run", file)
@@ -134,13 +134,13 @@ def test_a_scenario_that_is_no_yaml(tmp_path: Path, run_command: RunCommand) -> 
     assert len(said.err.splitlines()) == 1
 
 
-def test_a_placeholder_asks_to_be_given(run_command: RunCommand) -> None:
+def test_a_placeholder_must_be_given(run_command: RunCommand) -> None:
     said = run_command("run", "trace_mooncake")
     assert said.code == 2
     assert "workload.trace: has to be given: --set workload.trace=FILE" in said.err
 
 
-def test_a_malformed_trace_line(tmp_path: Path, run_command: RunCommand) -> None:
+def test_a_malformed_trace_line_is_named(tmp_path: Path, run_command: RunCommand) -> None:
     trace = tmp_path / "trace.jsonl"
     good = {"timestamp": 1, "input_length": 10, "output_length": 3, "hash_ids": [1]}
     trace.write_text(json.dumps(good) + "\n" + json.dumps(good | {"input_length": "ten"}) + "\n")
@@ -152,14 +152,16 @@ def test_a_malformed_trace_line(tmp_path: Path, run_command: RunCommand) -> None
 
 
 class TestCheckpoint:
-    def test_torn_config(self, run_command: RunCommand, checkpoint: Path) -> None:
+    def test_truncated_config_is_refused(self, run_command: RunCommand, checkpoint: Path) -> None:
         (checkpoint / "config.json").write_text('{"architectures": [')
         said = run_command("run", "checkpoint", "--set", f"model.path={checkpoint}")
         assert (said.code, said.out) == (2, "")
         assert said.err.startswith(f"schedbench: --set: model.path: {checkpoint}/config.json: not JSON")
 
     @pytest.mark.parametrize("kept", [0, 20, 200, 5000])
-    def test_torn_weights(self, run_command: RunCommand, checkpoint: Path, kept: int) -> None:
+    def test_truncated_weights_are_refused(
+        self, run_command: RunCommand, checkpoint: Path, kept: int
+    ) -> None:
         weights = checkpoint / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:kept])
         said = run_command("run", "checkpoint", "--set", f"model.path={checkpoint}")
@@ -167,7 +169,7 @@ class TestCheckpoint:
         assert said.err.startswith(f"schedbench: {weights}: ")
         assert len(said.err.splitlines()) == 1
 
-    def test_weights_of_another_shape(self, run_command: RunCommand, checkpoint: Path) -> None:
+    def test_weights_of_another_shape_are_refused(self, run_command: RunCommand, checkpoint: Path) -> None:
         config = json.loads((checkpoint / "config.json").read_text())
         (checkpoint / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
         said = run_command("run", "checkpoint", "--set", f"model.path={checkpoint}")
@@ -175,7 +177,7 @@ class TestCheckpoint:
         assert "gate_proj" in said.err
 
 
-def test_a_device_that_this_machine_does_not_have() -> None:
+def test_a_missing_device_is_refused_with_the_alternative() -> None:
     done = schedbench("run", "mixed", "--device", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
@@ -183,7 +185,7 @@ def test_a_device_that_this_machine_does_not_have() -> None:
     )
 
 
-def test_nothing_is_told_by_a_traceback() -> None:
+def test_mistakes_print_no_traceback() -> None:
     done = schedbench("run", "mixed", "--set", "model.preset=llama", "--set", "engine.policy=none")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Block diffusion: tokens, the rule that finds them, the copies of each state, and what is refused."""
+"""Block diffusion: tokens, the rule that chooses them, the copies of each state, and refused settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOME = ("pr25774-before", "pr25774", "pr25945", "latest")
 
 
 class PlainDiffusion:
-    """One request at a time; each block is found by the rule written out token by token."""
+    """One request at a time; each block is computed by the rule written out token by token."""
 
     def __init__(self, question: Resolved) -> None:
         self._plain = PlainModel(question, BlockDecoder)
@@ -101,7 +101,7 @@ def test_a_request_whose_last_block_would_not_fit_is_refused() -> None:
     assert statuses(room) == {"finished"}
 
 
-def test_a_pass_keeps_what_is_likely_and_the_likeliest() -> None:
+def test_a_pass_keeps_likely_tokens_and_the_likeliest() -> None:
     passes = {
         threshold: result_of("block_diffusion", *NONE, f"engine.block_diffusion.threshold={threshold}")
         for threshold in (0.0, 1.0)
@@ -124,7 +124,7 @@ def latest_digest() -> str:
 @pytest.mark.parametrize(
     "state", [name if name in SOME else pytest.param(name, marks=pytest.mark.wide) for name in states()]
 )
-def test_the_list_is_read_request_by_request_and_never_relayed(state: str) -> None:
+def test_tokens_are_downloaded_by_request_and_not_relayed(state: str) -> None:
     result = result_of("block_diffusion", *NONE, f"engine.relay={state}", hazards=True)
     found = copies(result, "prefill")
     late = Copy("resolve_late", SCHEDULE, "h2d", "pinned nb")
@@ -138,7 +138,7 @@ def test_the_list_is_read_request_by_request_and_never_relayed(state: str) -> No
     assert not any(copy.stream == FORWARD for copy in found)
 
 
-def test_before_25774_the_list_lay_where_tokens_belong() -> None:
+def test_before_25774_tokens_are_kept_as_output_ids() -> None:
     rows = {name: choose(name, {}).row(overlap=False) for name in states()}
     assert [name for name, row in rows.items() if row.conclude_blocks is keep_list] == ["pr25774-before"]
 
@@ -154,6 +154,6 @@ def test_before_25774_the_list_lay_where_tokens_belong() -> None:
         ("workload.sampling.temperature=0.5", "expected greedy, no penalty"),
     ],
 )
-def test_what_is_refused(override: str, message: str) -> None:
+def test_impossible_settings_are_refused(override: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         resolved("block_diffusion", override)

@@ -1,7 +1,5 @@
-"""What upstream reported of its changes, asked of the emulator: every case reaches the verdict that it expects.
-
-Where one does not, the disagreement stands here with what is found instead; docs/cases.md has the reasoning.
-"""
+"""Every case reaches the verdict that it expects, which is the effect that upstream reported. Where the emulator
+disagrees, the other verdict is listed here; docs/cases.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ from schedbench.scenarios.shipped import case_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cases.md"
 
-# What a case gives instead of what it expects. Not to be tuned away: a change here is news.
+# Verdicts that differ from the expected ones. They are not tuned away; a change here needs an explanation.
 KNOWN_OTHERWISE = {
     # The overlapped worker loses by one verify behind each request's end: with answers as long as these it wins.
     "cases/eagle-v1-vs-naive-v2": "better",
     # A decode's schedule work is four short kernels and a copy here, so the coarse barrier costs microseconds of 4 ms.
     "cases/war-barrier-coarse-to-fine": "no change",
-    # Host and device share nothing but the modelled calls: no second Python thread stands in the first one's way.
+    # Host and device interact through the modelled calls only; a second Python thread does not slow the first.
     "cases/small-model-overlap-half-billion": "better",
 }
 
@@ -54,7 +52,7 @@ def compared(name: str, *overrides: str) -> Comparison:
         return judge(conduct(*sides, plan, lambda *_: None), VerdictRules(headline=(case.metric,)))
 
 
-# What takes longest.
+# The slowest cases.
 LONG = {
     f"cases/{name}"
     for name in (
@@ -86,7 +84,7 @@ def test_a_case_reaches_its_verdict(name: str) -> None:
     assert (found.verdict, found.reasons) == (KNOWN_OTHERWISE.get(name, case_of(name).expect), ())
 
 
-def test_what_is_known_to_come_out_otherwise_is_otherwise() -> None:
+def test_listed_disagreements_differ_from_the_expected_verdict() -> None:
     assert all(case_of(name).expect != found for name, found in KNOWN_OTHERWISE.items())
 
 
@@ -97,12 +95,12 @@ def test_what_is_known_to_come_out_otherwise_is_otherwise() -> None:
         ("cases/sync-count-null", "engine.relay.barrier=top"),
     ],
 )
-def test_a_null_is_no_blindness(null: str, exposing: str) -> None:
-    """The same change counts where nothing hides it."""
+def test_a_case_without_effect_has_one_where_it_is_exposed(null: str, exposing: str) -> None:
+    """The same change has an effect where nothing hides it."""
     assert compared(null, exposing).verdict == "better"
 
 
-def test_the_page_has_every_case_in_the_form_of_the_command() -> None:
+def test_the_page_lists_every_case_with_its_verdict() -> None:
     rows = {row[0].strip("`"): row[1:] for row in map(cells, PAGE.read_text().splitlines()) if len(row) > 1}
     assert tuple(rows["case"]) == COLUMNS[1:]
     for name in case_names():
@@ -111,7 +109,7 @@ def test_the_page_has_every_case_in_the_form_of_the_command() -> None:
         assert written == [case.source, sides, case.reported, f"{case.metric} {case.expect}"]
         verdict = found.strip("*")
         assert (found != verdict) == (verdict != case.expect)
-        assert_stands(drawn, verdict, at_the_profile=KNOWN_OTHERWISE.get(name, case.expect))
+        assert_draws_agree(drawn, verdict, at_the_profile=KNOWN_OTHERWISE.get(name, case.expect))
 
 
 UNDER_DRAWS = re.compile(
@@ -119,8 +117,8 @@ UNDER_DRAWS = re.compile(
 )
 
 
-def assert_stands(drawn: str, verdict: str, *, at_the_profile: str) -> None:
-    """What the page says of the draws agrees with its verdict."""
+def assert_draws_agree(drawn: str, verdict: str, *, at_the_profile: str) -> None:
+    """The draws on the page agree with its verdict."""
     match = UNDER_DRAWS.fullmatch(drawn)
     assert match, drawn
     holding, count, low, high, constant = (

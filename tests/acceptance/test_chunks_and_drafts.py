@@ -1,4 +1,4 @@
-"""What a draft is taught of a prompt that comes in chunks."""
+"""The draft model's input from a prompt that is prefilled in chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNKS, WHOLE = "engine.chunked_prefill_size=64", "engine.chunked_prefill_size=n
 
 
 @pytest.mark.parametrize("scenario", ["spec_v2", pytest.param("spec_v1", marks=pytest.mark.wide)])
-def test_with_latest_a_chunked_prompt_is_taught_like_a_whole_one(scenario: str) -> None:
+def test_latest_extends_the_draft_of_a_chunked_prompt_like_a_whole_one(scenario: str) -> None:
     chunks, whole = (result_of(scenario, *FEW, "engine.relay=latest", size) for size in (CHUNKS, WHOLE))
     upstream = result_of(scenario, *FEW, "engine.relay=pr25945", CHUNKS)
     assert digest_of(chunks) == digest_of(whole) == digest_of(upstream)

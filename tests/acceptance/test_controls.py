@@ -26,7 +26,7 @@ PAUSES = ("pause", "pause_and_settle", "pause_and_retract")
 
 
 def controls(*entries: tuple[str, int]) -> str:
-    """An override; pauses are of 0.1 ms."""
+    """Returns the override for a script; pauses last 0.1 ms."""
     parts = [
         f"{{action: {action}, at: {at}{', ms: 0.1' if action in PAUSES else ''}}}" for action, at in entries
     ]
@@ -83,8 +83,8 @@ def test_a_pause_changes_no_token_of_another_scenario(scenario: str, state: str)
     assert pausing.outputs == result_of(scenario, *few, *short).outputs
 
 
-def test_any_sequence_of_pauses_leaves_rows_and_requests_alike() -> None:
-    """The invariants hold after each of them (upstream's test of tensor consistency), and no token changes."""
+def test_any_sequence_of_pauses_keeps_invariants_and_tokens() -> None:
+    """The invariants hold after each pause (upstream's test of tensor consistency), and no token changes."""
     drawn = random.Random(0)
     for _ in range(8):
         script = [(drawn.choice(PAUSES), drawn.randrange(24)) for _ in range(drawn.randint(2, 6))]
@@ -95,7 +95,7 @@ def test_any_sequence_of_pauses_leaves_rows_and_requests_alike() -> None:
 
 
 class InFlight(Observer):
-    """How many results had not been settled at each sleep."""
+    """Records how many results were unsettled at each sleep."""
 
     def __init__(self) -> None:
         self.at_sleep: list[int] = []
@@ -143,16 +143,16 @@ def test_check_compares_the_tokens_until_an_abort() -> None:
     assert tokens.verdict == "passed"
 
 
-LULLS = (*FEW, "workload.arrival={process: constant, rate: 50}", "workload.requests=4")
+SPACED = (*FEW, "workload.arrival={process: constant, rate: 50}", "workload.requests=4")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_flush_waits_until_the_engine_is_idle(loop: str) -> None:
-    """A request ends before the next one arrives, whose prefix is cached otherwise."""
-    kept = value(result_of("pause", *LULLS, loop, UNCONTROLLED), "cache_hit_ratio")
-    once = value(result_of("pause", *LULLS, loop, controls(("flush", 1))), "cache_hit_ratio")
+    """A request ends before the next one arrives, whose prefix would be cached without the flush."""
+    kept = value(result_of("pause", *SPACED, loop, UNCONTROLLED), "cache_hit_ratio")
+    once = value(result_of("pause", *SPACED, loop, controls(("flush", 1))), "cache_hit_ratio")
     often = controls(*(("flush", at) for at in range(0, 100, 4)))
-    assert kept > once > value(result_of("pause", *LULLS, loop, often), "cache_hit_ratio") == 0
+    assert kept > once > value(result_of("pause", *SPACED, loop, often), "cache_hit_ratio") == 0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_flush_waits_until_the_engine_is_idle(loop: str) -> None:
         ("{action: pause, ms: 1}", "required"),
     ],
 )
-def test_a_mistake_is_blamed_on_its_key(entry: str, message: str) -> None:
+def test_an_error_names_its_key(entry: str, message: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         load("pause", [f"workload.controls=[{entry}]"])
     [problem] = caught.value.problems

@@ -1,4 +1,4 @@
-"""Copies and waits of single steps at #25945 beside those that ``test_ladder_cells`` asks of every state."""
+"""Copies and waits of single steps at #25945, besides those that ``test_ladder_cells`` checks for every state."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.acceptance.cells import (
 from tests.acceptance.runs import result_of
 
 
-def test_a_request_with_a_cached_prefix_has_a_last_slot(ask: Ask) -> None:
+def test_only_a_first_chunk_uploads_its_missing_last_slot(ask: Ask) -> None:
     result = ask([(400, 2, 0)], "engine.page_size=16")
     assert steps(result, "prefill") == 2  # the second chunk continues the first
     assert copies(result, "prefill") == times(2, PREFILL) | {LAST_LOC: 1}
 
 
-def test_prompt_ids_cross_once_and_on_the_forward_stream(ask: Ask) -> None:
+def test_prompt_ids_are_uploaded_once_on_the_forward_stream(ask: Ask) -> None:
     result = ask([(700, 2, 0)])
     prompts = [row for row in result.copies if row.bytes == 700 * 8]
     assert [(row.stream, row.host_memory, row.blocking, row.count) for row in prompts] == [
@@ -37,7 +37,7 @@ def test_prompt_ids_cross_once_and_on_the_forward_stream(ask: Ask) -> None:
     ]
 
 
-def test_graphs_change_no_copy_of_a_prefill_or_a_decode(ask: Ask) -> None:
+def test_graphs_change_no_copy(ask: Ask) -> None:
     result = ask(THREE)
     assert copies(result, "prefill") == PREFILL
     assert copies(result, "decode") == times(steps(result, "decode"), RESULT)
@@ -63,7 +63,7 @@ class TestSteadyDecode:
         assert (forward["d2h_pinned"].median, forward["d2h_pinned"].max) == (1, 1)
         assert not {"h2d", "d2h_blocking", "d2h_pageable"} & set(forward)
 
-    def test_the_host_waits_for_those_tokens_only(self, steady: Result) -> None:
+    def test_the_host_waits_only_for_the_tokens(self, steady: Result) -> None:
         rows: list[SyncRow | CopyRow] = [*steady.syncs, *(row for row in steady.copies if row.blocking)]
         found = {(place(row.site), row.stream) for row in rows if row.steady}
         assert found == {("_host_tokens", FORWARD)}

@@ -1,4 +1,4 @@
-"""Results that are read after the next launch, on a device that has nothing of CUDA."""
+"""Results that are read after the next launch, on a device without any of CUDA's mechanisms."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_retraction_changes_no_token() -> None:
 
 
 class InFlight(Observer):
-    """How many results had not been settled after each launch of a decode."""
+    """Records how many results were unsettled after each launch of a decode."""
 
     def __init__(self) -> None:
         self.after_decodes: list[int] = []
@@ -75,14 +75,14 @@ class InFlight(Observer):
         self._unsettled -= 1
 
 
-def test_a_decode_is_launched_behind_one_that_has_not_been_read() -> None:
+def test_a_decode_is_launched_before_the_previous_one_is_read() -> None:
     seen = InFlight()
     digest_observed(resolved("deferred", *FEW), lambda *_: seen)
     assert set(seen.after_decodes) == {1, 2}
     assert seen.after_decodes.count(2) > seen.after_decodes.count(1)
 
 
-def test_nothing_of_cuda_is_used() -> None:
+def test_no_cuda_mechanism_is_used() -> None:
     result = result_of("deferred", *FEW)
     assert {stream for counts in result.per_step.values() for stream in counts.streams} == {SCHEDULE}
     assert all(row.host_memory != "pinned" for row in result.copies)

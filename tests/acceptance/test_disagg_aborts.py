@@ -1,4 +1,5 @@
-"""A client goes away while its request is anywhere between two workers: it ends once, and nothing is left of it."""
+"""A client disconnects while its request is in any phase between two workers: the request ends once, and no memory of
+it stays allocated."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from schedbench.profiles.record.result import Result
 from schedbench.sched.disagg.inbox import Inbox
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
-from tests.acceptance.client_aborts import Leaving, left, only_one_is_gone
+from tests.acceptance.client_aborts import AbortOnce, assert_only_one_aborted, run_with_abort
 from tests.acceptance.runs import SMALL, resolved
 
 FEW = (*SMALL, "workload.requests=12", "device.values=none")
@@ -28,16 +29,16 @@ PHASES: dict[str, Callable[[Scheduler, Inbox], Sequence[Request]]] = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_in_every_phase_it_ends_once_and_the_others_go_on(phase: str) -> None:
-    """Where the loop of the decode worker has received and not planned."""
+def test_an_abort_in_any_phase_ends_one_request_once(phase: str) -> None:
+    """The abort happens where the decode worker's loop has received messages and not yet planned."""
 
-    def leaves(scheduler: Scheduler) -> Leaving | None:
+    def abort_on_rank(scheduler: Scheduler) -> AbortOnce | None:
         inbox = scheduler.engine.inbox
         if inbox is None:
             return None
-        return Leaving("barrier", lambda: PHASES[phase](scheduler, inbox), scheduler.abort)
+        return AbortOnce("barrier", lambda: PHASES[phase](scheduler, inbox), scheduler.abort)
 
-    only_one_is_gone(left(resolved("mixed", *FEW, *TIGHT), leaves), whole())
+    assert_only_one_aborted(run_with_abort(resolved("mixed", *FEW, *TIGHT), abort_on_rank), whole())
 
 
 @cache

@@ -1,8 +1,6 @@
-"""Workers of their own: every copy and wait of a prebuilt batch, by state, and of what room and a transfer cost.
-
-As upstream's table has it: prompts that nobody reads, rows, two lengths and last tokens block, and so do the sampling
-parameters.
-"""
+"""Disaggregated workers: every copy and wait of a prebuilt batch, by state, and of page allocation and transfers. As in
+upstream's table, prompts that no kernel reads, rows, two lengths and last tokens are blocking uploads, and so are the
+sampling parameters."""
 
 from __future__ import annotations
 
@@ -42,14 +40,14 @@ KERNELS = {"pr25944": 3, "pr25945": 1, "latest": 1}
 
 
 def each_state(*soon: str) -> list[Any]:
-    """Those first, and the others where there is time."""
+    """The states in ``soon``, and the others in ``make wide``."""
     states = (*COLUMNS, "latest")
     return [state if state in soon else pytest.param(state, marks=pytest.mark.wide) for state in states]
 
 
 @pytest.mark.parametrize("overlap", ["true", pytest.param("false", marks=pytest.mark.wide)])
 @pytest.mark.parametrize("state", each_state("pr25774-before", "pr25944", "pr26425", "pr25945", "latest"))
-def test_prebuilt(ask: Ask, state: str, overlap: str) -> None:
+def test_copies_of_a_prebuilt_batch(ask: Ask, state: str, overlap: str) -> None:
     result = ask(THREE, PAIR, f"engine.relay={state}", f"engine.overlap={overlap}")
     wanted = times(steps(result, "prebuilt"), LATEST if state == "latest" else PREBUILT)
     assert copies(result, "prebuilt") == wanted
@@ -73,7 +71,7 @@ def everywhere(result: Result, function: str) -> Counter[tuple[str, bool, str]]:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_room_costs_a_blocking_copy_and_with_pages_three_uploads(ask: Ask, page: int) -> None:
+def test_allocation_costs_a_blocking_copy_and_three_uploads_with_pages(ask: Ask, page: int) -> None:
     result = ask(THREE, PAIR, f"engine.page_size={page}")
     chunks = 3
     assert everywhere(result, "DisaggComponents.page_list") == {("d2h", True, "pageable"): 3 + chunks}
@@ -82,6 +80,6 @@ def test_room_costs_a_blocking_copy_and_with_pages_three_uploads(ask: Ask, page:
     assert lengths == ({("h2d", True, "pageable"): admitted + prefilled} if page > 1 else {})
 
 
-def test_every_chunk_is_looked_up_and_sent(ask: Ask) -> None:
+def test_every_chunk_downloads_its_page_list(ask: Ask) -> None:
     result = ask([(600, 4, 0)], PAIR)  # in chunks of 256
     assert everywhere(result, "DisaggComponents.page_list") == {("d2h", True, "pageable"): 1 + 3}

@@ -1,4 +1,4 @@
-"""Speculation with workers of their own for prompts: the draft goes on where the prefill worker's left off."""
+"""Speculation with disaggregated workers: the decode worker's draft continues from the prefill worker's."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ def reference(mode: str) -> tuple[str, float]:
         pytest.param("v1", ("engine.relay=latest",), marks=pytest.mark.wide),
     ],
 )
-def test_no_token_and_no_draft_is_another(mode: str, way: tuple[str, ...]) -> None:
-    """Nor is one more or less of them accepted."""
+def test_tokens_and_acceptance_equal_those_of_one_worker(mode: str, way: tuple[str, ...]) -> None:
     result = result_of(f"spec_{mode}", *FEW, PAIR, *way)
     assert statuses(result) == {"finished"}
     assert (digest_of(result), value(result, "accept_length")) == reference(mode)
 
 
-def test_who_comes_back_from_the_host_loses_drafts_at_most() -> None:
+def test_retraction_to_the_host_changes_no_token() -> None:
     result = result_of("spec_v2", *FEW, PAIR, "engine.kv_tokens=384")
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference("v2")[0]
@@ -63,13 +62,13 @@ def test_simulated_acceptance_is_the_same() -> None:
 
 
 @pytest.mark.wide
-def test_grammars_go_along() -> None:
+def test_grammars_work_with_disaggregation() -> None:
     few = ("workload.requests=6", "engine.relay=latest")
     assert digest("spec_grammar", *few, PAIR) == digest("spec_grammar", *few)
 
 
 @pytest.mark.parametrize("state", ["pr26425", "pr25945"])
-def test_three_more_uploads_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
+def test_a_prebuilt_batch_has_three_more_uploads(ask: Ask, state: str) -> None:
     speculates = "engine.speculative={algorithm: eagle, mode: v2}"
     result = ask(
         [(40, 12, 0)] * 3, PAIR, "model.preset=tiny-llama-eagle", speculates, f"engine.relay={state}"
@@ -78,7 +77,7 @@ def test_three_more_uploads_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["v2", pytest.param("v1", marks=pytest.mark.wide)])
-def test_what_a_draft_starts_from_costs_three_blocking_downloads_a_request(ask: Ask, mode: str) -> None:
+def test_the_state_of_a_draft_costs_three_blocking_downloads_per_request(ask: Ask, mode: str) -> None:
     speculates = f"engine.speculative={{algorithm: eagle, mode: {mode}}}"
     result = ask([(40, 12, 0)] * 3, PAIR, "model.preset=tiny-llama-eagle", speculates)
     assert everywhere(result, "_draft_row") == {("d2h", True, "pageable"): 3 * 3}

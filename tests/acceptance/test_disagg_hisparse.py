@@ -1,5 +1,5 @@
-"""Workers of their own for prompts, and KV on the host where requests decode: the tokens of one worker with all KV on
-the device, and every copy of the way there."""
+"""Disaggregated workers with KV on the decode worker's host: the tokens of one worker with all KV on the device, and
+every copy of the transfer."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ def test_the_tokens_are_those_of_one_worker_with_all_kv_on_the_device(way: tuple
 
 
 @wide
-def test_the_shipped_scenario_and_several_of_each() -> None:
+def test_the_shipped_scenario_has_these_tokens_with_several_workers() -> None:
     one, four = (result_of("disagg_hisparse", *SMALL, *way) for way in ((), (FOUR,)))
     assert digest_of(one) == digest_of(four) == digest_of(dense())
 
 
 @pytest.mark.parametrize("hosted", ["true", "false"])
-def test_the_keys_of_the_indexer_travel(hosted: str) -> None:
-    """Without them a decode would choose other tokens, wherever KV is."""
+def test_the_indexers_keys_are_transferred(hosted: str) -> None:
+    """Without the indexer's keys a decode would choose other tokens, wherever KV is stored."""
     result = result_of("hisparse", *SMALL, PAIR, f"engine.hisparse.enabled={hosted}", "engine.overlap=false")
     assert digest_of(result) == digest_of(dense())
 
 
 @pytest.mark.parametrize("after", [0, pytest.param(3, marks=wide)])
-def test_who_goes_away_gives_everything_back(after: int) -> None:
+def test_aborted_requests_end_as_with_one_worker(after: int) -> None:
     abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
     result, alone = result_of("disagg_hisparse", *SMALL, abort), dense(abort)
     assert statuses(result) == {"finished", "aborted"}
@@ -100,7 +100,7 @@ def hosted(ask: Ask, prompt: int, state: str) -> Result:
 
 
 def by_kernels(result: Result) -> dict[tuple[str, str, str], int]:
-    """Bytes between host and device, by place, kind of step and stream, of what admission brings."""
+    """Bytes that admission moves between host and device, by place, kind of step and stream."""
     found: dict[tuple[str, str, str], int] = {}
     for row in result.copies:
         if row.direction == "kernel" and row.site is not None and row.kind in ("none", "prebuilt"):
@@ -111,14 +111,14 @@ def by_kernels(result: Result) -> dict[tuple[str, str, str], int]:
 
 @pytest.mark.parametrize("state", ["pr26425", pytest.param("pr25774-before", marks=wide), "latest"])
 @pytest.mark.parametrize("prompt", [40, 100])
-def test_admission_goes_to_the_host_at_once(ask: Ask, state: str, prompt: int) -> None:
-    """A prebuilt batch costs what it costs with KV on the device: there is no staging, and rows are not downloaded.
-    What fits into a hot buffer is filled into it."""
+def test_admission_writes_kv_to_the_host_directly(ask: Ask, state: str, prompt: int) -> None:
+    """A prebuilt batch costs what it costs with KV on the device: there is no staging, and rows are not downloaded. KV
+    that fits into a hot buffer is copied into it."""
     result = hosted(ask, prompt, state)
     wanted = times(steps(result, "prebuilt"), LATEST if state == "latest" else PREBUILT)
     assert copies(result, "prebuilt") == wanted
     assert waits(result, "prebuilt") == waits_of(wanted)
-    landed = {("KVTransfer.write_host", "none", "transfer"): 3 * prompt * TOKEN * LAYERS}
+    written = {("KVTransfer.write_host", "none", "transfer"): 3 * prompt * TOKEN * LAYERS}
     filled = {("KVTransfer.preload", "prebuilt", SCHEDULE): 3 * prompt * TOKEN * LAYERS}
-    assert by_kernels(result) == (landed | filled if prompt <= 48 else landed)
+    assert by_kernels(result) == (written | filled if prompt <= 48 else written)
     assert not [row for row in result.copies if row.stream == "staging"]

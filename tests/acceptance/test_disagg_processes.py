@@ -1,4 +1,4 @@
-"""Workers of their own as processes, joined by gloo: the tokens of one worker, and nothing raced for."""
+"""Disaggregated workers as processes over gloo: the tokens of one worker, and no hazards."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_the_tokens_are_those_of_one_worker(scenario: str, way: tuple[str, ...])
 
 
 @wide
-def test_what_is_never_sent_needs_no_link() -> None:
+def test_fake_transfer_runs_between_processes() -> None:
     result = processes("mixed", "engine.disaggregation={mode: pair, transfer: fake}")
     assert statuses(result) == {"finished"} and isinstance(result.outputs, Abstained)
 
 
-def test_between_machines_pages_take_longer_and_tokens_are_the_same() -> None:
-    """In the virtual world: by the network in place of NVLink."""
+def test_distributed_transfer_takes_longer_and_changes_no_token() -> None:
+    """In virtual time pages cross the network instead of NVLink."""
     near, far = (
         result_of("mixed", *FEW, f"engine.disaggregation={{mode: pair, transfer: {transfer}}}")
         for transfer in ("local", "distributed")
@@ -83,17 +83,17 @@ def test_between_machines_pages_take_longer_and_tokens_are_the_same() -> None:
     assert times[1].values[0] > times[0].values[0]
 
 
-def test_one_process_cannot_be_several() -> None:
+def test_local_transfer_is_refused_between_processes() -> None:
     with pytest.raises(MachineError, match="local stays within one process"):
         processes("mixed", "engine.disaggregation={mode: pair, transfer: local}")
 
 
-def test_hardware_without_links_joins_nobody() -> None:
+def test_hardware_without_links_is_refused() -> None:
     with pytest.raises(MachineError, match="mlx-like has no link 'nvlink'"):
         result_of("mixed", *FEW, PAIR, "device.hardware=mlx-like")
 
 
-def test_nixl_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nixl_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl, "find_spec", lambda _: None)
     with pytest.raises(MachineError, match=r"pip install 'schedbench\[nixl\]'"):
         processes("mixed", NIXL)
@@ -118,11 +118,11 @@ def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @wide
-def test_torchrun_starts_them_too() -> None:
+def test_torchrun_starts_the_ranks() -> None:
     settings = [word for each in (PAIR, *FEW) for word in ("--set", each)]
-    told = torchrun(3, "mixed", "--world", "distributed", "--format", "json", *settings)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert json.loads(told.stdout)["outputs"]["digest"] == alone("mixed")
+    done = torchrun(3, "mixed", "--world", "distributed", "--format", "json", *settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["outputs"]["digest"] == alone("mixed")
     few = torchrun(2, "mixed", "--world", "distributed", *settings)
     assert (
         "2 processes were started, and the scenario has 3 ranks (prefill 0, decode 0, router)" in few.stderr

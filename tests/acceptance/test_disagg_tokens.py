@@ -1,4 +1,4 @@
-"""Workers of their own for prompts and decodes: the tokens of one worker, nothing lost, nothing raced for."""
+"""Disaggregated workers give the tokens of one worker, without lost requests or hazards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LATER = ("serial", "chunks", "warmed up", "pages", "four", "unchunked", "no cach
 
 
 def wide(name: str, later: Sequence[str]) -> Any:
-    """Where there is time."""
+    """The ways in ``later`` run in ``make wide``."""
     return pytest.param(name, marks=pytest.mark.wide) if name in later else name
 
 
@@ -72,7 +72,7 @@ def test_the_tokens_are_those_of_one_worker(way: str) -> None:
     ],
 )
 @pytest.mark.parametrize("overlap", ["true", wide("false", ("false",))])
-def test_every_state_brings_its_own_way_to_join(state: str, overlap: str) -> None:
+def test_every_state_has_the_tokens_of_one_worker(state: str, overlap: str) -> None:
     ways = (PAIR, NONE, f"engine.relay={state}", f"engine.overlap={overlap}")
     assert digest("mixed", *FEWER, "workload.requests=6", *ways) == reference(NONE, "workload.requests=6")
 
@@ -80,7 +80,7 @@ def test_every_state_brings_its_own_way_to_join(state: str, overlap: str) -> Non
 @pytest.mark.parametrize(
     "way", [(NONE,), ("engine.overlap=false", "engine.page_size=16", NONE), ("engine.relay=latest", NONE)]
 )
-def test_what_a_decode_worker_has_no_room_for_waits_on_the_host(way: tuple[str, ...]) -> None:
+def test_retraction_to_the_host_changes_no_token(way: tuple[str, ...]) -> None:
     plain = (NONE,) if NONE in way else ()
     result = result_of("mixed", *SMALL, *TIGHT, *way)
     assert value(result, "retractions") > 0
@@ -88,7 +88,7 @@ def test_what_a_decode_worker_has_no_room_for_waits_on_the_host(way: tuple[str, 
 
 
 @pytest.mark.parametrize("after", [0, 3])
-def test_aborted_requests_end_where_they_end_with_one_worker(after: int) -> None:
+def test_aborted_requests_end_as_with_one_worker(after: int) -> None:
     abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
     result, alone = result_of("mixed", *FEWER, PAIR, abort), result_of("mixed", *FEWER, abort)
     assert statuses(result) == {"finished", "aborted"}
@@ -97,7 +97,7 @@ def test_aborted_requests_end_where_they_end_with_one_worker(after: int) -> None
     ]
 
 
-def test_what_can_never_run_is_refused_by_the_worker_that_would_decode_it() -> None:
+def test_requests_too_long_for_the_pool_are_refused_as_with_one_worker() -> None:
     tight = ("engine.kv_tokens=128", "workload.prompt_tokens={dist: uniform, min: 16, max: 120}")
     result, alone = result_of("mixed", *FEWER, PAIR, *tight), result_of("mixed", *FEWER, *tight)
     assert "refused" in statuses(result)
@@ -107,7 +107,7 @@ def test_what_can_never_run_is_refused_by_the_worker_that_would_decode_it() -> N
 
 
 @pytest.mark.parametrize("scenario", ["grammar", "penalties"])
-def test_what_a_request_has_with_it_goes_on(scenario: str) -> None:
+def test_sampling_state_is_kept_between_workers(scenario: str) -> None:
     few = ("workload.requests=6", "engine.relay=latest")
     assert digest(scenario, *few, PAIR) == digest(scenario, *few)
 
@@ -118,7 +118,7 @@ def mean(result: Result, name: str) -> float:
     return metric.values[0]
 
 
-def test_the_parts_of_the_time_to_first_token_add_up() -> None:
+def test_parts_of_the_time_to_first_token_add_up() -> None:
     result = result_of("mixed", *FEWER, FOUR, NONE)
     parts = ("queue_ms", "prefill_ms", "transfer_ms", "decode_queue_ms")
     assert sum(mean(result, name) for name in parts) == pytest.approx(mean(result, "ttft_ms"), abs=1e-6)
@@ -140,7 +140,7 @@ def test_every_worker_has_a_part_of_the_result() -> None:
 
 
 @pytest.mark.parametrize("way", [(), ("engine.overlap=false", NONE)])
-def test_what_is_never_sent_says_nothing_of_tokens(way: tuple[str, ...]) -> None:
+def test_fake_transfer_abstains_from_tokens(way: tuple[str, ...]) -> None:
     fake = "engine.disaggregation={mode: pair, decode: 2, transfer: fake}"
     result = result_of("mixed", *FEWER, fake, *way)
     assert statuses(result) == {"finished"} and len(result.requests) == 10

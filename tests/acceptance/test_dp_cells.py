@@ -1,4 +1,4 @@
-"""What an idle step copies, launches and waits for, in every state; and what data-parallel ranks tell of themselves."""
+"""What an idle step copies, launches and waits for, in every state; and what the result of data-parallel ranks says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*overrides: str) -> Result:
 
 
 def idle(result: Result) -> dict[str, dict[str, set[float]]]:
-    """Counters of idle steps, on both ranks, where there are any: one number where every step has as many."""
+    """Counters of idle steps, on both ranks: one number where every step has the same."""
     found: dict[str, dict[str, set[float]]] = {}
     for rank in result.ranks:
         for stream, tallies in rank.per_step["idle"].streams.items():
@@ -45,18 +45,19 @@ def steps(rank: RankPart) -> dict[str, int]:
 @pytest.mark.parametrize(
     "state", [name if name in SOME else pytest.param(name, marks=pytest.mark.wide) for name in states()]
 )
-def test_an_idle_step_is_no_work(state: str) -> None:
+def test_an_idle_step_does_no_work(state: str) -> None:
     """Nothing is uploaded, launched or stashed; the overlapped loop waits for the event of its empty result."""
     assert idle(run(f"engine.relay={state}", EAGER, NONE)) == {"forward": {"sync": {1}}}
 
 
 @pytest.mark.parametrize("state", SOME)
-def test_nor_does_the_serial_loop_wait(state: str) -> None:
+def test_an_idle_step_of_the_serial_loop_does_not_wait(state: str) -> None:
     assert idle(run(f"engine.relay={state}", EAGER, NONE, "engine.overlap=false")) == {}
 
 
 def test_an_idle_rank_replays_the_graph_of_the_others() -> None:
-    """As many kernels as their decode has, but for input and sampling; nothing while one of them has a prompt."""
+    """It launches as many kernels as a decode, except those for input and sampling, and none while another rank
+    prefills."""
     counts = run().ranks[0].per_step["idle"].streams["forward"]["kernel"]
     assert 0 < counts.steps_with < run().ranks[0].per_step["idle"].steps
     decoded = run().ranks[1].per_step["decode.steady"].streams["forward"]["kernel"]
@@ -65,7 +66,7 @@ def test_an_idle_rank_replays_the_graph_of_the_others() -> None:
 
 @pytest.mark.parametrize("state", SOME)
 def test_an_idle_rank_computes_its_part_of_a_shared_mlp(state: str) -> None:
-    """Per layer: rows and columns are put together, two products, one activation; only its columns are sent."""
+    """Per layer: gathering rows and columns, two products, one activation. Only its columns are sent."""
     counts = idle(run(f"engine.relay={state}", *SHARED))
     assert counts["forward"] == {"kernel": {5 * LAYERS}, "sync": {1}}
     assert counts["link"] == {"send": {2 * LAYERS}}
@@ -89,7 +90,7 @@ def test_all_ranks_make_as_many_steps() -> None:
     ],
 )
 def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[str, ...]) -> None:
-    """On whichever rank; nobody shows others."""
+    """Each declared hazard appears on some rank, and no other hazard on any."""
     crowd = (
         "workload.requests=12",
         "workload.arrival=burst",
@@ -100,7 +101,7 @@ def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[
     assert found.known == choose(state, {}).known_hazards()
 
 
-def test_what_a_rank_tells_of_itself() -> None:
+def test_the_result_has_the_metrics_of_every_rank() -> None:
     result = run()
     assert [(rank.name, rank.role) for rank in result.ranks] == [("rank 0", "data"), ("rank 1", "data")]
     assert [row.id for row in result.requests] == [f"r{k}" for k in range(6)]
@@ -121,8 +122,8 @@ def test_every_rank_has_a_column_and_a_picture(run_command: RunCommand, tmp_path
     assert {"rank 0: host", "rank 1: host"} <= names
 
 
-def test_nobody_spins_while_nobody_has_anything() -> None:
-    """A long pause costs no turns: all ranks sleep to the next arrival."""
+def test_ranks_without_requests_do_not_spin() -> None:
+    """During a long pause all ranks sleep until the next arrival."""
     pause = ("workload.arrival={process: constant, rate: 1}", "workload.requests=3")
     result = run(*pause)
     slept = result.ranks[0].metrics["host_stall_us_per_step"]
@@ -138,10 +139,10 @@ def test_a_shared_mlp_has_no_more_ranks_than_columns(run_command: RunCommand) ->
     assert said.code == 2 and "expected at most 8, which share the columns of tiny-llama, got 9" in said.err
 
 
-def test_one_rank_shares_with_nobody(run_command: RunCommand) -> None:
+def test_a_shared_mlp_on_one_rank_is_refused(run_command: RunCommand) -> None:
     said = run_command("run", "mixed", "--set", "engine.data_parallel.mlp=shared")
     assert said.code == 2 and "engine.data_parallel.mlp: means something only with several ranks" in said.err
 
 
-def test_a_question_knows_its_ranks() -> None:
+def test_a_resolved_scenario_has_its_number_of_ranks() -> None:
     assert resolved(IDLING).scenario.engine.ranks == 2

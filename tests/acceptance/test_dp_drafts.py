@@ -1,4 +1,4 @@
-"""Speculation on data-parallel ranks: a rank without work drafts nothing, and disturbs nobody's drafts."""
+"""Speculation on data-parallel ranks: a rank without work drafts nothing and changes no other rank's drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = (
     "workload.output_tokens={dist: uniform, min: 4, max: 40}",
     "measure.warmup_requests=0",
 )
-ALONE = ("engine.radix_cache=false",)  # a draft behind another's prefix is a poorer one
+ALONE = ("engine.radix_cache=false",)  # a draft after another request's prefix is less accurate
 TWO = "engine.data_parallel.ranks=2"
 SOON = ("pr25774-before", "pr25944", "latest")
 
@@ -46,8 +46,7 @@ def reference(mode: str) -> tuple[str, float]:
 @pytest.mark.parametrize(
     "state", [name if name in SOON else pytest.param(name, marks=pytest.mark.wide) for name in states()]
 )
-def test_no_token_and_no_draft_is_another(state: str, mode: str, overlap: str) -> None:
-    """Nor is one more or less of them accepted."""
+def test_tokens_and_acceptance_equal_those_of_one_rank(state: str, mode: str, overlap: str) -> None:
     result = two_ranks(mode, state, overlap)
     assert statuses(result) == {"finished"}
     assert (digest_of(result), value(result, "accept_length")) == reference(mode)
@@ -56,7 +55,8 @@ def test_no_token_and_no_draft_is_another(state: str, mode: str, overlap: str) -
 
 @pytest.mark.parametrize("state", SOON)
 def test_an_idle_step_drafts_nothing(state: str) -> None:
-    """No kernel, no copy: publish and stash of no rows leave no trace, and no buffer is made for them."""
+    """There is no kernel and no copy: publishing and stashing no rows launches nothing, and no buffer is made for
+    them."""
     result = two_ranks("v2", state, "true")
     idle = [rank.per_step["idle"] for rank in result.ranks if "idle" in rank.per_step]
     assert idle
@@ -64,8 +64,8 @@ def test_an_idle_step_drafts_nothing(state: str) -> None:
         assert {stream: set(tallies) for stream, tallies in counts.streams.items()} == {"forward": {"sync"}}
 
 
-def test_acceptance_is_kept_where_times_are_void() -> None:
-    """As in a run of one engine: it counts tokens."""
+def test_acceptance_is_reported_where_times_abstain() -> None:
+    """As in a run of one engine, because acceptance counts tokens."""
     question = resolved("spec_v2", *FEW, *ALONE, TWO)
     found = execute(question, question.relays[0], Options(device="vgpu", adversary=0)).result
     assert isinstance(found.metrics["ttft_ms"], Abstained)

@@ -53,13 +53,13 @@ def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("knobs", [(TWO, *SERIAL), ("engine.data_parallel.ranks=3", *SHARED)], ids=" ".join)
-def test_nor_do_they_with_real_values(knobs: tuple[str, ...]) -> None:
+def test_no_knob_changes_a_token_with_real_values(knobs: tuple[str, ...]) -> None:
     assert digest("mixed", *SMALL, *knobs) == alone()
 
 
 @pytest.mark.parametrize("state", SOME)
 def test_a_state_has_the_tokens_of_one_rank(state: str) -> None:
-    """``make wide`` asks it of all states."""
+    """``make wide`` checks all states."""
     assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *SHARED, *NONE) == alone(*NONE)
 
 
@@ -68,8 +68,10 @@ def test_a_state_has_the_tokens_of_one_rank(state: str) -> None:
 @pytest.mark.parametrize("ranks", [(TWO,), (FOUR, "engine.mixed_chunk=false")], ids=["two", "four unmixed"])
 @pytest.mark.parametrize("loop", ["overlapped", "serial"])
 @pytest.mark.parametrize("launches", LAUNCHES)
-def test_every_state_in_every_mode(state: str, ranks: tuple[str, ...], loop: str, launches: str) -> None:
-    """With real values where two ranks share an MLP, which is the only arithmetic that depends on the ranks."""
+def test_every_state_has_the_tokens_of_one_rank_in_every_mode(
+    state: str, ranks: tuple[str, ...], loop: str, launches: str
+) -> None:
+    """Values are real where two ranks share an MLP, the only arithmetic that depends on the ranks."""
     values = () if launches == "shared" and ranks == (TWO,) else NONE
     serial = SERIAL if loop == "serial" else ()
     knobs = (*ranks, f"engine.relay={state}", *serial, *LAUNCHES[launches])
@@ -83,19 +85,19 @@ def test_every_state_in_every_mode(state: str, ranks: tuple[str, ...], loop: str
         "{temperature: 0.7, grammar: {regex: '[0-9]{1,9}'}}",
     ],
 )
-def test_whatever_requests_are_sampled_by(sampling: str) -> None:
+def test_sampling_gives_the_tokens_of_one_rank(sampling: str) -> None:
     knobs = (f"workload.sampling={sampling}", "engine.relay=latest")
     assert digest("mixed", *SMALL, TWO, *knobs) == alone(*knobs)
 
 
-def test_kv_on_the_host() -> None:
+def test_kv_on_the_host_gives_the_tokens_of_one_rank() -> None:
     few = ("engine.relay=latest", "workload.requests=5")
     assert digest("faults/hosting", *few, TWO) == digest("faults/hosting", *few)
 
 
 @pytest.mark.wide
-def test_retracted_requests_come_back_with_the_same_tokens() -> None:
-    """Whoever has no room retracts, and does not keep the others waiting."""
+def test_retraction_changes_no_token() -> None:
+    """A rank that is short of KV retracts its requests without delaying the other ranks."""
     growing = (
         "workload.requests=8",
         "workload.arrival=burst",
@@ -109,14 +111,13 @@ def test_retracted_requests_come_back_with_the_same_tokens() -> None:
     assert digest_of(result) == alone(*growing)
 
 
-def test_a_client_that_leaves_ends_once_with_its_rank() -> None:
+def test_aborted_requests_end_once() -> None:
     result = result_of("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
     assert statuses(result) == {"finished", "aborted"}
     assert [request.id for request in result.requests] == [f"r{k}" for k in range(6)]
 
 
-def test_more_ranks_than_requests() -> None:
-    """Ranks that never have any have a part in the others' steps all the same."""
+def test_ranks_without_requests_take_part_in_every_step() -> None:
     two = ("workload.requests=2", "measure.warmup_requests=0")
     result = result_of("mixed", *SMALL, FOUR, *two, *SHARED)
     assert digest_of(result) == alone(*two)
@@ -126,7 +127,7 @@ def test_more_ranks_than_requests() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("launches", ["graphs", "shared"])
 def test_processes_give_the_same_tokens_and_counts(launches: str) -> None:
-    """Over gloo: the same ranks, each in a process of its own."""
+    """The same ranks run as processes over gloo."""
     knobs = (*SMALL, TWO, *LAUNCHES[launches])
     question = resolved("mixed", *knobs)
     apart = execute(question, question.relays[0], Options(device="vgpu", world="distributed")).result

@@ -1,4 +1,4 @@
-"""A pipeline whose chunks follow latencies: the same tokens, sooner."""
+"""A pipeline whose chunk sizes follow measured latencies: the same tokens, sooner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(*overrides: str) -> Result:
     return result_of("cases/pp-chunked", *LONG, *overrides)
 
 
-def test_the_tokens_are_those_of_equal_sizes_and_come_sooner() -> None:
+def test_dynamic_chunks_give_the_same_tokens_sooner() -> None:
     assert digest_of(run(DYNAMIC)) == digest_of(run())
     assert value(run(DYNAMIC), "ttft_ms") < 0.9 * value(run(), "ttft_ms")
     assert value(run(DYNAMIC), "bubble_pct") < value(run(), "bubble_pct")
@@ -40,8 +40,8 @@ def test_without_smoothing_sizes_stay_equal() -> None:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("state", ["latest", "pr25774-before", "pr25945"])
-def test_trying_out_leaves_nothing_behind(state: str) -> None:
-    """Real values, a cache, pages, and prompts that share what the trials wrote to: rows, pages and relay."""
+def test_trial_forwards_leave_no_state_behind(state: str) -> None:
+    """The prompts share with the trials what they wrote to: rows, pages, cache and relay. Values are real."""
     small = (
         "model.preset=tiny-deep",
         "workload.requests=5",
@@ -55,7 +55,7 @@ def test_trying_out_leaves_nothing_behind(state: str) -> None:
 
 
 @pytest.mark.wide
-def test_processes_are_told_the_same_sizes() -> None:
+def test_processes_use_the_same_sizes() -> None:
     sets = (DYNAMIC, "engine.pipeline.stages=2", "workload.prompt_tokens=16384")
     here = run(*sets)
     overrides = [f"--set={key}" for key in (*LONG, *sets)]

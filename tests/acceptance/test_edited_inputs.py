@@ -1,4 +1,4 @@
-"""Two results whose files differ in content are unlike, although their scenarios have the same names in them."""
+"""Two results whose input files differ in content are not comparable, although their scenarios name the same files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_edited_trace_is_named(run_command: RunCommand, traced: Path) -> None
     assert "workload.trace, contents of t.jsonl" in found.err and "damaged" not in found.err + found.out
 
 
-def test_the_same_trace_is_alike(run_command: RunCommand, traced: Path) -> None:
+def test_the_same_trace_is_comparable(run_command: RunCommand, traced: Path) -> None:
     before = run_to(run_command, traced, "before")
     (traced / "t.jsonl").write_text((traced / "t.jsonl").read_text())
     assert run_command("compare", "--a", before, "--b", run_to(run_command, traced, "after")).code == 0

@@ -1,4 +1,4 @@
-"""Prompts without decodes: the embeddings, the copies of each state, and what is refused."""
+"""Prompts without decodes: the embeddings, the copies of each state, and refused settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plain_digest(*overrides: str) -> str:
 
 
 @pytest.mark.parametrize("values", ["none", "real"])
-def test_every_request_gets_the_embedding_of_its_prompt_alone(values: str) -> None:
+def test_every_embedding_equals_that_of_the_prompt_alone(values: str) -> None:
     mode = f"device.values={values}"
     meant = plain_digest(mode)
     for loop in LOOPS:

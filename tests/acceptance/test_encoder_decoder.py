@@ -1,4 +1,4 @@
-"""Decoding with an encoder: tokens, the attention itself, the copies of each state, and what is refused."""
+"""Decoding with an encoder: tokens, the attention itself, the copies of each state, and refused settings."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def dense_logits(question: Resolved, encoder: list[int], tokens: list[int]) -> t
 
 
 @torch.no_grad()
-def test_a_forward_is_that_of_whole_matrices() -> None:
+def test_a_forward_equals_whole_matrices() -> None:
     question = resolved("encoder_decoder")
     req = next(requests(question))
     ids = req.origin_input_ids.tolist()
@@ -145,7 +145,7 @@ FIXED = (*FEW, "device.values=none", "engine.cuda_graph=false")
 
 @pytest.mark.parametrize("state", [name for name in states() if name != "latest"])
 def test_copies_of_a_prefill_in_every_state(state: str) -> None:
-    """Before #25945 the whole prompt is uploaded, and then the stripped one; after, the stripped one alone."""
+    """Before #25945 the whole prompt is uploaded, and then the stripped one; after it, the stripped one alone."""
     prompt = {LATE: 1} if state == "pr25945" else {NOW: 2}
     result = result_of("encoder_decoder", *FIXED, f"engine.relay={state}")
     expected = UPLOADS | EXTEND_LENS | STRIPPED | prompt | RESULT
@@ -174,6 +174,6 @@ def test_latest_strips_before_it_stages() -> None:
         ("mixed", "model.preset=tiny-cross", "required by tiny-cross, which has an encoder"),
     ],
 )
-def test_what_is_refused(scenario: str, override: str, message: str) -> None:
+def test_impossible_settings_are_refused(scenario: str, override: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         resolved(scenario, override)

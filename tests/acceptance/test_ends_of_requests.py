@@ -54,7 +54,7 @@ class TestTooLong:
         ]
         assert all(row.output_tokens == 0 for row in result.requests if row.status == "refused")
 
-    def test_others_answer_as_if_it_had_not_asked(self, scenario: Path) -> None:
+    def test_other_requests_have_the_same_tokens(self, scenario: Path) -> None:
         tight = result_of(scenario)
         roomy = result_of(scenario, "engine.kv_tokens=4096")
         assert statuses(roomy) == {"finished"}
@@ -62,8 +62,8 @@ class TestTooLong:
             assert refused_or_not.token_ids == (row.token_ids if refused_or_not.status == "finished" else ())
 
 
-class Diary(Observer):
-    """How often each request ended, and as what."""
+class EndRecorder(Observer):
+    """Records how often each request ended, and with which status."""
 
     def __init__(self) -> None:
         self.endings: list[tuple[str, Status]] = []
@@ -90,7 +90,9 @@ class TestAbort:
         ("loop", "values", "after"),
         [*((loop, "none", after) for loop in LOOPS for after in (0, 1, 9)), (LOOPS[0], "real", 9)],
     )
-    def test_aborted_requests_have_said_the_same_until_then(self, loop: str, values: str, after: int) -> None:
+    def test_aborted_requests_have_the_same_tokens_until_then(
+        self, loop: str, values: str, after: int
+    ) -> None:
         values = f"device.values={values}"
         whole = {row.id: row for row in not_aborted(values, loop).requests}
         result = result_of("mixed", *aborting(after), values, loop)
@@ -103,21 +105,21 @@ class TestAbort:
         for row in finished.values():
             assert row.token_ids == whole[row.id].token_ids
 
-    def test_those_named_are_aborted(self) -> None:
+    def test_named_requests_are_aborted(self) -> None:
         result = result_of("mixed", *FEW, "workload.abort={requests: [r3, r5], after_tokens: 4}")
         assert set(by_status(result, "aborted")) == {"r3", "r5"}
 
     @pytest.mark.parametrize("loop", LOOPS)
     def test_every_request_ends_once(self, loop: str) -> None:
-        diary = Diary()
+        recorder = EndRecorder()
 
         def listener(machine: Machine, scheduler: Scheduler) -> Observer:  # noqa: ARG001
-            return diary
+            return recorder
 
         digest_observed(resolved("mixed", *aborting(3), loop, "device.values=none"), listener)
-        ids = [request for request, _ in diary.endings]
+        ids = [request for request, _ in recorder.endings]
         assert sorted(ids) == sorted(f"r{index}" for index in range(8))
-        assert [status for _, status in diary.endings].count(Status.ABORTED) == 4
+        assert [status for _, status in recorder.endings].count(Status.ABORTED) == 4
 
 
 def _first(row: RequestRow, count: int) -> tuple[int, ...]:

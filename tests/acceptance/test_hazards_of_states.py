@@ -1,4 +1,5 @@
-"""Whole runs under watch: each state shows the hazards that it declares, and what is broken on purpose shows."""
+"""Whole runs under the hazard checker: each state shows the hazards that it declares, and deliberate faults are
+found."""
 
 from __future__ import annotations
 
@@ -64,17 +65,17 @@ def found(outcome: RunOutcome) -> Hazards:
     ],
     ids=" ".join,
 )
-def test_the_best_known_state_shows_none(overrides: tuple[str, ...]) -> None:
+def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
     outcome = watched("mixed", *CROWD, LATEST, *overrides)
     assert found(outcome) == Hazards() and not outcome.undeclared
 
 
 @pytest.mark.parametrize("scenario", ["penalties", "grammar", "retraction", "shared_prefix"])
-def test_nor_does_it_elsewhere(scenario: str) -> None:
+def test_latest_shows_no_hazard_in_other_scenarios(scenario: str) -> None:
     assert found(watched(scenario, LATEST, "workload.requests=6")) == Hazards()
 
 
-def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
+def test_a_state_shows_exactly_its_declared_hazards() -> None:
     outcome = watched("mixed", *CROWD)
     assert found(outcome).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not outcome.undeclared
 
@@ -90,7 +91,7 @@ def test_a_faithful_state_shows_what_it_declares_and_nothing_else() -> None:
         ("pr26425", (DEAD_PUBLISH,)),
     ],
 )
-def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tuple[str, ...]) -> None:
+def test_states_without_the_barrier_show_their_declared_hazards(state: str, dead: tuple[str, ...]) -> None:
     outcome = watched("mixed", *CROWD, f"engine.relay={state}")
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
@@ -99,13 +100,13 @@ def test_states_without_the_barrier_show_what_they_declare(state: str, dead: tup
     ("relay", "dead"),
     [("{state: latest, barrier: off}", ()), ("{state: pr26425, preparation: fused}", (DEAD_PUBLISH,))],
 )
-def test_preparing_in_one_kernel_shows_them_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
+def test_fused_preparation_shows_hazards_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
     outcome = watched("mixed", *CROWD, f"engine.relay={relay}")
     assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
 @pytest.mark.parametrize("values", ["real", "none"])
-def test_publishing_for_nobody_shows_by_its_line(values: str) -> None:
+def test_a_dead_publish_is_found_with_its_line(values: str) -> None:
     publishing = broken("latest", publish=tokens.publish_next_lengths)
     question = resolved("mixed", *CROWD, f"device.values={values}")
     [finding] = found(execute(question, publishing, Options(device="vgpu", hazards=True))).findings
@@ -116,7 +117,7 @@ def test_publishing_for_nobody_shows_by_its_line(values: str) -> None:
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
 @pytest.mark.parametrize("state", ["pr25774", "pr25944", "pr25945", "latest"])
-def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: str) -> None:
+def test_tokens_without_a_later_decode_are_no_finding(state: str, overlap: str) -> None:
     """Every request ends with its prompt."""
     prompts_only = (
         "workload.output_tokens.min=1",
@@ -127,7 +128,7 @@ def test_tokens_that_no_decode_could_read_are_no_finding(state: str, overlap: st
 
 
 @pytest.mark.parametrize("state", ["pr25945", "latest"])
-def test_penalties_of_the_forward_race_with_the_count_where_no_barrier_stands(state: str) -> None:
+def test_penalties_race_with_their_count_without_a_barrier(state: str) -> None:
     relay = f"engine.relay={{state: {state}, barrier: off, penalties: upstream}}"
     outcome = watched("penalties", relay, "workload.requests=8")
     assert PENALTY_STATE in found(outcome).known and not outcome.undeclared
@@ -143,14 +144,14 @@ def test_penalties_of_the_forward_race_with_the_count_where_no_barrier_stands(st
         ("latest", "read-done"),
     ],
 )
-def test_under_speculation_a_state_shows_just_what_it_declares(state: str, barrier: str) -> None:
+def test_a_state_shows_exactly_its_declared_hazards_under_speculation(state: str, barrier: str) -> None:
     relay = f"{{state: {state}, barrier: {barrier}}}"
     eagle = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false")
     speculation = "engine.speculative={algorithm: eagle, mode: v2}"
     overrides = (*eagle, speculation, f"engine.relay={relay}", "engine.overlap=true")
     shown: set[str] = set()
     for sampling in ("{temperature: 0.0}", "{frequency_penalty: 0.5}"):
-        # Exact penalties order the schedule behind the forward whenever rows change.
+        # With exact penalties the schedule stream waits for the forward whenever rows change.
         outcome = watched("faults/mixing", *overrides, f"workload.sampling={sampling}")
         assert not outcome.undeclared, found(outcome)
         shown |= set(found(outcome).known)
@@ -171,8 +172,8 @@ def test_every_declared_hazard_has_a_sign() -> None:
     assert declared == set(SIGNS)
 
 
-def test_without_the_barrier_rows_are_given_away_while_a_forward_reads_them() -> None:
-    """Also in the best known state, where nobody would declare it."""
+def test_without_the_barrier_rows_are_reused_while_a_forward_reads_them() -> None:
+    """Also in ``latest`` with nothing declared."""
     off = choose("latest", {"barrier": "off"})
     findings = run_with(
         RelayChoice(replace(off.state, overlapped=off.row(overlap=True)), off.state.defaults)
@@ -181,11 +182,11 @@ def test_without_the_barrier_rows_are_given_away_while_a_forward_reads_them() ->
     assert {finding.first.stream for finding in findings} == {"forward"}
 
 
-# ---- sabotage ----------------------------------------------------------------------------------------------
+# ---- deliberate faults ----------------------------------------------------------------------------------------------
 
 
 def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
-    """A state with some policies exchanged."""
+    """Returns a state with some policies exchanged."""
     whole = states()[state]
     return RelayChoice(replace(whole, overlapped=replace(whole.overlapped, **policies)), whole.defaults)
 
@@ -194,8 +195,8 @@ def run_with(choice: RelayChoice) -> Hazards:
     return found(execute(resolved("mixed", *CROWD), choice, Options(device="vgpu", hazards=True)))
 
 
-def test_references_that_nobody_keeps_show_as_freed_blocks() -> None:
-    """Where the barrier does not see to it that what a step replaces has been read."""
+def test_dropped_references_show_as_freed_blocks() -> None:
+    """There is no barrier that makes sure that replaced tensors have been read."""
     kept = run_with(broken(barrier=ordering.no_barrier))
     dropped = run_with(broken(barrier=ordering.no_barrier, keep_alive=ordering.keep_nothing))
     assert (freed(kept), bool(freed(dropped))) == ([], True)
@@ -209,7 +210,7 @@ def freed(hazards: Hazards) -> list[str]:
 def isolate_without_wait(
     context: RelayContext, resolve: Step, read_tables: Step, batch: ScheduleBatch
 ) -> Iterator[None]:
-    """The forward stream starts on what the schedule stream may not have written yet."""
+    """The forward stream starts although the schedule stream's writes may be unfinished."""
     with (
         context.streams.on(context.streams.forward),
         ordering.resolve_in_place(context, resolve, read_tables, batch),
@@ -221,7 +222,7 @@ def isolate_without_wait(
         batch.sampling_info = kept
 
 
-def test_a_forward_that_does_not_wait_for_the_schedule_shows() -> None:
+def test_a_forward_that_does_not_wait_for_the_schedule_is_found() -> None:
     findings = run_with(broken(isolate=isolate_without_wait)).findings
     read_early = {
         f.second.op for f in findings if (f.first.stream, f.second.stream) == ("schedule", "forward")
@@ -229,8 +230,8 @@ def test_a_forward_that_does_not_wait_for_the_schedule_shows() -> None:
     assert {"attention", "decode_positions"} <= read_early
 
 
-def test_lengths_advanced_in_place_show() -> None:
-    """While the forward that was just launched reads them; the barrier comes too early in the loop to help."""
+def test_lengths_advanced_in_place_are_found() -> None:
+    """The forward that was just launched reads them; the barrier would come too early in the loop to help."""
     findings = run_with(broken(advance=lengths.advance_in_place, barrier=ordering.no_barrier)).findings
     assert any(
         f.second.op == "add_" and f.second.site and f.second.site.file.endswith("lengths.py")
@@ -239,7 +240,7 @@ def test_lengths_advanced_in_place_show() -> None:
 
 
 def test_tokens_stashed_on_the_wrong_stream_are_no_slot_reuse() -> None:
-    """Without the barrier, where slot reuse is declared."""
+    """Slot reuse is declared without the barrier, and must not cover this hazard."""
 
     def on_the_schedule(context: RelayContext, future: FutureIndices, token_ids: torch.Tensor) -> None:
         with context.streams.on(context.streams.schedule):
@@ -253,7 +254,7 @@ def test_tokens_stashed_on_the_wrong_stream_are_no_slot_reuse() -> None:
     assert "output_tokens_buf" in {finding.resource for finding in findings}
 
 
-def test_a_stage_frees_the_indices_of_a_mixed_step_under_their_gather() -> None:
+def test_a_pipeline_stage_frees_indices_that_a_gather_still_reads() -> None:
     """A pipeline's loop keeps no references; the overlapped loop's ring keeps the indices for two launches."""
     staged = watched("faults/staging", "engine.relay=pr25945")
     assert STAGED_LATE in found(staged).known and not staged.undeclared
@@ -263,7 +264,7 @@ def test_a_stage_frees_the_indices_of_a_mixed_step_under_their_gather() -> None:
 # ---- the command -------------------------------------------------------------------------------------------
 
 
-def test_declared_hazards_are_told_by_name(run_command: RunCommand, tmp_path: Path) -> None:
+def test_declared_hazards_are_listed_by_name(run_command: RunCommand, tmp_path: Path) -> None:
     sets = [part for override in CROWD for part in ("--set", override)]
     said = run_command("run", "mixed", *sets, "--hazards", "on", "--output-dir", tmp_path)
     assert said.code == 0 and "page-table rewrite" in said.out
@@ -272,14 +273,14 @@ def test_declared_hazards_are_told_by_name(run_command: RunCommand, tmp_path: Pa
     assert document["run"]["hazards_s"] > 0
 
 
-def test_hazards_off_says_that_nobody_looked(run_command: RunCommand) -> None:
+def test_hazards_off_abstains(run_command: RunCommand) -> None:
     sets = [part for override in CROWD for part in ("--set", override)]
     said = run_command("run", "mixed", *sets, "--hazards", "off", "--format", "json")
     document = json.loads(said.out)
     assert said.code == 0 and "abstained" in document["hazards"] and document["run"]["hazards_s"] is None
 
 
-def test_watching_changes_nothing_else() -> None:
+def test_hazard_checking_changes_nothing_else() -> None:
     plain, seen = (watched("mixed", *CROWD, hazards=hazards).result.document() for hazards in (False, True))
     for part in ("run", "environment", "hazards"):
         del plain[part], seen[part]
@@ -288,12 +289,12 @@ def test_watching_changes_nothing_else() -> None:
 
 
 @pytest.mark.wide
-def test_watching_costs_less_than_the_run_itself() -> None:
+def test_hazard_checking_costs_less_than_the_run() -> None:
     assert median(seconds(True) / seconds(False) for _ in range(3)) < 2
 
 
 def seconds(hazards: bool) -> float:
-    """Of this process, without what loading modules takes."""
+    """Returns the processor time of a run, without the time for loading modules."""
     question = resolved("mixed", *CROWD, LATEST)
     begin = time.process_time()
     execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))

@@ -1,8 +1,6 @@
-"""The table of a decode with KV on the host: every copy between host and device, and every wait, for each state.
-
-Three requests whose prompts are prefilled and staged together, and which end together: the first decode has nothing to
-back up.
-"""
+"""The table of a decode with KV on the host: every copy between host and device, and every wait, for each state. There
+are three requests whose prompts are prefilled and staged together and which end together; the first decode has nothing
+to back up."""
 
 from __future__ import annotations
 
@@ -41,13 +39,13 @@ STATES = (
 )  # fmt: skip
 BEFORE_26425 = STATES[:6]
 
-# What #26425 took away, and what it left.
+# The copy that #26425 removed, and the one that remains.
 ROWS = Copy("indices_downloaded", SCHEDULE, "d2h", "pageable B")
 NAMES = Copy("upload_indices", SCHEDULE, "h2d", "pageable B")
 # A request's next page on the host; the pages of its prompt.
 HOST_PAGE = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pageable nb")
 HOST_PAGES = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pinned nb")
-# The batch that comes back: rows, lengths, original lengths, tokens, and what it samples with.
+# A returning batch: rows, lengths, original lengths, tokens, and sampling parameters.
 REJOIN: Copies = {
     Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 3,
     Copy("_last_tokens", SCHEDULE, "h2d", "pageable B"): 1,
@@ -61,13 +59,12 @@ SENTINELS = {
 
 
 def expected(decodes: int, state: str) -> Copies:
-    """Of all decodes, with pages of one token."""
+    """The copies of all decodes, with pages of one token."""
     every = RESULT | ({ROWS: 1} if state in BEFORE_26425 else {}) | (SENTINELS if state == "pr25944" else {})
     return times(decodes, every) | REJOIN | {NAMES: decodes - 1, HOST_PAGE: 3 * (decodes - 1)}
 
 
-def test_overlapped(ask: Ask) -> None:
-    """In every state."""
+def test_copies_of_a_decode_in_every_state(ask: Ask) -> None:
     results = {state: ask(TOGETHER, *HOSTED, f"engine.relay={state}") for state in STATES}
     wanted = {state: expected(steps(result, "decode"), state) for state, result in results.items()}
     assert {state: copies(result, "decode") for state, result in results.items()} == wanted
@@ -78,8 +75,8 @@ def test_overlapped(ask: Ask) -> None:
 
 @wide
 @pytest.mark.parametrize("state", STATES)
-def test_serial(ask: Ask, state: str) -> None:
-    """One stream: lengths are lengths, and the tokens are read where they are."""
+def test_copies_of_a_serial_decode(ask: Ask, state: str) -> None:
+    """On one stream there are no sentinel lengths, and the tokens are read where they are."""
     result = ask(TOGETHER, *HOSTED, f"engine.relay={state}", "engine.overlap=false")
     decodes = steps(result, "decode")
     found = {
@@ -92,9 +89,9 @@ def test_serial(ask: Ask, state: str) -> None:
 
 @wide
 @pytest.mark.parametrize("state", ["pr26425-before", "pr26425"])
-def test_with_pages_only_a_page_that_opens_is_named(ask: Ask, state: str) -> None:
-    """Position 48 is backed up by each request. What ends gives back the pages of its buffer and those of its row: a
-    count that is read back for each."""
+def test_with_pages_only_a_newly_opened_page_is_uploaded(ask: Ask, state: str) -> None:
+    """Each request backs up position 48. A request that ends frees the pages of its buffer and those of its row, each
+    with a count that is read back."""
     result = ask(TOGETHER, *HOSTED, f"engine.relay={state}", "engine.page_size=16")
     found = expected(steps(result, "decode"), state) | {HOST_PAGE: 3, FREED_PAGES: 3 + 1}
     assert copies(result, "decode") == found
@@ -102,7 +99,7 @@ def test_with_pages_only_a_page_that_opens_is_named(ask: Ask, state: str) -> Non
 
 
 @wide
-def test_26425_takes_exactly_one_blocking_copy_from_every_decode(ask: Ask) -> None:
+def test_26425_removes_one_blocking_copy_from_every_decode(ask: Ask) -> None:
     before, after = (
         ask(TOGETHER, *HOSTED, f"engine.relay={state}") for state in ("pr26425-before", "pr26425")
     )
@@ -125,15 +122,15 @@ def test_26425_takes_exactly_one_blocking_copy_from_every_decode(ask: Ask) -> No
         ("none", None),
     ],
 )
-def test_what_26425_left_is_a_switch(ask: Ask, how: str, named: Copy | None) -> None:
+def test_a_switch_removes_the_copy_that_26425_left(ask: Ask, how: str, named: Copy | None) -> None:
     result = ask(TOGETHER, *HOSTED, f"engine.relay={{state: pr25945, backup_indices: {how}}}")
     decodes = steps(result, "decode")
     found = {copy: count for copy, count in expected(decodes, "pr25945").items() if copy != NAMES}
     assert copies(result, "decode") == found | ({named: decodes - 1} if named else {})
 
 
-def test_latest_waits_for_nothing(ask: Ask) -> None:
-    """The batch that comes back is one upload, and its sampling another."""
+def test_latest_makes_no_blocking_copy(ask: Ask) -> None:
+    """A returning batch is one upload, and its sampling parameters another."""
     result = ask(TOGETHER, *HOSTED, "engine.relay=latest")
     decodes = steps(result, "decode")
     packed = {Copy("_send", SCHEDULE, "h2d", "pinned nb"): 2, HOST_PAGE: 3 * (decodes - 1)}
@@ -153,7 +150,7 @@ LAYERS = 2
 
 
 @pytest.mark.parametrize("graph", ["true", "false"])
-def test_kv_travels_by_kernels_that_declare_what_they_move(ask: Ask, graph: str) -> None:
+def test_kv_is_moved_by_kernels_that_declare_their_bytes(ask: Ask, graph: str) -> None:
     result = ask(TOGETHER, *HOSTED, f"engine.cuda_graph={graph}", "engine.relay=pr26425")
     found, decodes = kernel_copies(result), steps(result, "decode")
     assert found["prefill", "staging"] == (3, 3 * 40 * TOKEN * LAYERS)

@@ -26,7 +26,7 @@ SMALL = (
 )
 
 
-def seen(*overrides: str) -> Hazards:
+def hazards_of(*overrides: str) -> Hazards:
     question = resolved("hisparse", *SMALL, *overrides)
     found = execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result.hazards
     assert isinstance(found, Hazards)
@@ -35,43 +35,42 @@ def seen(*overrides: str) -> Hazards:
 
 @pytest.mark.parametrize("values", ["real", "none"])
 @pytest.mark.parametrize("state", states())
-def test_a_state_shows_no_race_that_it_does_not_declare(state: str, values: str) -> None:
-    assert seen(f"engine.relay={state}", f"device.values={values}").findings == ()
+def test_a_state_shows_no_undeclared_hazard(state: str, values: str) -> None:
+    assert hazards_of(f"engine.relay={state}", f"device.values={values}").findings == ()
 
 
-def test_latest_has_none_at_all() -> None:
-    assert seen("engine.relay=latest") == Hazards()
+def test_latest_shows_no_hazard() -> None:
+    assert hazards_of("engine.relay=latest") == Hazards()
 
 
-def test_a_row_that_comes_back_is_reused_as_without_staging() -> None:
-    assert SLOT_REUSE in seen("engine.relay=pr26425").known
+def test_staging_keeps_the_declared_slot_reuse() -> None:
+    assert SLOT_REUSE in hazards_of("engine.relay=pr26425").known
 
 
 def touched(findings: tuple[HazardFinding, ...]) -> set[tuple[str, str]]:
-    """Operations that meet, by name; a replay is a graph."""
+    """The names of both operations of each finding; a replay is a graph."""
     return {(f.first.op, f.second.op) for f in findings if f.second is not None}
 
 
-def unwaited(
+def findings_without_wait(
     monkeypatch: pytest.MonkeyPatch, method: str, without: Callable[..., Any]
 ) -> set[tuple[str, str]]:
     monkeypatch.setattr(Coordinator, method, without)
-    return touched(seen("engine.relay=latest", "engine.cuda_graph=false").findings)
+    return touched(hazards_of("engine.relay=latest", "engine.cuda_graph=false").findings)
 
 
-def test_a_decode_that_does_not_wait_for_the_backup_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It overwrites the slot that is being copied, and looks on the host for what is not there yet."""
-    found = unwaited(monkeypatch, "before_forward", lambda *_: None)
+def test_a_decode_that_does_not_wait_for_the_backup_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode overwrites the slot that is being copied, and reads KV on the host before it is written."""
+    found = findings_without_wait(monkeypatch, "before_forward", lambda *_: None)
     assert ("back_up", "rope_and_store_kv") in found
 
 
-def test_a_request_that_ends_under_a_forward_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its buffer is reset while the forward looks into it."""
-    found = unwaited(monkeypatch, "_await_readers", lambda *_: None)
+def test_a_buffer_reset_under_a_forward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings_without_wait(monkeypatch, "_await_readers", lambda *_: None)
     assert ("plan_swap_in", "copy d2d") in found
 
 
-def test_a_request_that_decodes_before_it_is_staged_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_before_staging_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(self: Coordinator) -> list[Any]:
         ready = [staged.req for staged in self._staging]
         self._staging.clear()
@@ -79,5 +78,5 @@ def test_a_request_that_decodes_before_it_is_staged_shows(monkeypatch: pytest.Mo
             self._open_buffer(req)
         return ready
 
-    found = unwaited(monkeypatch, "collect_ready_reqs", at_once)
+    found = findings_without_wait(monkeypatch, "collect_ready_reqs", at_once)
     assert {second for first, second in found if first == "back_up"} & {"swap_in", "rope_and_store_kv"}

@@ -1,4 +1,5 @@
-"""Between its prompt and its first decode a request waits for the host's copy: what may happen to it there."""
+"""A request whose prompt is being copied to the host waits before its first decode: a slow copy, retraction and abort
+in that phase."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def plain(*overrides: str) -> Result:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host hears of a finished copy at every eighth look only."""
+    """Only every eighth poll of the host reports finished copies."""
     look: Callable[[Coordinator], list[Request]] = Coordinator.collect_ready_reqs
     looks = iter(range(1 << 30))
 
@@ -48,15 +49,16 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @LOOPS
-def test_a_slow_copy_changes_no_token(slow: None, loop: str) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("slow")
+def test_a_slow_copy_changes_no_token(loop: str) -> None:
     assert digest_of(run(loop)) == digest_of(plain())
 
 
 @LOOPS
-def test_a_request_that_waits_is_retracted_for_the_last_one_that_decodes(
+def test_a_staged_request_is_retracted_for_the_last_decode(
     monkeypatch: pytest.MonkeyPatch, ask_anew: Ask, loop: str
 ) -> None:
-    """Whose copy is not heard of before nobody decodes."""
+    """Its copy is not reported while another request decodes."""
     look, release, waited = Coordinator.collect_ready_reqs, Coordinator.release, []
 
     def late(self: Coordinator) -> list[Request]:
@@ -82,26 +84,27 @@ def test_a_request_that_waits_is_retracted_for_the_last_one_that_decodes(
 
 
 @LOOPS
-def test_a_client_may_leave_meanwhile(slow: None, monkeypatch: pytest.MonkeyPatch, loop: str) -> None:  # noqa: ARG001
-    """It is ended at once, and the others go on as if it had never come."""
+@pytest.mark.usefixtures("slow")
+def test_a_request_aborted_during_staging_ends_at_once(monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    """The other requests have the same tokens as without the aborts."""
     absorb = Scheduler.absorb_last_batch
-    left: list[str] = []
+    aborted: list[str] = []
 
-    def leave(self: Scheduler) -> None:
+    def abort_staged(self: Scheduler) -> None:
         waiting = [req for req in self.engine.tier.absent if self.engine.tier.is_staging(req)]
-        if len(left) < 3 and waiting:
-            self.abort(waiting[-1], "the client left")
-            left.append(waiting[-1].id)
+        if len(aborted) < 3 and waiting:
+            self.abort(waiting[-1], "the client disconnected")
+            aborted.append(waiting[-1].id)
         absorb(self)
 
-    monkeypatch.setattr(Scheduler, "absorb_last_batch", leave)
-    result, whole = run(loop), None
+    monkeypatch.setattr(Scheduler, "absorb_last_batch", abort_staged)
+    result = run(loop)
     monkeypatch.undo()
     whole = plain()
-    assert len(left) == 3 and statuses(result) == {"finished", "aborted"}
+    assert len(aborted) == 3 and statuses(result) == {"finished", "aborted"}
     for row, other in zip(result.requests, whole.requests, strict=True):
         assert row.token_ids is not None and other.token_ids is not None
-        if row.id in left:
-            assert (row.status, row.reason, row.output_tokens) == ("aborted", "the client left", 1)
+        if row.id in aborted:
+            assert (row.status, row.reason, row.output_tokens) == ("aborted", "the client disconnected", 1)
         assert row.token_ids == other.token_ids[: len(row.token_ids)]
-        assert row.id in left or row.token_ids == other.token_ids
+        assert row.id in aborted or row.token_ids == other.token_ids

@@ -1,8 +1,6 @@
-"""What it is worth to decode without asking the device for rows, and when something else hides it.
-
-Both blocking copies of a decode lie behind one another on the schedule stream: whoever comes first waits. Behind a
-barrier that wait is for the forward, and what is left of the host's work comes too late for the next one.
-"""
+"""What it saves to decode without downloading rows, and when another copy hides the saving. Both blocking copies of a
+decode follow each other on the schedule stream, so the first of them waits. Behind a barrier that wait is for the
+forward, and the host's remaining work comes too late for the next one."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def run(state: str, barrier: str, named: str) -> Result:
 
 
 def waits(result: Result) -> dict[str, tuple[float, float]]:
-    """(host time, exposed part) in us per decode of the two blocking copies."""
+    """Returns (host time, exposed part) in us per decode of the two blocking copies."""
     decodes = result.per_step["decode"].steps
     found: dict[str, tuple[float, float]] = {}
     for row in (*result.copies, *result.syncs):
@@ -48,34 +46,34 @@ def waits(result: Result) -> dict[str, tuple[float, float]]:
 
 
 def stall(state: str, barrier: str, named: str) -> float:
-    """Exposed by the two copies, us per decode."""
+    """Returns the exposed time of the two copies, us per decode."""
     return sum(exposed for _, exposed in waits(run(state, barrier, named)).values())
 
 
 @pytest.mark.parametrize("state", ["pr26425-before", "pr26425"])
 @pytest.mark.parametrize("named", ["blocking", "none"])
-def test_without_a_barrier_nothing_of_it_shows(state: str, named: str) -> None:
+def test_without_a_barrier_no_stall_is_exposed(state: str, named: str) -> None:
     assert stall(state, "off", named) < 1
 
 
-def test_behind_a_barrier_whoever_comes_first_waits_for_the_forward() -> None:
+def test_behind_a_barrier_the_first_copy_waits_for_the_forward() -> None:
     before, after = waits(run("pr26425-before", "top", "blocking")), waits(run("pr26425", "top", "blocking"))
     forward_us = 5_000
     assert before[ROWS][0] > forward_us > 100 > before[NAMES][0]
     assert after.keys() == {NAMES} and after[NAMES][0] > forward_us
 
 
-def test_what_is_left_hides_what_was_taken_away() -> None:
+def test_the_remaining_copy_hides_the_removed_one() -> None:
     before, after = stall("pr26425-before", "top", "blocking"), stall("pr26425", "top", "blocking")
     assert before > 5 and after > 0.8 * before
 
 
-def test_it_shows_once_that_is_gone_too() -> None:
+def test_without_both_copies_the_stall_is_gone() -> None:
     before, after = stall("pr26425-before", "top", "none"), stall("pr26425", "top", "none")
     assert before > 5 and after == 0
 
 
-def test_and_the_time_between_tokens_says_so() -> None:
+def test_the_inter_token_latency_shows_the_saving() -> None:
     def itl(state: str, named: str) -> float:
         return value(run(state, "top", named), "itl_ms")
 

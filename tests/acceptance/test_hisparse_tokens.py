@@ -1,4 +1,4 @@
-"""With KV on the host the tokens are those of the same model with all KV on the device, whatever else changes."""
+"""With KV on the host the tokens are those of the same model with all KV on the device, with any other setting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = (
 MODES = ("model.dtype=float32", "model.dtype=float64", "device.values=none")
 ON_THE_DEVICE = ("engine.hisparse={enabled: false}", "engine.overlap=false", "engine.kv_tokens=8192")
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
-# The host has no more room than the device, and nobody expects requests to grow.
+# The host stores no more than the device, and admission expects no growth of requests.
 TIGHT = (
     "engine.kv_tokens=512",
     "engine.hisparse.host_ratio=1.0",
@@ -40,7 +40,7 @@ LONG = ("workload.output_tokens={dist: uniform, min: 30, max: 60}",)
 AXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "loop": (("engine.overlap=false",),),
     "relay": tuple((f"engine.relay={name}",) for name in states() if name != "latest"),
-    "told": tuple(
+    "backup": tuple(
         (f"engine.relay={{state: {state}, backup_indices: {how}}}",)
         for state, how in (("pr25945", "none"), ("pr26425", "pinned"), ("latest", "blocking"))
     ),
@@ -61,7 +61,7 @@ SINGLE = [option for options in AXES.values() for option in options]
 
 @cache
 def run(*overrides: str) -> Result:
-    """Watched from inside: mirrors, rows, pages of both sides, and where each newest token goes."""
+    """Runs with the invariants checked: mirrors, rows, pages of both sides, and the slot of each newest token."""
     question, guard = resolved("hisparse", *SMALL, *overrides), Invariants()
     result = execute(question, question.relays[0], Options(device="vgpu"), guard=guard).result
     assert [violation.says for violation in guard.violations()] == []
@@ -81,7 +81,7 @@ def test_no_single_knob_changes_a_token(option: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("loop", LOOPS)
-def test_nor_does_where_kv_lies(mode: str, loop: str) -> None:
+def test_hosting_kv_changes_no_token(mode: str, loop: str) -> None:
     assert digest_of(run(mode, loop)) == reference(mode)
 
 
@@ -97,27 +97,27 @@ def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
 @pytest.mark.parametrize("mode", [MODES[0], MODES[2]])
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("state", ["pr26425", "latest"])
-def test_retracted_requests_come_back_with_the_same_tokens(mode: str, loop: str, state: str) -> None:
+def test_retraction_changes_no_token(mode: str, loop: str, state: str) -> None:
     result = run(mode, loop, *LONG, *TIGHT, f"engine.relay={state}", "engine.kv_tokens=336")
     assert value(result, "retractions") > 0
     assert digest_of(result) == digest_of(result_of("hisparse", *SMALL, *LONG, mode, *ON_THE_DEVICE))
 
 
 @pytest.mark.parametrize("state", ["pr26425", "latest"])
-def test_exact_penalties_know_what_was_sampled_before_staging(state: str) -> None:
+def test_exact_penalties_count_tokens_sampled_before_staging(state: str) -> None:
     penalised = ("workload.sampling.frequency_penalty=0.7", "workload.sampling.repetition_penalty=1.3")
     relay = f"engine.relay={{state: {state}, penalties: exact}}"
     plain = digest_of(result_of("hisparse", *SMALL, *penalised, *ON_THE_DEVICE))
     assert digest_of(run(*penalised, relay)) == plain != reference(MODES[0])
 
 
-def test_grammars_go_on_after_staging() -> None:
+def test_grammars_continue_after_staging() -> None:
     spelled = ("workload.sampling.grammar={regex: '[0-9]{1,30}'}", "workload.sampling.ignore_eos=false")
     assert digest_of(run(*spelled)) == digest_of(result_of("hisparse", *SMALL, *spelled, *ON_THE_DEVICE))
 
 
-def test_what_was_chosen_matters() -> None:
-    """Were the choice always the same, a wrong place would hardly show."""
+def test_the_indexers_choice_matters() -> None:
+    """If the choice were always the same, a wrong position would hardly change a token."""
     more = result_of("hisparse", *SMALL, *ON_THE_DEVICE, "model.seed=1")
     assert digest_of(more) != reference(MODES[0])
     assert 0.05 < value(run(MODES[0]), "hisparse_hit_ratio") < 0.95

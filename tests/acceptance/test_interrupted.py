@@ -1,4 +1,4 @@
-"""Ctrl-C, or being told to end: what there is is kept, and marked."""
+"""Ctrl-C and SIGTERM: the result up to that moment is kept and marked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 100
 
 
 class Interrupted:
-    """A run whose stderr is a terminal, stopped by Ctrl-C, or another signal, once ``under_way`` has returned."""
+    """A run whose stderr is a terminal, stopped by Ctrl-C or another signal once ``under_way`` has returned."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Interrupted:
         return self._seen.decode()
 
     def _watch(self) -> None:
-        """A screen that nobody looks at fills up. Reading raises when the other end is closed."""
+        """Reads the terminal, which would fill up otherwise, until the other end is closed."""
         with suppress(OSError):
             while read := os.read(self._screen, 65536):
                 self._seen += read
@@ -76,7 +76,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def some_are_done(run: Interrupted) -> None:
-    """As the progress bar tells."""
+    """Waits until the progress bar counts a finished request."""
     until(lambda: re.search(r"\b[1-9]\d*/8000", run.err) is not None)
 
 
@@ -96,7 +96,7 @@ def kept(interrupted: Interrupted, folder: Path) -> Result:
     return read(folder / "result.json")
 
 
-def test_what_is_printed_is_what_is_kept(interrupted: Interrupted, kept: Result, folder: Path) -> None:
+def test_the_printed_document_is_the_stored_one(interrupted: Interrupted, kept: Result, folder: Path) -> None:
     assert json.loads(interrupted.out) == kept.document()
     assert sorted(file.name for file in folder.iterdir()) == ["result.json", "timeline.jsonl.gz"]
     assert "Traceback" not in interrupted.err
@@ -107,52 +107,52 @@ def test_the_result_is_marked(kept: Result) -> None:
     assert kept.outputs == Abstained(abstained="the run was interrupted")
 
 
-def test_requests_under_way_are_cancelled_and_those_done_stay_done(kept: Result) -> None:
+def test_running_requests_are_cancelled_and_finished_ones_stay_finished(kept: Result) -> None:
     statuses = Counter((request.status, request.reason) for request in kept.requests)
     assert set(statuses) == {("finished", "length"), ("cancelled", "interrupted")}
     assert all((row.first_token is None) == (row.output_tokens == 0) for row in kept.requests)
 
 
-def test_what_was_counted_stays_counted(kept: Result) -> None:
+def test_counts_up_to_the_interrupt_are_kept(kept: Result) -> None:
     assert kept.per_step["decode"].steps > 0
     assert kept.copies
 
 
 @pytest.mark.wide
-def test_being_told_to_end_is_answered_like_ctrl_c(tmp_path: Path) -> None:
-    told = Interrupted(*LONG, "--output-dir", tmp_path, under_way=some_are_done, by=signal.SIGTERM)
-    assert told.code == 143
+def test_sigterm_keeps_the_result_like_ctrl_c(tmp_path: Path) -> None:
+    run = Interrupted(*LONG, "--output-dir", tmp_path, under_way=some_are_done, by=signal.SIGTERM)
+    assert run.code == 143
     assert read(tmp_path / "result.json").run.cancelled
     assert sorted(file.name for file in tmp_path.iterdir()) == ["result.json", "timeline.jsonl.gz"]
 
 
 @pytest.mark.wide
-def test_workers_of_their_own_end_together(tmp_path: Path) -> None:
+def test_disaggregated_workers_end_together(tmp_path: Path) -> None:
     pair = "engine.disaggregation={mode: pair, decode: 2}"
-    told = Interrupted(*LONG, "--set", pair, "--output-dir", tmp_path, under_way=some_are_done)
+    run = Interrupted(*LONG, "--set", pair, "--output-dir", tmp_path, under_way=some_are_done)
     result = read(tmp_path / "result.json")
-    assert told.code == 130 and result.run.cancelled
+    assert run.code == 130 and result.run.cancelled
     assert {request.status for request in result.requests} == {"finished", "cancelled"}
 
 
 @pytest.mark.wide
 def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
-    """Each request is told once, by the rank that had it."""
+    """Each request is reported once, by the rank that had it."""
     ranks = ("--set", "engine.data_parallel.ranks=2", "--output-dir", tmp_path)
-    told = Interrupted(*LONG, *ranks, under_way=some_are_done)
+    run = Interrupted(*LONG, *ranks, under_way=some_are_done)
     result = read(tmp_path / "result.json")
-    assert told.code == 130 and result.run.cancelled
+    assert run.code == 130 and result.run.cancelled
     assert {request.status for request in result.requests} == {"finished", "cancelled"}
     assert Counter(request.id for request in result.requests).most_common(1)[0][1] == 1
 
 
 @pytest.mark.wide
-def test_processes_end_together_though_one_is_told(tmp_path: Path) -> None:
-    def somebody_works(run: Interrupted) -> None:  # noqa: ARG001
+def test_processes_end_together_when_one_gets_the_signal(tmp_path: Path) -> None:
+    def timelines_grow(_: Interrupted) -> None:
         until(lambda: len([file for file in tmp_path.iterdir() if file.stat().st_size > 10_000]) == 2)
 
     pair = ("--set", "engine.disaggregation={mode: pair}", "--world", "distributed")
-    told = Interrupted(
+    run = Interrupted(
         *LONG,
         "--set",
         "workload.requests=2000",
@@ -161,26 +161,26 @@ def test_processes_end_together_though_one_is_told(tmp_path: Path) -> None:
         *pair,
         "--output-dir",
         tmp_path,
-        under_way=somebody_works,
+        under_way=timelines_grow,
     )
-    assert told.code == 130
-    assert told.err == ""
+    assert run.code == 130
+    assert run.err == ""
     assert read(tmp_path / "result.json").run.cancelled
 
 
-def test_before_there_is_anything_to_keep(tmp_path: Path) -> None:
-    """The run still reads its trace, which nobody goes on writing."""
+def test_an_interrupt_before_the_first_request_keeps_nothing(tmp_path: Path) -> None:
+    """The run is still reading its trace, a pipe without further data."""
     trace = tmp_path / "trace.jsonl"
     os.mkfifo(trace)
     writers: list[int] = []
 
-    def somebody_reads() -> bool:
+    def trace_is_open() -> bool:
         with suppress(OSError):
             writers.append(os.open(trace, os.O_WRONLY | os.O_NONBLOCK))
         return bool(writers)
 
     arguments = ("trace_mooncake", "--set", f"workload.trace={trace}", "--output-dir", tmp_path)
-    early = Interrupted(*arguments, under_way=lambda _: until(somebody_reads))
+    early = Interrupted(*arguments, under_way=lambda _: until(trace_is_open))
     os.close(writers[0])
     assert (early.code, early.out) == (130, "")
     assert "Traceback" not in early.err

@@ -1,8 +1,6 @@
-"""The ladder's table: for each state, every copy between host and device, and every wait, of each kind of step.
-
-A row is one copy, a column one state, a number how often a step of the kind makes it. Behind the dot are the states
-that only stand between two pull requests.
-"""
+"""The ladder's table: for each state, every copy between host and device, and every wait, of each kind of step. A row
+is one copy, a column one state, a number how often a step of the kind makes it. The columns after the dot are states
+that only stand between two pull requests."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ SERIAL_PENALTIES: Table = {**SERIAL_DECODE, LATEST_TOKENS: "0 0 0 0 0 0 1 . 0 0"
 
 @dataclass(frozen=True)
 class StateRuns:
-    """Small traces under one state; copies do not depend on values."""
+    """Runs of small traces under one state; copies do not depend on values."""
 
     ask: Ask
     state: str
@@ -111,7 +109,7 @@ def has_copies_and_their_waits(result: Result, kind: str, expected: Copies) -> N
 
 
 def test_prefill_and_decode(runs: StateRuns) -> None:
-    """Of three requests two leave others behind; after the third no row is kept."""
+    """Two of three requests finish before the others; after the third no row is kept."""
     result = runs.run(STAGGERED)
     decodes = steps(result, "decode")
     assert steps(result, "prefill") == 1
@@ -121,7 +119,7 @@ def test_prefill_and_decode(runs: StateRuns) -> None:
 
 
 def test_prefill_and_decode_with_pages(runs: StateRuns) -> None:
-    """Each request leaves a page that is not full, which the cache does not take."""
+    """Each request leaves a partly filled page, which the cache does not take."""
     result = runs.run(STAGGERED, "engine.page_size=16")
     decodes = times(steps(result, "decode"), runs.column(DECODE))
     has_copies_and_their_waits(result, "prefill", runs.column(PREFILL) | {LAST_LOC: 3})
@@ -149,7 +147,7 @@ def test_serial_penalties(runs: StateRuns) -> None:
     has_copies_and_their_waits(result, "decode", expected)
 
 
-# One request decodes while the prompt of another takes three chunks. Behind the first and the second of them the
+# One request decodes while the prompt of another takes three chunks. After the first and the second of them the
 # prompt's request leaves the running part, whose rows stay.
 CHUNKED_BESIDE_A_DECODE = ((40, 20, 0), (600, 4, 1))
 
@@ -162,7 +160,6 @@ def test_mixed(runs: StateRuns) -> None:
 
 
 def test_mixed_penalties(runs: StateRuns) -> None:
-    """Of both parts of a step."""
     result = runs.run(CHUNKED_BESIDE_A_DECODE, "engine.mixed_chunk=true", frequency_penalty=0.5)
     penalised = runs.column(MIXED) | {PENALTIES: 1, LATEST_TOKENS: 1}
     assert copies(result, "mixed") == times(3, penalised) | times(2, runs.column(LEAVING))
@@ -213,7 +210,7 @@ LATEST_PREFILL: Copies = {
 
 
 class TestLatest:
-    """Nothing blocks, and a step's numbers travel together."""
+    """No copy blocks, and the numbers of a step are uploaded together."""
 
     extend_lens = Copy("_extend_rows", FORWARD, "h2d", "pinned nb")
     penalties = Copy("_send", SCHEDULE, "h2d", "pinned nb")
@@ -230,7 +227,7 @@ class TestLatest:
         assert copies(result, "decode") == times(steps(result, "decode"), RESULT)
         assert waits(result, "decode") == waits_of(copies(result, "decode"))
 
-    def test_requests_that_finish(self, ask: Ask) -> None:
+    def test_finished_requests(self, ask: Ask) -> None:
         result = ask(STAGGERED, *LATEST)
         assert copies(result, "decode") == times(steps(result, "decode"), RESULT) | {KEEP: 2}
 

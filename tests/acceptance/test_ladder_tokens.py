@@ -1,4 +1,4 @@
-"""One digest for the whole ladder, and what the best rung is better at."""
+"""One digest for the whole ladder, and the advantages of ``latest``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.acceptance.runs import SMALL, TIGHT, digest_of, result_of, value
 
 wide = pytest.mark.wide
 
-# Requests that lose their KV come back in chunks, behind whom others decode.
+# Retracted requests are prefilled again in chunks, mixed with decodes.
 CHUNKED = (*TIGHT, "engine.chunked_prefill_size=64")
 # With each way to publish lengths and to hand on tokens.
 SOME = ("pr25774-before", "pr25944", "pr25945", "latest")
@@ -46,7 +46,7 @@ LOOPS = ("engine.overlap=true", "engine.overlap=false")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_upstreams_penalties_are_the_same_in_every_state_of_one_loop(loop: str) -> None:
+def test_upstream_penalties_are_equal_in_all_states_of_a_loop(loop: str) -> None:
     digests = {
         digest_of(result_of("penalties", *FEW_PENALISED, f"engine.relay={state}", loop))
         for state in SOME
@@ -55,7 +55,7 @@ def test_upstreams_penalties_are_the_same_in_every_state_of_one_loop(loop: str) 
     assert len(digests) == 1
 
 
-def test_exact_penalties_are_the_same_in_every_state_and_loop() -> None:
+def test_exact_penalties_are_equal_in_all_states_and_loops() -> None:
     digests = {
         digest_of(
             result_of("penalties", *FEW_PENALISED, f"engine.relay={{state: {state}, penalties: exact}}", loop)
@@ -67,7 +67,7 @@ def test_exact_penalties_are_the_same_in_every_state_and_loop() -> None:
 
 
 @wide
-def test_penalties_and_grammars_in_all_states() -> None:
+def test_penalties_with_grammars_are_equal_in_all_states() -> None:
     spelled = {digest_of(result_of("grammar", *FEW_SPELLED, f"engine.relay={state}")) for state in states()}
     assert len(spelled) == 1
     named = [state for state in states() if state != "latest"]
@@ -81,7 +81,7 @@ def test_penalties_and_grammars_in_all_states() -> None:
 
 @cache
 def before_and_after(scenario: str, *overrides: str) -> tuple[Result, Result]:
-    """Under #25945 and under the best state."""
+    """Runs under #25945 and under ``latest``."""
     before, after = (
         result_of(scenario, *overrides, f"engine.relay={state}") for state in ("pr25945", "latest")
     )
@@ -95,7 +95,8 @@ PREFILLS = ("prefill_heavy", "workload.requests=4", "workload.output_tokens=8")
 
 
 class TestLatest:
-    """Never behind #25945, and ahead wherever that one exposes host time. Emulated, under the h200 profile."""
+    """Never slower than #25945, and faster wherever #25945 exposes host time. Times are emulated under the h200
+    profile."""
 
     @pytest.mark.wide
     @pytest.mark.parametrize(
@@ -126,11 +127,11 @@ class TestLatest:
             assert exposed[1] < 0.95 * exposed[0]
             assert value(after, "output_throughput") > value(before, "output_throughput")
 
-    def test_the_schedules_kernels_of_a_decode_run_beside_the_forward(self) -> None:
+    def test_schedule_kernels_of_a_decode_overlap_the_forward(self) -> None:
         idle = [value(result, "forward_idle_us_per_step") for result in before_and_after(*DECODES)]
         assert idle[1] < idle[0] / 2
 
-    def test_no_call_of_a_prefill_waits_but_for_the_tokens(self) -> None:
+    def test_a_prefill_waits_only_for_its_tokens(self) -> None:
         _, after = before_and_after(*PREFILLS)
         assert {row.site.function for row in after.syncs if row.sync and row.site} == {"_host_tokens"}
         assert not any(row.blocking for row in after.copies)

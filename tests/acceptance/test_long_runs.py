@@ -1,4 +1,4 @@
-"""A run of any length takes the memory of its first minutes."""
+"""The memory of a run does not grow with its length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY = 50
 
 
 class MemoryLog(Observer):
-    """Bytes of Python's objects, every few steps."""
+    """Records the bytes of Python objects every few steps."""
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
@@ -26,8 +26,8 @@ class MemoryLog(Observer):
 
 
 def test_memory_does_not_grow_with_the_steps() -> None:
-    """Records pile up until a window is cut, some hundred KiB every 250 steps, and are gone with it. What remains of
-    a step is less than its share of 64 KiB."""
+    """Records accumulate until a window is cut, some hundred KiB every 250 steps, and are then freed. What remains of a
+    step is less than its share of 64 KiB."""
     log = MemoryLog()
     few = ("workload.requests=4", "workload.arrival=burst", f"workload.output_tokens={STEPS}")
     tracemalloc.start()
@@ -39,5 +39,5 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     warm = log.bytes[1:]
     half = len(warm) // 2
     assert len(warm) == STEPS // EVERY
-    assert max(warm) - min(warm) > 2**17  # records do pile up in between
+    assert max(warm) - min(warm) > 2**17  # records accumulate in between
     assert min(warm[half:]) - min(warm[:half]) < 2**16

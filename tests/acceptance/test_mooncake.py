@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parents[3] / "shared/data/mooncake_conversation_head15
 
 
 def conversations(*, clients: int, turns: int) -> Iterator[dict[str, object]]:
-    """Every turn repeats its conversation so far, behind a system prompt that all share."""
+    """Every turn repeats its conversation so far, after a system prompt that all share."""
     dice = random.Random(0)
     ids = iter(range(1, 10**6))
     histories = [[0] for _ in range(clients)]
@@ -70,14 +70,14 @@ def test_shared_prefixes_are_found(result: Result, uncached: Result) -> None:
     assert value(uncached, "cache_hit_ratio") == 0
 
 
-def test_prefixes_from_the_cache_save_time_and_change_nothing(result: Result, uncached: Result) -> None:
+def test_cached_prefixes_save_time_and_change_no_token(result: Result, uncached: Result) -> None:
     assert value(result, "ttft_ms") < value(uncached, "ttft_ms")
     assert digest_of(result) == digest_of(uncached)
 
 
 @pytest.mark.slow
-def test_the_recorded_head() -> None:
-    """All 1,500 requests of a real service; run where the recording lies beside the repository."""
+def test_the_recorded_trace_finishes() -> None:
+    """All 1,500 requests of a real service. The recording lies beside the repository."""
     recorded = result_of("trace_mooncake", f"workload.trace={RECORDED}", "workload.requests=1500")
     assert len(recorded.requests) == 1500
     finished = sum(row.status == "finished" for row in recorded.requests)
@@ -86,9 +86,9 @@ def test_the_recorded_head() -> None:
 
 
 @pytest.mark.slow
-def test_two_gpus_that_share_the_work_by_phase_win_where_there_is_more_of_it() -> None:
-    """Of the slowest tenth: at low load the one prefill worker is what is missing, at a higher one decodes that prompts
-    interrupt."""
+def test_disaggregation_beats_replicas_at_a_high_rate() -> None:
+    """Compares the slowest tenth of requests. At a low rate the single prefill worker is the bottleneck; at a higher
+    one prefills delay the replicas' decodes."""
 
     def slowest(rate: str, how: str) -> float:
         found = result_of(

@@ -35,7 +35,7 @@ COVERING = max(map(len, AXES.values()))
 
 
 def covering(number: int) -> list[str]:
-    """The settings of a combination; each setting is in one of the first ``COVERING``."""
+    """The settings of a combination; each setting is in one of the first ``COVERING`` combinations."""
     chosen = (settings[(number + place) % len(settings)] for place, settings in enumerate(AXES.values()))
     return [override for setting in chosen for override in setting]
 
@@ -51,7 +51,7 @@ def reference(mode: str) -> str:
 
 
 def in_modes(*soon: str) -> list[object]:
-    """These modes in ``make test``, the others in ``make wide``."""
+    """The given modes in ``make test``, the others in ``make wide``."""
     modes = (FLOAT32, FLOAT64, NONE)
     return [mode if mode in soon else pytest.param(mode, marks=pytest.mark.wide) for mode in modes]
 
@@ -86,18 +86,18 @@ def test_no_drawn_combination_of_settings_changes_a_token(mode: str, seed: int) 
 
 @pytest.mark.parametrize("mode", in_modes(NONE))
 @pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false"])
-def test_retracted_requests_come_back_with_the_same_tokens(mode: str, loop: str) -> None:
+def test_retraction_changes_no_token(mode: str, loop: str) -> None:
     result = result_of("mixed", *SMALL, *TIGHT, mode, loop)
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference(mode)
 
 
-def test_hashes_are_other_tokens_than_the_models() -> None:
+def test_tokens_from_tags_differ_from_the_models() -> None:
     assert reference(NONE) != reference(FLOAT32)
 
 
 @pytest.mark.wide
-def test_the_whole_of_mixed_has_the_same_tokens_in_both_loops() -> None:
+def test_mixed_has_the_same_tokens_in_both_loops() -> None:
     overlapped = result_of("mixed")
     assert statuses(overlapped) == {"finished"}
     assert len(overlapped.requests) == 64

@@ -1,4 +1,4 @@
-"""One result in five forms: each is what it claims to be, and plain where nobody looks."""
+"""One result in five formats, each valid in itself and without escapes where the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Printed = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def outputs() -> dict[tuple[str, ...], str]:
-    """What was printed before in each form."""
+    """Outputs that were printed before, by format."""
     return {}
 
 
@@ -76,7 +76,7 @@ def test_json_is_a_result(printed: Printed) -> None:
     assert "token_ids" not in json.loads(printed("json"))["requests"][0]
 
 
-def test_json_tells_the_workload_that_was_drawn(printed: Printed) -> None:
+def test_json_has_the_drawn_workload(printed: Printed) -> None:
     result = Result.from_json(printed("json"))
     drawn = [row.prompt_tokens for row in result.requests]
     assert (result.workload.requests, result.workload.clipped) == (4, 0)
@@ -84,7 +84,7 @@ def test_json_tells_the_workload_that_was_drawn(printed: Printed) -> None:
     assert result.workload.prompt_tokens.requested is not None
 
 
-def test_csv_rows_say_which_run_and_what_of_it(printed: Printed) -> None:
+def test_csv_rows_name_the_run_and_the_metric(printed: Printed) -> None:
     rows = list(csv.DictReader(io.StringIO(printed("csv"))))
     result = Result.from_json(printed("json"))
     assert isinstance(result.outputs, Outputs)
@@ -96,8 +96,10 @@ def test_csv_rows_say_which_run_and_what_of_it(printed: Printed) -> None:
     latency = by_name["itl_ms"]
     assert float(latency["p50"]) <= float(latency["p90"]) <= float(latency["max"])
     count = by_name["decode.steady.forward.d2h"]
-    told = result.per_step["decode.steady"].streams["forward"]["d2h"]
-    assert {name: float(count[name]) for name in ("median", "mean", "max", "steps_with")} == told.model_dump()
+    expected = result.per_step["decode.steady"].streams["forward"]["d2h"]
+    assert {
+        name: float(count[name]) for name in ("median", "mean", "max", "steps_with")
+    } == expected.model_dump()
     assert by_name["output_throughput"]["steps_with"] == ""
 
 
@@ -125,11 +127,11 @@ def test_csv_has_rows_of_every_rank(run_command: RunCommand, tmp_path: Path, sce
             for stream, counters in counts.streams.items()
             for counter in counters
         ]
-        told = {metric for name, _, metric in by_place if name == rank.name}
-        assert counted and told == {*counted, *rank.metrics}
+        metrics = {metric for name, _, metric in by_place if name == rank.name}
+        assert counted and metrics == {*counted, *rank.metrics}
 
 
-def test_markdown_tables_are_even(printed: Printed) -> None:
+def test_markdown_tables_have_even_columns(printed: Printed) -> None:
     lines = printed("md").splitlines()
     tables = [line.count("|") - line.count("\\|") if line.startswith("|") else 0 for line in lines]
     assert sum(width > 0 for width in tables) > 30
@@ -147,7 +149,7 @@ def test_html_is_balanced(printed: Printed) -> None:
 
 
 class Page(HTMLParser):
-    """Elements that are still open, and the text."""
+    """Collects the elements that are still open, the text and the title."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,14 +170,14 @@ class Page(HTMLParser):
             self.title += data
 
 
-def test_a_broken_budget_is_told_beside_the_document(run_command: RunCommand) -> None:
+def test_a_broken_budget_is_reported_on_stderr(run_command: RunCommand) -> None:
     said = run_command(*BRIEF, "--format", "json", "--expect", "decode.steady.forward.d2h=0")
     assert said.code == 1
     assert "d2h" in said.err
     assert Result.from_json(said.out).per_step["decode.steady"].steps > 0
 
 
-def test_a_broken_budget_is_a_table_among_tables(run_command: RunCommand) -> None:
+def test_a_broken_budget_is_the_last_table(run_command: RunCommand) -> None:
     said = run_command(*BRIEF, "--expect", "decode.steady.forward.d2h=0")
     assert (said.code, said.err) == (1, "")
     assert "decode.steady" in said.out.splitlines()[-2]
@@ -186,14 +188,13 @@ def test_a_budget_that_holds_is_not_mentioned(run_command: RunCommand) -> None:
     assert (said.code, said.err) == (0, "")
 
 
-def test_a_terminal_gets_escapes_and_may_refuse_colours() -> None:
-    """What is bold stays bold."""
+def test_no_color_keeps_bold_escapes_on_a_terminal() -> None:
     seen = on_a_terminal(*BRIEF, env={"NO_COLOR": "1"})
     assert "\x1b[" in seen and not COLOUR.search(seen)
 
 
 def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
-    """What a terminal is sent on stdout."""
+    """Returns what is written to stdout where stdout is a terminal."""
     screen, out = pty.openpty()
     seen = b""
     with subprocess.Popen(

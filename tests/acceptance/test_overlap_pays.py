@@ -1,4 +1,4 @@
-"""The overlapped loop is faster, and the numbers beside it say why."""
+"""The overlapped loop is faster, and the metrics of idle time explain why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from schedbench.profiles.record.result import IdlePart, Result
 from tests.acceptance.runs import digest_of, result_of, value
 
-# Less than the shipped pair, with a running batch that stays full as theirs.
+# A smaller workload than the shipped pair's, with a running batch that stays full too.
 LESS = (
     "workload.requests=32",
     "workload.arrival.concurrency=16",
@@ -31,23 +31,23 @@ def idle(result: Result) -> IdlePart:
 
 
 def exposed(result: Result) -> float:
-    """Microseconds per step in which the device stood still because of the host."""
+    """Microseconds per step in which the device was idle because of the host."""
     return value(result, "exposed_stall_us_per_step") + value(result, "exposed_host_us_per_step")
 
 
-def test_same_work(overlapped: Result, serial: Result) -> None:
+def test_both_loops_have_the_same_tokens(overlapped: Result, serial: Result) -> None:
     assert digest_of(overlapped) == digest_of(serial)
 
 
-def test_more_tokens_per_second(overlapped: Result, serial: Result) -> None:
+def test_overlap_raises_the_throughput(overlapped: Result, serial: Result) -> None:
     assert value(overlapped, "output_throughput") > 1.01 * value(serial, "output_throughput")
 
 
-def test_the_host_is_hidden_behind_the_device(overlapped: Result, serial: Result) -> None:
+def test_overlap_hides_host_time(overlapped: Result, serial: Result) -> None:
     assert exposed(overlapped) < exposed(serial) / 5
 
 
-def test_the_device_waits_less_for_the_host(overlapped: Result, serial: Result) -> None:
+def test_overlap_lowers_the_idle_time(overlapped: Result, serial: Result) -> None:
     assert idle(overlapped).host_late_us < idle(serial).host_late_us / 5
     assert value(overlapped, "forward_occupancy") > value(serial, "forward_occupancy")
 
@@ -57,6 +57,6 @@ def test_idle_time_is_accounted_for(which: str, request: pytest.FixtureRequest) 
     result: Result = request.getfixturevalue(which)
     parts = idle(result)
     steps = sum(counts.steps for kind, counts in result.per_step.items() if kind != "decode.steady")
-    told = parts.host_late_us + parts.dependency_us + parts.kernel_gap_us + parts.residue_us
+    total = parts.host_late_us + parts.dependency_us + parts.kernel_gap_us + parts.residue_us
     assert parts.residue_us == parts.unnamed_host_us == 0
-    assert told == pytest.approx(value(result, "forward_idle_us_per_step") * steps, rel=1e-9)
+    assert total == pytest.approx(value(result, "forward_idle_us_per_step") * steps, rel=1e-9)

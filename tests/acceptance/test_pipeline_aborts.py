@@ -1,4 +1,5 @@
-"""A client goes away while its request is anywhere in a pipeline: it ends once, on every stage, and nothing is left."""
+"""A client disconnects while its request is in any phase of a pipeline: it ends once, on every stage, and no memory of
+it stays allocated."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
-from tests.acceptance.client_aborts import Leaving, left, only_one_is_gone
+from tests.acceptance.client_aborts import AbortOnce, assert_only_one_aborted, run_with_abort
 from tests.acceptance.runs import resolved
 from tests.robustness.fault_runs import FEW, whole
 
@@ -29,12 +30,12 @@ def _prefilled(scheduler: Scheduler) -> Sequence[Request]:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_in_every_phase_it_ends_once_and_the_others_go_on(phase: str) -> None:
-    """At the same turn on every stage."""
+def test_an_abort_in_any_phase_ends_one_request_once(phase: str) -> None:
+    """The abort happens in the same iteration on every stage."""
 
-    def leaves(scheduler: Scheduler) -> Leaving:
-        return Leaving("receive", lambda: PHASES[phase](scheduler), scheduler.abort)
+    def abort_on_rank(scheduler: Scheduler) -> AbortOnce:
+        return AbortOnce("receive", lambda: PHASES[phase](scheduler), scheduler.abort)
 
-    result = left(resolved("mixed", *FEW, *FOUR), leaves)
+    result = run_with_abort(resolved("mixed", *FEW, *FOUR), abort_on_rank)
     assert result.run.failure is None
-    only_one_is_gone(result, whole(*FOUR))
+    assert_only_one_aborted(result, whole(*FOUR))

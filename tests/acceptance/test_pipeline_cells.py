@@ -37,21 +37,21 @@ def run(state: str) -> Result:
 
 
 def tallies(rank: RankPart, kind: str, stream: str) -> dict[str, set[float]]:
-    """The least known of a counter, median and maximum: one number where every step has as many."""
+    """Returns the median and the maximum of every counter: one number where every step has the same."""
     found = rank.per_step[kind].streams.get(stream, {})
     return {name: {tally.median, tally.max} for name, tally in found.items()}
 
 
 @BY_STATE
-def test_the_prompt_goes_up_on_every_stage(state: str) -> None:
-    """Before #25945 on the schedule stream; from it on, on the forward stream, but for latest, which packs it."""
+def test_the_prompt_is_uploaded_on_every_stage(state: str) -> None:
+    """#25945 moves it from the schedule stream to the forward stream; latest packs it with other uploads."""
     late = state == "pr25945"
     counts = copies(run(state), "prefill")
     prefills = run(state).steps()["prefill"]
     assert counts.get(PROMPT_LATE, 0) == (prefills if late else 0)
     assert counts.get(PROMPT_NOW, 0) == (0 if late else prefills)
     first, *others = run(state).ranks
-    for rank in others:  # the others need no more of it than its length
+    for rank in others:  # the others need only its length
         for stream in ("schedule", "forward"):
             up = {name: n for name, n in tallies(rank, "prefill", stream).items() if name.startswith("h2d")}
             mine = tallies(first, "prefill", stream).items()
@@ -60,8 +60,8 @@ def test_the_prompt_goes_up_on_every_stage(state: str) -> None:
 
 @BY_STATE
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
-def test_tokens_come_round_and_are_read_once(state: str, kind: str) -> None:
-    """Per step: a blocking read by the schedule, behind a wait for the copy stream, on which nothing went down."""
+def test_tokens_reach_every_stage_and_are_read_once(state: str, kind: str) -> None:
+    """Per step the schedule makes a blocking read, after a wait for the copy stream, which made no download."""
     result = run(state)
     count = result.steps()[kind]
     assert copies(result, kind)[READ] == count
@@ -69,32 +69,33 @@ def test_tokens_come_round_and_are_read_once(state: str, kind: str) -> None:
     for rank in result.ranks:
         copying = tallies(rank, kind, "copy")
         assert not any(name.startswith(("h2d", "d2h")) for name in copying)
-        steady = "decode.steady" if kind == "decode" else kind  # who leaves is told otherwise before #25944
+        steady = "decode.steady" if kind == "decode" else kind  # filtering copies differently before #25944
         assert tallies(rank, steady, "schedule")["d2h_blocking"] == {1}
 
 
 @BY_STATE
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
-def test_what_travels(state: str, kind: str) -> None:
-    """Proxies go down the line; tokens go from the last stage to the first, and on but for the one before the last."""
+def test_proxies_and_tokens_sent_by_every_stage(state: str, kind: str) -> None:
+    """Each stage sends proxies to the next one; tokens go from the last stage to the first, and on to all but the one
+    before the last."""
     sends = [tallies(rank, kind, "link")["send"] for rank in run(state).ranks]
     proxies_and_tokens = [
         2,
         1,
         1,
-    ]  # first: both; middle: proxies, and has tokens from the first; last: tokens
+    ]  # first: both; middle: proxies, and receives tokens from the first; last: tokens
     assert sends == [{count} for count in proxies_and_tokens]
 
 
-def test_tokens_are_stored_where_mixed_steps_need_them() -> None:
-    """#25945 stores them on the copy stream of every stage, before it on none."""
+def test_25945_stores_tokens_on_every_stage() -> None:
+    """It stores them on the copy stream, for mixed steps; earlier states store them on no stage."""
     for state, kernels in (("pr25945", 1), ("pr26425", 0)):
         for rank in run(state).ranks:
             assert tallies(rank, "decode", "copy").get("kernel", {0}) == {kernels}
 
 
-def test_a_lone_chunk_sends_no_token_round() -> None:
-    """A prompt of three chunks of 16: with the switch only the last one's token travels."""
+def test_skip_chunk_outputs_sends_only_the_last_chunks_token() -> None:
+    """The prompt has three chunks of 16 tokens."""
     asked = (*SCENARIO, "engine.chunked_prefill_size=16", "workload.requests=1", "workload.prompt_tokens=40")
     plain, skipping = (
         result_of(*asked, f"engine.pipeline.skip_chunk_outputs={switch}") for switch in ("false", "true")
@@ -105,7 +106,7 @@ def test_a_lone_chunk_sends_no_token_round() -> None:
     assert [tally.steps_with for tally in sends] == [3, 1]
 
 
-def test_what_is_a_devices_or_a_loops_is_told_by_each_stage() -> None:
+def test_metrics_of_a_device_or_loop_are_those_of_each_stage() -> None:
     result = run("latest")
     for name in OWN:
         assert result.metrics[name] == Abstained(abstained=APART)

@@ -69,7 +69,7 @@ def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("stages", [TWO, pytest.param(FOUR, marks=pytest.mark.wide)])
-def test_nor_do_stages_with_real_values(stages: str) -> None:
+def test_no_number_of_stages_changes_a_token_with_real_values(stages: str) -> None:
     assert digest("mixed", *SMALL, stages) == alone()
 
 
@@ -92,14 +92,14 @@ def test_a_state_has_the_tokens_of_one_rank(state: str) -> None:
         "{temperature: 0.7, grammar: {regex: '[0-9]{1,9}'}}",
     ],
 )
-def test_whatever_the_last_stage_samples_by(sampling: str) -> None:
-    """Penalties that upstream counts from the input are the serial loop's own in both."""
+def test_sampling_gives_the_tokens_of_one_rank(sampling: str) -> None:
+    """Upstream's penalties, counted from the input, are those of the serial loop in both runs."""
     knobs = f"workload.sampling={sampling}"
     assert digest("mixed", *SMALL, TWO, knobs) == alone(knobs)
 
 
 @pytest.mark.parametrize("stages", [TWO, pytest.param(FOUR, marks=pytest.mark.wide)])
-def test_retracted_requests_come_back_with_the_same_tokens(stages: str) -> None:
+def test_retraction_changes_no_token(stages: str) -> None:
     growing = (
         "workload.arrival=burst",
         "workload.shared_prefix={groups: 8, tokens: 1}",
@@ -112,13 +112,13 @@ def test_retracted_requests_come_back_with_the_same_tokens(stages: str) -> None:
     assert digest_of(result) == alone(*growing)
 
 
-def test_a_client_that_leaves_is_ended_on_every_stage() -> None:
+def test_aborted_requests_end_on_every_stage() -> None:
     result = result_of("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
     assert statuses(result) == {"finished", "aborted"}
 
 
 @pytest.mark.wide
-def test_the_shipped_pipelines_run() -> None:
+def test_shipped_pipelines_finish_every_request() -> None:
     for name in ("pp2", "pp4_mixed"):
         found = outcome_of(name, "workload.requests=4", "workload.output_tokens.max=24").result
         assert statuses(found) == {"finished"} and found.hazards == Hazards()
@@ -129,7 +129,7 @@ def test_the_shipped_pipelines_run() -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("stages", [2, 4])
 def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
-    """Over gloo: the same ranks, each in a process of its own."""
+    """The same ranks run as processes over gloo."""
     question = resolved("mixed", *SMALL, f"engine.pipeline.stages={stages}", "workload.arrival=burst")
     together, apart = (
         execute(question, question.relays[0], Options(device="vgpu", world=world, hazards=True)).result
@@ -144,8 +144,8 @@ def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
 
 
 @pytest.mark.wide
-def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
-    """What a message's sender knew comes along: nothing else orders a stage's streams but what came round."""
+def test_processes_show_the_hazards_of_virtual_time() -> None:
+    """A message carries its sender's clock, because only messages order the streams of different stages."""
     question = fault_scenario(faults()["stage-tokens-unawaited"]).broken()
     results = [
         execute(question, question.relays[0], Options(device="vgpu", world=world, hazards=True)).result
@@ -158,7 +158,7 @@ def test_a_race_between_processes_is_the_one_of_the_virtual_world() -> None:
 
 
 def test_ranks_are_drawn_on_one_clock(run_command: RunCommand, tmp_path: Path) -> None:
-    """One picture with each stage's tracks: a stage's proxies are received after the one before has sent them."""
+    """One trace has the tracks of every stage; a stage receives proxies after the previous stage has sent them."""
     small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=6")
     assert run_command("run", "pp4_mixed", *small, "--output-dir", tmp_path).code == 0
     assert run_command("trace", tmp_path).code == 0

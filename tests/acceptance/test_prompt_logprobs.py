@@ -1,4 +1,4 @@
-"""Log probabilities of prompts and outputs: their values, and what they cost in each state."""
+"""Log probabilities of prompts and outputs: their values, and their copies in each state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OFTEN = ("pr25774-before", "pr25945-before", "pr25945", "latest")
     [pytest.param(name, marks=() if name in OFTEN else pytest.mark.wide) for name in states()],
 )
 def test_copies_of_a_step_in_every_state(state: str) -> None:
-    """Nothing is mixed; beside the tokens a prefill copies its own log probabilities and the prompts'."""
+    """No step is mixed; besides the tokens a prefill downloads its own log probabilities and the prompts'."""
     relay = f"engine.relay={state}"
     result = result_of("logprobs", *FEW, relay, hazards=True)
     assert result.outputs == result_of("logprobs", *FEW, relay, *UNSCORED, "engine.overlap=false").outputs
@@ -75,7 +75,7 @@ STATES = (*UNSCORED, "workload.sampling.hidden_states=true")
 
 @torch.no_grad()
 def whole_states(request: Request, plain: PlainModel) -> list[list[float]]:
-    """The hidden states of a request's prompt and its tokens but the last, which is never computed."""
+    """Returns the hidden states of a request's prompt and of its tokens except the last, which is never computed."""
     batch = plain.batch([*request.origin_input_ids, *request.output_ids][:-1])
     batch.capture_hidden = True
     states = plain.model.forward(batch).hidden_states

@@ -9,7 +9,7 @@ from tests.conftest import RunCommand
 
 NONE = ("overlap_on", "--set", "workload.requests=8", "--set", "workload.output_tokens=8")
 
-# Whoever commits between two runs makes another tool of it.
+# A commit between two runs changes the recorded version of the tool.
 NO_CHECKOUT = {"GIT_DIR": "nowhere"}
 
 
@@ -21,7 +21,7 @@ NO_CHECKOUT = {"GIT_DIR": "nowhere"}
 def test_a_run_repeats_byte_for_byte(
     question: tuple[str, ...], run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another process, with other addresses and hashes."""
+    """Also in another process, with other addresses and hashes."""
     asked = ("run", *question, "--save-tokens", "--format", "json")
     first = schedbench(*asked, env=NO_CHECKOUT)
     for name, setting in NO_CHECKOUT.items():
@@ -37,6 +37,6 @@ def test_another_seed_is_another_run() -> None:
 
 
 def lasting(document: str) -> str:
-    """The document's text without the two entries that may differ; each entry begins on a line of its own."""
+    """Returns the document's text without the two entries that may differ; each entry begins on its own line."""
     entries = document.split('\n"')
     return '\n"'.join(entry for entry in entries if not entry.startswith(('run"', 'environment"')))

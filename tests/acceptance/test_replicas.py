@@ -1,4 +1,4 @@
-"""Engines that share nothing but a router: each request gets the tokens of one engine."""
+"""Engines that share only a router: each request gets the tokens of one engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_real_values_a_warm_up_and_pages_change_nothing() -> None:
     assert digest("mixed", *FEWER, *ways) == reference()
 
 
-def test_a_client_that_waits_for_its_answer_is_served_by_all_in_turn() -> None:
+def test_a_closed_loop_of_one_client_uses_all_replicas_in_turn() -> None:
     result = result_of(
         "mixed", *FEWER, NONE, replicas(2), "workload.arrival={process: closed, concurrency: 1}"
     )
@@ -44,19 +44,19 @@ def test_a_client_that_waits_for_its_answer_is_served_by_all_in_turn() -> None:
     assert all(rank.per_step["prefill"].steps >= 5 for rank in result.ranks)
 
 
-def test_a_replica_without_requests_only_waits() -> None:
+def test_a_replica_without_requests_makes_no_step() -> None:
     result = result_of("mixed", *FEWER, NONE, replicas(3), "workload.requests=2")
     assert [bool(rank.per_step) for rank in result.ranks] == [True, True, False]
 
 
-def test_clients_that_go_away_do_so_once() -> None:
+def test_aborted_requests_end_once() -> None:
     gone = ("workload.abort={fraction: 0.5, after_tokens: 3}", "workload.output_tokens=12")
     result = result_of("mixed", *FEWER, *gone, NONE, replicas(2))
     assert statuses(result) == {"aborted", "finished"}
     assert len({row.id for row in result.requests}) == 10
 
 
-def test_half_the_requests_wait_less_and_nothing_is_sent() -> None:
+def test_two_replicas_shorten_the_queue_without_a_transfer() -> None:
     one = result_of("mixed", *FEWER, NONE)
     two = result_of("mixed", *FEWER, NONE, replicas(2))
     assert value(two, "ttft_ms") < value(one, "ttft_ms")
@@ -67,6 +67,6 @@ def test_half_the_requests_wait_less_and_nothing_is_sent() -> None:
 @pytest.mark.parametrize(
     "scenario", ["spec_v2", *(pytest.param(name, marks=pytest.mark.wide) for name in ("spec_v1", "hisparse"))]
 )
-def test_other_modes_are_each_engines_own(scenario: str) -> None:
+def test_other_modes_have_the_tokens_of_one_engine(scenario: str) -> None:
     few = ("workload.requests=6", "workload.output_tokens=8")
     assert digest(scenario, *few, replicas(2)) == digest(scenario, *few)

@@ -1,4 +1,4 @@
-"""A broken page table, token or length shows in the digest, with real values as with hashes."""
+"""A damaged page table, token or length changes the digest, with real values and with tags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Damage = Callable[[Machine, Scheduler], AbstractContextManager[None]]
 """What is done to the device's memory around one range of one step."""
 
 
-class Saboteur(Observer):
+class DamageOnce(Observer):
     """Does its damage once: around the range ``name`` of the ``nth`` decode of at least two requests."""
 
     def __init__(self, machine: Machine, scheduler: Scheduler, damage: Damage, name: str, nth: int) -> None:
@@ -48,7 +48,7 @@ class Saboteur(Observer):
 
 @contextmanager
 def swapped_slots(machine: Machine, scheduler: Scheduler) -> Iterator[None]:
-    """Two requests have each other's slot for their last written token, from now on."""
+    """From now on two requests have each other's slot for their last written token."""
     first, second = scheduler.running_batch.reqs[:2]
     table = machine.peek(scheduler.engine.slots.req_to_token)
     places = [_last(first), _last(second)]
@@ -92,14 +92,14 @@ def nothing(machine: Machine, scheduler: Scheduler) -> Iterator[None]:  # noqa: 
 
 
 def damaged(values: str, damage: Damage, name: str, nth: int) -> str:
-    saboteurs: list[Saboteur] = []
+    observers: list[DamageOnce] = []
 
     def listener(machine: Machine, scheduler: Scheduler) -> Observer:
-        saboteurs.append(Saboteur(machine, scheduler, damage, name, nth))
-        return saboteurs[0]
+        observers.append(DamageOnce(machine, scheduler, damage, name, nth))
+        return observers[0]
 
     found = digest_observed(resolved("mixed", *FEW, values), listener)
-    assert saboteurs[0].done
+    assert observers[0].done
     return found
 
 
@@ -114,7 +114,7 @@ def sound(values: str) -> str:
     return digest("mixed", *FEW, values)
 
 
-def test_looking_on_changes_nothing(values: str, sound: str) -> None:
+def test_an_observer_without_damage_changes_nothing(values: str, sound: str) -> None:
     assert damaged(values, nothing, "model", 3) == sound
 
 
@@ -122,7 +122,7 @@ def test_looking_on_changes_nothing(values: str, sound: str) -> None:
     ("damage", "name"), [(swapped_slots, "model"), (other_token, "resolve"), (shorter_by_one, "model")]
 )
 @pytest.mark.parametrize("nth", STEPS)
-def test_a_wrong_slot_token_or_length_shows(
+def test_a_wrong_slot_token_or_length_changes_the_digest(
     values: str, sound: str, damage: Damage, name: str, nth: int
 ) -> None:
     assert damaged(values, damage, name, nth) != sound

@@ -1,4 +1,4 @@
-"""ShareGPT's texts are counted by the tokenizer in the model's folder, and estimated where there is none."""
+"""ShareGPT's texts are counted by the tokenizer in the model's folder, and estimated without one."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ESTIMATED = (10, 10)  # 37 bytes each
 
 @pytest.fixture
 def asked(checkpoint: Path) -> tuple[str, ...]:
-    """The settings of a trace of one conversation, for that model."""
+    """Returns the settings of a trace of one conversation for that model."""
     trace = checkpoint / "trace.json"
     trace.write_text(json.dumps([{"conversations": [{"value": text} for text in WORDS]}]))
     return f"model.path={checkpoint}", f"workload={{trace: {trace}, format: sharegpt, requests: 1}}"
 
 
 def by_words(folder: Path) -> None:
-    """A tokenizer that cuts long texts and pads short ones, as a checkpoint's may, in the folder."""
+    """Writes a tokenizer that truncates long texts and pads short ones, as a checkpoint's may, into the folder."""
     tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.enable_truncation(3)
@@ -43,7 +43,7 @@ def lengths(question: Resolved) -> tuple[int, int]:
     return int(achieved.prompt_tokens.achieved.mean), int(achieved.output_tokens.achieved.mean)
 
 
-def test_texts_are_counted_by_the_models_tokenizer(checkpoint: Path, asked: tuple[str, ...]) -> None:
+def test_texts_are_counted_by_the_tokenizer_of_the_model(checkpoint: Path, asked: tuple[str, ...]) -> None:
     assert lengths(resolved("mixed", *asked)) == ESTIMATED
     by_words(checkpoint)
     question = resolved("mixed", *asked)
@@ -53,13 +53,13 @@ def test_texts_are_counted_by_the_models_tokenizer(checkpoint: Path, asked: tupl
     assert statuses(result) == {"finished"} and result.requests[0].prompt_tokens == 8
 
 
-def test_a_tokenizer_concerns_texts_only(checkpoint: Path) -> None:
+def test_a_tokenizer_is_used_for_texts_only(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").write_text("not read")
     question = resolved("mixed", f"model.path={checkpoint}", "workload.requests=2")
     assert not [part for part in inputs(question) if part.file.endswith("tokenizer.json")]
 
 
-def test_a_tokenizer_that_cannot_be_used_is_a_problem_of_the_model(
+def test_an_unusable_tokenizer_is_an_error_of_the_model(
     checkpoint: Path, asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkpoint / "tokenizer.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""``check`` on every shipped scenario: nothing is found in ``latest``, in whatever order its streams allow."""
+"""``check`` finds nothing in ``latest`` on any shipped scenario, in any order that its streams allow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANDOM_ORDERS = 8
 
 
 def own_file(name: str, checkpoint: Path) -> tuple[str, ...]:
-    """The setting that a scenario asks its user for, if it does."""
+    """Returns the setting that a scenario requires from its user, if it does."""
     if name == "checkpoint":
         return (f"model.path={checkpoint}",)
     if name != "trace_mooncake":

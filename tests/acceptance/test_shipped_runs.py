@@ -13,7 +13,7 @@ from schedbench.scenarios import shipped
 from schedbench.sched.observe import Observer, StepInfo
 from tests.acceptance.runs import digest_observed, digest_of, resolved, result_of, statuses, value
 
-# What needs a file of somebody's is run elsewhere, on a file that the test writes.
+# Scenarios that need a user's file run elsewhere, on a file that the test writes.
 ON_FILES = {"checkpoint", "trace_mooncake"}
 # Requests of a run: enough for every kind of step of the scenario, and more where a claim needs them.
 REQUESTS = {
@@ -43,7 +43,7 @@ def run(name: str, *overrides: str) -> Result:
 
 @pytest.mark.parametrize("name", sorted(set(shipped.names()) - ON_FILES))
 def test_every_request_finishes(name: str) -> None:
-    """Under watch, since this is every mode's run as it is shipped."""
+    """The hazard checker is on, because this runs every mode as it is shipped."""
     few = ("workload.requests=2", "workload.output_tokens={dist: uniform, min: 2, max: 6}")
     result = result_of(name, *few, "measure.warmup_requests=0", hazards=True)
     assert statuses(result) == {"finished"} and len(result.requests) == 2
@@ -66,7 +66,7 @@ def test_checkpoint_runs_on_a_checkpoint(checkpoint: Path) -> None:
     assert digest_of(serial) == digest_of(result)
 
 
-def test_another_checkpoint_says_something_else(checkpoint: Path) -> None:
+def test_another_checkpoint_gives_other_tokens(checkpoint: Path) -> None:
     config = checkpoint / "config.json"
     before = digest_of(run("checkpoint", f"model.path={checkpoint}"))
     config.write_text(config.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 3.0'))
@@ -90,10 +90,10 @@ class TestGrammar:
             expected = NUMBER if row.reason == "stop" else BEGUN_NUMBER
             assert expected.fullmatch(self.text(row)), row
 
-    def test_outputs_are_not_all_the_same_number(self) -> None:
+    def test_outputs_are_different_numbers(self) -> None:
         assert len({self.text(row) for row in run("grammar").requests}) > 8
 
-    def test_both_loops_say_the_same(self) -> None:
+    def test_both_loops_have_the_same_tokens(self) -> None:
         digests = {digest_of(run("grammar", f"engine.overlap={on}")) for on in ("true", "false")}
         assert len(digests) == 1
 
@@ -104,7 +104,7 @@ class TestSpeculationWithGrammar:
     def test_verifies_give_several_tokens(self) -> None:
         assert value(run("spec_grammar"), "accept_length") > 1.5
 
-    def test_outputs_match_and_would_not_by_themselves(self) -> None:
+    def test_outputs_match_only_because_of_the_grammar(self) -> None:
         rows = run("spec_grammar").requests
         assert {row.reason for row in rows} == {"stop", "length"}
         assert all(TEXT.fullmatch(TestGrammar.text(row)) for row in rows)
@@ -115,14 +115,14 @@ class TestSpeculationWithGrammar:
         plain = run("spec_grammar", "engine.speculative={algorithm: none}")
         assert digest_of(run("spec_grammar")) == digest_of(plain)
 
-    def test_a_verify_begins_when_the_step_before_is_settled(self) -> None:
+    def test_a_verify_with_a_grammar_begins_after_the_step_before_is_settled(self) -> None:
         """Without a grammar it does not wait."""
         assert self.under_way() == {0}
         assert max(self.under_way(*self.WITHOUT)) > 0
 
     @staticmethod
     def under_way(*overrides: str) -> set[int]:
-        """Parts of steps that had not been settled when a verify was launched."""
+        """Returns how many parts of steps were unsettled when each verify was launched."""
         counts = Launches()
         digest_observed(resolved("spec_grammar", "workload.requests=4", *overrides), lambda *_: counts)
         return counts.before_a_verify
@@ -150,10 +150,10 @@ class TestPenalties:
         "workload.sampling.min_new_tokens=0",
     )
 
-    def test_they_change_what_is_said(self) -> None:
+    def test_penalties_change_the_tokens(self) -> None:
         assert digest_of(run("penalties")) != digest_of(run("penalties", *self.PLAIN))
 
-    def test_outputs_repeat_themselves_less(self) -> None:
+    def test_penalties_reduce_repetition(self) -> None:
         assert self.repeated(run("penalties")) < self.repeated(run("penalties", *self.PLAIN))
 
     def test_every_decode_counts_the_latest_tokens(self) -> None:
@@ -166,17 +166,17 @@ class TestPenalties:
         )
         assert uploads == result.per_step["decode"].steps
 
-    def test_upstreams_lag_by_a_token_where_steps_overlap(self) -> None:
-        """Exact ones do not: test_ladder_tokens.py."""
+    def test_upstream_penalties_lag_by_a_token_under_overlap(self) -> None:
+        """Exact penalties do not: test_ladder_tokens.py."""
         assert digest_of(run("penalties", "engine.overlap=false")) != digest_of(run("penalties"))
 
     @staticmethod
     def repeated(result: Result) -> int:
-        """Output tokens that their request had said before."""
+        """Returns the number of output tokens that their request had before."""
         return sum(row.output_tokens - len(set(row.token_ids or ())) for row in result.requests)
 
 
-def test_retraction_retracts_and_changes_nothing() -> None:
+def test_the_retraction_scenario_retracts_and_changes_no_token() -> None:
     tight = run("retraction", NONE)
     assert value(tight, "retractions") > 0
     assert value(tight, "peak_kv_tokens") <= 2048
@@ -190,15 +190,15 @@ def test_shared_prefixes_come_from_the_cache() -> None:
     assert value(run("shared_prefix", "engine.radix_cache=false", NONE), "cache_hit_ratio") == 0
 
 
-def test_mixed_mixes_and_prefill_heavy_chunks() -> None:
+def test_mixed_has_mixed_steps_and_prefill_heavy_has_chunks() -> None:
     assert run("mixed", NONE).per_step["mixed"].steps > 10
     prefill_heavy = run("prefill_heavy", NONE, "workload.requests=12")
     assert max(row.prompt_tokens for row in prefill_heavy.requests) > 8192
 
 
 @pytest.mark.parametrize("values", [pytest.param("device.values=real", marks=pytest.mark.wide), NONE])
-def test_a_device_with_one_queue_says_the_same(values: str) -> None:
-    """No pinned memory, side streams, events or graphs: the same tokens, on one stream."""
+def test_a_device_with_one_queue_has_the_same_tokens(values: str) -> None:
+    """It has no pinned memory, side streams, events or graphs."""
     plain = run("mixed", values, "device.hardware=mlx-like")
     assert digest_of(plain) == digest_of(run("mixed", values))
     assert {stream for counts in plain.per_step.values() for stream in counts.streams} == {"schedule"}

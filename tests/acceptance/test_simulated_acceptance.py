@@ -1,4 +1,5 @@
-"""Simulated acceptance: the same work on both sides, tokens that nobody compares, and what makes no sense refused."""
+"""Simulated acceptance: both workers do the same work, tokens are not compared, and contradictory settings are
+refused."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ NONE = ("device.values=none", "model={preset: llama-3-8b, dtype: bfloat16}")
 WORKERS = {"v1": ("engine.overlap=false",), "v2": ("engine.overlap=true",)}
 
 
-def lots(mode: str, *overrides: str, mean: float = 2.5, more: str = "") -> tuple[str, ...]:
+def simulated(mode: str, *overrides: str, mean: float = 2.5, more: str = "") -> tuple[str, ...]:
     acceptance = f"{{mean: {mean}{more}}}"
     speculative = f"engine.speculative={{algorithm: eagle, mode: {mode}, acceptance: {acceptance}}}"
     return (*SMALL, *WORKERS[mode], speculative, *overrides)
 
 
-class Lengths(Observer):
-    """What each request got from each of its verifies, in order."""
+class AcceptedLengths(Observer):
+    """Records the accepted lengths of each request's verifies, in order."""
 
     def __init__(self) -> None:
         self.of: dict[str, list[int]] = {}
@@ -40,34 +41,34 @@ class Lengths(Observer):
 
 
 def lengths(*overrides: str) -> dict[str, list[int]]:
-    heard = Lengths()
+    observed = AcceptedLengths()
     with prepared_run(resolved("spec_v2", *overrides)) as (_, composed):
-        composed.measure(lambda *_: nullcontext(heard))
-    return heard.of
+        composed.measure(lambda *_: nullcontext(observed))
+    return observed.of
 
 
 def test_both_workers_do_the_same_work() -> None:
-    """Also where steps hold other requests: a lot is a request's own."""
-    v2 = lengths(*lots("v2"))
-    assert lengths(*lots("v1")) == v2
-    assert lengths(*lots("v2", "engine.max_running_requests=3", "engine.relay=pr25774")) == v2
-    assert lengths(*lots("v2", "measure.seed=1")) != v2
+    """A request's lengths are its own, so this also holds where steps have other requests."""
+    v2 = lengths(*simulated("v2"))
+    assert lengths(*simulated("v1")) == v2
+    assert lengths(*simulated("v2", "engine.max_running_requests=3", "engine.relay=pr25774")) == v2
+    assert lengths(*simulated("v2", "measure.seed=1")) != v2
     assert len({tuple(own) for own in v2.values()}) > 6
 
 
-def test_a_request_that_comes_back_goes_on_with_its_lots() -> None:
+def test_a_retracted_request_continues_its_sequence_of_lengths() -> None:
     tight = ("engine.kv_tokens=640", "engine.schedule_conservativeness=0.01", "workload.arrival=burst")
     short = ("workload.prompt_tokens=24", "workload.output_tokens=90")
-    retracted = lengths(*lots("v1", *short, *tight))
-    plain = lengths(*lots("v1", *short))
-    assert value(result_of("spec_v2", *lots("v1", *short, *tight)), "retractions") > 0
+    retracted = lengths(*simulated("v1", *short, *tight))
+    plain = lengths(*simulated("v1", *short))
+    assert value(result_of("spec_v2", *simulated("v1", *short, *tight)), "retractions") > 0
     assert all(own == plain[name][: len(own)] for name, own in retracted.items())
 
 
 @pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
 @pytest.mark.parametrize("mode", WORKERS)
-def test_tokens_abstain_and_the_result_is_stamped(mode: str, values: tuple[str, ...]) -> None:
-    result = result_of("spec_v2", *lots(mode), *values)
+def test_tokens_abstain_and_the_result_is_labelled(mode: str, values: tuple[str, ...]) -> None:
+    result = result_of("spec_v2", *simulated(mode), *values)
     assert result.outputs == Abstained(
         abstained="the acceptance of drafts was simulated, the tokens mean nothing"
     )
@@ -77,7 +78,7 @@ def test_tokens_abstain_and_the_result_is_stamped(mode: str, values: tuple[str, 
     assert value(result, "accept_length") == pytest.approx(2.5, abs=0.1)
 
 
-def test_measured_acceptance_is_stamped_as_such_and_its_absence_is_none() -> None:
+def test_measured_acceptance_is_labelled() -> None:
     assert result_of("spec_v2", *SMALL).labels.acceptance == "measured"
     plain = result_of("decode_heavy", "workload.requests=4", "workload.output_tokens=8")
     assert "acceptance" not in plain.document()["labels"]
@@ -86,11 +87,11 @@ def test_measured_acceptance_is_stamped_as_such_and_its_absence_is_none() -> Non
 
 @pytest.mark.parametrize("method", ["match-expected", "multinomial"])
 @pytest.mark.parametrize("per", ["request", "batch"])
-def test_every_way_to_draw_has_its_mean(method: str, per: str) -> None:
+def test_every_method_of_drawing_has_the_given_mean(method: str, per: str) -> None:
     result = result_of(
-        "spec_v2", *lots("v2", *NONE, more=f", method: {method}, per: {per}"), "workload.requests=24"
+        "spec_v2", *simulated("v2", *NONE, more=f", method: {method}, per: {per}"), "workload.requests=24"
     )
-    few = 0.3 if per == "batch" else 0.12  # a lot for each step, not for each request
+    few = 0.3 if per == "batch" else 0.12  # one draw for each step, not for each request
     assert value(result, "accept_length") == pytest.approx(2.5, abs=few)
     shares = [value(result, f"position_acceptance.{k}") for k in (1, 2, 3)]
     assert shares == sorted(shares, reverse=True)
@@ -98,9 +99,9 @@ def test_every_way_to_draw_has_its_mean(method: str, per: str) -> None:
     assert (shares[2] > 0) == (method == "multinomial")
 
 
-def test_one_lot_for_a_batch_is_the_same_for_all_in_it() -> None:
+def test_drawing_per_batch_gives_all_its_requests_the_same_length() -> None:
     together = lengths(
-        *lots("v1", "workload.arrival=burst", "workload.prompt_tokens=20", more=", per: batch"),
+        *simulated("v1", "workload.arrival=burst", "workload.prompt_tokens=20", more=", per: batch"),
         "workload.requests=4",
     )
     shortest = min(map(len, together.values()))
@@ -108,20 +109,20 @@ def test_one_lot_for_a_batch_is_the_same_for_all_in_it() -> None:
 
 
 @pytest.mark.parametrize("mean", [1.0, 4.0])
-def test_the_ends_of_what_can_be_accepted(mean: float) -> None:
-    assert value(result_of("spec_v2", *lots("v2", *NONE, mean=mean)), "accept_length") == mean
+def test_smallest_and_largest_mean_are_exact(mean: float) -> None:
+    assert value(result_of("spec_v2", *simulated("v2", *NONE, mean=mean)), "accept_length") == mean
 
 
-def test_prefills_are_no_verifies() -> None:
-    """Every token but a request's first comes from a verify; ends cut some."""
-    result = result_of("spec_v2", *lots("v2", *NONE, mean=1.0))
+def test_prefills_verify_nothing() -> None:
+    """Every token but a request's first comes from a verify, because the mean is 1."""
+    result = result_of("spec_v2", *simulated("v2", *NONE, mean=1.0))
     tokens = sum(request.output_tokens for request in result.requests)
-    verifies = sum(len(own) for own in lengths(*lots("v2", *NONE, mean=1.0)).values())
+    verifies = sum(len(own) for own in lengths(*simulated("v2", *NONE, mean=1.0)).values())
     assert verifies == tokens - len(result.requests)
 
 
 def test_emulated_runs_repeat() -> None:
-    one, two = (result_of("spec_v2", *lots("v2")).document() for _ in range(2))
+    one, two = (result_of("spec_v2", *simulated("v2")).document() for _ in range(2))
     for part in ("run", "environment"):
         del one[part], two[part]
     assert one == two
@@ -130,7 +131,7 @@ def test_emulated_runs_repeat() -> None:
 REFUSED = {
     "with values none acceptance cannot be measured: expected {mean: ...}": NONE,
     "a chain of 5 steps has 6, got 4": ("engine.speculative={algorithm: eagle, steps: 5, draft_tokens: 4}",),
-    "expected at most steps + 1 = 4, got 4.5": lots("v2", mean=4.5),
+    "expected at most steps + 1 = 4, got 4.5": simulated("v2", mean=4.5),
     "means something only with an algorithm": ("engine.speculative={algorithm: none, steps: 5}",),
     "overlap cannot be combined with speculation v1": (
         "engine.speculative={algorithm: eagle, mode: v1}",
@@ -152,7 +153,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_makes_no_sense_is_refused(reason: str) -> None:
+def test_contradictory_settings_are_refused(reason: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         resolved("spec_v2", *REFUSED[reason])
     assert reason in str(refused.value)

@@ -1,7 +1,5 @@
 """Speculation's part of the ladder's table: every copy between host and device, and every wait, of each kind of step.
-
-As in ``test_ladder_cells``: a row is one copy, a column one state, a number how often a step of the kind makes it.
-"""
+As in ``test_ladder_cells`` a row is one copy, a column one state, a number how often a step of the kind makes it."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ V2 = (*EAGLE, "engine.speculative={algorithm: eagle, mode: v2}")
 SUMMED_LENS = Copy("_sum_lengths", SCHEDULE, "d2h", "pinned B")
 PROMPT_NOW = Copy("upload_now", SCHEDULE, "h2d", "pinned nb")
 PROMPT_LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
-# Results of both kinds of step start their way together.
+# The results of both kinds of step are downloaded together.
 RESULT = Copy("_copied", FORWARD, "d2h", "pinned nb")
 # The draft's forward batch sends lengths of its own.
 DRAFT_LENS = Copy("lens_uploaded", FORWARD, "h2d", "pageable nb")
@@ -82,8 +80,8 @@ def state(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def leavers(result: Result, state: str) -> Copies:
-    """Rows are filtered as often as somebody left others behind, which depends on what was accepted."""
+def filters(result: Result, state: str) -> Copies:
+    """Rows are filtered whenever a request ends before others, which depends on what was accepted."""
     kept = copies(result, "verify").get(KEEP, 0)
     return times(kept, column(LEAVING, state))
 
@@ -99,7 +97,7 @@ V1_VERIFY: Copies = {
     Copy("_append", SCHEDULE, "d2h", "pinned B"): 1,
     Copy("_compact", SCHEDULE, "d2h", "pinned B"): 1,
 }
-# Who goes on, where somebody does not.
+# The requests that continue, where one ends.
 UNFINISHED = Copy("_extend", SCHEDULE, "h2d", "pageable B")
 # Lengths to rotate a prompt's ids by (#25819); a loop of small copies on the device before.
 ROTATION: Table = {
@@ -114,7 +112,7 @@ V1_PREFILL: Table = {
 
 class TestV1:
     def test_every_kind_of_step(self, ask: Ask, state: str) -> None:
-        """The draft extends behind the prompt, and behind each verify after which a request goes on."""
+        """The draft extends after the prompt, and after each verify with a request that continues."""
         result = ask(STAGGERED, *V1, f"engine.relay={state}")
         ends, verifies = 3, steps(result, "verify")
         assert steps(result, "draft") == verifies
@@ -123,7 +121,7 @@ class TestV1:
         expected = {
             "prefill": column(V1_PREFILL, state),
             "draft": times(verifies, V1_DRAFT),
-            "verify": times(verifies, V1_VERIFY) | leavers(result, state),
+            "verify": times(verifies, V1_VERIFY) | filters(result, state),
             "draft_extend": {on_schedule(DRAFT_LENS): 2 * verifies, UNFINISHED: unfinished}
             | column(ROTATION, state),
         }
@@ -134,7 +132,7 @@ class TestV1:
 
     @wide
     def test_what_the_draft_adds_to_a_prefill(self, ask: Ask, state: str) -> None:
-        """Requests of a single token end with their prefill: nothing is verified."""
+        """Requests of a single token end with their prefill, so nothing is verified."""
         result = ask([(40, 1, 0)] * 3, *V1, f"engine.relay={state}")
         expected = {on_schedule(DRAFT_LENS): 2} | column(ROTATION, state)
         assert "verify" not in result.per_step
@@ -146,7 +144,7 @@ class TestV1:
         result = ask(STAGGERED, *V1, f"engine.relay={state}", "engine.page_size=16")
         verifies = steps(result, "verify")
         freed = {FREED_PAGES: copies(result, "verify").get(FREED_PAGES, 0)}
-        expected = times(verifies, V1_VERIFY) | leavers(result, state) | freed
+        expected = times(verifies, V1_VERIFY) | filters(result, state) | freed
         assert steps(result, "draft") == verifies
         assert copies(result, "draft") == times(verifies, V1_DRAFT)
         assert copies(result, "verify") == expected
@@ -161,8 +159,8 @@ class TestV1:
             for sampling in ({}, {"frequency_penalty": 0.5})
         )
         verifies = [steps(result, "verify") for result in (plain, penalised)]
-        assert copies(penalised, "verify") == times(verifies[1], V1_VERIFY) | leavers(penalised, state)
-        assert copies(plain, "verify") == times(verifies[0], V1_VERIFY) | leavers(plain, state)
+        assert copies(penalised, "verify") == times(verifies[1], V1_VERIFY) | filters(penalised, state)
+        assert copies(plain, "verify") == times(verifies[0], V1_VERIFY) | filters(plain, state)
 
 
 # ---- v2 -----------------------------------------------------------------------------------------------------
@@ -194,7 +192,7 @@ V2_PREFILL: Table = {
 
 
 def v2_waits(expected: Copies, results: int, *, reader: str) -> Waits:
-    """A result is read after its event; the private stream is waited for by name."""
+    """A result is read after its event; the host waits for the private stream by name."""
     found = Counter(waits_of(expected))
     found[reader, FORWARD, "cudaEventSynchronize"] += results
     private = Copy("lengths_by_private_stream", "lengths", "d2h", "pinned nb")
@@ -205,12 +203,12 @@ def v2_waits(expected: Copies, results: int, *, reader: str) -> Waits:
 
 class TestV2:
     def test_every_kind_of_step(self, ask: Ask, state: str) -> None:
-        """Drafting copies nothing and waits for nothing; each draft extend sends the lengths of its forward batch."""
+        """Drafting makes no copy and no wait; each draft extend uploads the lengths of its forward batch."""
         result = ask(STAGGERED, *V2, f"engine.relay={state}")
         verifies = steps(result, "verify")
         expected = {
             "prefill": column(V2_PREFILL, state),
-            "verify": times(verifies, column(V2_VERIFY, state)) | leavers(result, state),
+            "verify": times(verifies, column(V2_VERIFY, state)) | filters(result, state),
             "draft": {},
             "draft_extend": times(steps(result, "draft_extend"), {DRAFT_LENS: 2}),
         }
@@ -233,18 +231,18 @@ class TestV2:
     def test_verify_with_pages(self, ask: Ask, state: str) -> None:
         result = ask(THREE, *V2, f"engine.relay={state}", "engine.page_size=16")
         freed = {FREED_PAGES: copies(result, "verify")[FREED_PAGES]}
-        expected = times(steps(result, "verify"), column(V2_PAGED_VERIFY, state)) | leavers(result, state)
+        expected = times(steps(result, "verify"), column(V2_PAGED_VERIFY, state)) | filters(result, state)
         assert copies(result, "verify") == expected | freed
 
     @wide
     def test_penalties(self, ask: Ask, state: str) -> None:
         result = ask(THREE, *V2, f"engine.relay={state}", frequency_penalty=0.5)
         penalised = column(V2_VERIFY, state) | {LATEST_TOKENS: 1}
-        assert copies(result, "verify") == times(steps(result, "verify"), penalised) | leavers(result, state)
+        assert copies(result, "verify") == times(steps(result, "verify"), penalised) | filters(result, state)
 
     @wide
     def test_grammar(self, ask: Ask, state: str) -> None:
-        """Trees come to the host by three copies, a mask goes back by one; the step before is settled first."""
+        """Trees are downloaded in three copies, and a mask is uploaded in one; the step before is settled first."""
         spelled = ("workload.sampling={grammar: {regex: '[0-9]{6,9}'}, ignore_eos: false}",)
         result = ask([(40, 12, 0)] * 3, *V2, f"engine.relay={state}", *spelled)
         trees = {
@@ -252,24 +250,24 @@ class TestV2:
             Copy("draft_mask", FORWARD, "h2d", "pinned nb"): 1,
         }
         expected = column(V2_VERIFY, state) | trees
-        assert copies(result, "verify") == times(steps(result, "verify"), expected) | leavers(result, state)
+        assert copies(result, "verify") == times(steps(result, "verify"), expected) | filters(result, state)
 
 
 @wide
 class TestHostLengths:
-    """``seq_lens_cpu``: how the host gets to know what was accepted, if it does."""
+    """``seq_lens_cpu``: how accepted lengths reach the host, if at all."""
 
     @pytest.mark.parametrize("state", ["pr26020", "pr26425", "pr25945"])
     def test_an_upper_bound_costs_nothing(self, ask: Ask, state: str) -> None:
         bound = ask(THREE, *V2, f"engine.relay={{state: {state}, seq_lens_cpu: bound}}")
         lengths = column(HOST_LENGTHS, state)
         expected = {copy: count for copy, count in column(V2_VERIFY, state).items() if copy not in lengths}
-        assert copies(bound, "verify") == times(steps(bound, "verify"), expected) | leavers(bound, state)
-        # the prompt's draft extend knows its lengths from the host, a verify's makes them on the device
+        assert copies(bound, "verify") == times(steps(bound, "verify"), expected) | filters(bound, state)
+        # the draft extend of a prompt has its lengths on the host, that of a verify computes them on the device
         assert copies(bound, "draft_extend") == {DRAFT_LENS: 2}
 
     @pytest.mark.parametrize("value", ["blocking", "private"])
-    def test_a_switch_takes_the_place_of_the_states_own(self, ask: Ask, value: str) -> None:
+    def test_a_switch_replaces_the_policy_of_the_state(self, ask: Ask, value: str) -> None:
         result = ask(THREE, *V2, f"engine.relay={{state: pr25945, seq_lens_cpu: {value}}}")
         column_of = {"blocking": "pr26425", "private": "pr25945"}[value]
         found = copies(result, "verify")
@@ -278,7 +276,7 @@ class TestHostLengths:
 
 
 class TestLatest:
-    """Nothing blocks: one pinned copy per prefill more than without speculation, one per verify."""
+    """No copy blocks: one more pinned copy per prefill than without speculation, and one per verify."""
 
     packed: ClassVar[Copy] = Copy("_place_packed", SCHEDULE, "h2d", "pinned nb")
     prefill: ClassVar[Copies] = {
@@ -299,10 +297,10 @@ class TestLatest:
         }
         assert copies(result, "draft") == copies(result, "draft_extend") == {}
 
-    def test_v1_is_as_it_was_but_for_its_lengths(self, ask: Ask) -> None:
+    def test_v1_differs_in_its_lengths_only(self, ask: Ask) -> None:
         result = ask(THREE, *V1, "engine.relay=latest")
         verifies = steps(result, "verify")
         found = copies(result, "draft_extend")
         assert copies(result, "draft") == times(verifies, V1_DRAFT)
-        assert copies(result, "verify") == times(verifies, V1_VERIFY) | leavers(result, "pr25945")
+        assert copies(result, "verify") == times(verifies, V1_VERIFY) | filters(result, "pr25945")
         assert found.keys() <= {Copy("lens_packed", SCHEDULE, "h2d", "pinned nb"), UNFINISHED}

@@ -1,4 +1,4 @@
-"""Speculation loses nothing: the tokens are those of the same question without it, bit for bit."""
+"""With speculation the tokens are those of the same scenario without it, bit for bit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KNOBS = (
 
 @cache
 def reference(*overrides: str, sized: tuple[str, ...] = SMALL) -> str:
-    """Without speculation."""
+    """The digest without speculation."""
     return digest_of(result_of("mixed", *sized, *overrides))
 
 
@@ -59,7 +59,7 @@ V1_STATES = ("pr25774-before", "pr25774", "pr25944-before", "pr25945", "latest")
 @pytest.mark.parametrize(
     ("worker", "state"), [*((V1, state) for state in V1_STATES), *((V2, state) for state in states())]
 )
-def test_in_every_state(worker: tuple[str, ...], state: str) -> None:
+def test_no_state_changes_a_token(worker: tuple[str, ...], state: str) -> None:
     result = result_of("mixed", *SMALL, *worker, f"engine.relay={state}")
     assert digest_of(result) == reference()
     assert statuses(result) == {"finished"}
@@ -84,9 +84,7 @@ def test_no_knob_changes_a_token(worker: tuple[str, ...], knob: tuple[str, ...])
         (V2, "latest", 16),
     ],
 )
-def test_retracted_requests_come_back_with_the_same_tokens(
-    worker: tuple[str, ...], state: str, page: int
-) -> None:
+def test_retraction_changes_no_token(worker: tuple[str, ...], state: str, page: int) -> None:
     result = result_of("mixed", *SHORT, *worker, *TIGHT, f"engine.relay={state}", f"engine.page_size={page}")
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference(sized=SHORT)
@@ -99,13 +97,13 @@ def test_the_overlapped_worker_runs_in_the_serial_loop_too(state: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["blocking", "private", "bound"])
-def test_however_the_host_learns_the_lengths(value: str) -> None:
+def test_no_policy_of_host_lengths_changes_a_token(value: str) -> None:
     relay = f"engine.relay={{state: pr25945, seq_lens_cpu: {value}}}"
     assert digest_of(result_of("mixed", *SMALL, *V2, relay)) == reference()
 
 
 @pytest.mark.parametrize("tokens", [2, 5, 16])
-def test_trees(tokens: int) -> None:
+def test_draft_trees_change_no_token(tokens: int) -> None:
     tree = f"engine.speculative={{algorithm: eagle, mode: v1, topk: 3, draft_tokens: {tokens}}}"
     assert digest_of(result_of("mixed", *SMALL, "engine.overlap=false", tree)) == reference()
 
@@ -116,7 +114,7 @@ PENALISED = "workload.sampling={frequency_penalty: 0.7, presence_penalty: 0.3, r
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
-    """Any state, worker and loop, with any of the knobs turned, with and without exact penalties and room."""
+    """Any state, worker and loop, with any of the other settings, with and without exact penalties and a small pool."""
     dice = random.Random(seed)
     worker = [V1, V2, TREE, (*V2, "engine.overlap=false")][seed % 4]
     knobs = [override for knob in KNOBS if dice.random() < 0.4 for override in knob]
@@ -146,12 +144,12 @@ SAMPLING = {
 
 @pytest.mark.parametrize("worker", [V1, V2, TREE], ids=["v1", "v2", "tree"])
 @pytest.mark.parametrize("kind", SAMPLING)
-def test_however_tokens_are_chosen(worker: tuple[str, ...], kind: str) -> None:
+def test_no_sampling_changes_a_token(worker: tuple[str, ...], kind: str) -> None:
     assert digest_of(result_of("mixed", *SMALL, *worker, *SAMPLING[kind])) == reference(*SAMPLING[kind])
 
 
-def test_retraction_under_exact_penalties() -> None:
-    """A request that comes back is penalised for what it had already."""
+def test_retraction_under_exact_penalties_changes_no_token() -> None:
+    """The penalties of a returning request count the tokens that it already has."""
     result = result_of("mixed", *SHORT, *V2, *SAMPLING["penalties"], *TIGHT)
     assert value(result, "retractions") > 0
     assert digest_of(result) == reference(*SAMPLING["penalties"], sized=SHORT)

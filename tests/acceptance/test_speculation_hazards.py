@@ -1,4 +1,4 @@
-"""Speculation under watch: each state shows the hazards that it declares; adversaries change no token."""
+"""Speculation under the hazard checker: each state shows its declared hazards, and the adversary changes no token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found(*overrides: str) -> Hazards:
 
 
 @pytest.mark.parametrize("state", states())
-def test_the_overlapped_worker_shows_what_its_state_declares(state: str) -> None:
+def test_the_overlapped_worker_shows_the_declared_hazards(state: str) -> None:
     assert found(*V2, f"engine.relay={state}").findings == ()
 
 
@@ -53,17 +53,17 @@ def test_the_overlapped_worker_shows_what_its_state_declares(state: str) -> None
     ],
     ids=" ".join,
 )
-def test_latest_shows_none(overrides: tuple[str, ...]) -> None:
+def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
     assert found(*V2, "engine.relay=latest", *overrides) == Hazards()
 
 
 @pytest.mark.parametrize("worker", [V1, TREE], ids=["chain", "tree"])
-def test_one_stream_has_no_races(worker: tuple[str, ...]) -> None:
+def test_one_stream_has_no_hazards(worker: tuple[str, ...]) -> None:
     assert found(*worker) == Hazards()
 
 
 @pytest.mark.parametrize("seq_lens_cpu", ["blocking", "private", "bound"])
-def test_however_lengths_are_learnt(seq_lens_cpu: str) -> None:
+def test_no_policy_of_host_lengths_adds_a_hazard(seq_lens_cpu: str) -> None:
     relay = f"engine.relay={{state: pr25945, barrier: read-done, seq_lens_cpu: {seq_lens_cpu}}}"
     assert found(*V2, relay) == Hazards()
 

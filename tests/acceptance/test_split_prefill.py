@@ -28,7 +28,7 @@ def plain(*overrides: str) -> Result:
 @pytest.mark.wide
 @pytest.mark.parametrize("state", states())
 def test_every_state_gives_the_tokens_of_the_serial_loop(state: str) -> None:
-    """Until #25945 sampled tokens stay in the batch: they are freed while another stream reads them."""
+    """Before #25945 sampled tokens stay in the batch and are freed while another stream reads them."""
     result = result_of("split_prefill", *FEW, f"engine.relay={state}", hazards=True)
     assert result.outputs == plain(*FEW).outputs
     assert result.relay.loop == "multiplexed"
@@ -59,7 +59,7 @@ def test_no_mode_changes_a_token(mode: str) -> None:
     assert result_of("split_prefill", *REAL, mode, latest, hazards=True).outputs == plain(*REAL, mode).outputs
 
 
-def test_a_device_with_one_queue_takes_turns() -> None:
+def test_a_device_with_one_queue_has_the_same_tokens() -> None:
     one = result_of("split_prefill", *FEW, "device.hardware=mlx-like")
     assert one.outputs == plain(*FEW).outputs
 
@@ -76,8 +76,8 @@ def test_a_small_pool_changes_no_token() -> None:
     assert result.outputs == plain(*FEW, *long).outputs
 
 
-class Beside(Observer):
-    """How many decodes were launched while each prompt was under way."""
+class DecodesDuringPrompts(Observer):
+    """Counts the decodes launched during each prompt."""
 
     def __init__(self) -> None:
         self.decodes: dict[int, int] = {}
@@ -105,14 +105,14 @@ LARGE = (
 )
 
 
-def test_decodes_go_on_beside_a_prompt() -> None:
-    seen = Beside()
+def test_decodes_continue_during_a_prompt() -> None:
+    seen = DecodesDuringPrompts()
     digest_observed(resolved("split_prefill", *LARGE), lambda *_: seen)
     assert max(seen.decodes.values()) >= 8
 
 
 class Gaps(Observer):
-    """The longest time between two tokens of a request, ns."""
+    """Records the longest time between two tokens of a request, ns."""
 
     def __init__(self, clock: Clock) -> None:
         self.longest = 0
@@ -136,7 +136,7 @@ def longest_gap(*overrides: str) -> int:
     return found[0].longest
 
 
-def test_a_prompt_holds_up_decodes_for_less_time() -> None:
+def test_split_prefill_shortens_the_longest_gap_between_tokens() -> None:
     assert longest_gap() < longest_gap(WHOLE, "engine.overlap=false")
 
 
@@ -174,6 +174,6 @@ def test_copies_of_a_step_in_the_states_around_each_pull_request(state: str) -> 
         ),
     ],
 )
-def test_what_cannot_be_is_refused(setting: str, message: str) -> None:
+def test_impossible_settings_are_refused(setting: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         resolved("split_prefill", setting)

@@ -1,4 +1,4 @@
-"""``schedbench --help`` answers at once: it imports nothing heavy."""
+"""``schedbench --help`` starts quickly: it imports no heavy module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two lengths: a few seconds, the same every time, in the suite; any length, always different, in ``make fuzz``."""
+"""Fuzzing in two lengths: a few seconds with fixed examples in the suite, any length with new examples in ``make
+fuzz``."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """What asks for much more address space than there is in use gets a MemoryError."""
+    """An allocation of much more address space than is in use raises MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ALLOWANCE, hard))

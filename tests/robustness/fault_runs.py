@@ -1,4 +1,4 @@
-"""Runs in which something breaks by script, and what holds in each of them."""
+"""Runs with scripted faults, and the properties that hold in each of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Death(NamedTuple):
 
 
 def deaths(world: str, *counts: int) -> Iterator[Death]:
-    """Every rank, in each of its phases, so many times into it."""
+    """Every rank, in each of its phases, at each of the given occurrences."""
     scenario = resolved("mixed", *FEW, *WORLDS[world]).scenario
     for rank in rank_names(scenario):
         for phase in phases(scenario, rank):
@@ -56,14 +56,14 @@ def deaths(world: str, *counts: int) -> Iterator[Death]:
 
 @cache
 def whole(*overrides: str) -> Result:
-    """The same run when nothing breaks."""
+    """Returns the same run without faults."""
     question = resolved("mixed", *FEW, *overrides)
     return execute(question, question.relays[0], Options(device="vgpu", save_tokens=True)).result
 
 
 def broken(script: str, *overrides: str) -> Result:
-    """A run with faults: whatever they are, every request ends once, those that finish with the tokens that they
-    should have; nothing is left over on ranks that live, and nothing raced where the run was watched."""
+    """Runs with faults. Every request ends once, and those that finish have the right tokens. The surviving ranks hold
+    no memory, and there is no hazard where the run was checked for them."""
     found = outcome_of("mixed", *FEW, *overrides, script)
     meant = {row.id: row for row in whole(*overrides).requests}
     assert [row.id for row in found.result.requests] == list(meant)
@@ -74,6 +74,6 @@ def broken(script: str, *overrides: str) -> Result:
 
 
 def unbroken(result: Result, *overrides: str) -> bool:
-    """Whether its tokens are those of a run in which nothing breaks."""
+    """Whether the tokens are those of a run without faults."""
     expected = whole(*overrides)
     return isinstance(result.outputs, Outputs) and result.outputs == expected.outputs

@@ -1,4 +1,4 @@
-"""Values and texts that nobody meant, made from what somebody did mean; and the promise about reading them."""
+"""Invalid values and texts, derived from valid ones, and the required behaviour on reading them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ VALUES = st.sampled_from(
 
 
 class HangError(Exception):
-    """Nobody wants to wait that long."""
+    """The operation took longer than allowed."""
 
 
 def rounds(examples: int) -> Callable[[T], T]:
-    """How often a property is tried: the same examples every time in the suite, others in every ``make fuzz``."""
+    """Sets the number of examples of a property: fixed examples in the suite, new ones in every ``make fuzz``."""
     fuzzing = settings.get_current_profile_name() == "fuzz"
     return settings(
         max_examples=examples * (LONGER if fuzzing else 1),
@@ -63,8 +63,8 @@ def rounds(examples: int) -> Callable[[T], T]:
 
 
 @contextmanager
-def prompt(seconds: float = PATIENCE_S) -> Iterator[None]:
-    """Raise HangError inside when it takes longer."""
+def time_limit(seconds: float = PATIENCE_S) -> Iterator[None]:
+    """Raises HangError if the body takes longer than ``seconds``."""
 
     def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         raise HangError(f"not done after {seconds} s")
@@ -79,10 +79,10 @@ def prompt(seconds: float = PATIENCE_S) -> Iterator[None]:
 
 
 @contextmanager
-def promised(*errors: type[Exception], longest: int = 1000) -> Iterator[None]:
-    """Inside, something hostile is read: it is fine, or one of ``errors``, clear and soon: no sentence of it has
-    more than ``longest`` letters."""
-    with prompt():
+def refuses_cleanly(*errors: type[Exception], longest: int = 1000) -> Iterator[None]:
+    """The body reads hostile input. It succeeds or raises one of ``errors``, soon and with sentences of fewer than
+    ``longest`` letters."""
+    with time_limit():
         try:
             yield
         except errors as error:
@@ -92,7 +92,7 @@ def promised(*errors: type[Exception], longest: int = 1000) -> Iterator[None]:
 
 @st.composite
 def mutated(draw: st.DrawFn, document: Any, *, most: int = 4) -> Any:
-    """``document`` with a few values replaced, left out, or put in where nothing was."""
+    """Draws ``document`` with a few values replaced, removed or added."""
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, most))):
         places = list(_places(document))
@@ -110,7 +110,7 @@ def mutated(draw: st.DrawFn, document: Any, *, most: int = 4) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container with each of its keys."""
+    """Yields every container with each of its keys."""
     entries = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
@@ -121,7 +121,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def spliced(draw: st.DrawFn, sound: bytes) -> bytes:
-    """``sound`` with bytes overwritten, cut out, cut off or put in at a few places."""
+    """Draws ``sound`` with bytes overwritten, removed, cut off or inserted at a few places."""
     content = bytearray(sound)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
@@ -133,5 +133,5 @@ def spliced(draw: st.DrawFn, sound: bytes) -> bytes:
 
 
 def as_json(document: object) -> str:
-    """With NaN and infinities, as Python writes them, and half surrogate pairs as escapes."""
+    """Writes NaN and infinities as Python does, and half surrogate pairs as escapes."""
     return json.dumps(document)

@@ -1,8 +1,6 @@
-"""One long run in a process of its own, which tells what is alive: ``python -m tests.robustness.soak 2000 off``.
-
-One JSON object a line: requests that ended, steps, seconds, resident bytes, live objects of the package's classes. The
-last line comes at the end, with what the pools hold.
-"""
+"""One long run in its own process, which reports the live objects: ``python -m tests.robustness.soak 2000 off``. Each
+line is a JSON object: requests that ended, steps, seconds, resident bytes, live objects of the package's classes. The
+last line comes at the end and includes what the pools hold."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ BUSY = (
 READINGS = 20
 
 
-class Vitals(Observer):
-    """Looks around after every so many requests."""
+class MemoryReporter(Observer):
+    """Reports after every ``total // READINGS`` requests."""
 
     def __init__(self, total: int) -> None:
         self._every = max(1, total // READINGS)
@@ -60,11 +58,11 @@ class Vitals(Observer):
     def ended(self, request: Request) -> None:  # noqa: ARG002
         self._ended += 1
         if self._ended % self._every == 0:
-            self.tell()
+            self.report()
 
-    def tell(self, **more: int) -> None:
+    def report(self, **more: int) -> None:
         gc.collect()
-        said = {
+        reading = {
             "requests": self._ended,
             "steps": self._steps,
             "retractions": self._retracted,
@@ -72,7 +70,7 @@ class Vitals(Observer):
             "resident": _resident(),
             "alive": Counter(name for thing in gc.get_objects() if (name := _watched(type(thing)))),
         }
-        print(json.dumps(said | more), flush=True)
+        print(json.dumps(reading | more), flush=True)
 
 
 def name_of(kind: type) -> str:
@@ -89,7 +87,7 @@ def _resident() -> int:
 
 
 def pools(scheduler: Scheduler) -> dict[str, int]:
-    """What is still held when nobody is there to hold anything."""
+    """Returns the tokens and rows that are still held after the last request."""
     cache = scheduler.engine.cache
     found = statistics(cache, ())
     rows = cache.req_to_token_pool
@@ -99,13 +97,13 @@ def pools(scheduler: Scheduler) -> dict[str, int]:
 def main(requests: int, *, hazards: bool) -> None:
     torch.set_num_threads(1)
     question = ask("mixed", [*BUSY, f"workload.requests={requests}"])
-    sink, vitals = GatedSink(), Vitals(requests)
+    sink, reporter = GatedSink(), MemoryReporter(requests)
     with open_machine("vgpu", question, sink, hazards=hazards) as machine:
         bench = PreparedRun(question, machine, question.relays[0], sink)
         bench.warm_up()
-        bench.measure(lambda *_: nullcontext(vitals))
+        bench.measure(lambda *_: nullcontext(reporter))
         check(bench.scheduler.engine.cache, (), peek=machine.peek)
-        vitals.tell(**pools(bench.scheduler))
+        reporter.report(**pools(bench.scheduler))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ranks as processes, one of which is killed: whoever waits for it says so and stops; nobody hangs."""
+"""Ranks as processes, one of which is killed: every rank that waits for it reports this and stops, and none hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO = "engine.disaggregation={mode: pair, prefill: 2}"
 
 
 def others_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes of the other ranks."""
+    """Returns the processes of the other ranks."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -27,7 +27,7 @@ def others_of(process: subprocess.Popen[str]) -> list[int]:
 def started(
     others: int, folder: Path, scenario: str, *settings: str
 ) -> tuple[subprocess.Popen[str], list[int]]:
-    """At work, as their timelines tell."""
+    """Starts the ranks and waits until their timelines grow."""
     asked = (*settings, "workload.requests=4000", "measure.warmup_requests=0")
     overrides = [word for each in asked for word in ("--set", each)]
     process = subprocess.Popen(
@@ -72,10 +72,10 @@ def alive(pid: int) -> bool:
         ),
     ],
 )
-def test_the_others_stop_and_say_who_is_gone(
+def test_other_ranks_stop_and_name_the_killed_rank(
     tmp_path: Path, scenario: str, setting: str, names: tuple[str, ...], victim: str
 ) -> None:
-    """Killed in the middle of its work, as far as seconds can tell."""
+    """The rank is killed while it works."""
     process, ranks = started(len(names), tmp_path, scenario, setting)
     rank = names.index(victim) + 1
     os.kill(ranks[rank - 1], signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_the_others_stop_and_say_who_is_gone(
         ("dp_idle", "engine.data_parallel.ranks=2", "rank 1", "exchange", 9),
     ],
 )
-def test_it_kills_itself_at_an_exact_place(
+def test_a_scripted_death_ends_the_run(
     run_command: RunCommand, tmp_path: Path, scenario: str, setting: str, victim: str, phase: str, nth: int
 ) -> None:
     script = f"faults=[{{rank: {victim}, dies: {{phase: {phase}, nth: {nth}}}}}]"
@@ -109,5 +109,5 @@ def test_it_kills_itself_at_an_exact_place(
     assert done.returncode == 4, done.stderr
     assert "is gone" in done.stderr
     assert f"{victim} ended with SIGKILL" in done.stderr
-    drawn = run_command("trace", tmp_path)  # what the others kept is no run
+    drawn = run_command("trace", tmp_path)  # files of the other ranks are no result
     assert (drawn.code, drawn.out) == (2, ""), drawn.err

@@ -1,5 +1,5 @@
-"""Every rank dies in each of its phases, every link fails in each way: every request ends once, whoever lives frees
-everything and goes on or says what it waited for, and nobody waits for ever."""
+"""Every rank dies in each of its phases, and every link fails in each way: every request ends once, the surviving ranks
+free their memory and either continue or name what they waited for, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def everywhere(*counts: int, worlds: tuple[str, ...]) -> list[tuple[str, Death]]
 
 
 def failing(world: str) -> Iterator[tuple[str, str, str, str]]:
-    """Every link with each of its tags, and all that can befall it."""
+    """Yields every link with each of its tags and each kind of failure."""
     scenario = resolved("mixed", *FEW, *WORLDS[world]).scenario
     for sender, receiver in permutations(rank_names(scenario), 2):
         for tag in tags(scenario, sender, receiver):
@@ -45,7 +45,7 @@ def dies(world: str, death: Death) -> None:
         return
     first, *others = str(result.run.failure).split("; ")
     assert first == f"{death.rank} was killed by script in {death.phase} {death.nth}"
-    alone = role_of(death.rank) in ("replica", "prefill", "decode")  # of workers the others go on
+    alone = role_of(death.rank) in ("replica", "prefill", "decode")  # other workers continue
     survivors = len(rank_names(resolved("mixed", *FEW, *WORLDS[world]).scenario)) - 1
     assert len(others) == (0 if alone else survivors)
     assert all(" waited for " in other and death.rank in other for other in others)
@@ -78,8 +78,8 @@ def test_any_rank_dies_at_any_time(world: str, death: Death) -> None:
 
 
 @pytest.mark.parametrize("rank", ["prefill 1", "decode 1"])
-def test_requests_of_others_come_and_go_after_a_worker_has_died(rank: str) -> None:
-    """They arrive a tenth of a second apart: each has ended before the next one comes."""
+def test_other_workers_serve_requests_after_a_worker_has_died(rank: str) -> None:
+    """The requests arrive a tenth of a second apart: each has ended before the next one arrives."""
     late = (*WORLDS["2x2"], "workload.requests=12", "workload.arrival={process: constant, rate: 10}")
     role, place = role_of(rank), RankLayout(0, prefill=2, decode=2)
     result = broken(f"faults=[{{rank: {rank}, dies: {{phase: settle, nth: 1}}}}]", *late)
@@ -103,7 +103,7 @@ VARIANTS = {
 @pytest.mark.wide
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("death", list(deaths("1x1", 4)), ids=str)
-def test_whatever_else_is_going_on(death: Death, variant: str) -> None:
+def test_a_death_in_other_modes(death: Death, variant: str) -> None:
     broken(death.scripted, *WORLDS["1x1"], *VARIANTS[variant])
 
 
@@ -119,7 +119,7 @@ def test_a_link_fails(world: str, link: tuple[str, str, str, str], nth: int) -> 
 
 
 @pytest.mark.parametrize("tag", ["handshake", "kv"])
-def test_a_link_comes_back(tag: str) -> None:
+def test_a_link_recovers(tag: str) -> None:
     way = "[prefill 0, decode 0]" if tag == "kv" else "[decode 0, prefill 0]"
     late = broken(f"faults=[{{link: {way}, tag: {tag}, does: stall, nth: 2, ms: 20}}]", *WORLDS["1x1"])
     assert unbroken(late, *WORLDS["1x1"])
@@ -128,8 +128,8 @@ def test_a_link_comes_back(tag: str) -> None:
 
 
 @pytest.mark.parametrize("receiver", ["prefill 0", "decode 0"])
-def test_that_all_is_over_may_be_heard_late(receiver: str) -> None:
-    """The seventh message of the router's is that there will be no more than six requests."""
+def test_the_routers_last_message_may_be_late(receiver: str) -> None:
+    """The router's seventh message announces that there are no more than six requests."""
     fails("1x1", ("router", receiver, "request", "delay"), 7)
 
 

@@ -1,4 +1,4 @@
-"""Captures and maps: any bytes are refused in words, or become a document that can be written and read."""
+"""Captures and maps: any bytes are refused with a message, or become a document that can be written and read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schedbench.profiles.record.recording import read_recording
 from schedbench.profiles.record.result import Result, ResultError
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
-from tests.robustness.hostile import NUMBERS, WORDS, as_json, mutated, promised, rounds, spliced
+from tests.robustness.hostile import NUMBERS, WORDS, as_json, mutated, refuses_cleanly, rounds, spliced
 
 pytestmark = [
     pytest.mark.usefixtures("little_memory"),
@@ -47,8 +47,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return Path(drawn("export").write(tmp_path_factory.mktemp("sound") / "x.sqlite")).read_bytes()
 
 
-def held(path: Path) -> None:
-    with promised(CaptureFileError, ResultError):
+def assert_reads_or_refuses(path: Path) -> None:
+    with refuses_cleanly(CaptureFileError, ResultError):
         found = Reader().read(path)
         assert Result.from_json(found.to_json()) == found
         if path.read_bytes().startswith(MAGIC):
@@ -57,10 +57,10 @@ def held(path: Path) -> None:
 
 @rounds(60)
 @given(data=st.data())
-def test_bytes_out_of_place_in_an_export(tmp_path: Path, sound: bytes, data: st.DataObject) -> None:
+def test_spliced_bytes_in_an_export(tmp_path: Path, sound: bytes, data: st.DataObject) -> None:
     path = tmp_path / "x.sqlite"
     path.write_bytes(data.draw(spliced(sound)))
-    held(path)
+    assert_reads_or_refuses(path)
 
 
 @rounds(60)
@@ -74,7 +74,7 @@ def test_any_cell_in_an_export(tmp_path: Path, data: st.DataObject) -> None:
         row[data.draw(st.sampled_from(sorted(row)))] = data.draw(CELLS)
     tables = sorted(export.rows)
     gone = data.draw(st.lists(st.sampled_from((*tables, "StringIds")), max_size=2))
-    held(export.write(tmp_path / "x.sqlite", without=tuple(gone)))
+    assert_reads_or_refuses(export.write(tmp_path / "x.sqlite", without=tuple(gone)))
 
 
 @rounds(60)
@@ -84,7 +84,7 @@ def test_any_cell_in_an_export(tmp_path: Path, data: st.DataObject) -> None:
 def test_any_value_in_a_trace(tmp_path: Path, document: Any) -> None:
     path = tmp_path / "x.json"
     path.write_text(as_json(document))
-    held(path)
+    assert_reads_or_refuses(path)
 
 
 @pytest.mark.parametrize(
@@ -104,19 +104,19 @@ def test_any_value_in_a_trace(tmp_path: Path, document: Any) -> None:
     ids=lambda content: repr(content[:20]),
 )
 @pytest.mark.parametrize("name", ["x.sqlite", "x.json", "x.json.gz"])
-def test_floods(tmp_path: Path, content: bytes, name: str) -> None:
+def test_oversized_or_truncated_files(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    held(tmp_path / name)
+    assert_reads_or_refuses(tmp_path / name)
 
 
 @pytest.mark.parametrize(
     "name", ["/dev/zero", "loop.sqlite", "folder", "a" * 5000, "\0.sqlite", "nowhere.nsys-rep"]
 )
-def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_paths_other_than_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop.sqlite").symlink_to("loop.sqlite")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ResultError), promised(longest=10_000):
+    with pytest.raises(ResultError), refuses_cleanly(longest=10_000):
         Reader().read(Path(name))
 
 
@@ -125,14 +125,14 @@ def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: 
 @example(content=b"[" * 10**5)
 @example(content=b"ranges: &a [*a]")
 def test_maps(content: bytes) -> None:
-    with promised(MapError):
+    with refuses_cleanly(MapError):
         maps.parse(content, "map")
 
 
 @rounds(60)
 @given(data=st.data())
 def test_recordings(tmp_path: Path, data: st.DataObject) -> None:
-    """What is read can be drawn."""
+    """A recording that is read can be drawn."""
     windows = [
         [
             {
@@ -153,6 +153,6 @@ def test_recordings(tmp_path: Path, data: st.DataObject) -> None:
     lines = "\n".join(map(as_json, found)).encode("utf-8", "surrogatepass")
     path = tmp_path / "timeline.jsonl.gz"
     path.write_bytes(gzip.compress(data.draw(st.just(lines) | spliced(lines)), mtime=0))
-    with promised(ResultError):
+    with refuses_cleanly(ResultError):
         recorded = read_recording(path)
         list(events(content(recorded)))

@@ -1,4 +1,4 @@
-"""Checkpoints: any bytes in any file of one are refused in words, or are weights."""
+"""Checkpoints: any bytes in any file are refused with a message, or are weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.platform.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.model.checkpoint import INDEX, WHOLE, CheckpointError, load_weights, read_config
-from tests.robustness.hostile import VALUES, as_json, mutated, promised, rounds, spliced
+from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
 from tests.sched.model.test_checkpoint import CONFIG, CPU, SHAPES
 
 pytestmark = [
@@ -41,7 +41,7 @@ FULL = CONFIG | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 3
 TENSORS = save({name: torch.zeros(shape) for name, shape in SHAPES.items()})
 LENGTH = struct.unpack("<Q", TENSORS[:8])[0]
 HEADER, BODY = json.loads(TENSORS[8 : 8 + LENGTH]), TENSORS[8 + LENGTH :]
-QUOTED = 20_000  # safetensors says again what it cannot use
+QUOTED = 20_000  # safetensors quotes what it cannot use
 WHERE = {"weight_map": dict.fromkeys(SHAPES, "part.safetensors")}
 
 
@@ -56,14 +56,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def weighed(folder: Path) -> None:
-    with promised(CheckpointError, longest=QUOTED):
+def assert_loads_or_refuses(folder: Path) -> None:
+    with refuses_cleanly(CheckpointError, longest=QUOTED):
         load_weights(folder, read_config(folder), device=CPU)
 
 
-def considered(folder: Path, *overrides: str) -> None:
-    """As before a run: read, and found to fit this machine or not; then loaded."""
-    with promised(ScenarioError, MachineError, CheckpointError):
+def assert_resolves_or_refuses(folder: Path, *overrides: str) -> None:
+    """Reads the checkpoint and compares it with this machine's memory, as before a run; then loads it."""
+    with refuses_cleanly(ScenarioError, MachineError, CheckpointError):
         resolved = ask("checkpoint", [f"model.path={json.dumps(str(folder))}", *overrides])
         capacity.check(resolved)
         load_weights(folder, resolved.model, device=CPU)
@@ -79,7 +79,7 @@ def considered(folder: Path, *overrides: str) -> None:
 def test_any_value_in_the_config(folder: Path, document: Any) -> None:
     (folder / WHOLE).write_bytes(TENSORS)
     (folder / "config.json").write_text(as_json(document))
-    considered(folder)
+    assert_resolves_or_refuses(folder)
 
 
 @rounds(25)
@@ -87,7 +87,7 @@ def test_any_value_in_the_config(folder: Path, document: Any) -> None:
 def test_any_value_of_a_key_that_may_be_left_out(folder: Path, key: str, value: Any) -> None:
     (folder / WHOLE).write_bytes(TENSORS)
     (folder / "config.json").write_text(as_json(CONFIG | {key: value}))
-    considered(folder)
+    assert_resolves_or_refuses(folder)
 
 
 @rounds(25)
@@ -95,9 +95,9 @@ def test_any_value_of_a_key_that_may_be_left_out(folder: Path, key: str, value: 
 @example(content=b"[" * 10**6)
 @example(content=b'{"a":' * 10**5)
 @example(content=b"9" * 10**6)
-def test_bytes_out_of_place_in_the_config(folder: Path, content: bytes) -> None:
+def test_spliced_bytes_in_the_config(folder: Path, content: bytes) -> None:
     (folder / "config.json").write_bytes(content)
-    with promised(CheckpointError):
+    with refuses_cleanly(CheckpointError):
         read_config(folder)
 
 
@@ -110,7 +110,7 @@ def test_bytes_out_of_place_in_the_config(folder: Path, content: bytes) -> None:
 @example(content=packed(b"[" * 10**6))
 def test_weights(folder: Path, content: bytes) -> None:
     (folder / WHOLE).write_bytes(content)
-    weighed(folder)
+    assert_loads_or_refuses(folder)
 
 
 @rounds(60)
@@ -124,13 +124,13 @@ def test_weights(folder: Path, content: bytes) -> None:
 @example(content=json.dumps({"weight_map": dict.fromkeys(SHAPES, "config.json")}).encode())
 def test_an_index_that_points_anywhere(folder: Path, content: bytes) -> None:
     (folder / INDEX).write_bytes(content)
-    weighed(folder)
+    assert_loads_or_refuses(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", WHOLE, INDEX])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "/dev/zero"])
-def test_what_is_no_file(folder: Path, name: str, kind: str) -> None:
-    """Nobody writes the pipe: a reader that opens it waits forever."""
+def test_paths_other_than_files(folder: Path, name: str, kind: str) -> None:
+    """The pipe has no writer, so a reader that opens it would wait forever."""
     file = folder / name
     file.unlink(missing_ok=True)
     if kind == "pipe":
@@ -139,5 +139,5 @@ def test_what_is_no_file(folder: Path, name: str, kind: str) -> None:
         file.mkdir()
     else:
         file.symlink_to(name if kind == "loop" else kind)
-    with pytest.raises(CheckpointError), promised():
+    with pytest.raises(CheckpointError), refuses_cleanly():
         load_weights(folder, read_config(folder), device=CPU)

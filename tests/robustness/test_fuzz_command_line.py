@@ -1,4 +1,4 @@
-"""The whole program on small runs with something odd in them: an exit code that means something, and never a defect."""
+"""The whole program on small runs with unusual settings: a documented exit code, and never a defect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app
 from schedbench.cli.errors import exit_code
 from schedbench.scenarios.overrides import keys
-from tests.robustness.hostile import VALUES, as_json, mutated, prompt, rounds
+from tests.robustness.hostile import VALUES, as_json, mutated, rounds, time_limit
 
 pytestmark = [
     pytest.mark.usefixtures("little_memory"),
@@ -33,8 +33,8 @@ FORMS = ("table", "json", "md", "csv", "html")
 
 
 def code_of(*arguments: str) -> int:
-    """Of the command line inside this process; what ``main`` makes of an error, without its message."""
-    with prompt():
+    """Runs the command line in this process and returns the exit code that ``main`` gives, without the message."""
+    with time_limit():
         done = CliRunner().invoke(app, arguments)
     if done.exception is None or isinstance(done.exception, SystemExit):
         return done.exit_code
@@ -44,7 +44,7 @@ def code_of(*arguments: str) -> int:
     return code
 
 
-def tried(*overrides: str, form: str = "json") -> None:
+def assert_exit_code(*overrides: str, form: str = "json") -> None:
     settings = [word for override in (*SMALL, *overrides) for word in ("--set", override)]
     assert code_of("run", "mixed", *settings, "--format", form) in range(5)
 
@@ -60,7 +60,7 @@ def tried(*overrides: str, form: str = "json") -> None:
 @example([("workload.sampling.stop_token_ids", [2**40])], "table")
 @example([("workload.arrival", {"process": "gamma", "rate": 1e-3, "burstiness": 1e-3})], "table")
 def test_runs(changes: list[tuple[str, Any]], form: str) -> None:
-    tried(*(f"{key}={as_json(value)}" for key, value in changes), form=form)
+    assert_exit_code(*(f"{key}={as_json(value)}" for key, value in changes), form=form)
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,11 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     number=st.sampled_from((0, 1e-3, 1, 1e6, 1e9, 1e12, 1e18, 1e24)),
     document=st.just(PROFILE) | mutated(PROFILE, most=1),
 )
-def test_machines_at_the_ends_of_what_is_allowed(profile: Path, number: float, document: Any) -> None:
-    """Every quantity of a kind is as small, or as large, as its kind may be."""
+def test_hardware_profiles_at_the_limits(profile: Path, number: float, document: Any) -> None:
+    """Every quantity of a unit is as small, or as large, as the unit allows."""
     extreme = _with_values(document, number)
     profile.write_text(as_json(extreme))
-    tried(f"device.hardware={profile}", form="json")
+    assert_exit_code(f"device.hardware={profile}", form="json")
 
 
 def _with_values(node: Any, number: float) -> Any:
@@ -102,7 +102,7 @@ BOUNDS = {"ns": (0, 1e9), "B": (0, 2.0**40), "B/s": (1e6, 1e18), "FLOP/s": (1e9,
         max_size=5,
     )
 )
-def test_words(words: list[str]) -> None:
-    """Not those that start a run of the real size."""
+def test_any_words(words: list[str]) -> None:
+    """Commands that start a run of full size are left out."""
     assume(not {"bench", "doctor", "check"} & set(words) and "mixed" not in " ".join(words))
     assert code_of(*words) in range(5)

@@ -1,4 +1,4 @@
-"""Results and timelines that were stored: any bytes are refused in words, or can be compared and shown."""
+"""Stored results and timelines: any bytes are refused with a message, or can be compared and shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from schedbench.profiles.record.result import Result, ResultError, read
 from schedbench.scenarios.problems import ScenarioError
 from tests.acceptance.runs import outcome_of
 from tests.profiles.cuda.conftest import Trace
-from tests.robustness.hostile import VALUES, as_json, mutated, promised, rounds, spliced
+from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
 
 pytestmark = [
     pytest.mark.usefixtures("little_memory"),
@@ -40,7 +40,7 @@ pytestmark = [
 RUN = {"id": "0", "command": "", "started": "", "wall_s": 0.0, "cancelled": False}
 FEW = ("device.values=none", "workload.requests=3", "workload.arrival=burst", "workload.output_tokens=4")
 STORED = json.loads((Path(__file__).parent.parent / "profiles/sample_result.json").read_text())
-ECHO = 20_000  # what was typed is said again
+ECHO = 20_000  # messages quote the input
 REFUSALS = (ResultError, SideError, LikenessError, WorkloadError)
 
 
@@ -60,8 +60,8 @@ def sound() -> dict[str, Any]:
 @example(content=b"\xef\xbb\xbf{}")
 @example(content="{}".encode("utf-16"))
 def test_results(content: bytes) -> None:
-    """One that is read can be written, and is then the same."""
-    with promised(ResultError):
+    """A result that is read can be written, and is then the same."""
+    with refuses_cleanly(ResultError):
         result = Result.from_json(content)
         assert Result.from_json(result.to_json()) == result
 
@@ -71,7 +71,7 @@ def verdict(a: str, b: str) -> None:
         VerdictRules(0.5, 5.0, False, (gate("mixed.schedule.sync:0"),), HEADLINE),
         (parse(a), parse(b)),
     )
-    with promised(*REFUSALS), opened(None, *sides, TrialRequest()) as (baseline, candidate):
+    with refuses_cleanly(*REFUSALS), opened(None, *sides, TrialRequest()) as (baseline, candidate):
         found = judge(conduct(baseline, candidate, TrialPlan(), lambda *_: None), rules)
         content = compared(found, a=a, b=b, run=RUN)
         to_json(content)
@@ -97,7 +97,7 @@ def test_results_that_are_compared(tmp_path: Path, sound: dict[str, Any], data: 
 @example(text="/dev/zero")
 @example(text="\0.json")
 def test_sides(text: str) -> None:
-    with promised(SideError, ScenarioError, longest=ECHO):
+    with refuses_cleanly(SideError, ScenarioError, longest=ECHO):
         parse(text)
 
 
@@ -105,12 +105,12 @@ def test_sides(text: str) -> None:
 @given(text=st.text(max_size=40) | st.tuples(st.text(max_size=9), VALUES.map(str)).map(":".join))
 @example(text="throughput:-" + "9" * 400 + "%")
 def test_gates(text: str) -> None:
-    with promised(GateError, longest=ECHO):
+    with refuses_cleanly(GateError, longest=ECHO):
         gate(text)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "/dev/zero", "nowhere"])
-def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
+def test_paths_other_than_files(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "result.json"
     if kind == "pipe":
         os.mkfifo(file)
@@ -118,7 +118,7 @@ def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
         file.mkdir()
     elif kind != "nowhere":
         file.symlink_to("result.json" if kind == "loop" else kind)
-    with pytest.raises(ResultError), promised():
+    with pytest.raises(ResultError), refuses_cleanly():
         read(file)
 
 
@@ -134,7 +134,7 @@ def _recorded() -> dict[str, Any]:
 @given(document=mutated(_recorded()))
 @example(document={"traceEvents": [], "baseTimeNanoseconds": 1e999})
 def test_traces_of_kineto(document: Any) -> None:
-    with promised(ValueError):
+    with refuses_cleanly(ValueError):
         for row in rows(document) if isinstance(document, dict) else ():
             op_kind(row)
             call_kind(row.name)

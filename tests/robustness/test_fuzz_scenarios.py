@@ -1,4 +1,4 @@
-"""Scenarios, overrides and hardware profiles: any bytes are refused in words, or are sound."""
+"""Scenarios, overrides and hardware profiles: any bytes are refused with a message, or are valid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from schedbench.scenarios.overrides import keys
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.scenarios.records import TraceError
 from schedbench.scenarios.workload import build
-from tests.robustness.hostile import VALUES, as_json, mutated, promised, prompt, rounds, spliced
+from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced, time_limit
 
 pytestmark = pytest.mark.usefixtures("little_memory")
 
@@ -60,16 +60,16 @@ LARGE = 100_000  # requests that are not drawn here
 FULL_KEYS = [".".join(path) for path in keys()]
 
 
-def judged(content: bytes, *overrides: str) -> None:
-    """As a run does before its first step."""
-    with promised(ScenarioError, MachineError, TraceError):
+def assert_resolves_or_refuses(content: bytes, *overrides: str) -> None:
+    """Resolves the scenario as a run does before its first step."""
+    with refuses_cleanly(ScenarioError, MachineError, TraceError):
         resolved = resolve(loads(content, overrides=overrides))
         capacity.check(resolved)
         _drawn(resolved)
 
 
 def _drawn(resolved: Resolved) -> None:
-    """A workload of a size that is no matter of patience, and its first prompt."""
+    """Draws a workload of limited size and its first prompt."""
     scenario, model = resolved.scenario, resolved.model
     if (scenario.workload.requests or 0) <= LARGE:
         workload = build(scenario, vocab_size=model.vocab_size, context_len=model.max_positions, seed=0)
@@ -78,8 +78,8 @@ def _drawn(resolved: Resolved) -> None:
 
 @rounds(40)
 @given(st.sampled_from(NAMES).flatmap(lambda name: mutated(SHIPPED[name])))
-def test_scenarios_of_ours_with_anything_in_them(document: Any) -> None:
-    judged(as_json(document).encode())
+def test_mutated_scenarios(document: Any) -> None:
+    assert_resolves_or_refuses(as_json(document).encode())
 
 
 @rounds(40)
@@ -96,14 +96,14 @@ def test_scenarios_of_ours_with_anything_in_them(document: Any) -> None:
 @example(b"a: " + b"9" * 60_000)
 @example(b"a: 1e" + b"9" * 60_000)
 @example(b"'" * 60_000)
-def test_scenarios_of_ours_with_bytes_out_of_place(content: bytes) -> None:
-    judged(content)
+def test_scenarios_with_spliced_bytes(content: bytes) -> None:
+    assert_resolves_or_refuses(content)
 
 
 @rounds(40)
 @given(st.lists(st.sampled_from(SYNTAX), max_size=40).map("".join))
-def test_what_looks_like_yaml(text: str) -> None:
-    judged(text.encode())
+def test_texts_like_yaml(text: str) -> None:
+    assert_resolves_or_refuses(text.encode())
 
 
 @rounds(40)
@@ -115,13 +115,15 @@ def test_what_looks_like_yaml(text: str) -> None:
 @example([("engine.page_size", 2**40)])
 @example([("device.hardware", "a" * 5000)])
 def test_overrides(changes: list[tuple[str, Any]]) -> None:
-    judged(shipped.content("mixed"), *(f"{key}={as_json(value)}" for key, value in changes))
+    assert_resolves_or_refuses(
+        shipped.content("mixed"), *(f"{key}={as_json(value)}" for key, value in changes)
+    )
 
 
 @rounds(40)
 @given(st.text(max_size=40))
-def test_overrides_that_are_any_text(text: str) -> None:
-    judged(shipped.content("mixed"), text)
+def test_overrides_of_any_text(text: str) -> None:
+    assert_resolves_or_refuses(shipped.content("mixed"), text)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +141,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(content=b"[" * 60_000)
 def test_hardware_profiles(profile: Path, content: bytes) -> None:
     profile.write_bytes(content)
-    with promised(hardware.HardwareError):
+    with refuses_cleanly(hardware.HardwareError):
         hardware.load(profile)
 
 
@@ -159,11 +161,13 @@ def test_hardware_profiles(profile: Path, content: bytes) -> None:
         "\ud800",
     ],
 )
-def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Any, name: str) -> None:
+def test_paths_other_than_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Any, name: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
-    with pytest.raises((ScenarioError, hardware.HardwareError)), promised():
+    with pytest.raises((ScenarioError, hardware.HardwareError)), refuses_cleanly():
         reader(name)
 
 
@@ -172,6 +176,6 @@ def test_a_pipe_may_be_a_scenario(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = Thread(target=pipe.write_bytes, args=(shipped.content("mixed"),))
     writer.start()
-    with prompt():
+    with time_limit():
         assert load(str(pipe)).name == "mixed"
     writer.join()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from schedbench.scenarios.records import MAX_TOKENS, TraceError
 from schedbench.scenarios.traces import Format, parse, read
-from tests.robustness.hostile import VALUES, as_json, mutated, promised, rounds, spliced
+from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
 from tests.scenarios.test_traces import TEXTS
 
 pytestmark = pytest.mark.usefixtures("little_memory")
@@ -25,9 +25,9 @@ CELLS = VALUES.map(str) | st.text(max_size=10)
 DEEP = b"[" * 100_000
 
 
-def held(form: Format, content: bytes) -> None:
-    """Records that come out are ones that a run can be made of."""
-    with promised(TraceError):
+def assert_parses_or_refuses(form: Format, content: bytes) -> None:
+    """Records that are returned can be used in a run."""
+    with refuses_cleanly(TraceError):
         for record in parse(io.BytesIO(content), form, name="t").records:
             assert 1 <= record.prompt_tokens <= MAX_TOKENS and 1 <= record.output_tokens <= MAX_TOKENS
             assert record.arrival is None or 0 <= record.arrival <= 2**63 - 1
@@ -36,8 +36,8 @@ def held(form: Format, content: bytes) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @rounds(25)
 @given(data=st.data())
-def test_bytes_out_of_place(form: Format, data: st.DataObject) -> None:
-    held(form, data.draw(spliced(TEXTS[form].encode())))
+def test_spliced_bytes(form: Format, data: st.DataObject) -> None:
+    assert_parses_or_refuses(form, data.draw(spliced(TEXTS[form].encode())))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form not in TABLES])
@@ -50,9 +50,9 @@ def test_any_value_in_a_record(form: Format, data: st.DataObject) -> None:
         else list(map(json.loads, TEXTS[form].split("\n\n")[0].splitlines()))
     )
     found: Any = data.draw(mutated(sound))
-    held(form, as_json(found).encode())
+    assert_parses_or_refuses(form, as_json(found).encode())
     if isinstance(found, list):
-        held(form, "\n".join(map(as_json, found)).encode())
+        assert_parses_or_refuses(form, "\n".join(map(as_json, found)).encode())
 
 
 @pytest.mark.parametrize("form", TABLES)
@@ -63,7 +63,9 @@ def test_any_cell_in_a_table(form: Format, data: st.DataObject) -> None:
     cells = [row.split(",") for row in rows]
     row = data.draw(st.sampled_from(cells))
     row[data.draw(st.integers(0, len(row) - 1))] = data.draw(CELLS)
-    held(form, "\n".join([header, *map(",".join, cells)]).encode("utf-8", "surrogatepass"))
+    assert_parses_or_refuses(
+        form, "\n".join([header, *map(",".join, cells)]).encode("utf-8", "surrogatepass")
+    )
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -85,17 +87,17 @@ def test_any_cell_in_a_table(form: Format, data: st.DataObject) -> None:
     ],
     ids=lambda content: repr(content[:20]),
 )
-def test_floods(form: Format, content: bytes) -> None:
-    held(form, content)
+def test_oversized_or_truncated_files(form: Format, content: bytes) -> None:
+    assert_parses_or_refuses(form, content)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/urandom", "loop", "folder", "a" * 5000, "\0", ""])
-def test_what_is_no_file_of_records(
+def test_paths_other_than_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Format, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(TraceError), promised():
+    with pytest.raises(TraceError), refuses_cleanly():
         read(Path(name), form)

@@ -1,4 +1,4 @@
-"""Killed at any moment: folders hold whole documents or none, and what was left behind is in nobody's way."""
+"""After a kill at any moment, folders hold whole documents or none, and leftover files do not disturb later runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = {
     "sweep": ("sweep", "mixed", "--alone", "--over", "max_running_requests=4,8", *FEW),
     "compare": ("compare", "mixed", "--b", "overlap=false", *FEW),
 }
-# How a process ends that is sent one, unless it was done already.
+# The exit code after each signal, unless the process ended before it.
 ENDS = {Signals.SIGINT: 130, Signals.SIGTERM: 143, Signals.SIGKILL: -9}
 SIGNALS = st.sampled_from(list(ENDS))
 WRITER = """
@@ -46,12 +46,12 @@ while True:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all that is killed, so that each finds what the ones before it left."""
+    """One folder for all killed processes, so that each finds the leftovers of earlier ones."""
     return tmp_path_factory.mktemp("killed")
 
 
 def killed(arguments: Sequence[str | Path], number: Signals, after: float) -> int:
-    """The exit code of a process that is sent a signal after so many seconds."""
+    """Returns the exit code of a process that gets a signal after the given time."""
     process = subprocess.Popen(
         list(map(str, arguments)),
         stdout=subprocess.DEVNULL,
@@ -71,7 +71,8 @@ def killed(arguments: Sequence[str | Path], number: Signals, after: float) -> in
 
 
 def until_it_listens(process: subprocess.Popen[str]) -> None:
-    """An interpreter that starts catches Ctrl-C, in its own way; SIGTERM is caught by us alone."""
+    """Waits until the process has installed its handlers. A starting interpreter handles Ctrl-C in its own way, and
+    SIGTERM not at all."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         caught = re.search(r"SigCgt:\s*(\w+)", status.read_text())
@@ -81,7 +82,7 @@ def until_it_listens(process: subprocess.Popen[str]) -> None:
 
 
 def documents(folder: Path) -> Iterator[Path]:
-    """As a reader finds them."""
+    """Returns the documents as a reader finds them."""
     return folder.rglob("*.json")
 
 
@@ -100,7 +101,7 @@ def test_results_are_whole(folder: Path, name: str, number: Signals, after: floa
 
 
 @pytest.mark.wide
-def test_what_was_left_behind_is_in_nobodys_way(folder: Path) -> None:
+def test_leftover_files_do_not_disturb_a_later_run(folder: Path) -> None:
     (folder / "sweep/runs").mkdir(parents=True, exist_ok=True)
     for name in ("sweep/.sweep.json.1", "sweep/runs/.0123-4567.json.1"):
         (folder / name).write_text("{")
@@ -111,7 +112,7 @@ def test_what_was_left_behind_is_in_nobodys_way(folder: Path) -> None:
 
 @rounds(3)
 @given(after=st.floats(0, 0.1))
-def test_a_file_is_the_old_one_or_the_new_one(folder: Path, after: float) -> None:
+def test_a_file_is_either_the_old_one_or_the_new_one(folder: Path, after: float) -> None:
     path = folder / "written.txt"
     path.write_text("a" * 2**20)
     assert killed([sys.executable, "-c", WRITER, path], Signals.SIGKILL, after) == -9
@@ -120,8 +121,8 @@ def test_a_file_is_the_old_one_or_the_new_one(folder: Path, after: float) -> Non
         left.unlink()
 
 
-def test_what_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when the file is forced out."""
+def test_a_failed_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the file is flushed."""
 
     def full(descriptor: int) -> None:  # noqa: ARG001
         raise OSError(28, "No space left on device")
@@ -135,6 +136,6 @@ def test_what_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pyt
     assert path.read_text() == "old"
 
 
-def test_no_text_of_a_document_is_beyond_utf_8() -> None:
-    """A byte of a file's name that is no text, as Python's paths hold it."""
+def test_documents_are_utf_8_for_any_file_name() -> None:
+    """A file's name may hold a byte that is not UTF-8, which Python's paths keep as a surrogate."""
     assert canonical({"run": "a\udcff.yaml"}).encode() == b'{\n"run": "a?.yaml"\n}\n'

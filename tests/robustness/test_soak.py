@@ -1,4 +1,4 @@
-"""A run of any length takes the memory of its beginning, but for what it keeps of every request: its row."""
+"""The memory of a run does not grow with its length, except for one row per request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.robustness.soak import name_of
 ROOT = Path(__file__).parents[2]
 RECORD = 1024  # bytes that are kept of a request until the result is written: its record and its tokens
 SLACK = 24 * 2**20  # of allocators, over a run of any length
-KEPT = (RequestRecord, array)  # one of each for every request
+KEPT = (RequestRecord, array)  # one of each per request
 # Of these there are about as many at any time; the hazard checker prunes its own now and then.
 STEADY = (DeviceTensor, EventRecording, Request, SamplingParams, TreeNode, Block, ShadowMemory)
 PRUNED = (
@@ -68,7 +68,7 @@ def alive(reading: Reading, kind: type) -> int:
 
 
 def judge(readings: list[Reading], requests: int) -> None:
-    """Against the first fifth of the run: by then every pool has been full."""
+    """Compares with the first fifth of the run, after which every pool has been full."""
     early, late = readings[: len(readings) // 5 + 1], readings[len(readings) // 5 + 1 :]
     last = readings[-1]
     assert last["requests"] == requests
@@ -82,20 +82,20 @@ def judge(readings: list[Reading], requests: int) -> None:
             assert alive(reading, kind) <= bound, kind
     assert all(alive(last, kind) <= requests + 200 for kind in KEPT)
     assert (last["lost"], last["protected"], last["rows"]) == (0, 0, 0)
-    assert alive(last, Request) <= RUNNING  # the last batch still stands
+    assert alive(last, Request) <= RUNNING  # the last batch is still referenced
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("hazards", ["off", "on"])
-def test_a_short_run_leaves_nothing_behind(hazards: str) -> None:
+def test_a_short_run_frees_its_memory(hazards: str) -> None:
     judge(soaked(600, hazards), 600)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("requests", "hazards"), [(100_000, "off"), (30_000, "on")])
-def test_a_long_run_takes_the_memory_of_its_beginning(requests: int, hazards: str) -> None:
+def test_the_memory_of_a_long_run_does_not_grow(requests: int, hazards: str) -> None:
     readings = soaked(requests, hazards)
     for reading in (readings[1], readings[9], readings[-1]):  # after a tenth, at half, at the end
-        told = (reading["requests"], reading["steps"], reading["seconds"], reading["resident"] / 2**20)
-        print("hazards {}: {:,} requests, {:,} steps, {} s, {:.0f} MiB".format(hazards, *told))
+        figures = (reading["requests"], reading["steps"], reading["seconds"], reading["resident"] / 2**20)
+        print("hazards {}: {:,} requests, {:,} steps, {} s, {:.0f} MiB".format(hazards, *figures))
     judge(readings, requests)

@@ -1,4 +1,4 @@
-"""The cases that come with the package, and the section that makes a scenario one."""
+"""The cases that come with the package, and the section that makes a scenario a case."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schedbench.scenarios.shipped import case_names
 
 
 @pytest.mark.parametrize("name", case_names())
-def test_a_case_is_sound_and_carries_its_own_name(name: str) -> None:
+def test_a_case_is_valid_and_has_its_files_name(name: str) -> None:
     scenario = load(name)
 
     assert f"cases/{scenario.name}" == name
@@ -29,7 +29,7 @@ def test_cases_are_listed_apart_from_scenarios() -> None:
     assert not {entry["name"] for entry in catalog()} & {Path(name).name for name in case_names()}
 
 
-def test_the_section_is_no_part_of_the_question() -> None:
+def test_the_case_section_is_not_part_of_the_digest() -> None:
     name = case_names()[0]
     scenario, other = load(name), load(name, ["case.expect=no change"])
 
@@ -39,17 +39,17 @@ def test_the_section_is_no_part_of_the_question() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("case.expect=faster", "case.expect: "),
         ("case.metric=throughput", "case.metric: unknown metric, did you mean 'total_throughput'?"),
         ("case.price=3", "case.price: unknown key"),
     ],
 )
-def test_what_a_case_cannot_be_is_refused(override: str, told: str) -> None:
+def test_an_invalid_case_section_is_refused(override: str, message: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         resolve(load(case_names()[0], [override]))
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_misspelt_case_gets_the_nearest_name() -> None:
@@ -57,6 +57,6 @@ def test_a_misspelt_case_gets_the_nearest_name() -> None:
         load("cases/sync-count-nul")
 
 
-def test_a_section_of_a_scenario_that_is_no_case_is_absent() -> None:
+def test_a_scenario_without_a_case_section_is_no_case() -> None:
     assert json.loads(json.dumps(load("mixed").expanded())).get("case") is None
     assert load("mixed").case is None

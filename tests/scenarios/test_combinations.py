@@ -1,4 +1,4 @@
-"""The table of modes: what is refused together, what this version lacks, what auto chooses."""
+"""The table of modes: the pairs that are refused, those not implemented yet, and the choice of ``auto``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def texts(scenario: Scenario, *rules: Rule) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_is_on_when_it_is_asked_for_and_off_otherwise(mode: str) -> None:
+def test_a_mode_is_on_only_where_it_is_set(mode: str) -> None:
     assert MODES[mode].on(scenario(mode))
     assert not MODES[mode].on(scenario())
 
@@ -102,24 +102,24 @@ def trees() -> Scenario:
     ("overridden", "blamed"),
     [((), FIRST), ((SECOND,), SECOND), ((FIRST,), FIRST), ((FIRST, SECOND), FIRST), ((("engine",),), FIRST)],
 )
-def test_of_two_modes_the_one_that_was_typed_is_to_blame(
+def test_a_refusal_names_the_key_that_was_overridden(
     overridden: tuple[tuple[str, ...], ...], blamed: tuple[str, ...]
 ) -> None:
     assert [path for path, _ in findings(trees(), (TREES,), overridden=overridden)] == [blamed]
 
 
 @pytest.mark.parametrize("broken", [FIRST, SECOND, ("engine", "speculative")])
-def test_a_key_that_was_left_out_is_not_refused_for_its_default(broken: tuple[str, ...]) -> None:
+def test_a_broken_key_is_not_refused_for_its_default(broken: tuple[str, ...]) -> None:
     assert list(findings(trees(), (TREES,), broken=(broken,))) == []
 
 
 @pytest.mark.parametrize(
     ("mode", "chosen"), [("mixed chunk", True), ("speculation v1", False), ("pipeline", False)]
 )
-def test_auto_overlaps_wherever_no_mode_forbids_it(mode: str, chosen: bool) -> None:
+def test_auto_overlaps_where_no_mode_forbids_it(mode: str, chosen: bool) -> None:
     assert overlaps(scenario(mode, engine={"overlap": "auto"})) is chosen
 
 
-def test_an_explicit_overlap_is_taken_as_it_is() -> None:
+def test_an_explicit_overlap_is_kept() -> None:
     assert overlaps(scenario("overlap"))
     assert not overlaps(scenario())

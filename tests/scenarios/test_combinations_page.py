@@ -1,4 +1,4 @@
-"""The printed table of combinations says what the code does."""
+"""The printed table of combinations agrees with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn against what was asked for."""
+"""Drawn values compared with the requested distributions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_both_ends_of_uniform_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("kind", [Normal, LogNormal])
-def test_draws_are_cut_to_their_bounds(kind: type[Normal] | type[LogNormal]) -> None:
+def test_draws_are_clipped_to_their_bounds(kind: type[Normal] | type[LogNormal]) -> None:
     dist = kind.model_validate({"dist": kind.__name__.lower(), "mean": 50, "std": 200, "min": 20, "max": 90})
     drawn = draw(dist, 500, rng=np.random.default_rng(0))
 

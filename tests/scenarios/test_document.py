@@ -1,4 +1,4 @@
-"""YAML to values: the scalars of YAML 1.2, the line of every key, and what is refused."""
+"""YAML to values: the scalars of YAML 1.2, the line of every key, and refused documents."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_duplicate_key_is_a_problem_and_the_first_value_stays() -> None:
         (b'a: "\\ud800"\n', "f:1: a: expected text, got half of a surrogate pair"),
     ],
 )
-def test_what_is_no_plain_value_is_a_problem(content: bytes, problem: str) -> None:
+def test_tags_and_other_special_values_are_problems(content: bytes, problem: str) -> None:
     assert problem in map(str, read(content, "f").problems)
 
 
@@ -93,7 +93,7 @@ def test_what_is_no_plain_value_is_a_problem(content: bytes, problem: str) -> No
         (b"#" * (MAX_BYTES + 1), f"f: expected a file of at most {MAX_BYTES} bytes"),
     ],
 )
-def test_what_is_no_document_says_where_and_why(content: bytes, message: str) -> None:
+def test_an_unreadable_document_is_refused_with_its_line_and_reason(content: bytes, message: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         read(content, "f")
     assert str(refused.value) == message

@@ -1,4 +1,4 @@
-"""What a script of failures may say: ranks, phases and links that there are, and what goes together."""
+"""Scripts of faults: the ranks, phases and links that exist, and the settings that exclude each other."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("entry", MISTAKES)
-def test_a_mistake_is_blamed_on_its_key(entry: str) -> None:
+def test_an_error_names_its_key(entry: str) -> None:
     found = refused(entry)
     assert any(MISTAKES[entry] in line and line.startswith("faults.0") for line in found), found
 
 
-def test_links_between_data_parallel_ranks_are_no_part_of_it() -> None:
+def test_links_between_data_parallel_ranks_cannot_fail() -> None:
     [line] = refused("{link: [rank 0, rank 1], tag: kv, does: drop}", scenario="dp_idle")
     assert line.startswith("faults.0.link: links between data-parallel ranks do not fail by script")
 
 
-def test_all_entries_are_judged_at_once() -> None:
+def test_errors_of_all_entries_are_reported_at_once() -> None:
     found = refused("{rank: stage 9, dies: forward}", "{link: [stage 0, stage 1], tag: kv, does: drop}")
     assert [line.partition(":")[0] for line in found] == ["faults.0.rank", "faults.1.tag"]
 
 
-def test_a_lone_rank_has_nothing_to_break() -> None:
+def test_faults_need_several_ranks() -> None:
     [line] = refused("{rank: stage 0, dies: forward}", scenario="mixed")
     assert line.startswith("faults: ranks and links break where there are several")
 
@@ -85,13 +85,13 @@ def test_tags_are_the_schedulers_own() -> None:
     assert tags(pair, "prefill 0", "prefill 1") == ()
 
 
-def test_the_last_stage_hands_on_no_proxies() -> None:
+def test_the_last_stage_sends_no_proxies() -> None:
     scenario = load("pp4_mixed")
     assert [len(phases(scenario, f"stage {index}")) for index in range(4)] == [7, 7, 7, 6]
     assert set(PHASES["stage"]) - set(phases(scenario, "stage 3")) == {"proxies"}
 
 
-def test_the_page_has_every_phase_and_tag() -> None:
+def test_the_page_lists_every_phase_and_tag() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "failures.md").read_text()
     rows = {line.split("|")[1].split()[0]: line for line in page.splitlines() if line.startswith("| ")}
     assert all(phase in rows[role] for role in PHASES for phase in PHASES[role])

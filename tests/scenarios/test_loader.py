@@ -1,4 +1,4 @@
-"""Loading: shipped names, paths, overrides, and the words in which a broken scenario is refused."""
+"""Loading: shipped names, paths, overrides, and the messages of refused scenarios."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def problems(text: str, *overrides: str) -> list[str]:
     return [str(problem) for problem in refused.value.problems]
 
 
-def test_defaults_fill_what_is_not_given() -> None:
+def test_defaults_are_filled_in() -> None:
     scenario = loads(SOUND.encode())
 
     assert scenario.engine.overlap == "auto"
     assert scenario.measure.repeat == 1
 
 
-def test_all_problems_are_told_at_once_in_order_of_line() -> None:
+def test_all_problems_are_reported_at_once_in_order_of_line() -> None:
     text = """\
 name: broken
 modle: {preset: tiny-llama}
@@ -136,7 +136,7 @@ def test_overrides_are_refused_in_the_same_words(override: str, problem: str) ->
     assert [message.split(": ", 2)[2] for message in problems(SOUND, override)] == [problem]
 
 
-def test_overrides_are_told_apart_from_the_file() -> None:
+def test_problems_of_overrides_name_set() -> None:
     assert problems(SOUND, "engine.page_sise=2", "nonsense") == [
         "--set: expected KEY=VALUE, got 'nonsense'",
         "--set: engine.page_sise: unknown key, did you mean 'page_size'?",
@@ -158,11 +158,11 @@ def test_a_trace_excludes_distributions_and_needs_a_format() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "null"])
-def test_an_empty_file_is_told_what_it_lacks(text: str) -> None:
+def test_an_empty_file_is_refused_with_what_it_lacks(text: str) -> None:
     assert problems(text) == ["f:1: expected a mapping of name, model, workload and so on, got nothing"]
 
 
-def test_a_root_that_is_no_mapping_is_refused() -> None:
+def test_a_root_other_than_a_mapping_is_refused() -> None:
     assert problems("- a\n- b") == ["f:1: expected a mapping of name, model, workload and so on, got a list"]
 
 
@@ -203,7 +203,7 @@ def test_a_bare_relay_becomes_a_section_when_a_switch_is_set() -> None:
     assert scenario.engine.relay.switches == {"barrier": False, "flatten": "numpy"}
 
 
-def test_a_bare_word_turns_speculation_off_whatever_else_stands_there() -> None:
+def test_a_bare_word_replaces_the_speculative_section() -> None:
     off = load("spec_v1", ["engine.speculative=none"]).engine.speculative
     assert (off.algorithm, off.mode, off.topk, off.draft_tokens) == ("none", "v2", 1, None)
 
@@ -211,7 +211,7 @@ def test_a_bare_word_turns_speculation_off_whatever_else_stands_there() -> None:
     assert (on.engine.speculative.algorithm, on.engine.speculative.steps) == ("eagle", 2)
 
 
-def test_turning_it_off_by_halves_is_told_how_to_do_it() -> None:
+def test_incomplete_removal_of_speculation_is_refused_with_the_remedy() -> None:
     with pytest.raises(
         ScenarioError, match=r"mode: means something only with .*; engine.speculative=none drops"
     ):
@@ -240,7 +240,7 @@ DIES = "faults=[{rank: stage 1, dies: forward}]"
         ("mixed", "workload.trace=5", "expected a text", ("workload.format=jsonl",)),
     ],
 )
-def test_what_follows_from_a_broken_key_is_not_told(
+def test_consequences_of_a_broken_key_are_not_reported(
     name: str, broken: str, message: str, follows: tuple[str, ...]
 ) -> None:
     with pytest.raises(ScenarioError) as caught:
@@ -250,7 +250,7 @@ def test_what_follows_from_a_broken_key_is_not_told(
     assert problem.startswith(f"--set: {key}: {message}, got ") and value in problem
 
 
-def test_what_an_unknown_key_may_have_decided_is_not_told() -> None:
+def test_consequences_of_an_unknown_key_are_not_reported() -> None:
     text = SOUND.replace("engine:", "engine:\n  disaggregation: {mod: pair, prefill: 2}")
     assert problems(text) == ["f:4: engine.disaggregation.mod: unknown key, did you mean 'mode'?"]
 
@@ -321,7 +321,7 @@ def test_a_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
     assert load(str(file), ["workload.trace=u.jsonl"]).source.locate(key, "u.jsonl") == Path("u.jsonl")
 
 
-def test_a_later_finding_points_at_the_line() -> None:
+def test_a_problem_found_later_names_its_line() -> None:
     scenario = loads(SOUND.encode(), file="f")
     refusal = scenario.source.refuse(("engine", "relay"), "unknown state")
 

@@ -1,4 +1,4 @@
-"""Shortened keys, as compare takes them."""
+"""Shortened keys, as ``compare`` accepts them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schedbench.scenarios.problems import ScenarioError
         ("expect.decode.steady.copy.d2h", "expect.decode.steady.copy.d2h"),
     ],
 )
-def test_a_key_may_be_shortened_where_it_is_clear(short: str, full: str) -> None:
+def test_a_key_may_be_shortened_where_it_is_unambiguous(short: str, full: str) -> None:
     assert expand(short) == full
 
 
@@ -34,7 +34,7 @@ def test_a_key_may_be_shortened_where_it_is_clear(short: str, full: str) -> None
         ("overlp", "--set: overlp: unknown key, did you mean 'overlap'?"),
     ],
 )
-def test_an_unclear_key_is_refused(short: str, message: str) -> None:
+def test_an_ambiguous_key_is_refused(short: str, message: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         expand(short)
     assert str(refused.value) == message

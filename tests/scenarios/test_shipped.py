@@ -26,7 +26,7 @@ def test_the_catalog_has_every_scenario_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_shipped_scenario_is_sound_and_carries_its_own_name(name: str) -> None:
+def test_a_shipped_scenario_is_valid_and_has_its_files_name(name: str) -> None:
     scenario = load(name, [GIVEN[name]] if name in GIVEN else [])
 
     assert scenario.name == name
@@ -36,7 +36,7 @@ def test_a_shipped_scenario_is_sound_and_carries_its_own_name(name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "override"), GIVEN.items())
-def test_what_the_user_has_to_give_is_asked_for(name: str, override: str) -> None:
+def test_values_required_from_the_user_are_asked_for(name: str, override: str) -> None:
     with pytest.raises(ScenarioError, match=f"{override.split('=')[0]}: has to be given: --set {override}$"):
         load(name)
 
@@ -44,14 +44,12 @@ def test_what_the_user_has_to_give_is_asked_for(name: str, override: str) -> Non
 def test_the_overlap_pair_differs_in_overlap_only() -> None:
     on, off = load("overlap_on").expanded(), load("overlap_off", ["engine.overlap=true"]).expanded()
 
-    told = ("name", "about", "expect")
-    assert {key: on[key] for key in on if key not in told} == {
-        key: off[key] for key in off if key not in told
-    }
+    own = ("name", "about", "expect")
+    assert {key: on[key] for key in on if key not in own} == {key: off[key] for key in off if key not in own}
 
 
 @pytest.mark.parametrize("name", ["mixed", "overlap_on"])
-def test_a_steady_decode_step_promises_no_copy_and_no_sync_on_the_schedule_stream(name: str) -> None:
+def test_shipped_budgets_allow_no_copy_or_sync_in_a_steady_decode(name: str) -> None:
     assert load(name).expanded()["expect"]["decode.steady"] == {
         "schedule": {"h2d": 0, "d2h": 0, "sync": 0},
         "when": {"overlap": True},

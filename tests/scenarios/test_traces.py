@@ -1,4 +1,4 @@
-"""Recorded traffic: what each format means, what a malformed line is told, and real files."""
+"""Recorded traffic: the meaning of each format, the errors of malformed records, and real files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_mooncake_has_lengths_instants_and_blocks() -> None:
     assert [record.hash_ids for record in records("mooncake", MOONCAKE)] == [(0, 1), (0, 2), (3,)]
 
 
-def test_azure_keeps_its_dates_to_the_nanosecond_and_leaves_out_empty_answers() -> None:
+def test_azure_dates_are_exact_and_empty_answers_left_out() -> None:
     first, second = records("azure", AZURE)
 
     assert lengths("azure") == [(374, 44), (396, 109)]
@@ -101,7 +101,7 @@ def test_burstgpt_has_seconds_and_leaves_out_failed_requests() -> None:
     assert [record.arrival for record in records("burstgpt", BURSTGPT)] == [5 * 10**9, 118 * 10**9]
 
 
-def test_sharegpt_takes_four_bytes_for_a_token_and_leaves_out_monologues() -> None:
+def test_sharegpt_counts_four_bytes_per_token_and_leaves_out_unanswered_texts() -> None:
     assert lengths("sharegpt") == [(3, 2), (2, 1)]
     assert [record.line for record in records("sharegpt", SHAREGPT)] == [2, 24]
 
@@ -161,7 +161,7 @@ def test_jsonl_has_ids_or_lengths_and_its_own_sampling() -> None:
         ("jsonl", b" " * (MAX_RECORD + 1), "t:1: expected lines of at most 16777216 bytes"),
     ],
 )  # fmt: skip
-def test_a_malformed_record_is_told_its_line_and_what_was_expected(
+def test_a_malformed_record_is_refused_with_its_line_and_the_expected_form(
     form: Format, text: str | bytes, message: str
 ) -> None:
     with pytest.raises(TraceError) as refused:
@@ -176,8 +176,8 @@ def test_all_malformed_records_are_reported_up_to_a_limit() -> None:
     assert [text.split(": ")[0] for text in str(refused.value).splitlines()] == ["t:2", "t:3", "t:4", "t:6"]
     with pytest.raises(TraceError) as refused:
         records("azure", AZURE + "1,2\n" * (MAX_ERRORS + 3))
-    *told, rest = str(refused.value).splitlines()
-    assert (len(told), rest) == (MAX_ERRORS, "t: and 3 more malformed records")
+    *reported, rest = str(refused.value).splitlines()
+    assert (len(reported), rest) == (MAX_ERRORS, "t: and 3 more malformed records")
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_any_bytes_are_records_or_refused(form: Format, noise: bytes, place: int
 @given(st.lists(st.text(), max_size=3), st.integers(1, 9))
 @example(["é", "€", "\U0001f600"], 1)
 def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size: int) -> None:
-    class Dripping(io.BytesIO):
-        """A file that gives a few bytes at a time."""
+    class SlowFile(io.BytesIO):
+        """A file that returns a few bytes at a time."""
 
         def read(self, _: int | None = -1, /) -> bytes:
             return super().read(size)
@@ -242,11 +242,11 @@ def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size
     whole = json.dumps([{"conversations": turns}, {"conversations": turns}], ensure_ascii=False).encode(
         "utf-8", "surrogatepass"
     )
-    assert parse(Dripping(whole), "sharegpt", name="t").records == records("sharegpt", whole)
+    assert parse(SlowFile(whole), "sharegpt", name="t").records == records("sharegpt", whole)
 
 
-def test_what_follows_a_long_conversation_is_not_copied_again_and_again() -> None:
-    """Reading them takes as long as behind a short one."""
+def test_records_after_a_long_conversation_are_read_in_linear_time() -> None:
+    """Reading them takes as long as after a short conversation."""
 
     def seconds(characters: int) -> float:
         first = '{"conversations": [{"value": "%s"}]}' % ("x" * characters)
@@ -287,7 +287,7 @@ def test_a_trace_arrives_as_recorded_from_its_first_request_on(replayed: Callabl
     assert [request.arrival for request in hurried] == [0, 5_999_999_990]
 
 
-def test_a_trace_may_be_sent_by_another_process(replayed: Callable[..., Workload]) -> None:
+def test_a_trace_may_be_sent_by_another_arrival_process(replayed: Callable[..., Workload]) -> None:
     assert [request.arrival for request in replayed("azure", AZURE, "workload.arrival=burst").upcoming()] == [
         0,
         0,
@@ -347,7 +347,7 @@ PRESENT = [DATA / name for name in REAL if (DATA / name).exists()]
 
 
 @pytest.mark.parametrize("file", [None, *PRESENT], ids=lambda file: file.name if file else "small")
-def test_files_have_the_totals_that_are_known_of_them(file: Path | None, tmp_path: Path) -> None:
+def test_recorded_files_have_their_known_totals(file: Path | None, tmp_path: Path) -> None:
     if file is None:
         file, form, known = tmp_path / "small", "mooncake", Totals(3, 1812, 700)
         file.write_text(MOONCAKE)

@@ -1,4 +1,4 @@
-"""From scenario to requests: arrivals, closed loops, determinism, shared content, bounds."""
+"""From scenario to requests: arrivals, closed loops, determinism, shared prefixes, bounds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_another_seed_gives_other_requests() -> None:
         "workload.abort.fraction=0.5",
     ],
 )
-def test_prompts_do_not_depend_on_anything_else_that_is_drawn(override: str) -> None:
+def test_prompts_do_not_depend_on_other_draws(override: str) -> None:
     assert prompts(requests(override)) == prompts(requests())
 
 
@@ -141,7 +141,7 @@ def test_every_prompt_begins_with_the_prefix_of_a_group() -> None:
     assert len({tuple(prompt[128:144]) for prompt in taken}) == 64
 
 
-def test_requested_and_achieved_lengths_are_told_with_the_prefix() -> None:
+def test_requested_and_achieved_lengths_include_the_prefix() -> None:
     achieved = mixed().achieved
 
     assert achieved.requests == 64
@@ -151,7 +151,7 @@ def test_requested_and_achieved_lengths_are_told_with_the_prefix() -> None:
     assert achieved.clipped == 0
 
 
-def test_what_does_not_fit_the_context_is_shortened_and_counted() -> None:
+def test_prompts_longer_than_the_context_are_shortened_and_counted() -> None:
     workload = mixed(context_len=400)
     taken = list(workload.upcoming())
     whole = requests()
@@ -197,7 +197,7 @@ def test_named_requests_are_aborted() -> None:
     assert mixed("workload.abort={requests: [r7, r9]}").aborts == {"r7": 0, "r9": 0}
 
 
-def test_an_abort_of_nobody_is_refused() -> None:
+def test_an_abort_of_an_unknown_request_is_refused() -> None:
     with pytest.raises(ScenarioError) as refused:
         mixed("workload.abort={requests: [r7, r64]}")
     assert str(refused.value) == "--set: workload.abort.requests: expected r0 to r63, got 'r64'"

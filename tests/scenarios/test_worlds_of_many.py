@@ -1,4 +1,4 @@
-"""How many ranks a scenario may have."""
+"""The allowed number of ranks of a scenario."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ KEYS = (
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("count", [0, 257])
-def test_there_is_one_at_least_and_no_more_than_a_machine_bears(key: str, count: int) -> None:
+def test_the_number_of_ranks_is_bounded(key: str, count: int) -> None:
     with pytest.raises(ScenarioError, match=f"engine.{key}"):
         load("disagg", [f"engine.{key}={count}"])
