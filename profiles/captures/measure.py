@@ -180,8 +180,8 @@ def _remarks(
         yield joined.abstained
     if not steps.launches:
         yield "no range of the map launches a step: counts are of the whole capture"
-    if steps.untold:
-        yield f"{steps.untold} steps have no range for their kind"
+    if steps.unknown_kinds:
+        yield f"{steps.unknown_kinds} steps have no range for their kind"
     if steps.unseen:
         yield f"{steps.unseen} results are of steps that were launched before the capture began"
     if others:

@@ -24,7 +24,7 @@ from ..vgpu.ledger import NO_CONTEXT, LedgerContext
 from .capture import CapturedRange
 from .maps import KindRule, RangeMap, RangeRule
 
-UNTOLD: Final[str] = "step"  # kind of a step without a range for its kind
+UNKNOWN_KIND: Final[str] = "step"  # kind of a step without a range for its kind
 
 
 class MappedRange(NamedTuple):
@@ -36,12 +36,12 @@ class MappedRange(NamedTuple):
 
 
 class CapturedSteps(NamedTuple):
-    """``launches`` are instants on the log's clock, by step. ``untold`` is the number of steps of unknown kind,
+    """``launches`` are instants on the log's clock, by step. ``unknown_kinds`` is the number of steps of unknown kind,
     ``unseen`` that of steps that were settled, but launched before the capture began."""
 
     log: Log
     launches: Mapping[int, int]
-    untold: int
+    unknown_kinds: int
     unseen: int
 
 
@@ -77,9 +77,9 @@ def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int)
     log.settled += [infos[step] for step in _order(settles) if step in infos]
     for at, context in _contexts(ranges):
         log.contexts.change(at - epoch, context)
-    untold = sum(str(info.kind) == UNTOLD for info in infos.values())
+    unknown_kinds = sum(str(info.kind) == UNKNOWN_KIND for info in infos.values())
     instants = {step: at - epoch for step, at in launches.items()}
-    return CapturedSteps(log, instants, untold, sum(step == NO_STEP for step in settles.values()))
+    return CapturedSteps(log, instants, unknown_kinds, sum(step == NO_STEP for step in settles.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _info(
                 return StepInfo(
                     step, cast(StepKind, kind.removesuffix(STEADY)), size, 0, kind.endswith(STEADY)
                 )
-    return StepInfo(step, cast(StepKind, UNTOLD), 0, 0, False)
+    return StepInfo(step, cast(StepKind, UNKNOWN_KIND), 0, 0, False)
 
 
 def _size(span: CapturedRange, pattern: str | None) -> int:

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
-from ..captures.steps import UNTOLD
+from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY
 from ..record.definitions import DEFINITIONS, Direction, definition
 from ..record.result import Abstained, Result
@@ -103,7 +103,7 @@ def _direction(name: str) -> Direction:
 def _place(name: str) -> tuple[str, str, str] | None:
     kind, _, rest = name.rpartition(".")
     kind, _, stream = kind.rpartition(".")
-    kinds = (*get_args(Kind), UNTOLD)
+    kinds = (*get_args(Kind), UNKNOWN_KIND)
     known = (
         kind in kinds
         and (stream in get_args(Stream) or _NUMBERED.fullmatch(stream))

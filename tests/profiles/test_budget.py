@@ -1,4 +1,4 @@
-"""Budgets against a stored result: what breaks them, and which lines are to blame."""
+"""Budgets compared with a stored result: what exceeds them, and which lines are responsible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def result() -> Result:
     return read(Path(__file__).parent / "sample_result.json")
 
 
-def blamed(breach) -> list[tuple[str, int]]:
+def offenders(breach) -> list[tuple[str, int]]:
     return [
         (offender.site.function if offender.site else "", offender.times) for offender in breach.offenders
     ]
@@ -30,29 +30,29 @@ def test_a_budget_that_is_kept(result):
     assert breaches(budget, result) == []
 
 
-def test_the_worst_step_breaks_it_not_the_median(result):
+def test_a_budget_limits_the_worst_step(result):
     (breach,) = breaches({"decode": {"schedule": {"h2d": 3, "d2h": 1}}}, result)
     assert (breach.kind, breach.stream, breach.counter) == ("decode", "schedule", "h2d")
     assert (breach.allowed, breach.seen, breach.steps_with) == (3, 4, 60)
 
 
-def test_lines_are_blamed_by_kind_stream_direction_and_quality(result):
+def test_offending_lines_match_kind_stream_direction_and_quality(result):
     (breach,) = breaches({"decode": {"schedule": {"d2h": 0}}}, result)
-    assert blamed(breach) == [("pull_lengths", 350)]
+    assert offenders(breach) == [("pull_lengths", 350)]
     (breach,) = breaches({"decode": {"copy": {"d2h": 0}}}, result)
-    assert blamed(breach) == [("copy_result", 700)]
+    assert offenders(breach) == [("copy_result", 700)]
     (breach,) = breaches({"decode": {"schedule": {"d2h_blocking": 0}}}, result)
-    assert blamed(breach) == [("pull_lengths", 350)]
+    assert offenders(breach) == [("pull_lengths", 350)]
     (breach,) = breaches({"mixed": {"copy": {"sync": 0}}}, result)
-    assert blamed(breach) == [("", 40)]
+    assert offenders(breach) == [("", 40)]
 
 
-def test_steady_steps_blame_only_what_happened_in_them(result):
+def test_offending_lines_of_steady_steps_ran_in_them(result):
     (breach,) = breaches({"decode.steady": {"copy": {"d2h": 0}}}, result)
-    assert (breach.seen, blamed(breach)) == (1, [("copy_result", 350)])
+    assert (breach.seen, offenders(breach)) == (1, [("copy_result", 350)])
 
 
-def test_kernels_are_not_kept_by_line(result):
+def test_kernels_have_no_offending_lines(result):
     (breach,) = breaches({"decode": {"forward": {"kernel": 10}}}, result)
     assert (breach.seen, breach.offenders) == (302, ())
 
@@ -70,12 +70,12 @@ def test_a_budget_for_a_kind_without_steps_is_untested(result):
 
 
 @pytest.mark.parametrize("role", ["decode", "pipeline"])
-def test_of_several_ranks_each_keeps_the_budget(result, role):
+def test_each_of_several_ranks_has_the_budget(result, role):
     first, other = result.per_step, deepcopy(result.per_step)
     other["decode"].streams["schedule"]["h2d"] = (
         other["decode"].streams["schedule"]["h2d"].model_copy(update={"max": 9})
     )
-    abstained = {"value": None, "abstained": "told by nobody"}
+    abstained = {"value": None, "abstained": "not measured"}
     ranks = tuple(
         RankPart(name=f"{role} {index}", role=role, per_step=per_step, idle=abstained, metrics={})
         for index, per_step in enumerate((first, other))

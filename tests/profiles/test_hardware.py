@@ -33,7 +33,7 @@ def _quantities(node: Any) -> list[Quantity[float]]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_shipped_profiles(name: str) -> None:
+def test_shipped_profiles_give_an_origin_of_every_number(name: str) -> None:
     profile = load(name)
     assert profile.name == name and len(profile.sha256) == 64
     assert set(profile.phases) == set(RANGES)
@@ -52,7 +52,7 @@ def test_names_and_capabilities() -> None:
     assert not (lacking.pinned_memory or lacking.side_streams or lacking.events or lacking.graphs)
 
 
-def test_a_profile_of_ones_own(tmp_path: Path) -> None:
+def test_a_profile_of_the_user_is_loaded(tmp_path: Path) -> None:
     document = _document()
     document["name"] = "mine"
     document["copies"]["fixed"] |= {"value": 3000, "high": 4000}
@@ -72,7 +72,7 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
         ("\x00", "not YAML"),
     ],
 )
-def test_broken_files(tmp_path: Path, content: str, message: str) -> None:
+def test_invalid_files_are_refused_with_their_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(content)
     with pytest.raises(HardwareError, match=message):
@@ -92,13 +92,13 @@ def test_a_value_lies_within_its_range(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_an_estimate_says_how_it_was_made_and_has_a_range(name: str) -> None:
-    """No constant refers to another one's origin, and only what is exact or not used has no range."""
+    """No constant refers to another one's origin, and only exact or unused ones have no range."""
     for quantity in _quantities(load(name)):
         assert "see above" not in quantity.origin
         assert quantity.low < quantity.high or quantity.value == 0
 
 
-def test_all_faults_of_a_file_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     document = _document()
     document["kernels"]["fixed"]["unit"] = "us"
     del document["host"]["launch"]["origin"]
@@ -117,7 +117,7 @@ def test_all_faults_of_a_file_at_once(tmp_path: Path) -> None:
         assert place in str(caught.value)
 
 
-def test_an_unknown_name_lists_what_there_is() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         HardwareError, match=r"no hardware profile 'h20', did you mean 'h200'\? \(available: a100, "
     ):
@@ -126,7 +126,7 @@ def test_an_unknown_name_lists_what_there_is() -> None:
         load("zzz")
 
 
-def test_costs_by_hand() -> None:
+def test_costs_equal_those_computed_by_hand() -> None:
     costs = Costs(load("h200"))
     assert costs.memory(0) == 1500
     assert costs.memory(4_300_000_000) == 1_001_500
@@ -138,7 +138,7 @@ def test_costs_by_hand() -> None:
 
 
 def test_an_8b_decode_step_is_bound_by_its_weights() -> None:
-    """15 GB of weights at 4.3 TB/s: 3.5 ms, whatever the batch up to about 180."""
+    """15 GB of weights at 4.3 TB/s take 3.5 ms for any batch up to about 180."""
     costs = Costs(load("h200"))
     weights = 15_000_000_000
     for batch in (1, 64, 128):
@@ -146,7 +146,7 @@ def test_an_8b_decode_step_is_bound_by_its_weights() -> None:
         assert step == pytest.approx(3.49e6, rel=0.01)
 
 
-def test_a_decode_steps_host_time_is_that_of_python_schedulers() -> None:
+def test_host_time_of_a_decode_step_is_typical_of_python_schedulers() -> None:
     """At 64 requests, 26 dispatches, a replay, a copy and two waits: within 0.3 to 2 ms."""
     with open_vgpu(load("h200")) as gpu:
         x = torch.zeros(64, dtype=torch.int64, device=gpu.device)

@@ -1,4 +1,4 @@
-"""What a tool hears of a run: ranges and marks with their steps, from whichever nvtx there is."""
+"""The ranges and marks that a tool receives, with their steps, for each version of nvtx."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from schedbench.profiles.cuda.nvtx_ranges import INJECTED, NvtxRanges, listening
 from schedbench.sched.observe import StepInfo
 
 
-class Heard:
-    """What arrived, in order."""
+class ReceivedRanges:
+    """Records what arrived, in order."""
 
     def __init__(self) -> None:
-        self.said: list[tuple] = []
+        self.sent: list[tuple] = []
 
 
 class DummyDomain:
-    """Of a process to which nobody listens."""
+    """The domain of a process without a tool."""
 
 
-class Domain(Heard):
+class Domain(ReceivedRanges):
     """nvtx since 0.2.12."""
 
     def get_event_attributes(self, **attributes):
         return SimpleNamespace(**attributes)
 
     def push_range(self, attributes):
-        self.said.append(("push", attributes.message, getattr(attributes, "payload", None)))
+        self.sent.append(("push", attributes.message, getattr(attributes, "payload", None)))
 
     def pop_range(self):
-        self.said.append(("pop",))
+        self.sent.append(("pop",))
 
     def mark(self, attributes):
-        self.said.append(("mark", attributes.message, attributes.payload))
+        self.sent.append(("mark", attributes.message, attributes.payload))
 
 
-class Old(Heard):
-    """nvtx 0.2.11: domains without verbs, functions beside them."""
+class OldNvtx(ReceivedRanges):
+    """nvtx 0.2.11: domains without methods, functions beside them."""
 
     def get_domain(self, name):
         return SimpleNamespace(name=name)
 
     def push_range(self, *, message, domain, category=None, payload=None):  # noqa: ARG002
-        self.said.append(("push", message, payload))
+        self.sent.append(("push", message, payload))
         assert domain == "schedbench"
 
     def pop_range(self, *, domain):
-        self.said.append(("pop",))
+        self.sent.append(("pop",))
         assert domain == "schedbench"
 
     def mark(self, *, message, domain, payload):
-        self.said.append(("mark", message, payload))
+        self.sent.append(("mark", message, payload))
         assert domain == "schedbench"
 
 
-def new() -> tuple[Heard, object]:
+def new() -> tuple[ReceivedRanges, object]:
     domain = Domain()
     return domain, SimpleNamespace(get_domain=lambda name: domain)  # noqa: ARG005
 
 
-def old() -> tuple[Heard, object]:
-    module = Old()
+def old() -> tuple[ReceivedRanges, object]:
+    module = OldNvtx()
     return module, module
 
 
 @pytest.mark.parametrize("version", [new, old])
 def test_ranges_and_marks_carry_their_steps(monkeypatch, version):
-    heard, module = version()
+    received, module = version()
     monkeypatch.setattr(nvtx_ranges, "nvtx", module)
     monkeypatch.setenv(INJECTED, "/some/tool.so")
     ranges = NvtxRanges()
@@ -77,7 +77,7 @@ def test_ranges_and_marks_carry_their_steps(monkeypatch, version):
     with measuring(), ranges.range("model", 7, 4):
         ranges.launched(info)
     ranges.settled(info._replace(steady=True))
-    assert heard.said == [
+    assert received.sent == [
         ("push", "measure", None),
         ("push", "model", 7),
         ("mark", "decode bs=4", 7),
@@ -87,13 +87,13 @@ def test_ranges_and_marks_carry_their_steps(monkeypatch, version):
     ]
 
 
-def test_where_nobody_listens_nothing_is_said(monkeypatch):
-    heard, module = old()
+def test_without_a_tool_no_range_is_sent(monkeypatch):
+    received, module = old()
     monkeypatch.setattr(nvtx_ranges, "nvtx", module)
     monkeypatch.delenv(INJECTED, raising=False)
     assert not listening()
     with measuring():
         pass
-    assert heard.said == []
+    assert received.sent == []
     monkeypatch.setattr(nvtx_ranges, "nvtx", SimpleNamespace(get_domain=lambda name: DummyDomain()))  # noqa: ARG005
     assert not listening()

@@ -1,4 +1,4 @@
-"""The result document: canonical, versioned, written whole or not at all."""
+"""The result document: canonical, versioned, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def result(text) -> Result:
     return Result.from_json(text)
 
 
-def test_a_document_survives_the_round_trip_byte_for_byte(text, result):
+def test_a_document_is_read_and_written_byte_for_byte(text, result):
     assert result.to_json() == text
 
 
-def test_written_and_read(tmp_path, result):
+def test_a_written_document_is_read_back(tmp_path, result):
     path = tmp_path / "result.json"
     result.write(path)
     assert read(path) == result
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_write_leaves_nothing_behind(tmp_path, result):
+def test_a_failed_write_leaves_no_file(tmp_path, result):
     taken = tmp_path / "result.json"
     taken.mkdir()
     with pytest.raises(IsADirectoryError):
@@ -58,12 +58,12 @@ def test_order_of_maps_does_not_matter(result):
     assert turned.to_json() == result.to_json()
 
 
-def test_one_line_per_row_so_that_files_diff_well(text):
+def test_every_row_is_one_line(text):
     assert text.count("\n") < 60
     assert '\n {"blocking": true' in text
 
 
-def test_missing_values_say_why(text):
+def test_missing_values_have_a_reason(text):
     document = json.loads(text)
     refused = {"value": None, "abstained": "p99 needs 100 samples, there are 64"}
     assert document["metrics"]["ttft_ms"]["p99"] == refused
@@ -93,7 +93,7 @@ def test_every_metric_of_the_sample_is_defined(result):
         ("[" * 100_000, "x.json: not JSON"),
     ],
 )
-def test_junk_is_refused_with_a_reason(content, message):
+def test_malformed_text_is_refused_with_a_reason(content, message):
     with pytest.raises(ResultError, match=message):
         Result.from_json(content, name="x.json")
 
@@ -104,7 +104,7 @@ def test_unknown_keys_are_refused(text):
         Result.from_json(canonical(document))
 
 
-def test_a_missing_file_is_a_clear_error(tmp_path):
+def test_a_missing_file_is_refused_with_its_name(tmp_path):
     with pytest.raises(ResultError, match=r"nowhere\.json: No such file"):
         read(tmp_path / "nowhere.json")
     with pytest.raises(ResultError, match="not a regular file"):
@@ -150,7 +150,7 @@ def test_kinds_and_percentiles_are_defined_with_their_metric(name):
     "name",
     ["nonsense", "forward_ms.", "step_ms.decode", "forward_ms.p42", "forward_ms.decode.x", "retractions.p50"],
 )
-def test_what_is_no_metric_is_not_defined(name):
+def test_an_unknown_metric_is_not_defined(name):
     with pytest.raises(KeyError):
         definition(name)
 

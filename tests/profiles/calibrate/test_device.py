@@ -1,4 +1,4 @@
-"""Constants from what a GPU's probes would say of a machine whose constants are known."""
+"""Constants from synthetic measurements of a machine whose constants are known."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def product(m: int, n: int, k: int, dtype: str = "bfloat16", *, share: float = 1
 
 
 def attended(requests: int, new: int, before: int, share: float) -> dict[str, Any]:
-    """On the same machine; the pairs counted one by one."""
+    """On the same machine, with the pairs counted one by one."""
     pairs = requests * sum(before + token + 1 for token in range(new))
     flops = 4 * 32 * 128 * pairs
     shape = {"requests": requests, "new": new, "before": before, "dtype": "bfloat16"}
@@ -83,11 +83,11 @@ def probes() -> dict[str, Any]:
     return {"costs": costs(), "copies": copies(), "kernels": kernels()}
 
 
-def test_every_probe_that_is_asked_exists() -> None:
+def test_every_named_probe_exists() -> None:
     assert {"costs", "copies", "kernels"} <= set(PROBES)
 
 
-def test_a_known_machine_is_found(probes: dict[str, Any]) -> None:
+def test_the_constants_of_a_known_machine_are_found(probes: dict[str, Any]) -> None:
     found = device_constants(BASE, probes)
     assert found.missing == []
     values = {".".join(constant.key): constant.value for constant in found.constants}
@@ -121,14 +121,14 @@ def test_a_known_machine_is_found(probes: dict[str, Any]) -> None:
     assert values == pytest.approx(expected, rel=0.01)
 
 
-def test_what_is_replaced_says_what_it_replaces(probes: dict[str, Any]) -> None:
+def test_a_replaced_constant_names_the_old_value(probes: dict[str, Any]) -> None:
     found = {c.key: c for c in device_constants(BASE, probes).constants}
     assert found["host", "launch"].old == 4000
     assert "shares" not in found["host", "event_wait"].basis
     assert "50" in found["host", "event_wait"].basis
 
 
-def test_a_kernel_is_never_shorter_than_what_a_graph_shows(probes: dict[str, Any]) -> None:
+def test_a_kernel_is_no_shorter_than_in_a_graph(probes: dict[str, Any]) -> None:
     for found in probes["costs"]["graphs"].values():
         found["device_ns"] /= 2
     values = {c.key[1]: c.value for c in device_constants(BASE, probes).constants if c.key[0] == "kernels"}
@@ -137,7 +137,7 @@ def test_a_kernel_is_never_shorter_than_what_a_graph_shows(probes: dict[str, Any
     assert values["gap"] == pytest.approx(1450, rel=0.01)
 
 
-def test_a_group_that_failed_costs_its_own_constants_only(probes: dict[str, Any]) -> None:
+def test_a_failed_group_loses_only_its_own_constants(probes: dict[str, Any]) -> None:
     probes["costs"]["events"] = {"error": "RuntimeError: no events"}
     found = device_constants(BASE, probes)
     assert found.missing == ["events: the probe costs does not have it (KeyError: 'record')"]
@@ -147,14 +147,14 @@ def test_a_group_that_failed_costs_its_own_constants_only(probes: dict[str, Any]
 
 
 @pytest.mark.parametrize("found", [{"error": "RuntimeError: no Triton"}, []])
-def test_without_attention_its_efficiency_stays(probes: dict[str, Any], found: Any) -> None:
+def test_without_attention_its_efficiency_is_kept(probes: dict[str, Any], found: Any) -> None:
     probes["kernels"]["attention"] = found
-    told = device_constants(BASE, probes)
-    assert [line.split(":")[0] for line in told.missing] == ["attention"]
-    assert ("kernels", "efficiency", "gemm") in {constant.key for constant in told.constants}
+    found = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in found.missing] == ["attention"]
+    assert ("kernels", "efficiency", "gemm") in {constant.key for constant in found.constants}
 
 
-def test_a_probe_that_is_not_there_costs_its_own_constants_only(probes: dict[str, Any]) -> None:
+def test_a_missing_probe_loses_only_its_own_constants(probes: dict[str, Any]) -> None:
     del probes["copies"]
     found = device_constants(BASE, probes)
     assert [line.split(":")[0] for line in found.missing] == [
@@ -165,14 +165,14 @@ def test_a_probe_that_is_not_there_costs_its_own_constants_only(probes: dict[str
 
 
 @pytest.mark.parametrize("waits", [set(), {4096, 65536, 65540, 1 << 20}, {4096}])
-def test_an_inline_size_that_cannot_be_told_stays(probes: dict[str, Any], waits: set[int]) -> None:
+def test_an_undetermined_inline_size_is_kept(probes: dict[str, Any], waits: set[int]) -> None:
     for row in probes["copies"]["behind_busy"]:
         row["waited"] = row["bytes"] in waits
     found = device_constants(BASE, probes)
     assert [line.split(":")[0] for line in found.missing] == ["inline size"]
 
 
-def test_all_of_it_makes_a_profile(probes: dict[str, Any], tmp_path: Any) -> None:
+def test_all_constants_together_make_a_profile(probes: dict[str, Any], tmp_path: Any) -> None:
     found = device_constants(BASE, probes).constants
     path = tmp_path / "ours.yaml"
     path.write_text(to_yaml(calibrated(BASE, found, Provenance("a machine", "2026-01-02"), name="ours")))

@@ -1,4 +1,4 @@
-"""Lines through samples whose line is known."""
+"""Lines fitted to samples of a known line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = (0, 1, 4, 16, 64, 256)
 
 
 def samples(a: float, b: float, *, each: int = 9, late: float = 0.0, noise: float = 0.0) -> list[TimedSample]:
-    """``late``: share of samples that somebody else's work made ten times as long."""
+    """``late``: the share of samples that a disturbance made ten times as long."""
     draw = random.Random(7)
     found = []
     for n in SIZES:
@@ -33,21 +33,21 @@ def test_a_line_is_found(a: float, b: float) -> None:
     assert (line.samples, line.sizes) == (9 * len(SIZES), len(SIZES))
 
 
-def test_sizes_from_bytes_to_gigabytes_tell_both_ends() -> None:
-    """A copy's call and its bandwidth: the intercept is a ten-thousandth of the longest time."""
+def test_both_constants_are_found_for_sizes_from_bytes_to_gigabytes() -> None:
+    """For a copy's call and its bandwidth the intercept is a ten-thousandth of the longest time."""
     line = fit([TimedSample(n, 1500 + n / 50) for n in (4, 4096, 65536, 1 << 20, 1 << 26, 1 << 30)])
     assert line.a == pytest.approx(1500, rel=0.01)
     assert line.b == pytest.approx(1 / 50, rel=1e-3)
 
 
-def test_samples_that_came_late_hardly_matter() -> None:
+def test_disturbed_samples_hardly_matter() -> None:
     line = fit(samples(10_000, 500, each=15, late=0.2, noise=0.02))
     assert line.a == pytest.approx(10_000, rel=0.03)
     assert line.b == pytest.approx(500, rel=0.03)
     assert line.r2 is not None and line.r2 > 0.99
 
 
-def test_one_size_that_was_disturbed_throughout_hardly_matters() -> None:
+def test_one_disturbed_size_hardly_matters() -> None:
     disturbed = [s._replace(ns=5 * s.ns) if s.n == 16 else s for s in samples(10_000, 500)]
     line = fit(disturbed)
     assert line.a == pytest.approx(10_000, rel=0.05)
@@ -56,18 +56,18 @@ def test_one_size_that_was_disturbed_throughout_hardly_matters() -> None:
     assert (line.worst_n, line.worst) == (16, pytest.approx(5, rel=0.1))
 
 
-def test_of_one_size_only_the_median_is_told() -> None:
+def test_samples_of_one_size_give_their_median() -> None:
     line = fit([TimedSample(8, 100), TimedSample(8, 110), TimedSample(8, 900)])
     assert (line.a, line.b, line.r2, line.residual) == (110, 0, None, 10)
 
 
-def test_what_grows_smaller_is_taken_to_be_constant() -> None:
+def test_falling_times_give_a_constant() -> None:
     line = fit([TimedSample(1, 120), TimedSample(2, 110), TimedSample(3, 100)])
     assert line.b == pytest.approx(0, abs=1e-6)
     assert line.a == pytest.approx(110, rel=0.02)
 
 
-def test_nothing_takes_less_than_no_time() -> None:
+def test_no_fitted_time_is_negative() -> None:
     line = fit([TimedSample(1, 0), TimedSample(2, 0), TimedSample(4, 0)])
     assert line.a == pytest.approx(0, abs=1e-6)
     assert line.b == pytest.approx(0, abs=1e-6)

@@ -1,4 +1,4 @@
-"""The host's phases, really measured: small runs, whose figures only have to be of this world."""
+"""The host's phases, measured in small runs, whose figures only have to be plausible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def times() -> HostTimes:
     return measure(BASE, calibration_runs((1, 4), (32,)), rounds=1)
 
 
-def test_every_phase_of_the_profile_was_met(times: HostTimes) -> None:
+def test_every_phase_of_the_profile_is_measured(times: HostTimes) -> None:
     assert times.phases.keys() == BASE.phases.keys()
 
 
@@ -45,8 +45,8 @@ def test_phases_have_the_sizes_of_the_batches(times: HostTimes) -> None:
     assert {sample.n for sample in times.phases["flatten"]} == {32, 128}
 
 
-def test_what_a_phase_is_made_to_take_is_found(monkeypatch: pytest.MonkeyPatch, times: HostTimes) -> None:
-    """Two milliseconds of processor time and one per request, in addition to what the phase takes by itself."""
+def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, times: HostTimes) -> None:
+    """Two milliseconds of processor time and one per request are added to the phase's own time."""
     place = prepare._PLACE_TOKENS["fused"]
 
     def slowly(engine: Engine, batch: ScheduleBatch) -> None:
@@ -66,11 +66,11 @@ def busy(ns: int) -> None:
         pass
 
 
-def test_torchs_way_to_the_device_is_some_microseconds() -> None:
+def test_a_device_call_costs_torch_some_microseconds() -> None:
     assert 100 < through_torch(without_calls(BASE)) < 100_000
 
 
-def test_calls_of_the_silent_device_take_no_time() -> None:
+def test_calls_of_a_device_without_calls_take_no_time() -> None:
     silent = without_calls(BASE)
     assert {quantity.value for _, quantity in silent.host} == {0}
     assert dict(silent.host).keys() >= DEVICE_CALLS
@@ -78,8 +78,8 @@ def test_calls_of_the_silent_device_take_no_time() -> None:
     assert silent.kernels == BASE.kernels
 
 
-def test_a_probe_that_fails_is_told_and_left_out() -> None:
-    """Without CUDA all of them do."""
+def test_a_failing_probe_is_reported_and_left_out() -> None:
+    """Without CUDA all probes fail."""
     words: list[str] = []
     assert probed(words.append, python="/bin/false") == {}
     assert [word for word in words if "failed: exit code" in word] == [
@@ -87,7 +87,7 @@ def test_a_probe_that_fails_is_told_and_left_out() -> None:
     ]
 
 
-def test_probes_that_were_run_before_are_taken_and_named(tmp_path: Path) -> None:
+def test_earlier_probes_are_used_and_named(tmp_path: Path) -> None:
     spread = {"n": 9, "p10": 1, "median": 800, "p90": 1000}
     costs = {"events": dict.fromkeys(("record", "wait", "stream_synchronize_done"), spread)}
     (tmp_path / "probe-costs.json").write_text(json.dumps(costs))
@@ -97,6 +97,6 @@ def test_probes_that_were_run_before_are_taken_and_named(tmp_path: Path) -> None
     assert main(["--probes", str(tmp_path), *small, "--output", str(output)]) == 0
     assert load(output).host.event_wait.value == 800
     assert load(output).host.event_wait.origin.startswith("measured on A GPU, ")
-    told = json.loads(output.with_suffix(".json").read_text())
-    assert told["machine"].startswith("A GPU, ")
-    assert "launches: the probe costs does not have it (KeyError: 'launch')" in told["missing"]
+    report = json.loads(output.with_suffix(".json").read_text())
+    assert report["machine"].startswith("A GPU, ")
+    assert "launches: the probe costs does not have it (KeyError: 'launch')" in report["missing"]

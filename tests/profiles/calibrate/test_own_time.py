@@ -1,4 +1,4 @@
-"""What a phase itself took, of made-up ranges and calls."""
+"""A phase's own time, from synthetic ranges and calls."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ def call(kind: str, within: str, start: int, end: int) -> Call:
     return Call(kind, kind, start, end, 0, 0, within, 1, -1)  # type: ignore[arg-type]
 
 
-def told(ranges: list[Range], calls: list[Call], through_torch: float = 0) -> dict[str, list[TimedSample]]:
+def phase_times(
+    ranges: list[Range], calls: list[Call], through_torch: float = 0
+) -> dict[str, list[TimedSample]]:
     phases = ("prepare", "settle", "resolve")
     return own_times(ranges, calls, phases=phases, through_torch=through_torch).phases
 
 
-def test_a_range_alone_is_its_own() -> None:
-    assert told([span("settle", 100, 400)], []) == {"settle": [TimedSample(4, 300)]}
+def test_a_single_range_is_its_own_time() -> None:
+    assert phase_times([span("settle", 100, 400)], []) == {"settle": [TimedSample(4, 300)]}
 
 
 def test_a_phase_inside_another_counts_once() -> None:
-    ranges = [span("resolve", 150, 250, 2), span("prepare", 100, 400, 8)]  # they end inside out
-    assert told(ranges, []) == {"prepare": [TimedSample(8, 200)], "resolve": [TimedSample(2, 100)]}
+    ranges = [span("resolve", 150, 250, 2), span("prepare", 100, 400, 8)]  # the inner one ends first
+    assert phase_times(ranges, []) == {"prepare": [TimedSample(8, 200)], "resolve": [TimedSample(2, 100)]}
 
 
-def test_a_range_of_no_phase_belongs_to_the_one_around_it() -> None:
+def test_a_range_of_no_phase_counts_for_the_enclosing_phase() -> None:
     ranges = [span("resolve", 180, 200), span("conclude", 150, 250), span("settle", 100, 400)]
-    assert told(ranges, []) == {"settle": [TimedSample(4, 280)], "resolve": [TimedSample(4, 20)]}
+    assert phase_times(ranges, []) == {"settle": [TimedSample(4, 280)], "resolve": [TimedSample(4, 20)]}
 
 
-def test_outside_of_every_phase_time_is_told_apart() -> None:
+def test_time_outside_of_every_phase_is_separate() -> None:
     ranges = [span("resolve", 20, 50), span("barrier", 0, 100), span("settle", 200, 300)]
     calls = [call("event", "barrier", 60, 65)]
     found = own_times(ranges, calls, phases=("resolve", "settle"), through_torch=0)
@@ -46,7 +48,7 @@ def test_outside_of_every_phase_time_is_told_apart() -> None:
     }
 
 
-def test_device_calls_are_nobodys_and_torchs_way_to_them_neither() -> None:
+def test_device_calls_and_torchs_cost_of_them_are_excluded() -> None:
     ranges = [span("conclude", 150, 250), span("settle", 100, 400)]
     calls = [
         call("sync", "settle", 300, 340),
@@ -54,28 +56,32 @@ def test_device_calls_are_nobodys_and_torchs_way_to_them_neither() -> None:
         call("copy", "conclude", 200, 210),
         call("event", "conclude", 215, 215),
     ]
-    assert told(ranges, calls, through_torch=7) == {"settle": [TimedSample(4, 300 - 40 - 10 - 2 * 7)]}
+    assert phase_times(ranges, calls, through_torch=7) == {"settle": [TimedSample(4, 300 - 40 - 10 - 2 * 7)]}
 
 
-def test_calls_find_the_right_range_of_a_name() -> None:
+def test_calls_belong_to_the_right_range_of_a_name() -> None:
     ranges = [span("settle", 0, 100, 1), span("settle", 200, 300, 2), span("settle", 400, 500, 3)]
     calls = [call("sync", "settle", 210, 240), call("sync", "settle", 480, 500)]
-    assert told(ranges, calls)["settle"] == [TimedSample(1, 100), TimedSample(2, 70), TimedSample(3, 80)]
+    assert phase_times(ranges, calls)["settle"] == [
+        TimedSample(1, 100),
+        TimedSample(2, 70),
+        TimedSample(3, 80),
+    ]
 
 
-def test_ranges_that_touch_are_not_inside_each_other() -> None:
+def test_adjacent_ranges_are_not_nested() -> None:
     ranges = [span("prepare", 0, 100), span("resolve", 100, 100), span("settle", 100, 150)]
-    assert told(ranges, [])["prepare"] == [TimedSample(4, 100)]
-    assert told(ranges, [])["settle"] == [TimedSample(4, 50)]
+    assert phase_times(ranges, [])["prepare"] == [TimedSample(4, 100)]
+    assert phase_times(ranges, [])["settle"] == [TimedSample(4, 50)]
 
 
-def test_no_phase_takes_less_than_nothing() -> None:
-    found = told([span("settle", 0, 10)], [call("launch", "settle", 5, 5)], through_torch=50)
+def test_no_phase_time_is_negative() -> None:
+    found = phase_times([span("settle", 0, 10)], [call("launch", "settle", 5, 5)], through_torch=50)
     assert found == {"settle": [TimedSample(4, 0)]}
 
 
-def test_steps_of_a_kind_are_told_apart_by_what_was_known() -> None:
-    """A prefill may become mixed, and a decode that came to nothing leaves its number to a prefill."""
+def test_a_range_has_the_kind_that_was_planned_at_its_start() -> None:
+    """A prefill may become mixed, and an abandoned decode passes its number to a prefill."""
     collector, clock = PhaseCollector(), LogicalClock()
     plans: list[tuple[int, int, StepKind]] = [
         (0, 1, "prefill"), (15, 1, "mixed"), (100, 2, "decode"), (110, 2, "prefill"),

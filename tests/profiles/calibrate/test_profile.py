@@ -1,4 +1,4 @@
-"""A profile with measured phases in it: a file that a scenario can name."""
+"""A profile with measured phases, which a scenario can name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_measured_phases_are_in_it_with_where_they_are_from(written: Path) -> None:
+def test_measured_phases_have_their_origin(written: Path) -> None:
     admit = load(written).phases["admit"]
     assert (admit.a.value, admit.b.value) == pytest.approx((2000, 100), rel=1e-3)
     assert admit.a.origin == (
@@ -42,7 +42,7 @@ def test_measured_phases_are_in_it_with_where_they_are_from(written: Path) -> No
     )
 
 
-def test_everything_else_is_the_bases(written: Path) -> None:
+def test_other_constants_are_those_of_the_base_profile(written: Path) -> None:
     found = load(written)
     for part in ("kernels", "copies", "host", "available", "links"):
         assert getattr(found, part) == getattr(BASE, part)
@@ -54,34 +54,34 @@ def test_everything_else_is_the_bases(written: Path) -> None:
     assert found.about == "h200 with 4 constants measured on an Unknown CPU: 3 GHz"
 
 
-def test_a_scenario_can_name_it(written: Path) -> None:
+def test_a_scenario_can_name_the_profile(written: Path) -> None:
     question = ask("overlap_on", [f"device.hardware={written}"])
     assert question.hardware.name == "here"
 
 
-def test_each_constant_has_a_line_of_its_own(written: Path) -> None:
+def test_each_constant_has_its_own_line(written: Path) -> None:
     lines = written.read_text().splitlines()
-    assert sum("measured on an Unknown" in line for line in lines) == 4 + 1  # and about
+    assert sum("measured on an Unknown" in line for line in lines) == 4 + 1  # and the text of ``about``
 
 
-def test_every_phase_of_the_shipped_profile_is_on_an_errand() -> None:
+def test_every_phase_of_the_shipped_profile_has_a_calibration_run() -> None:
     plan = calibration_runs()
     assert {name for run in plan for name in run.phases} == BASE.phases.keys()
     assert len(plan) == len(set(plan))
 
 
 @pytest.mark.parametrize("batches", [(1,), (64, 128)])
-def test_errands_are_questions_that_can_be_asked(batches: tuple[int, ...]) -> None:
+def test_calibration_runs_resolve(batches: tuple[int, ...]) -> None:
     for run in calibration_runs(batches, (32, 1024)):
         ask(run.scenario, run.overrides)
 
 
-def test_a_kinds_line_is_written_beside_the_phases_own(tmp_path: Path) -> None:
+def test_the_line_of_a_kind_is_written_beside_the_phases_own(tmp_path: Path) -> None:
     kinds = {
         ("sample", "decode"): [TimedSample(n, 500 + 10 * n) for n in (1, 4, 16)],
         ("sample", "prefill"): [TimedSample(n, 9000) for n in (1, 4, 16)],
         ("admit", "prefill"): [TimedSample(1, 1)],  # opens before a step's kind is known
-        ("draft", "prefill"): [TimedSample(1, 1)],  # no decodes to be told apart from
+        ("draft", "prefill"): [TimedSample(1, 1)],  # there are no decodes to differ from
     }
     path = tmp_path / "here.yaml"
     constants = phase_constants(BASE, TIMES._replace(kinds=kinds))  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_a_kinds_line_is_written_beside_the_phases_own(tmp_path: Path) -> None:
     assert {name for name, phase in found.phases.items() if phase.kinds} == {"sample"}
 
 
-def test_a_profile_may_name_no_kind_that_there_is_not(tmp_path: Path) -> None:
+def test_a_profile_with_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     document = calibrated(BASE, [], BY, name="here")
     document["phases"]["sample"]["kinds"] = {"nonesuch": document["phases"]["sample"]}

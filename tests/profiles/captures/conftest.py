@@ -1,4 +1,4 @@
-"""Captures on disk, and what is read from them."""
+"""Captures written to disk, and the results that are read from them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Exports of Nsight Systems, made up: the tables of three kinds of version, and two loops drawn into them.
-
-Names of tables and columns, and the meaning of their numbers, are the tool's; everything else is invented.
-"""
+"""Synthetic exports of Nsight Systems: the tables of three kinds of version, with two loops drawn into them. Names of
+tables and columns, and the meaning of their numbers, are the tool's; all other content is invented."""
 
 from __future__ import annotations
 
@@ -60,14 +58,14 @@ _WAYS = {"HtoD": 1, "DtoH": 2, "DtoD": 8}
 
 
 class Drawer(Protocol):
-    """What loops are drawn with: exports, and Kineto's traces. Microseconds."""
+    """Draws loops into exports and into Kineto's traces. Times are in microseconds."""
 
     def named(self, name: str, start: float, end: float) -> None: ...
 
     def call(self, name: str, start: float, end: float) -> int: ...
 
     def replayed(self, correlation: int, start: float, end: float, *, stream: int, node: int) -> None:
-        """A kernel of a graph."""
+        """Draws a kernel of a graph."""
 
     def copy(self, what: str, at: float, *, size: int, stream: int = 7, blocking: bool = False) -> None: ...
 
@@ -75,8 +73,8 @@ class Drawer(Protocol):
 
 
 class Export:
-    """``old`` has no enumerations, CUPTI's numbers, no process beside operations and plain texts; ``middle`` has nsys's
-    numbers and explains them; ``new`` explains numbers of its own, registers every text, and keeps no order."""
+    """``old`` has no enumerations, CUPTI's numbers, no process column in operations, and plain texts. ``middle`` has
+    nsys's numbers and explains them. ``new`` explains its own numbers, registers every text, and keeps no order."""
 
     MAIN = _PROCESS | 4242
 
@@ -86,7 +84,7 @@ class Export:
         self._strings: dict[str, int] = {}
         self._correlation = 100
         self.put("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value="API_KEY=hunter2")
-        self.put("META_DATA_CAPTURE", name="COLLECTION_HOST_NAME", value="somebodys-machine")
+        self.put("META_DATA_CAPTURE", name="COLLECTION_HOST_NAME", value="hostname-of-a-user")
         self.put("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.7.2")
         self.put("TARGET_INFO_GPU", id=0, name="Made-up GPU")
         if version != "old":
@@ -132,7 +130,7 @@ class Export:
     def kernel(
         self, correlation: int, start: float, end: float, *, stream: int = 7, name: str = "k", **more: Any
     ) -> None:
-        """``more``: ``graphNodeId``, of a graph's."""
+        """``more`` holds the ``graphNodeId`` of a graph's kernel."""
         self._operation("KERNEL", correlation, start, end, stream, shortName=self.string(name), **more)
 
     def replayed(self, correlation: int, start: float, end: float, *, stream: int, node: int) -> None:
@@ -200,7 +198,7 @@ class Export:
         )  # fmt: skip
 
     def _kind(self, name: str) -> int:
-        """``old`` numbers as CUPTI does; ``new`` as nobody did so far."""
+        """``old`` uses CUPTI's numbers; ``new`` uses invented ones."""
         return _KINDS[name] + {"old": 1, "middle": 0, "new": 40}[self.version]
 
     def _explain(self) -> None:

@@ -1,4 +1,4 @@
-"""Captures made elsewhere: the same loop reads alike from every version of export and from torch's trace."""
+"""Captures made elsewhere: the same loop gives the same result from every version of export and from torch's trace."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drawn(source: Version | str) -> Export | Trace:
 
 
 @pytest.mark.parametrize("source", [*VERSIONS, "torch"])
-def test_sglangs_loop_reads_alike_whoever_recorded_it(read, source):
+def test_a_loop_gives_the_same_result_from_every_source(read, source):
     result = read(drawn(source))
     assert {kind: found.steps for kind, found in result.per_step.items()} == {"prefill": 1, "decode": 3}
     for kind in ("prefill", "decode"):
@@ -64,22 +64,22 @@ def test_sglangs_loop_reads_alike_whoever_recorded_it(read, source):
 
 
 @pytest.mark.parametrize("source", [*VERSIONS, "torch"])
-def test_a_copy_blocks_by_the_sync_in_its_own_call_not_by_a_later_one(read, source):
-    """The result's copy is asynchronous; the next range begins with a synchronisation of its stream."""
+def test_a_copy_blocks_only_by_a_sync_in_its_own_call(read, source):
+    """The result's copy is asynchronous, although the next range begins with a synchronisation of its stream."""
     found = {(row.range, row.direction): row.blocking for row in read(drawn(source)).copies}
     assert found == {("prepare", "h2d"): True, ("run_batch", "d2h"): False}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_result_is_settled_by_the_step_that_it_is_of(read, version):
-    """The overlapped loop synchronises for step k after the launch of k + 1."""
+def test_a_wait_for_a_result_belongs_to_its_step(read, version):
+    """The overlapped loop waits for step k after the launch of k + 1."""
     export = Export(version)
     sglang_loop(export)
     syncs = [row for row in read(export, "sglang").syncs if row.range == "settle"]
     assert [(row.kind, row.count) for row in syncs] == [("step", 4)]
 
 
-def test_without_the_model_runners_ranges_kinds_are_untold(read):
+def test_without_the_model_runners_ranges_kinds_are_unknown(read):
     export = Export()
     sglang_loop(export)
     result = read(export)
@@ -87,7 +87,7 @@ def test_without_the_model_runners_ranges_kinds_are_untold(read):
     assert any("4 steps have no range for their kind" in note for note in notes(result))
 
 
-def test_our_own_loop_with_its_payloads(read):
+def test_our_own_loop_is_read_by_its_payloads(read):
     export = Export("new")
     own_loop(export)
     result = read(export)
@@ -97,8 +97,8 @@ def test_our_own_loop_with_its_payloads(read):
     assert "range_ms.not ours" not in result.metrics
 
 
-def test_what_was_launched_before_the_capture_is_told_from_what_came_after(read):
-    """The first result is of a step that is not in the capture: results outnumber launches."""
+def test_results_of_steps_before_the_capture_are_counted_apart(read):
+    """The first result belongs to a step that is not in the capture, so there are more results than launches."""
     export = Export()
     sglang_loop(export)
     export.rows["NVTX_EVENTS"] = [
@@ -113,8 +113,8 @@ def test_what_was_launched_before_the_capture_is_told_from_what_came_after(read)
     assert settled == {"none": 1, "step": 3}
 
 
-def test_waits_of_one_stream_for_another(read):
-    """Stream 13 stands still for stream 7's copy: recorded, waited for, launched behind it."""
+def test_a_stream_that_waits_for_another_is_held(read):
+    """Stream 13 waits for stream 7's copy by an event recorded after it."""
     export = Export()
     for step in range(2):
         at = step * 200.0
@@ -143,14 +143,14 @@ def test_waits_of_one_stream_for_another(read):
         ("StringIds", None),
     ],
 )
-def test_a_missing_table_costs_what_hangs_on_it_and_is_named(read, table, note):
+def test_a_missing_table_removes_only_what_depends_on_it(read, table, note):
     result = read(drawn("middle"), "sglang", (table,))
-    assert result.copies, "copies are told whatever else is missing"
-    assert note is None or any(note in told for told in notes(result))
+    assert result.copies, "copies are listed whatever else is missing"
+    assert note is None or any(note in each for each in notes(result))
 
 
-def test_numbers_that_nobody_explains_tell_whose_they_are_or_nothing(read):
-    """Without an enumeration nsys's numbers are told from CUPTI's by the device's end of copies."""
+def test_unexplained_numbers_are_identified_or_abstain(read):
+    """Without an enumeration nsys's numbers differ from CUPTI's in the device side of copies."""
     explained = read(drawn("middle"), "sglang")
     assert counts(read(drawn("middle"), "sglang", ("ENUM_CUDA_MEM_KIND",))) == counts(explained)
     unknown = read(drawn("new"), "sglang", ("ENUM_CUDA_MEM_KIND",))
@@ -159,7 +159,7 @@ def test_numbers_that_nobody_explains_tell_whose_they_are_or_nothing(read):
     assert any("have no kinds of memory" in note for note in notes(unknown))
 
 
-def test_without_a_gpu_ranges_are_all_there_is(read):
+def test_a_capture_without_a_gpu_has_ranges_only(read):
     export = Export()
     own_loop(export)
     kinds = ("RUNTIME", "KERNEL", "SYNCHRONIZATION")
@@ -172,7 +172,7 @@ def test_without_a_gpu_ranges_are_all_there_is(read):
     assert not result.copies and not result.syncs
 
 
-def test_how_graphs_were_traced(read):
+def test_the_trace_mode_of_graphs_is_recorded(read):
     modes = {version: read(drawn(version)).environment["cuda_graph_trace"] for version in VERSIONS}
     assert modes == {"old": "unknown", "middle": "node", "new": "node"}
     own = Export()
@@ -180,7 +180,7 @@ def test_how_graphs_were_traced(read):
     assert read(own).environment["cuda_graph_trace"] == "none"
 
 
-def test_graphs_traced_whole_count_once_and_say_so(read):
+def test_graphs_traced_whole_count_once_with_a_note(read):
     export = Export()
     sglang_loop(export)
     rows = export.rows.pop("CUPTI_ACTIVITY_KIND_KERNEL")
@@ -192,7 +192,7 @@ def test_graphs_traced_whole_count_once_and_say_so(read):
     assert any("traced whole" in note for note in notes(result))
 
 
-def test_only_the_busiest_thread_is_told_and_others_are_named(read):
+def test_the_busiest_thread_is_reported_and_others_are_named(read):
     export = Export()
     sglang_loop(export)
     for at in (1.0, 300.0):
@@ -202,15 +202,15 @@ def test_only_the_busiest_thread_is_told_and_others_are_named(read):
     assert any("1 more threads launch steps" in note for note in notes(result))
 
 
-def test_nothing_of_the_environment_leaves_a_capture(read):
+def test_a_result_has_nothing_of_the_environment(read):
     text = read(drawn("new")).to_json()
     assert "hunter2" not in text and "somebodys-machine" not in text and "API_KEY" not in text
     assert '"EXPORT_SCHEMA_VERSION": "3.7.2"' in text and "Made-up GPU" in text
 
 
 @pytest.mark.parametrize("source", [*VERSIONS, "torch"])
-def test_rounds_without_work_are_nobodys_lateness(read, source):
-    """The loop goes round a hundred times before the next request comes."""
+def test_iterations_without_work_are_no_host_time(read, source):
+    """The loop runs a hundred iterations before the next request arrives."""
     drawer = drawn(source)
     for turn in range(100):
         drawer.named("scheduler.recv_requests", 1000 + 10 * turn, 1005 + 10 * turn)
@@ -227,7 +227,7 @@ def test_rounds_without_work_are_nobodys_lateness(read, source):
     assert not any("no work" in note for note in notes(result))
 
 
-def test_a_map_that_tells_no_idle_time_is_named(read, tmp_path):
+def test_a_map_without_idle_ranges_is_noted(read, tmp_path):
     text = (Path(maps.__file__).parent / "sglang.yaml").read_text().splitlines()
     (tmp_path / "m.yaml").write_text("\n".join(line for line in text if "loop:" not in line))
     result = read(drawn("middle"), str(tmp_path / "m.yaml"))
@@ -235,7 +235,7 @@ def test_a_map_that_tells_no_idle_time_is_named(read, tmp_path):
 
 
 def test_ranges_that_overlap_without_nesting(read):
-    """A start/end range that is still open when the next one opens: the later one is inside."""
+    """When a start/end range is still open as the next one opens, the later one counts as nested."""
     export = Export()
     export.named("scheduler.run_batch", 0, 50)
     export.named("scheduler.process_batch_result", 40, 90, kind=60)
@@ -246,8 +246,8 @@ def test_ranges_that_overlap_without_nesting(read):
     assert {row.range: row.count for row in found.copies} == {"run_batch": 2, "settle": 2}
 
 
-def test_a_draft_is_no_period_of_the_loop(read):
-    """It is launched with the verify that it is for."""
+def test_a_draft_is_no_step_of_its_own_in_step_times(read):
+    """A draft is launched together with the verify that it belongs to."""
     export = Export()
     export.domain(5, "schedbench")
     for step in range(0, 8, 2):
@@ -260,8 +260,8 @@ def test_a_draft_is_no_period_of_the_loop(read):
     assert value(result, "step_ms") == pytest.approx(0.2)
 
 
-def test_a_trace_that_torch_has_just_written(tmp_path):
-    """Of a program with SGLang's ranges, on this machine's processor."""
+def test_a_fresh_trace_of_torch_is_read(tmp_path):
+    """The program has SGLang's ranges and runs on the CPU."""
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorded:
         for step in range(4):
             with record_function("scheduler.get_next_batch_to_run"):

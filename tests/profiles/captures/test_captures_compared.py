@@ -1,4 +1,4 @@
-"""Two captures, one verdict: counts are told apart exactly, times only where there are repeats."""
+"""Comparison of captures: counts are compared exactly, times only where there are repeats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def several(folder: Path, seed: int, *, slow: float = 0.0) -> Path:
     return folder
 
 
-def test_one_capture_each_tells_counts_and_no_verdict(tmp_path):
+def test_single_captures_give_counts_and_no_verdict(tmp_path):
     a, b = capture(tmp_path / "a.sqlite"), capture(tmp_path / "b.sqlite", blocking=False, slow=30)
     found = compared(a, b)
     changed = {
@@ -49,8 +49,8 @@ def test_one_capture_each_tells_counts_and_no_verdict(tmp_path):
     assert found.headline == ("step_ms", "forward_idle_us_per_step")
 
 
-def test_several_captures_each_earn_a_verdict(tmp_path):
-    """Both sides do the same on the device: that a change took part cannot be seen, and is not asked for here."""
+def test_several_captures_give_intervals(tmp_path):
+    """Both sides do the same on the device, so the change cannot be shown to have been engaged."""
     a, b = several(tmp_path / "a", 1), several(tmp_path / "b", 2, slow=40)
     found = compared(a, b)
     assert len(found.trials.a) == len(found.trials.b) == 8
@@ -59,12 +59,12 @@ def test_several_captures_each_earn_a_verdict(tmp_path):
     assert found.metrics["step_ms"].judgement.n == 8
 
 
-def test_noise_is_no_verdict(tmp_path):
+def test_noise_gives_no_difference(tmp_path):
     found = compared(several(tmp_path / "a", 1), several(tmp_path / "b", 2))
     assert abs(found.metrics["step_ms"].judgement.delta) < 0.5
 
 
-def test_a_capture_without_a_gpu_is_compared_with_none_that_has_one(tmp_path):
+def test_captures_with_and_without_a_gpu_are_not_compared(tmp_path):
     export = Export()
     sglang_loop(export, model=True)
     tables = [f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "RUNTIME", "SYNCHRONIZATION")]
@@ -79,6 +79,6 @@ def test_a_folder_prefers_exports_to_the_reports_beside_them(tmp_path):
     assert [path.name for path in parse(str(tmp_path)).stored] == ["x.sqlite"]
 
 
-def test_an_empty_folder(tmp_path):
+def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(SideError, match="no results in this folder, and no captures"):
         parse(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Maps of ranges: the shipped ones, and everything that can be wrong with one of a user's."""
+"""Maps of ranges: the shipped ones, and the errors of a user's map."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from schedbench.sched.observe import RANGES
 
 OTHER = """
 name: other
-about: an engine whose loop has a range per step, and tells its kind by the payload
+about: an engine whose loop has a range per step, with its kind in the payload
 steps: {launch: 'step', number: order}
 ranges:
   - {match: 'plan.*', name: plan, category: schedule, of: next}
@@ -31,17 +31,17 @@ streams: {forward: 21}
 
 
 @pytest.mark.parametrize("name", maps.names())
-def test_shipped_maps_are_sound(name):
+def test_shipped_maps_are_valid(name):
     assert maps.load(name).name == name
 
 
-def test_our_own_map_knows_our_own_ranges():
+def test_our_own_map_has_all_of_our_ranges():
     ours = maps.load("schedbench")
     assert ours.domain == DOMAIN
     assert {rule.match: rule.category for rule in ours.ranges if rule.match != "sleep"} == RANGES
 
 
-def test_a_users_map(tmp_path):
+def test_a_map_of_the_user_is_applied(tmp_path):
     file = tmp_path / "other.yaml"
     file.write_text(OTHER)
     meaning = maps.load(str(file))
@@ -60,8 +60,8 @@ def test_a_users_map(tmp_path):
     assert meaning.streams.forward == 21
 
 
-def test_a_capture_that_begins_in_the_middle_may_be_told_so():
-    """Launch and result alternate: only the map can say that a result is of the launch before the last."""
+def test_a_map_assigns_results_of_steps_before_the_capture():
+    """Launch and result alternate, so only the map can state that a result belongs to the launch before the last."""
     document = OTHER.replace("number: order", "settle: result, settles: previous").replace("wait", "result")
     spans = [
         CapturedRange("step", 0, 10, 1),
@@ -87,12 +87,12 @@ def test_a_capture_that_begins_in_the_middle_may_be_told_so():
         ("", "m:1: "),
     ],
 )
-def test_a_map_that_says_too_little_or_too_much(content, message):
+def test_an_invalid_map_is_refused_with_its_line(content, message):
     with pytest.raises(MapError, match=message):
         parse(content.encode(), "m")
 
 
-def test_all_faults_at_once():
+def test_all_errors_of_a_map_are_reported_at_once():
     with pytest.raises(MapError) as refused:
         parse(
             OTHER.replace("number: order", "number: x").replace("category: idle", "category: y").encode(), "m"
@@ -100,21 +100,21 @@ def test_all_faults_at_once():
     assert len(str(refused.value).splitlines()) == 2
 
 
-def test_an_unknown_map_names_those_that_there_are():
+def test_an_unknown_map_is_refused_with_the_known_names():
     with pytest.raises(MapError, match="did you mean 'sglang'"):
         maps.load("sglan")
     with pytest.raises(MapError, match="known: schedbench, sglang"):
         maps.load("zzz")
 
 
-def test_maps_are_told_apart_by_what_they_say():
+def test_maps_differ_by_the_hash_of_their_content():
     meaning = parse(OTHER.encode(), "m")
     assert isinstance(meaning, RangeMap)
     assert meaning.sha256 != parse(OTHER.replace("21", "22").encode(), "m").sha256
 
 
 def test_the_map_that_finds_the_most_steps_is_chosen():
-    """A capture of another engine may have a few ranges that read like ours."""
+    """A capture of another engine may have a few ranges with names like ours."""
 
     def capture(ours: int, theirs: int) -> ProfilerCapture:
         names = ["decode bs=4"] * ours + ["scheduler.run_batch"] * theirs

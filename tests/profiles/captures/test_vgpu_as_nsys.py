@@ -1,4 +1,5 @@
-"""A virtual GPU's run written down as Nsight Systems would, read as a user's file: the counts must be the run's own."""
+"""A virtual GPU's run, written as Nsight Systems would write it and read as a user's file: the counts equal the run's
+own."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def run(request, tmp_path) -> tuple[Result, RecordedTimeline]:
 
 
 def written(recorded: RecordedTimeline, path: Path) -> Path:
-    """Every operation with the correlation of the call that it came from, and every record with its instant."""
+    """Writes every operation with the correlation of the call that it came from, and every record with its instant."""
     export = Export("new")
     export.domain(5, "schedbench")
     for number, name in recorded.streams.items():
@@ -87,7 +88,7 @@ def _operation(export, correlation: int, op) -> None:
 
 
 def _marks(export, recorded: RecordedTimeline) -> None:
-    """Launches and settlings in the order in which they came, each at an instant of its own."""
+    """Writes launches and settlings in the order in which they came, each at its own instant."""
     at = 0
     for window in recorded.windows:
         for info in window.launched:
@@ -100,7 +101,7 @@ def _marks(export, recorded: RecordedTimeline) -> None:
 
 
 def counted(result: Result) -> dict[str, dict[str, object]]:
-    """Kernels apart: a replayed graph is one record of the virtual GPU, and some kernels are of no step."""
+    """Counts without kernels: a replayed graph is one record of the virtual GPU, and some kernels belong to no step."""
     return {kind: _plain(found) for kind, found in result.per_step.items()}
 
 
@@ -115,7 +116,7 @@ def _plain(found: KindCounts) -> dict[str, object]:
 
 
 def copies(result: Result) -> dict[tuple[object, ...], tuple[int, int]]:
-    """By range, since a capture knows no lines; what kernels read of the host is no copy there."""
+    """Copies by range, because a capture has no lines; a capture has no record of what kernels read on the host."""
     return _summed((row, row.bytes) for row in result.copies if row.direction != "kernel")
 
 
@@ -136,7 +137,7 @@ def _key(row: CopyRow | SyncRow) -> tuple[object, ...]:
     return row.kind, row.range, row.stream, *what
 
 
-def test_the_counts_are_the_runs_own(run, tmp_path):
+def test_the_counts_equal_those_of_the_run(run, tmp_path):
     result, recorded = run
     read = Reader("schedbench").read(written(recorded, tmp_path / "run.sqlite"))
     assert counted(read) == counted(result)

@@ -1,4 +1,4 @@
-"""Chrome traces as Kineto writes them, made up, and logs of ranges drawn by hand."""
+"""Synthetic Chrome traces in Kineto's form, and synthetic logs of ranges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Trace:
         self._add("gpu_memcpy", f"Memcpy {what}", start, end, stream, more)
 
     def copy(self, what: str, at: float, *, size: int, stream: int = 7, blocking: bool = False) -> None:
-        """torch's copy: one call, and a stream sync behind it when it blocks."""
+        """A copy by torch: one call, followed by a stream sync if it blocks."""
         correlation = self.call("cudaMemcpyAsync", at, at + 1)
         self.memcpy(correlation, what, at + 1.5, at + 2.5, size=size, stream=stream)
         if blocking:
@@ -96,8 +96,8 @@ class Trace:
         self.events.append({**event, "dur": round(end - start, 3)})
 
 
-class Hand:
-    """A clock that is set by hand, in ns."""
+class ManualClock:
+    """A clock that a test sets, in ns."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -109,8 +109,8 @@ class Hand:
         self.at = max(self.at, at)
 
 
-class Drawn(Log):
-    """A log in microseconds. Ranges are drawn in order and do not nest; nor do calls."""
+class DrawnLog(Log):
+    """A log with times in microseconds. Ranges are drawn in order and do not nest; nor do calls."""
 
     def draw(self, name: str, step: int, start: float, end: float) -> None:
         begin, stop = round(start * 1000), round(end * 1000)
@@ -129,8 +129,8 @@ class Drawn(Log):
 
 
 @pytest.fixture
-def clock() -> Hand:
-    return Hand()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -139,13 +139,13 @@ def trace() -> Trace:
 
 
 @pytest.fixture
-def log() -> Drawn:
-    return Drawn()
+def log() -> DrawnLog:
+    return DrawnLog()
 
 
 @pytest.fixture
 def streams() -> StreamTable:
-    """schedule is CUPTI's stream 7, forward its 13."""
+    """The schedule stream is CUPTI's 7, the forward stream its 13."""
     table = StreamTable()
     for name, cupti, handle in (("schedule", 7, 0x70), ("forward", 13, 0x130)):
         table.announce(name, handle)
@@ -154,7 +154,7 @@ def streams() -> StreamTable:
 
 
 @pytest.fixture
-def joined(trace: Trace, log: Drawn, streams: StreamTable) -> Callable[[], Joined]:
+def joined(trace: Trace, log: DrawnLog, streams: StreamTable) -> Callable[[], Joined]:
     def joining() -> Joined:
         source = JoinInputs(log, streams, frozenset({Trace.MAIN}), Trace.BASE, inline=65536)
         return join(rows(trace.document()), source, start=0, end=10**9)

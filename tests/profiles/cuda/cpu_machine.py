@@ -1,4 +1,4 @@
-"""torch's CPU in CUDA's place: watched as CUDA is, without streams, its traced pass made up."""
+"""torch's CPU in place of CUDA: watched as CUDA is, without streams, with a synthetic traced pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schedbench.profiles.record.provenance import HardwarePart, Labels
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.config import Capabilities
 
-EPOCH = 10**18  # of the made-up traces: read once, as they have no clock of their own
+EPOCH = 10**18  # of the synthetic traces, which have no clock of their own
 
 
 class Event:
@@ -29,17 +29,17 @@ class Event:
         self.at = time.perf_counter_ns()
 
     def wait(self):
-        """Nothing runs beside the host."""
+        """There are no streams to wait."""
 
     def synchronize(self):
-        """Everything is done already."""
+        """The CPU has finished all work."""
 
     def elapsed_time(self, end):
         return (end.at - self.at) / 1e6
 
 
 class Kineto:
-    """Says that every range held one copy to the device, behind which torch synchronised."""
+    """Reports one copy to the device in every range, followed by a synchronisation."""
 
     def __init__(self, watch):
         self.watch = watch
@@ -70,7 +70,7 @@ def identified(streams, cupti, handle):
 
 @contextmanager
 def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
-    """Warmed up."""
+    """Opens a run that is warmed up."""
     sink = GatedSink()
     module = SimpleNamespace(
         Event=type("Event", (Event,), {}),

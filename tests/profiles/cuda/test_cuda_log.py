@@ -1,4 +1,4 @@
-"""What held when, streams by name, the clock: the small parts that joining rests on."""
+"""The parts that the join rests on: the history of changes, names of streams, the clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_history_holds_the_last_change_before_an_instant(instants, asked):
     assert history.current == len(instants) - 1
 
 
-def test_ranges_nest_and_give_back_what_was_open(clock):
+def test_the_end_of_a_range_restores_the_outer_one(clock):
     log = Log()
     outer = NO_CONTEXT.inside("model", 1)
     with LoggedRange(log, clock, outer, 4):
@@ -40,11 +40,11 @@ def test_ranges_nest_and_give_back_what_was_open(clock):
     assert inner.forward, "a range of unknown name is of the category around it"
 
 
-def test_a_range_of_the_schedule_inside_a_forward_is_of_the_schedule():
+def test_a_schedule_range_inside_a_forward_belongs_to_the_schedule():
     assert not NO_CONTEXT.inside("model", 1).inside("settle", 0).forward
 
 
-def test_the_last_name_of_a_stream_stays():
+def test_a_stream_keeps_its_last_name():
     table = StreamTable()
     for name in ("copy", "forward", "schedule"):
         table.announce(name, 0)
@@ -52,19 +52,19 @@ def test_the_last_name_of_a_stream_stays():
     assert table.handles() == [0]
 
 
-def test_an_unnamed_stream_keeps_its_number_of_cupti():
+def test_an_unnamed_stream_keeps_its_cupti_number():
     table = StreamTable()
     assert table.by_cupti(20) == table.by_cupti(20)
     assert table.names[table.by_cupti(20)] == "stream 20"
 
 
-def test_streams_are_met_in_the_order_of_their_first_use(trace):
+def test_streams_are_matched_in_the_order_of_their_first_use(trace):
     for stream, at in ((13, 10), (7, 0), (13, 20), (21, 15)):
         trace.launch(at, stream=stream)
     assert streams_in_order(rows(trace.document())) == [7, 13, 21]
 
 
-def test_the_clock_counts_from_its_start_and_knows_the_epoch():
+def test_the_clock_counts_from_its_start_and_has_the_epoch():
     clock = WallClock()
     assert 0 <= clock.now() < 10**9
     epochs = [clock.epoch for _ in range(9)]
@@ -74,18 +74,18 @@ def test_the_clock_counts_from_its_start_and_knows_the_epoch():
 
 
 @pytest.mark.parametrize("ahead", [-1000, 50_000, 1_500_000])
-def test_sleep_ends_at_its_time_and_not_before(ahead):
+def test_sleep_ends_no_earlier_than_its_time(ahead):
     clock = WallClock()
     at = clock.now() + ahead
     clock.sleep_until(at)
     assert clock.now() >= at
 
 
-def test_the_thread_has_several_numbers():
+def test_a_thread_has_several_numbers():
     assert {threading.get_native_id()} < this_thread()
 
 
-def test_an_older_torch_is_not_asked_for_options_it_lacks():
+def test_options_that_an_older_torch_lacks_are_left_out():
     def older(enable_cuda_sync_events=False):
         return enable_cuda_sync_events
 

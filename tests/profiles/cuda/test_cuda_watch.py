@@ -1,4 +1,4 @@
-"""Both ways to watch a pass, with a device that is torch's CPU and a Kineto that says what it is told."""
+"""Both ways to watch a pass, with torch's CPU as the device and a scripted Kineto."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Graph:
 
 
 class Kineto:
-    """One window. Every call that the log knows becomes one kernel launch."""
+    """Returns the rows that a test sets, and records its windows."""
 
     windows: ClassVar[list[str]] = []
 
@@ -101,7 +101,7 @@ def device(module, kineto):
     )
 
 
-class Tape:
+class WindowRecorder:
     def __init__(self):
         self.windows = []
 
@@ -111,7 +111,7 @@ class Tape:
 
 @pytest.fixture
 def tape():
-    return Tape()
+    return WindowRecorder()
 
 
 @pytest.fixture
@@ -152,13 +152,13 @@ def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, tap
     assert watch.streams.names[op.stream] == "schedule"
 
 
-def test_the_watchers_own_syncs_are_nobodys_stall(watching, tape):
+def test_the_watchers_own_syncs_are_not_recorded(watching, tape):
     watch, _ = watching
     watch.flush()
     assert tape.windows[0].calls == []
 
 
-def test_long_passes_are_read_as_they_go(watching, tape):
+def test_a_long_pass_is_read_in_batches(watching, tape):
     watch, _ = watching
     for number in range(3 * BATCH):
         step(watch.observer, number)
@@ -166,7 +166,7 @@ def test_long_passes_are_read_as_they_go(watching, tape):
     assert [op.step for op in tape.windows[0].ops] == list(range(3 * BATCH))
 
 
-def test_a_traced_pass_is_what_kineto_says_at_the_lines_that_called(watching, tape, kineto):
+def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, tape, kineto):
     watch, clock = watching
     watch.flush()
     thread = next(iter(this_thread()))
@@ -190,7 +190,7 @@ def test_a_traced_pass_is_what_kineto_says_at_the_lines_that_called(watching, ta
     assert counting.notes["operations"] == 1
 
 
-def test_a_trace_that_is_cut_off_is_not_delivered(watching, tape):
+def test_an_incomplete_trace_is_not_delivered(watching, tape):
     watch, _ = watching
     with watch.traced() as counting:
         watch.observer.launched(StepInfo(1, "decode", 4, 4, True))
@@ -208,7 +208,7 @@ def test_after_a_traced_pass_the_next_is_timed_again(watching, tape):
     assert [op.step for op in tape.windows[-1].ops] == [5]
 
 
-def test_a_traced_pass_that_breaks_off_stops_kineto(watching, kineto):
+def test_a_failing_traced_pass_stops_kineto(watching, kineto):
     watch, _ = watching
     with pytest.raises(ZeroDivisionError), watch.traced():
         raise ZeroDivisionError
@@ -232,8 +232,8 @@ def test_torch_is_as_before_when_the_watch_ends(device, tape):
 # ---- calls that wait, with the meta device in the GPU's place ----------------------------------------------------
 
 
-class Slow:
-    """A clock on which every reading is ``step`` ns later."""
+class SteppingClock:
+    """A clock that advances by ``step`` ns at every reading."""
 
     def __init__(self, step):
         self.at, self.step = 0, step
@@ -245,7 +245,7 @@ class Slow:
 
 @pytest.fixture
 def wait_log(module):
-    log = BlockingCalls(Slow(30_000), Log(), "meta", lambda: 3)
+    log = BlockingCalls(SteppingClock(30_000), Log(), "meta", lambda: 3)
     with log.installed(module):
         yield log
 
@@ -258,7 +258,7 @@ def test_copies_between_host_and_device_are_timed(wait_log):
     ] * 2
 
 
-def test_what_stays_on_one_side_is_not(wait_log):
+def test_copies_within_host_or_device_are_not_timed(wait_log):
     host = torch.tensor([1, 2])
     assert host.to(torch.float32).tolist() == [1.0, 2.0]
     torch.zeros(2, device="meta").to(torch.float64)
@@ -266,14 +266,14 @@ def test_what_stays_on_one_side_is_not(wait_log):
     assert wait_log.calls == []
 
 
-def test_a_read_that_fails_is_nobodys_wait(wait_log):
+def test_a_failing_read_is_no_wait(wait_log):
     with pytest.raises((RuntimeError, NotImplementedError)):
         torch.zeros(1, device="meta").item()
     assert wait_log.calls == []
 
 
 def test_a_short_call_did_not_wait(module):
-    log = BlockingCalls(Slow(4_000), Log(), "meta", lambda: 3)
+    log = BlockingCalls(SteppingClock(4_000), Log(), "meta", lambda: 3)
     with log.installed(module):
         module.Stream().synchronize()
         module.synchronize()
@@ -290,7 +290,7 @@ def test_a_short_call_did_not_wait(module):
 def calls(module):
     log = Log()
     here = Sites([Path(__file__)])
-    with CallSites(log, Slow(1), here, lambda _: 9).installed(module):
+    with CallSites(log, SteppingClock(1), here, lambda _: 9).installed(module):
         yield lambda: [(place, here.resolved()) for place in log.calls._values]
 
 
@@ -315,7 +315,7 @@ def test_a_custom_op_is_one_call(calls):
     assert statements(calls()).count("decode_positions(torch.ones(3, dtype=torch.int64))") == 2
 
 
-def test_attributes_are_no_calls(calls):
+def test_attributes_are_not_logged(calls):
     x = torch.arange(4)
     before = len(calls())
     assert (x.shape, x.dtype) == ((4,), torch.int64)
@@ -331,7 +331,7 @@ def test_events_streams_and_graphs_are_logged(calls, module):
     assert len({place.call for place in entered}) == len(entered) == 4
 
 
-def test_a_wait_for_an_event_knows_the_stream_it_was_recorded_on(calls, module):
+def test_a_wait_for_an_event_names_the_stream_of_its_recording(calls, module):
     event = module.Event()
     event.record()
     event.synchronize()
@@ -340,7 +340,7 @@ def test_a_wait_for_an_event_knows_the_stream_it_was_recorded_on(calls, module):
     assert streams == [-1, 9, -1]
 
 
-def test_calls_nest_and_come_back(calls):
+def test_nested_calls_end_with_no_call(calls):
     class Outer(torch.Tensor):
         pass
 
@@ -348,7 +348,7 @@ def test_calls_nest_and_come_back(calls):
     assert calls()[-1][0] is NO_CALL
 
 
-def test_the_wall_clock_serves(module):
+def test_calls_are_logged_with_the_wall_clock(module):
     log = Log()
     with CallSites(log, WallClock(), Sites([Path(__file__)]), lambda _: 0).installed(module):
         torch.arange(3)

@@ -1,4 +1,4 @@
-"""The process's own counts against the virtual GPU's: two ways to count that know nothing of each other."""
+"""The process's own counts compared with the virtual GPU's, which are made independently."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ INLINE = 65536
 
 
 class Tensors(NamedTuple):
-    """On the host, and on the device."""
+    """A tensor on the host, and one on the device."""
 
     h: torch.Tensor
     d: torch.Tensor
 
 
-def heard(action: Callable[[Tensors], object], elements: int = 16) -> dict[str, tuple[int, int]]:
-    """How often, and with how many bytes, each kind of thing was announced while the action ran."""
+def counted(action: Callable[[Tensors], object], elements: int = 16) -> dict[str, tuple[int, int]]:
+    """Returns how often, and with how many bytes, each kind of event was counted while the action ran."""
     with open_vgpu(load("h200")) as gpu:
         module: Any = torch.get_device_module(gpu.device)
         tensors = Tensors(torch.zeros(elements), torch.zeros(elements, device=gpu.device))
@@ -76,18 +76,18 @@ UP, DOWN, READ = "h2d pageable blocking", "d2h pageable blocking", "d2h pinned b
         (lambda t: t.d + t.d, {}),
     ],
 )
-def test_what_expressions_announce(
+def test_counts_of_expressions(
     action: Callable[[Tensors], object], expected: dict[str, tuple[int, int]]
 ) -> None:
-    assert heard(action) == expected
+    assert counted(action) == expected
 
 
-def test_a_large_pageable_upload_is_held_by_the_driver() -> None:
-    found = heard(lambda t: t.h.to(t.d.device, non_blocking=True), elements=INLINE)
+def test_a_large_pageable_upload_blocks() -> None:
+    found = counted(lambda t: t.h.to(t.d.device, non_blocking=True), elements=INLINE)
     assert found == {UP: (1, 4 * INLINE)}
 
 
-def test_waits_are_told_with_the_stream_that_is_waited_for() -> None:
+def test_waits_name_the_stream_that_is_waited_for() -> None:
     with open_vgpu(load("h200")) as gpu:
         module: Any = torch.get_device_module(gpu.device)
         side, event = module.Stream(), module.Event()
@@ -97,16 +97,16 @@ def test_waits_are_told_with_the_stream_that_is_waited_for() -> None:
             event.synchronize()
             side.synchronize()
             module.synchronize()
-        told = {(one.what, one.stream) for one in listener.counts}
+        found = {(one.what, one.stream) for one in listener.counts}
         here = module.current_stream().stream_id
-    assert told == {
+    assert found == {
         ("cudaEventSynchronize", side.stream_id),
         ("cudaStreamSynchronize", side.stream_id),
         ("cudaDeviceSynchronize", here),
     }
 
 
-def test_rows_say_step_range_stream_and_line() -> None:
+def test_rows_have_step_range_stream_and_line() -> None:
     with open_vgpu(load("h200")) as gpu:
         module: Any = torch.get_device_module(gpu.device)
         listener = DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
@@ -136,8 +136,10 @@ def test_rows_say_step_range_stream_and_line() -> None:
         ("spec_v1", ()),
     ],
 )
-def test_whole_runs_are_counted_alike(tmp_path: Path, scenario: str, more: tuple[str, ...]) -> None:
-    """Every copy with its bytes and every sync of every line, in a run whose counts the virtual GPU makes."""
+def test_counts_of_whole_runs_equal_the_virtual_gpus(
+    tmp_path: Path, scenario: str, more: tuple[str, ...]
+) -> None:
+    """Compares every copy with its bytes and every sync, by line."""
     words = [word for override in (*PLAIN, *more) for word in ("--set", override)]
     files = [tmp_path / name for name in ("predicted.json", "announced.json")]
     for option, output in zip(((), ("--counted",)), files, strict=True):

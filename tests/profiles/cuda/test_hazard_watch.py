@@ -1,4 +1,4 @@
-"""The checker fed from inside the program finds what it finds where the virtual GPU itself feeds it."""
+"""The checker that is fed from inside the program finds what it finds when the virtual GPU itself feeds it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 LINES = [HERE.parent / "vgpu"]
 
 
-class Seen(Scene):
+class WatchedScene(Scene):
     """Two named streams of a virtual GPU that is watched from inside."""
 
     def __init__(self, gpu: object, hazards: HazardWatch) -> None:
@@ -53,13 +53,13 @@ class Seen(Scene):
 
 
 @contextmanager
-def opened() -> Iterator[Seen]:
+def opened() -> Iterator[WatchedScene]:
     with open_vgpu(load("h200")) as gpu, vgpu_as_cuda.watched(LINES) as hazards:
-        yield Seen(gpu, hazards)
+        yield WatchedScene(gpu, hazards)
 
 
 @pytest.fixture
-def seen() -> Iterator[Seen]:
+def watched_scene() -> Iterator[WatchedScene]:
     with opened() as scene:
         yield scene
 
@@ -75,7 +75,7 @@ ALL = [*programs.BETWEEN_STREAMS, *programs.AT_THE_HOST, *programs.FREED]
 
 
 @pytest.mark.parametrize("program", ALL)
-def test_a_missing_edge_is_the_same_finding(program: programs.Program) -> None:
+def test_a_missing_edge_gives_the_same_finding(program: programs.Program) -> None:
     with opened() as scene:
         program(scene, False)
         found = scene.found
@@ -84,9 +84,9 @@ def test_a_missing_edge_is_the_same_finding(program: programs.Program) -> None:
 
 
 @pytest.mark.parametrize("program", ALL)
-def test_an_edge_that_is_there_is_none(seen: Seen, program: programs.Program) -> None:
-    program(seen, True)
-    assert seen.found == []
+def test_a_present_edge_gives_no_finding(watched_scene: WatchedScene, program: programs.Program) -> None:
+    program(watched_scene, True)
+    assert watched_scene.found == []
 
 
 SCENES = [
@@ -102,8 +102,10 @@ SCENES = [
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_what_holds_of_the_virtual_gpus_own_holds(seen: Seen, scene: Callable[[Scene], None]) -> None:
-    scene(seen)
+def test_scenes_of_the_virtual_gpus_own_checker_pass(
+    watched_scene: WatchedScene, scene: Callable[[Scene], None]
+) -> None:
+    scene(watched_scene)
 
 
 WAITS = [
@@ -120,8 +122,9 @@ WAITS = [
 
 
 @pytest.mark.parametrize("waits", WAITS)
-def test_where_the_host_waits_inside_an_operator(waits: Callable[[torch.Tensor], object]) -> None:
-    """What is launched elsewhere behind that comes after it, and after nothing else."""
+def test_a_wait_inside_an_operator_orders_later_launches(waits: Callable[[torch.Tensor], object]) -> None:
+    """Operations that are launched afterwards on another stream are ordered after the wait's stream, and after nothing
+    else."""
 
     def program(scene: Scene) -> None:
         buffer = scene.zeros(4)
@@ -137,29 +140,29 @@ def test_where_the_host_waits_inside_an_operator(waits: Callable[[torch.Tensor],
     assert [shape(finding) for finding in found] == [shape(finding) for finding in own(program)]
 
 
-def test_what_the_tool_reads_for_itself_is_nobodys(seen: Seen) -> None:
-    buffer = seen.zeros(4)
-    with seen.on(seen.forward):
+def test_peeking_orders_nothing(watched_scene: WatchedScene) -> None:
+    buffer = watched_scene.zeros(4)
+    with watched_scene.on(watched_scene.forward):
         buffer.add_(1)
-    assert seen.hazards.peek(buffer).tolist() == [1, 1, 1, 1]
-    with seen.on(seen.schedule):
+    assert watched_scene.hazards.peek(buffer).tolist() == [1, 1, 1, 1]
+    with watched_scene.on(watched_scene.schedule):
         buffer.add_(1)
-    assert [finding.first.op for finding in seen.found] == ["add_"]
+    assert [finding.first.op for finding in watched_scene.found] == ["add_"]
 
 
-def test_a_capture_that_fails_is_over(seen: Seen) -> None:
-    buffer, graph = seen.zeros(4), seen.module.CUDAGraph()
-    with pytest.raises(ZeroDivisionError), seen.module.graph(graph, stream=seen.forward):
+def test_a_failing_capture_ends(watched_scene: WatchedScene) -> None:
+    buffer, graph = watched_scene.zeros(4), watched_scene.module.CUDAGraph()
+    with pytest.raises(ZeroDivisionError), watched_scene.module.graph(graph, stream=watched_scene.forward):
         raise ZeroDivisionError
-    with seen.on(seen.forward):
+    with watched_scene.on(watched_scene.forward):
         buffer.add_(1)
-    with seen.on(seen.schedule):
+    with watched_scene.on(watched_scene.schedule):
         buffer.add_(1)
-    assert len(seen.found) == 1
+    assert len(watched_scene.found) == 1
 
 
 def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA a capture forbids it."""
+    """CUDA forbids reads during a capture."""
 
     def outside(function: Callable[..., object]) -> Callable[..., object]:
         def checked(*args: object) -> object:
@@ -180,11 +183,11 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
         graph.replay()
 
 
-def test_torch_is_as_it_was(seen: Seen) -> None:  # noqa: ARG001
+def test_torch_is_replaced_while_watching(watched_scene: WatchedScene) -> None:  # noqa: ARG001
     assert torch.Tensor.tolist is not torch._C.TensorBase.tolist
 
 
-def test_and_is_so_again_afterwards() -> None:
+def test_torch_is_restored_after_watching() -> None:
     with open_vgpu(load("h200")), vgpu_as_cuda.watched(LINES):
         pass
     assert torch.Tensor.tolist is torch._C.TensorBase.tolist
@@ -192,7 +195,7 @@ def test_and_is_so_again_afterwards() -> None:
 
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(program=st.lists(steps, min_size=2, max_size=14))
-def test_programs_that_nobody_thought_of(program: list[Step]) -> None:
+def test_random_programs_give_the_same_findings(program: list[Step]) -> None:
     with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
         values, expected = interpret(program, gpu), gpu.findings
     with open_vgpu(load("h200"), watch=LINES) as gpu, vgpu_as_cuda.watched(LINES) as hazards:
@@ -204,7 +207,7 @@ def test_programs_that_nobody_thought_of(program: list[Step]) -> None:
 
 
 def shape(finding: FoundHazard) -> tuple[object, ...]:
-    """Streams have no names here."""
+    """Returns a finding without stream names, which these programs do not have."""
     touches = (finding.first, finding.second)
     return finding.kind, *((t.op, t.write, t.site and t.site.line) for t in touches if t)
 
@@ -217,7 +220,7 @@ def run(question: Resolved, device: str) -> RunOutcome:
 
 
 def both(question: Resolved, monkeypatch: pytest.MonkeyPatch) -> tuple[Hazards, Hazards]:
-    """The virtual GPU's own findings and those from inside. Every one, declared or not."""
+    """Returns the virtual GPU's own findings and those from inside, declared or not."""
     attributed = document.hazards
     monkeypatch.setattr(document, "hazards", lambda machine, _, **about: attributed(machine, (), **about))
     expected = run(question, "vgpu").result
@@ -234,7 +237,7 @@ IN_TIME = ("pr25774-before", "pr25945", "latest")
 @pytest.mark.parametrize(
     "state", [pytest.param(s, marks=[] if s in IN_TIME else [pytest.mark.wide]) for s in sorted(states())]
 )
-def test_every_state_shows_the_same(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_state_gives_the_same_findings(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, found = both(resolved("mixed", *SMALL, f"engine.relay={state}"), monkeypatch)
     assert found == expected
     assert bool(found.findings) == (state != "latest")
@@ -253,14 +256,14 @@ def test_every_state_shows_the_same(state: str, monkeypatch: pytest.MonkeyPatch)
         ("faults/mixing", ("engine.relay=pr25945", "engine.page_size=16", "engine.radix_cache=false")),
     ],
 )
-def test_and_so_does_every_feature(
+def test_every_feature_gives_the_same_findings(
     scenario: str, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, found = both(resolved(scenario, *more), monkeypatch)
     assert found == expected
 
 
-# What hazards catch on one device, by the fault's name: docs/check.md.
+# The faults that the hazard checker finds on one device: docs/check.md.
 CAUGHT = (
     "no-barrier",
     "nothing-kept-alive",
@@ -275,13 +278,13 @@ CAUGHT = (
 @pytest.mark.parametrize(
     "name", [*CAUGHT[:3], *(pytest.param(n, marks=pytest.mark.wide) for n in CAUGHT[3:])]
 )
-def test_a_fault_shows_by_the_same_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_gives_the_same_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = fault_scenarios()[name]
     expected, found = both(scenario.broken(), monkeypatch)
     assert found == expected and found.findings
 
 
-def test_times_and_counts_of_such_a_run_are_void(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_and_counts_of_a_watched_run_abstain(monkeypatch: pytest.MonkeyPatch) -> None:
     vgpu_as_cuda.install(monkeypatch)
     result = run(resolved("mixed", *SMALL), "cuda").result
     assert all(isinstance(metric, Abstained) for metric in result.metrics.values())
@@ -292,7 +295,7 @@ def test_times_and_counts_of_such_a_run_are_void(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_every_fault_that_hazards_catch_is_asked() -> None:
+def test_every_fault_that_hazards_find_is_covered() -> None:
     page = (HERE.parents[2] / "docs" / "check.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     by_hazards = {row[0].strip("`") for row in rows if len(row) > 3 and "hazards" in row[3].split(", ")}
@@ -300,15 +303,15 @@ def test_every_fault_that_hazards_catch_is_asked() -> None:
     assert by_hazards - several == set(CAUGHT) and by_hazards <= set(faults())
 
 
-# ---- the table of accounts ---------------------------------------------------------------------------------
+# ---- the table of devices ---------------------------------------------------------------------------------
 
 
-def test_the_table_is_of_faults_that_hazards_catch() -> None:
+def test_the_table_lists_faults_that_hazards_find() -> None:
     assert set(table.FAULTS) <= set(CAUGHT)
     assert all(case.question.scenario.engine.ranks == 1 for case in table.cases())
 
 
-def test_both_devices_are_asked_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_devices_run_the_same_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [
         case for case in table.cases() if case.name in ("faults/mixing pr25774-before", "staging-refilled")
     ]
@@ -317,24 +320,24 @@ def test_both_devices_are_asked_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     vgpu_as_cuda.install(monkeypatch)
     monkeypatch.setattr(table, "sanitized", lambda _: {"exit_code": 0, "found": False, "text": ""})
     assert table.main(["cuda", str(tmp_path)]) == 0
-    told = json.loads((tmp_path / "hazards.json").read_text())
-    assert told["agrees"] is True
+    written = json.loads((tmp_path / "hazards.json").read_text())
+    assert written["agrees"] is True
     assert (tmp_path / "hazards.md").read_text().splitlines()[-2:] == [
         "| faults/mixing pr25774-before | 0 found, 2 declared | 0 found, 2 declared | nothing |",
         "| staging-refilled | 1 found, 2 declared | 1 found, 2 declared | nothing |",
     ]
 
 
-def test_where_the_checker_says_something_else_the_table_says_so() -> None:
+def test_the_table_shows_a_disagreement() -> None:
     one: dict[str, object] = {"known": [], "findings": ["x"], "says": ["x"]}
     said = {"exit_code": 1, "found": True, "text": "CSAN"}
-    told = table.joined({"a": {"vgpu": one}}, {"a": {"cuda": {"broke_down": "why"}, "sanitizer": said}})
-    assert told["agrees"] is False
-    assert table.markdown(told).splitlines()[-1] == "| a | 1 found | broke down | found |"
+    joined = table.joined({"a": {"vgpu": one}}, {"a": {"cuda": {"broke_down": "why"}, "sanitizer": said}})
+    assert joined["agrees"] is False
+    assert table.markdown(joined).splitlines()[-1] == "| a | 1 found | broke down | found |"
     assert table.joined({}, {"a": {}})["agrees"] is None
 
 
-def test_two_that_broke_down_do_not_agree() -> None:
+def test_two_failed_runs_do_not_agree() -> None:
     broken = {"broke_down": "why"}
     assert table.joined({"a": {"vgpu": broken}}, {"a": {"cuda": broken}})["agrees"] is False
 
@@ -370,7 +373,7 @@ def test_devices_that_disagree_fail_the_stage(
     assert words in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_the_checker_is_asked_of_all_before_the_sanitizer_and_each_answer_is_kept() -> None:
+def test_the_checker_runs_on_all_cases_before_the_sanitizer() -> None:
     cases = list(table.cases())[:2]
     accounts = {name: lambda _, name=name: {"by": name} for name in ("cuda", "sanitizer")}
     kept = [json.dumps(found) for found in table.detections(cases, accounts)]

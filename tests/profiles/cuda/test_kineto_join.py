@@ -1,4 +1,4 @@
-"""Kineto's rows joined with the run's log: whose step, which line, who waited."""
+"""Kineto's rows joined with the run's log: the step, the line and the waits of each operation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_operation_belongs_to_the_range_and_line_that_launched_it(trace, log,
     assert [joined().window.calls[i].site for i in (0, 1)] == [NO_SITE, 5]
 
 
-def test_it_belongs_there_although_it_ran_much_later(trace, log, joined):
+def test_an_operation_belongs_to_its_launch_although_it_ran_later(trace, log, joined):
     log.draw("prepare", 3, 0, 10)
     log.draw("prepare", 4, 90, 110)
     correlation = trace.call("cudaLaunchKernel", 2, 3)
@@ -33,14 +33,14 @@ def test_it_belongs_there_although_it_ran_much_later(trace, log, joined):
     assert (op.step, op.launched, op.start) == (3, 3_000, 100_000)
 
 
-def test_a_kernel_that_began_before_its_call_returned_was_launched_when_it_began(trace, joined):
+def test_a_kernel_started_during_its_call_counts_as_launched_at_its_start(trace, joined):
     correlation = trace.call("cudaLaunchKernel", 0, 9)
     trace.kernel(correlation, 4, 5)
     (op,) = joined().window.ops
     assert op.launched == op.start == 4_000
 
 
-def test_streams_go_by_their_names_and_others_by_number(trace, streams, joined):
+def test_streams_have_their_names_and_others_their_numbers(trace, streams, joined):
     trace.launch(0, stream=7)
     trace.launch(10, stream=13)
     trace.launch(20, stream=21)
@@ -75,14 +75,12 @@ def test_a_blocking_copy_is_a_copy_and_a_sync(trace, log, joined):
     [
         (H2D_PINNED, 10**6, False),
         (D2H_PINNED, 10**6, False),
-        (H2D_PAGEABLE, 65536, False),  # the driver takes it in the call
+        (H2D_PAGEABLE, 65536, False),  # the driver copies it within the call
         (H2D_PAGEABLE, 65537, True),
         (D2H_PAGEABLE, 4, True),
     ],
 )
-def test_without_a_sync_behind_it_the_driver_decides_whether_the_host_waits(
-    trace, joined, what, size, blocking
-):
+def test_without_a_sync_the_drivers_rule_decides_whether_a_copy_blocks(trace, joined, what, size, blocking):
     trace.copy(what, 0, size=size)
     trace.launch(5)
     assert joined().window.ops[0].blocking is blocking
@@ -118,7 +116,7 @@ def test_a_short_sync_did_not_wait(trace, joined):
     assert [call.waited for call in joined().window.calls if call.kind == "sync"] == [0, 5_100]
 
 
-def test_an_event_sync_stands_on_the_stream_of_the_event(trace, log, streams, joined):
+def test_an_event_sync_is_listed_on_the_events_stream(trace, log, streams, joined):
     forward = streams.by_cupti(13)
     log.calling(4, 0, 10, stream=forward)
     trace.launch(20, stream=13)
@@ -127,28 +125,28 @@ def test_an_event_sync_stands_on_the_stream_of_the_event(trace, log, streams, jo
     assert (sync.stream, sync.site, sync.waited) == (forward, 4, 8_000)
 
 
-def test_kineto_may_know_that_stream_too(trace, streams, joined):
+def test_kinetos_sync_record_names_the_events_stream(trace, streams, joined):
     trace.event_sync(1, 9, source=13)
     trace.call("cudaEventSynchronize", 11, 12)
     known, unknown = joined().window.calls
     assert (known.stream, unknown.stream) == (streams.by_cupti(13), -1)
 
 
-def test_calls_for_memory_wait_but_are_no_syncs(trace, joined):
+def test_allocation_calls_wait_but_are_no_syncs(trace, joined):
     trace.launch(0)
     trace.call("cudaMalloc", 5, 300)
     call = joined().window.calls[-1]
     assert (call.kind, call.waited) == ("event", 295_000)
 
 
-def test_a_long_pageable_copy_held_the_host_in_the_call(trace, joined):
+def test_a_long_pageable_copy_waits_in_the_call(trace, joined):
     correlation = trace.call("cudaMemcpyAsync", 0, 100)
     trace.memcpy(correlation, D2H_PAGEABLE, 50, 99, size=10**6)
     (call,) = joined().window.calls
     assert (call.kind, call.waited) == ("copy", 100_000)
 
 
-def test_triton_launches_through_the_driver_and_is_placed_alike(trace, log, joined):
+def test_launches_through_the_driver_are_joined(trace, log, joined):
     log.draw("model", 2, 0, 10)
     correlation = trace.call("cuLaunchKernelEx", 1, 2, cat="cuda_driver")
     trace.kernel(correlation, 3, 4, stream=13)
@@ -156,7 +154,7 @@ def test_triton_launches_through_the_driver_and_is_placed_alike(trace, log, join
     assert (op.step, op.range) == (2, "model")
 
 
-def test_a_copy_through_the_driver_has_no_call_and_is_counted_apart(trace, joined):
+def test_a_copy_without_a_call_is_counted_apart(trace, joined):
     trace.memcpy(77, H2D_PINNED, 0, 1, size=8)
     result = joined()
     assert result.notes["operations_without_call"] == 1
@@ -164,7 +162,7 @@ def test_a_copy_through_the_driver_has_no_call_and_is_counted_apart(trace, joine
     assert (op.step, op.range, op.launched) == (-1, "", op.start)
 
 
-def test_calls_of_other_threads_are_nobodys(trace, log, joined):
+def test_calls_of_other_threads_are_left_out(trace, log, joined):
     log.draw("prepare", 1, 0, 10)
     correlation = trace.call("cudaLaunchKernel", 1, 2, tid=trace.OTHER)
     trace.kernel(correlation, 3, 4)
@@ -178,12 +176,12 @@ def test_a_wait_holds_the_stream_until_the_awaited_work_is_done(trace, log, stre
     log.draw("resolve", 1, 0, 30)
     trace.launch(0, stream=7, duration=40)  # runs 2 to 42
     record = trace.call("cudaEventRecord", 2, 3)
-    trace.launch(4, stream=7, duration=90)  # behind the record: nobody waits for it
+    trace.launch(4, stream=7, duration=90)  # after the record, so no stream waits for it
     trace.wait_event(6, stream=13, source=7, record=record)
     assert joined().window.waits == [Wait(streams.by_cupti(13), 6_500, 42_000, 1)]
 
 
-def test_a_wait_for_what_is_done_holds_nothing(trace, joined):
+def test_a_wait_for_finished_work_holds_nothing(trace, joined):
     trace.launch(0, stream=7)
     record = trace.call("cudaEventRecord", 2, 3)
     trace.wait_event(50, stream=13, source=7, record=record)
@@ -191,7 +189,7 @@ def test_a_wait_for_what_is_done_holds_nothing(trace, joined):
     assert joined().window.waits == []
 
 
-def test_a_window_that_ends_too_early_is_told(trace, log, joined):
+def test_a_window_that_ends_too_early_abstains(trace, log, joined):
     for step in (1, 2, 3):
         log.step(step)
     log.draw("model", 1, 0, 10)
@@ -199,24 +197,24 @@ def test_a_window_that_ends_too_early_is_told(trace, log, joined):
     assert "step 3 was launched, the last recorded operation is of step 1" in (joined().abstained or "")
 
 
-def test_a_whole_window_is_fit(trace, log, joined):
+def test_a_complete_window_does_not_abstain(trace, log, joined):
     log.step(1)
     log.draw("model", 1, 0, 10)
     trace.launch(2)
     assert joined().abstained is None
 
 
-def test_a_window_without_steps_is_fit(joined):
+def test_a_window_without_steps_does_not_abstain(joined):
     assert joined().abstained is None
 
 
-def test_a_trace_without_gpu_events_says_what_that_may_mean(trace, log, joined):
+def test_a_trace_without_gpu_events_names_possible_causes(trace, log, joined):
     log.step(1)
     trace.call("cudaLaunchKernel", 0, 1)
     assert "permission" in (joined().abstained or "")
 
 
-def test_what_starts_and_stops_the_trace_is_left_out(trace, joined):
+def test_operations_outside_the_window_are_left_out(trace, joined):
     trace.launch(-20)
     trace.launch(5)
     trace.call("cudaDeviceSynchronize", 10**6 + 1, 10**6 + 50)
@@ -225,13 +223,13 @@ def test_what_starts_and_stops_the_trace_is_left_out(trace, joined):
     assert [call.kind for call in window.calls] == ["launch"]
 
 
-def test_the_window_holds_what_ended_late(trace, joined):
+def test_the_window_includes_operations_that_end_late(trace, joined):
     correlation = trace.call("cudaLaunchKernel", 999_998, 999_999)
     trace.kernel(correlation, 999_999, 1_000_100)
     assert joined().window.end == 1_000_100_001
 
 
-def test_without_sync_records_a_blocking_copys_sync_stands_beside_it(trace, streams, joined):
+def test_without_sync_records_a_blocking_copy_has_its_sync_on_its_stream(trace, streams, joined):
     trace.copy(H2D_PINNED, 0, size=8, stream=13, blocking=True)
     trace.events = [event for event in trace.events if event.get("cat") != "cuda_sync"]
     copy, sync = joined().window.calls

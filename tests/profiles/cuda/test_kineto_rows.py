@@ -1,4 +1,4 @@
-"""Rows of a Kineto trace: what is kept, what things are called, what is missing."""
+"""Rows of a Kineto trace: which are kept, how calls and copies are classified, and missing fields."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MEMCPY = [
 
 
 @pytest.mark.parametrize(("name", "kind"), MEMCPY)
-def test_copies_are_told_by_direction_and_host_memory(trace, name, kind):
+def test_copies_are_classified_by_direction_and_host_memory(trace, name, kind):
     trace.memcpy(1, name, 0, 1, size=64)
     (row,) = rows(trace.document())
     assert op_kind(row) == kind
     assert row.bytes == 64
 
 
-def test_copies_within_the_host_are_none_of_the_devices(trace):
+def test_copies_within_the_host_are_left_out(trace):
     trace.memcpy(1, "HtoH (Pageable -> Pinned)", 0, 1, size=64)
     (row,) = rows(trace.document())
     assert op_kind(row) is None
@@ -38,20 +38,20 @@ def test_instants_are_nanoseconds_since_1970(trace):
     assert (row.start - trace.BASE, row.end - trace.BASE) == (12_345, 15_346)
 
 
-def test_a_trace_without_a_base_counts_from_1970_itself(trace):
+def test_a_trace_without_a_base_counts_from_1970(trace):
     trace.kernel(1, 1e6, 1e6 + 2)
     document = trace.document()
     del document["baseTimeNanoseconds"]
     assert rows(document)[0].start == 10**9
 
 
-def test_spans_of_annotations_on_the_gpu_are_left_out(trace):
+def test_annotations_on_the_gpu_are_left_out(trace):
     trace.annotation("step", 0, 100)
     trace.kernel(1, 1, 2)
     assert [row.category for row in rows(trace.document())] == ["kernel"]
 
 
-def test_what_is_missing_is_minus_one_and_stops_nothing(trace):
+def test_missing_fields_are_minus_one(trace):
     trace.events.append({"ph": "X", "cat": "kernel", "name": "k", "ts": 1})
     trace.events.append(
         {"ph": "X", "cat": "cuda_sync", "name": "Context Sync", "ts": 2, "tid": "?", "args": {}}
@@ -68,7 +68,7 @@ def test_rows_come_in_order_of_time(trace):
 
 
 @pytest.mark.parametrize("document", [{}, {"traceEvents": None}, {"traceEvents": {}}])
-def test_what_is_no_trace_is_refused(document):
+def test_a_file_other_than_a_trace_is_refused(document):
     with pytest.raises(ValueError, match="not a Chrome trace"):
         rows(document)
 
@@ -94,7 +94,7 @@ def test_what_is_no_trace_is_refused(document):
         ("cudaStreamIsCapturing", None),
     ],
 )
-def test_calls_are_told_by_prefix_whatever_their_suffix(trace, name, kind):
+def test_calls_are_classified_by_prefix(trace, name, kind):
     trace.call(name, 0, 1)
     (row,) = rows(trace.document())
     assert call_kind(row.name) == kind

@@ -1,4 +1,4 @@
-"""Each step's forward from two events on another clock."""
+"""The span of each step's forward, from two events on another clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(spans, clock, steps, *, each=1000):
         spans.settled(step)
 
 
-def test_spans_are_on_the_hosts_clock(spans, clock):
+def test_spans_are_converted_to_the_hosts_clock(spans, clock):
     spans.anchor()
     run(spans, clock, range(3))
     clock.at += 500
@@ -65,7 +65,7 @@ def test_spans_are_on_the_hosts_clock(spans, clock):
     assert {(op.kind, op.stream, op.forward) for op in spans.ops()} == {("kernel", 2, True)}
 
 
-def test_drift_is_seen_and_taken_out(clock):
+def test_clock_drift_is_corrected(clock):
     gpu = Gpu(clock, ppm=50)
     spans = StepSpans(gpu.event, lambda: 0, lambda: None, clock)
     spans.anchor()
@@ -93,7 +93,7 @@ def test_a_step_that_never_ended_has_no_span(spans, clock):
     assert [op.step for op in spans.ops()] == [0, 1]
 
 
-def test_events_are_used_again(spans, gpu, clock):
+def test_events_are_reused(spans, gpu, clock):
     spans.anchor()
     run(spans, clock, range(5 * BATCH))
     spans.anchor()

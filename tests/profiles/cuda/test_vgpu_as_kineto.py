@@ -1,4 +1,4 @@
-"""A virtual GPU's run written down as Kineto would, joined again: the counts must be the virtual GPU's own."""
+"""A virtual GPU's run, written as Kineto would write it and joined again: the counts equal the virtual GPU's own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tape(request):
 
 
 def written(tape):
-    """(Chrome trace, log): calls with a correlation each, and operations with that of the call they came from."""
+    """Returns the Chrome trace and the log: every call has a correlation, and every operation that of its call."""
     calls = sorted(tape.all("calls"), key=lambda call: (call.start, call.end))
     ends = [call.end for call in calls]
     events = [
@@ -115,14 +115,14 @@ def counted(windows):
     for window in windows:
         sink.feed(window)
     sink.finish()
-    # Kernels apart: a replayed graph is one record of the virtual GPU.
+    # Without kernels: a replayed graph is one record of the virtual GPU.
     tallies = {place: tally for place, tally in sink.tallies().items() if place.counter != "kernel"}
     copies = {line: (cost.count, cost.bytes) for line, cost in sink.lines.copies.items()}
     syncs = {line: cost.count for line, cost in sink.lines.calls.items() if line.sync}
     return dict(sink.steps), tallies, copies, syncs
 
 
-def test_the_counts_are_the_same(tape):
+def test_the_counts_equal_those_of_the_run(tape):
     document, log = written(tape)
     streams = StreamTable()
     for number, name in tape.streams.items():

@@ -1,4 +1,4 @@
-"""A virtual GPU in CUDA's place, watched from inside: its own watcher sees nothing, its own clocks are not asked."""
+"""A virtual GPU in place of CUDA, watched from inside: its own hazard checker is off, and its times are not used."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def watched(watch: Sequence[Path]) -> AbstractContextManager[HazardWatch]:
-    """Of the virtual GPU that is open."""
+    """Watches the open virtual GPU."""
     module: Any = torch.get_device_module(device())
     return watching(WatchedDevice(module, "vgpu", INLINE, tensors=DeviceTensor, real=held), watch)
 
 
-class Nobody:
+class NullSink:
     def feed(self, window: Window) -> None: ...
 
 
-class Both(StepRecorder):
-    """The virtual GPU's observer moves its clock, by which requests arrive."""
+class ForwardingRecorder(StepRecorder):
+    """Passes on to the virtual GPU's observer, which advances the clock by which requests arrive."""
 
     def __init__(self, hazards: HazardWatch, own: Observer) -> None:
         super().__init__(hazards)
@@ -65,10 +65,10 @@ class Both(StepRecorder):
 
 @contextmanager
 def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
-    """In place of ``open_cuda_with_hazards``."""
+    """Replaces ``open_cuda_with_hazards``."""
     folders = [Path(folder) for folder in sched.__path__]
-    with machines.open_machine("vgpu", resolved, Nobody()) as machine, watched(folders) as seen:
-        steps = Both(seen, machine.observer)
+    with machines.open_machine("vgpu", resolved, NullSink()) as machine, watched(folders) as seen:
+        steps = ForwardingRecorder(seen, machine.observer)
         yield replace(
             machine,
             observer=steps,
@@ -81,6 +81,6 @@ def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on ``--device cuda`` is the stand-in, where it is watched."""
+    """From now on ``--device cuda`` with hazards opens the stand-in."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(machines, "open_cuda_with_hazards", open_vgpu_as_cuda)

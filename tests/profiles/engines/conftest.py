@@ -45,7 +45,8 @@ def question() -> Resolved:
 
 @pytest.fixture
 def toy(tmp_path: Path) -> WriteEngine:
-    """Writes the toy engine with that ``toy/loop.py`` into a folder, and returns the engine's name."""
+    """Returns a function that writes the toy engine with the given ``toy/loop.py`` into a folder and returns the
+    engine's name."""
 
     def write(text: str = QUIET, *, folder: str = "toy-engine") -> str:
         write_package(tmp_path / folder / "python" / "toy", dedent(text))

@@ -1,4 +1,4 @@
-"""What an engine's scheduler reports through the bridge: requests, tokens, ends and steps."""
+"""What the bridge reports of an engine's scheduler: requests, tokens, ends and steps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_idle_scheduler_sleeps_until_the_next_arrival_and_ends_after_the_last
         bridge.due(True)
 
 
-def test_a_request_that_an_idle_scheduler_has_not_answered_is_lost() -> None:
+def test_an_unfinished_request_of_an_idle_scheduler_is_reported_lost() -> None:
     source = Source(0)
     bridge, log, _ = bridge_of(source)
     bridge.due(True)
@@ -131,7 +131,7 @@ def test_a_step_is_steady_if_nothing_joined_ended_or_was_penalised(
     assert bridge.next_step == 2
 
 
-def test_under_speculation_a_step_has_its_draft_and_its_draft_extend_beside_it() -> None:
+def test_a_speculative_step_includes_its_draft_and_draft_extend() -> None:
     bridge, log, _ = bridge_of(Source(), speculates=True)
     for kind, tokens in (("prefill", 7), ("verify", 8)):
         step = bridge.begin_step({"r0": 0, "r1": 0})

@@ -45,7 +45,7 @@ def run(engine: bool, *overrides: str, hazards: bool = False) -> Result:
 
 
 @pytest.mark.parametrize("override", ["engine.mixed_chunk=true", "engine.page_size=16"])
-def test_what_it_does_not_have_is_refused(override: str) -> None:
+def test_missing_features_are_refused(override: str) -> None:
     question = ask("mixed", [override])
     parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="cannot be run with this scenario: "):
@@ -53,7 +53,7 @@ def test_what_it_does_not_have_is_refused(override: str) -> None:
 
 
 @given
-def test_without_overlap_greedy_tokens_are_those_of_our_own_scheduler() -> None:
+def test_without_overlap_greedy_tokens_equal_our_schedulers() -> None:
     serial = "engine.overlap=false"
     assert run(True, serial).outputs == run(False, serial).outputs
 

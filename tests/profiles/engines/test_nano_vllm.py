@@ -61,7 +61,7 @@ def run(engine: bool, *overrides: str, scenario: str = "mixed", hazards: bool = 
         ["engine.radix_cache=false"],
     ],
 )
-def test_what_it_does_not_have_is_refused(overrides: list[str]) -> None:
+def test_missing_features_are_refused(overrides: list[str]) -> None:
     question = ask("mixed", [*SERIAL, *overrides])
     parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="cannot be run with this scenario: "):
@@ -95,7 +95,7 @@ def test_prompts_without_a_cached_prefix_read_what_they_write() -> None:
         ("throughput", ("workload.sampling.temperature=0", "engine.relay=pr25945")),
     ],
 )
-def test_greedy_tokens_are_those_of_our_own_scheduler(scenario: str, overrides: tuple[str, ...]) -> None:
+def test_greedy_tokens_equal_our_schedulers(scenario: str, overrides: tuple[str, ...]) -> None:
     engine = run(True, *overrides, scenario=scenario)
     assert engine.outputs == run(False, *overrides, scenario=scenario).outputs
     retractions = engine.metrics["retractions"]
@@ -114,7 +114,7 @@ def test_every_decode_uploads_its_inputs_and_the_host_waits_for_the_tokens() -> 
 
 
 @given
-def test_it_has_no_hazards() -> None:
+def test_nano_vllm_has_no_hazards() -> None:
     hazards = run(True, hazards=True).hazards
     assert isinstance(hazards, Hazards)
     assert not hazards.findings

@@ -1,4 +1,4 @@
-"""Engines in processes of their own: what goes wrong there is a sentence, and leaves nothing running."""
+"""Engines in their own processes: every failure is reported in one sentence, and no process is left running."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def failure(question: Resolved, engine: str) -> str:
 
 
 def sleepers(seconds: int) -> set[int]:
-    """The processes that run ``sleep`` for that long."""
+    """Returns the processes that run ``sleep`` for that long."""
     command = ["pgrep", "-f", f"^sleep {seconds}$"]
     return {
         int(n) for n in subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     }
 
 
-def test_a_run_has_the_label_of_the_engine_and_its_lines(question: Resolved, scripted: Scripted) -> None:
+def test_a_result_has_the_engines_label_and_source_lines(question: Resolved, scripted: Scripted) -> None:
     result = run(question, scripted("import torch\ntorch.zeros(1, device=device).item()"))
     part = result.labels.engine
     assert part is not None
@@ -64,9 +64,7 @@ def test_a_run_has_the_label_of_the_engine_and_its_lines(question: Resolved, scr
     assert result.document()["labels"]["engine"]["sha256"] == part.sha256
 
 
-def test_runs_share_the_import_and_nothing_else(
-    question: Resolved, scripted: Scripted, tmp_path: Path
-) -> None:
+def test_runs_share_only_the_import(question: Resolved, scripted: Scripted, tmp_path: Path) -> None:
     log = tmp_path / "log"
     text = f"""
         import os, toy
@@ -87,7 +85,7 @@ def test_the_environment_of_an_adapter_is_set_before_the_import(
     run(question, scripted("import os; assert os.environ['TOY'] == '1'"))
 
 
-def test_what_an_engine_prints_is_no_answer(question: Resolved, scripted: Scripted) -> None:
+def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripted: Scripted) -> None:
     text = """
         import os, subprocess
         print('{"ended": 0}', flush=True)
@@ -127,15 +125,13 @@ def test_a_failing_run_is_described(question: Resolved, scripted: Scripted, text
     assert says in failure(question, scripted(text))
 
 
-def test_a_sentence_of_our_own_stays_one(question: Resolved, scripted: Scripted) -> None:
+def test_an_engine_error_keeps_its_message(question: Resolved, scripted: Scripted) -> None:
     names = "schedbench.profiles.engines.names"
     with pytest.raises(EngineError, match=r"^no such mode$"):
         run(question, scripted(f"from {names} import EngineError; raise EngineError('no such mode')"))
 
 
-def test_a_kernel_whose_effect_is_unknown_ends_the_run_with_a_sentence(
-    question: Resolved, scripted: Scripted
-) -> None:
+def test_a_kernel_with_an_unknown_effect_ends_the_run(question: Resolved, scripted: Scripted) -> None:
     names = "schedbench.profiles.programs.hollow"
     with pytest.raises(EngineError, match=r"^the engine cannot be run with this scenario: unknown kernel$"):
         run(
@@ -153,16 +149,14 @@ def test_a_traceback_begins_in_the_engine(question: Resolved, scripted: Scripted
 
 
 def test_an_engine_may_signal_its_parent(question: Resolved, scripted: Scripted) -> None:
-    """SGLang's scheduler does so when it fails."""
+    """SGLang's scheduler signals its parent when it fails."""
     engine = scripted("import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(1)")
     before = engine_process(EngineChoice(engine)).pid
     assert "its process exited with 1" in failure(question, engine)
     assert engine_process(EngineChoice(engine)).pid == before
 
 
-def test_a_process_that_the_engine_forks_gives_no_second_answer(
-    question: Resolved, scripted: Scripted
-) -> None:
+def test_a_forked_process_sends_no_second_result(question: Resolved, scripted: Scripted) -> None:
     engine = scripted("import os\nif os.fork():\n    os.wait()")
     assert run(question, engine).outputs == run(question, engine).outputs
 
@@ -183,7 +177,7 @@ def test_an_interrupted_run_ends_and_is_marked(
 
 
 @pytest.mark.wide
-def test_after_a_run_without_progress_or_a_killed_process_the_next_run_is_as_ever(
+def test_a_run_succeeds_after_a_hang_or_a_killed_process(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_process(EngineChoice(scripted("")))
@@ -197,7 +191,7 @@ def test_after_a_run_without_progress_or_a_killed_process_the_next_run_is_as_eve
     assert len(run(question, scripted("")).requests) == 2
 
 
-def test_a_process_that_the_engine_leaves_is_ended_with_it(question: Resolved, scripted: Scripted) -> None:
+def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:
     run(question, scripted("import subprocess; subprocess.Popen(['sleep', '98765'])"))
     assert sleepers(98765)
     client.end_engines()
@@ -227,7 +221,7 @@ def test_a_failing_import_is_described(
     assert says in failure(question, toy(f"{text}\n{QUIET}"))
 
 
-def test_engines_end_with_the_program_however_it_ends(toy: WriteEngine, tmp_path: Path) -> None:
+def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
     engine = toy("import subprocess\ndef step(device):\n    subprocess.run(['sleep', '87654'])\n")
     program = subprocess.Popen(
         [sys.executable, "-m", "schedbench", "run", "mixed", "--engine", engine],
@@ -245,7 +239,7 @@ def test_engines_end_with_the_program_however_it_ends(toy: WriteEngine, tmp_path
 
 
 def adapter_with(folder: Path, text: str, other: str) -> Path:
-    """The toy's adapter with another text at one place."""
+    """Returns the toy's adapter with one piece of text replaced."""
     file = folder / "changed.py"
     content = ADAPTER.read_text()
     assert text in content
@@ -270,7 +264,9 @@ def test_a_missing_requirement_is_named_with_what_pip_installs(
 
 
 @pytest.mark.usefixtures("ended_engines")
-def test_an_interpreter_has_to_be_one(question: Resolved, toy: WriteEngine, tmp_path: Path) -> None:
+def test_a_file_other_than_an_interpreter_is_refused(
+    question: Resolved, toy: WriteEngine, tmp_path: Path
+) -> None:
     with pytest.raises(EngineError, match="cannot be started: No such file"):
         run(question, toy(), python=str(tmp_path / "python"))
     with pytest.raises(EngineFailedError, match="did not end: the engine's process exited with 1"):
@@ -286,7 +282,7 @@ def interpreter(file: Path, *folders: str) -> str:
 
 
 @pytest.mark.usefixtures("ended_engines")
-def test_another_interpreter_is_handed_our_package_and_nothing_beside_it(
+def test_another_interpreter_imports_only_our_package(
     question: Resolved, toy: WriteEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -296,13 +292,13 @@ def test_another_interpreter_is_handed_our_package_and_nothing_beside_it(
     assert found.tool == tool()
 
 
-def test_another_interpreter_needs_what_we_need() -> None:
+def test_another_interpreter_must_have_our_dependencies() -> None:
     assert lacking((3, 9), {}) == "is Python 3.9; schedbench needs 3.11 or newer"
     assert lacking((3, 12), {"json": "json", "gone": "gone>=1"}).startswith("lacks gone: ")
     assert lacking((3, 12), {"json": "json"}) == ""
 
 
-def test_what_we_need_is_what_the_project_states() -> None:
+def test_required_packages_equal_those_of_the_project() -> None:
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert set(NEEDED.values()) <= {stated.partition(";")[0] for stated in project["dependencies"]}
 
@@ -340,10 +336,8 @@ def settled(device):
 
 
 @pytest.mark.usefixtures("ended_engines")
-def test_what_an_absent_package_could_have_launched_is_not_counted(
-    question: Resolved, toy: WriteEngine
-) -> None:
-    """The third step is the first that decodes only."""
+def test_kernels_of_an_absent_package_are_not_counted(question: Resolved, toy: WriteEngine) -> None:
+    """Only the third step and later ones decode."""
     budget = ask("mixed").scenario.expect
     scenario = question.scenario.model_copy(update={"expect": budget})
     engine = EngineChoice(toy(ABSENT_KERNEL))
@@ -362,7 +356,7 @@ def test_what_an_absent_package_could_have_launched_is_not_counted(
     assert (gate.outcome, gate.why) == ("undecided", reason)
 
 
-def test_draws_of_an_engine_run_side_by_side_where_that_is_sooner(
+def test_draws_of_an_engine_run_in_parallel_where_that_is_faster(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each process of a pool imports the engine once."""

@@ -49,7 +49,7 @@ def run(engine: str | None, *overrides: str, scenario: str = "mixed", hazards: b
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Iterator[Path]:
-    """The sources of a commit, to be changed."""
+    """Returns a copy of the sources of a commit, for changes."""
     yield tmp_path
     shutil.rmtree(tmp_path / "python", ignore_errors=True)
 
@@ -72,7 +72,7 @@ MODES = ("embedding", "encoder_decoder", "block_diffusion", "deferred")
 
 
 @pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "disagg", "grammar", *MODES])
-def test_a_mode_that_cannot_run_is_refused_by_the_function_in_the_way(scenario: str) -> None:
+def test_a_refused_mode_names_the_function_that_prevents_it(scenario: str) -> None:
     assert re.search(r"cannot be run with this scenario yet: .* needs .*\(\w+", refusal(scenario))
 
 
@@ -86,7 +86,7 @@ def refusal(scenario: str) -> str:
 
 @given
 @pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "dp_idle", "disagg", "grammar", *MODES])
-def test_the_functions_in_the_way_are_sglangs(scenario: str) -> None:
+def test_the_named_functions_exist_in_sglang(scenario: str) -> None:
     functions = re.findall(r"\(([\w. ]+)\)", refusal(scenario))
     assert functions
     for name in re.findall(r"\w+", " ".join(functions).replace(" in ", " ")):
@@ -108,13 +108,13 @@ def test_the_functions_in_the_way_are_sglangs(scenario: str) -> None:
     ],
     ids=["overlapped", "serial", "pages", "values none", "penalties", "few KV tokens"],
 )
-def test_greedy_tokens_are_those_of_our_own_scheduler(overrides: tuple[str, ...]) -> None:
+def test_greedy_tokens_equal_our_schedulers(overrides: tuple[str, ...]) -> None:
     assert run(f"sglang:{CLONE}@{AFTER}", *overrides).outputs == run(None, *overrides).outputs
 
 
 @given
 @pytest.mark.parametrize("overrides", [(), ("engine.page_size=16",)], ids=["tokens", "pages"])
-def test_speculation_accepts_what_our_own_scheduler_does(overrides: tuple[str, ...]) -> None:
+def test_speculation_accepts_as_many_tokens_as_our_scheduler(overrides: tuple[str, ...]) -> None:
     theirs, ours = (
         run(engine, *overrides, scenario="spec_v2") for engine in (f"sglang:{CLONE}@{AFTER}", None)
     )
@@ -138,7 +138,7 @@ def test_simulated_acceptance_is_drawn_by_sglang() -> None:
 
 @given
 def test_hazards_of_a_draft_are_found() -> None:
-    """Rewriting the page table from the radix cache races with the forwards at this commit."""
+    """At this commit rewriting the page table from the radix cache races with the forwards."""
     hazards = run(f"sglang:{CLONE}@{AFTER}", scenario="spec_v2", hazards=True).hazards
     assert isinstance(hazards, Hazards)
     assert {finding.resource for finding in hazards.findings} == {"req_to_token"}
@@ -208,7 +208,7 @@ def test_a_missing_wait_of_the_forward_stream_is_a_hazard(broken: Path) -> None:
 
 @given
 def test_a_missing_reference_is_a_freed_block(broken: Path) -> None:
-    """Before #26380 no barrier orders the next schedule behind the forward."""
+    """Before #26380 no barrier makes the next schedule wait for the forward."""
     kept = "self.batch_record_buf[self.batch_record_ct] = [batch, attr_snapshot]"
     changed(sources(broken, BEFORE) / "scheduler.py", kept, kept.replace("batch, attr_snapshot", ""))
     hazards = run(f"sglang:{broken}", hazards=True).hazards
@@ -231,7 +231,7 @@ LADDER = {
     "pr25945": "282c46133",
 }
 COUNTED = ("h2d_pinned", "h2d_pageable", "h2d_blocking", "d2h", "d2h_blocking", "d2d", "sync")
-# What our states have more than SGLang's source, on the schedule stream: seeds of the sampler's noise, which make
+# Uploads that our states have and SGLang's source does not: seeds of the sampler's noise, which make
 # tokens independent of batching.
 SEEDS = {"h2d_pageable": 1, "h2d_blocking": 1, "sync": 1}
 KNOWN = {"prefill": SEEDS, "decode.steady": {}}
@@ -242,7 +242,7 @@ UNCOMPARED = {("prefill", "d2d")}
 @given
 @pytest.mark.parametrize("overlap", ["true", "false"])
 @pytest.mark.parametrize("state", LADDER)
-def test_the_ladder_counts_what_the_source_at_its_commit_does(state: str, overlap: str) -> None:
+def test_a_ladder_state_has_the_counts_of_sglang_at_its_commit(state: str, overlap: str) -> None:
     overrides = ("workload.requests=12", f"engine.overlap={overlap}")
     theirs = run(f"sglang:{CLONE}@{LADDER[state]}", *overrides)
     ours = run(None, *overrides, f"engine.relay={state}")

@@ -1,4 +1,4 @@
-"""Names and sources of engines: as they stand, at a commit, and from a wheel; every refusal is one sentence."""
+"""Names and sources of engines: a working tree, a commit, and a wheel; every refusal is one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANGED = "def step():\n    return 2\n"
 
 
 def opened(text: str, wheels: Path = Path()) -> EngineSource:
-    """The source, which is gone from the disk where it was temporary."""
+    """Opens the source; a temporary one is removed from the disk at the end."""
     with opened_source(parse_engine(text), PLACE, wheels=wheels) as source:
         assert (source.path / "toy" / "loop.py").is_file()
     return source
@@ -52,7 +52,7 @@ def wheel(folder: Path, version: str, package: str = "toy") -> None:
         ("my/adapter.py:tree@v1", EngineName("my/adapter.py", "tree", "v1")),
     ],
 )
-def test_a_name_is_read_as_it_was_written(text: str, name: EngineName) -> None:
+def test_a_name_is_parsed_and_printed_unchanged(text: str, name: EngineName) -> None:
     assert parse_engine(text) == name
     assert str(name) == text
     assert is_engine(text)
@@ -61,24 +61,24 @@ def test_a_name_is_read_as_it_was_written(text: str, name: EngineName) -> None:
 @pytest.mark.parametrize(
     "text", ["relay=latest", "overlap=false,page_size=16", "result.json", "sglang", "engine=sglang:x", ""]
 )
-def test_overrides_and_files_are_no_engines(text: str) -> None:
+def test_overrides_and_files_are_not_parsed_as_engines(text: str) -> None:
     assert not is_engine(text)
 
 
-def test_a_folder_with_an_at_sign_is_no_ref(tmp_path: Path) -> None:
+def test_an_at_sign_in_a_folder_is_no_git_ref(tmp_path: Path) -> None:
     (tmp_path / "a@b").mkdir()
     assert parse_engine(f"toy:{tmp_path}/a@b").ref is None
     assert parse_engine(f"toy:{tmp_path}/a@b@main").ref == "main"
 
 
-def test_choices_in_braces_are_names_of_their_own() -> None:
+def test_choices_in_braces_are_separate_names() -> None:
     assert expanded("toy:x@{v1, main}") == ["toy:x@v1", "toy:x@main"]
     assert expanded("toy=={1,2}") == ["toy==1", "toy==2"]
     assert expanded("toy:{a,b}@{c,d}") == ["toy:a@c", "toy:a@d", "toy:b@c", "toy:b@d"]
     assert expanded("toy:x") == ("toy:x",)
 
 
-def test_a_checkout_runs_as_it_stands(tmp_path: Path) -> None:
+def test_a_checkout_runs_from_its_working_tree(tmp_path: Path) -> None:
     commit = checkout(tmp_path, TEXT)
     clean = opened(f"toy:{tmp_path}")
     assert (clean.commit, clean.ref, clean.dirty, clean.version) == (commit, "main", False, "1.0")
@@ -125,7 +125,7 @@ def test_a_folder_that_its_repository_ignores_has_no_commit(tmp_path: Path) -> N
     assert opened(f"toy:{tmp_path}/unpacked").commit is None
 
 
-def test_a_release_is_unpacked_as_a_checkout_has_it(tmp_path: Path) -> None:
+def test_a_release_is_unpacked_in_the_layout_of_a_checkout(tmp_path: Path) -> None:
     checkout(tmp_path, TEXT)
     wheel(tmp_path, "2.0")
     source = opened("toy==2.0", tmp_path)
@@ -152,7 +152,7 @@ def test_a_project_states_its_version(tmp_path: Path) -> None:
     assert opened(f"toy:{tmp_path}").version == "3.1"
 
 
-def test_refusals_say_what_is_wrong(tmp_path: Path) -> None:
+def test_refusals_give_their_reason(tmp_path: Path) -> None:
     checkout(tmp_path / "work", TEXT)
     (tmp_path / "empty").mkdir()
     assert refusal(f"toy:{tmp_path}/gone").endswith("gone is no folder")

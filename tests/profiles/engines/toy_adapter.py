@@ -1,4 +1,4 @@
-"""An adapter for the toy engine of these tests: schedbench's own scheduler, with what ``toy.loop`` does around it."""
+"""An adapter for the toy engine of these tests: schedbench's own scheduler with the additions of ``toy.loop``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""``make gpu`` does without what a machine may lack."""
+"""``make gpu`` runs on a machine without optional packages."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# Modules that are not there, whatever is installed.
+# Modules whose import fails even if they are installed.
 WITHOUT = """
 import sys
 sys.modules.update(dict.fromkeys(("scipy", "typer", "rich")))
@@ -13,6 +13,6 @@ from schedbench.profiles.lab import gpu, overhead, prediction_runs
 """
 
 
-def test_the_plan_needs_neither_scipy_nor_the_command_lines_packages() -> None:
+def test_the_plan_imports_neither_scipy_nor_packages_of_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

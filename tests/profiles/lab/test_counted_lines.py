@@ -1,4 +1,4 @@
-"""What a run counted, by source line."""
+"""The counts of a run by source line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lines():
     return counted
 
 
-def test_lines_may_move(lines):
+def test_line_numbers_may_differ(lines):
     assert lines(copies=[copy()]) == lines(copies=[copy(site=site(line=99))])
 
 
@@ -60,7 +60,7 @@ def test_lines_may_move(lines):
         {"site": site("another()")},
     ],
 )
-def test_every_other_property_tells_lines_apart(lines, change):
+def test_lines_differ_by_every_other_property(lines, change):
     assert not {*lines(copies=[copy()])} & {*lines(copies=[copy(**change)])}
 
 
@@ -75,6 +75,6 @@ def test_copies_within_the_device_count_outside_of_forwards(lines):
     assert [line.what for line in lines(copies=[copy(**within)])] == ["d2d"]
 
 
-def test_calls_that_only_waited_and_what_belongs_to_no_step_are_left_out(lines):
+def test_pure_waits_and_records_of_no_step_are_left_out(lines):
     assert not lines(copies=[copy(kind="none")], syncs=[sync(sync=False), sync(kind="none")])
     assert [line.what for line in lines(syncs=[sync()])] == ["cudaEventSynchronize"]

@@ -1,4 +1,4 @@
-"""The stages of ``make gpu``: apart from each other, within their time; its plan is sound without a GPU."""
+"""The stages of ``make gpu``: each in its own process, within its time; the plan is valid without a GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stage(name, **more):
     return GpuStage(name, ("-c", "pass"), **({"deadline": 10} | more))
 
 
-def told(stages, clock, *, budget=100, takes=1.0, failing=()):
+def statuses_of(stages, clock, *, budget=100, takes=1.0, failing=()):
     given = {}
 
     def run(stage, seconds):
@@ -56,21 +56,21 @@ def told(stages, clock, *, budget=100, takes=1.0, failing=()):
     return {o.name: (o.status, o.error) for o in outcomes}, given
 
 
-def test_one_that_fails_stops_only_those_that_need_it(clock):
+def test_a_failing_stage_skips_only_stages_that_need_it(clock):
     stages = [stage("a"), stage("b"), stage("c", needs=("a", "b")), stage("d")]
-    statuses, _ = told(stages, clock, failing=("a",))
+    statuses, _ = statuses_of(stages, clock, failing=("a",))
     assert statuses == {"a": ("failed", ""), "b": ("ok", ""), "c": ("skipped", "needs a"), "d": ("ok", "")}
 
 
-def test_what_is_skipped_fails_who_needs_it(clock):
-    statuses, _ = told([stage("a", packages=("no_such_package",)), stage("b", needs=("a",))], clock)
+def test_a_skipped_stage_skips_stages_that_need_it(clock):
+    statuses, _ = statuses_of([stage("a", packages=("no_such_package",)), stage("b", needs=("a",))], clock)
     assert statuses["a"] == ("skipped", "not installed: no_such_package")
     assert statuses["b"] == ("skipped", "needs a")
 
 
-def test_nobody_gets_more_than_what_is_left(clock):
+def test_no_stage_gets_more_than_the_remaining_time(clock):
     stages = [stage(name, deadline=40) for name in "abcd"]
-    statuses, given = told(stages, clock, budget=100, takes=38)
+    statuses, given = statuses_of(stages, clock, budget=100, takes=38)
     assert given == {"a": 40, "b": 40, "c": 24}
     assert statuses["d"] == ("skipped", "no time left")
 
@@ -103,7 +103,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_path):
+def test_a_late_stage_keeps_its_output_and_leaves_no_process(tmp_path):
     outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", LATE), 60), 2.0)
     assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
     child = int((tmp_path / "s.log").read_text().split()[0])
@@ -113,7 +113,7 @@ def test_one_that_is_late_may_keep_what_it_has_and_leaves_nothing_running(tmp_pa
         time.sleep(0.02)
 
 
-def test_one_that_will_not_be_interrupted_is_killed(tmp_path, monkeypatch):
+def test_a_stage_that_ignores_the_interrupt_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_stages, "GRACE", 0.2)
     program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 1.0)
@@ -121,12 +121,12 @@ def test_one_that_will_not_be_interrupted_is_killed(tmp_path, monkeypatch):
 
 
 def alive(pid):
-    """Whether it runs: one that ended and that nobody has asked about yet does not."""
+    """Whether the process runs; a zombie does not."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
-def test_an_interruption_leaves_no_stage_behind(tmp_path):
+def test_an_interrupt_ends_the_running_stage(tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -149,7 +149,7 @@ def test_a_stage_has_its_own_environment(tmp_path):
     assert (tmp_path / "s.log").read_text() == "x\n"
 
 
-def test_the_plan_is_sound_and_within_eight_minutes(capsys):
+def test_the_plan_is_valid_and_within_eight_minutes(capsys):
     assert gpu.main(["--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "probe-environment" in out.splitlines()[0]
@@ -157,14 +157,14 @@ def test_the_plan_is_sound_and_within_eight_minutes(capsys):
     assert plan.BUDGET < 480
 
 
-def test_a_plan_that_is_not_says_where(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plan, "_QWEN", ("model.preset=nobody",))
+def test_an_invalid_plan_names_its_stage(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "_QWEN", ("model.preset=unknown",))
     assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
     assert "cuda-qwen3-0.6b: ScenarioError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("failing", "code"), [("", 0), ("b", 1)])
-def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
+def test_all_results_are_in_one_folder(tmp_path, monkeypatch, failing, code):
     stages = [stage("a"), GpuStage("b", ("-c", "1/0" if failing else "1"), 10), stage("c", needs=("z",))]
     monkeypatch.setattr(gpu, "plan", lambda *_: stages)
     out = tmp_path / "results"
@@ -176,7 +176,7 @@ def test_everything_ends_up_in_one_folder(tmp_path, monkeypatch, failing, code):
     assert "| c | skipped | 0.0 | needs z |" in (out / "summary.md").read_text()
 
 
-def test_a_difference_fails_its_stage_and_the_whole_and_later_stages_run(tmp_path, monkeypatch):
+def test_a_difference_fails_the_run_and_later_stages_still_run(tmp_path, monkeypatch):
     sample = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
     for name, syncs in (("vgpu", sample.syncs), ("cuda", ())):
         sample.model_copy(update={"syncs": syncs}).write(tmp_path / f"{name}.json")
@@ -195,9 +195,9 @@ def test_a_difference_fails_its_stage_and_the_whole_and_later_stages_run(tmp_pat
 def test_the_verification_is_in_the_summary(tmp_path):
     (tmp_path / "verify.json").write_text(json.dumps({"agrees": False, "unexplained": [1, 2, 3]}))
     outcomes = [StageOutcome("a", "ok", 1.0)]
-    told = gpu.summary(outcomes, tmp_path)
-    assert (told["verified"], told["unexplained"]) == (False, 3)
-    assert "agree but for known differences: False" in gpu.markdown(told, outcomes)
+    summary = gpu.summary(outcomes, tmp_path)
+    assert (summary["verified"], summary["unexplained"]) == (False, 3)
+    assert "agree but for known differences: False" in gpu.markdown(summary, outcomes)
 
 
 def test_the_verification_needs_all_three_runs(tmp_path):
@@ -211,22 +211,22 @@ def test_the_verification_needs_all_three_runs(tmp_path):
     assert len(settings) == 1 and "--counted" in stages["counted"].arguments
 
 
-def test_what_is_named_is_run_with_what_it_needs_and_uses():
+def test_named_stages_run_with_those_that_they_need_and_use():
     stages = [stage("a"), stage("b-1"), stage("b-2", needs=("a",)), stage("c", uses=("b-1",)), stage("d")]
     assert [s.name for s in select_stages(stages, ("b",))] == ["a", "b-1", "b-2"]
     assert [s.name for s in select_stages(stages, ("c", "d"))] == ["b-1", "c", "d"]
     assert select_stages(stages, ("e",)) == []
 
 
-def test_time_is_kept_for_those_that_sum_up(clock):
+def test_time_is_reserved_for_summary_stages(clock):
     stages = [stage("a", deadline=90), stage("b", deadline=50), stage("sum", deadline=20, reserved=True)]
-    statuses, given = told(stages, clock, budget=100, takes=38)
+    statuses, given = statuses_of(stages, clock, budget=100, takes=38)
     assert given == {"a": 80, "b": 42, "sum": 20}
     assert statuses["sum"] == ("ok", "")
 
 
 @pytest.mark.parametrize("only", [[], ["prediction"]])
-def test_predictions_are_made_on_the_machines_own_profile(tmp_path, only):
+def test_predictions_use_the_calibrated_profile(tmp_path, only):
     stages = {stage.name: stage for stage in plan.plan(tmp_path, only)}
     names = list(stages)
     profile = stages["calibrate"].arguments[-1]
@@ -245,8 +245,8 @@ def test_predictions_are_made_on_the_machines_own_profile(tmp_path, only):
     assert names.index("probe-kernels") < names.index("calibrate")
 
 
-def test_one_scenario_is_predicted_and_where_it_is_asked_for_every_one():
-    """Of one device, but for those that need somebody's file."""
+def test_predictions_cover_one_scenario_or_every_one():
+    """Every scenario of one device, except those that need a user's file."""
     assert {question.scenario for question in plan.predicted(every=False)} == {"mixed"}
     every = plan.predicted(every=True)
     files = {"checkpoint", "trace_mooncake"}
@@ -255,7 +255,7 @@ def test_one_scenario_is_predicted_and_where_it_is_asked_for_every_one():
     assert len(every) == len(single) * len(states())
 
 
-def test_a_part_is_sound_too_and_runs_nothing_else(capsys):
+def test_a_part_of_the_plan_is_valid_and_runs_nothing_else(capsys):
     assert gpu.main(["--dry-run", "--only", "prediction"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     probes = [f"probe-{name}" for name in ("environment", "costs", "copies", "kernels")]
@@ -263,18 +263,18 @@ def test_a_part_is_sound_too_and_runs_nothing_else(capsys):
     assert names == [*probes, "calibrate", *predictions]
 
 
-def test_a_part_that_is_none_is_refused(tmp_path):
+def test_an_unknown_part_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="no stage's name starts with spede"):
         gpu.main(["--only", "spede", "--out", str(tmp_path)])
 
 
-def test_on_cuda_nothing_without_values_is_asked(monkeypatch):
+def test_the_plan_check_refuses_values_none_on_cuda(monkeypatch):
     monkeypatch.setattr(plan, "_HALF_BILLION", ())
     wrong = plan.check(stage for stage in plan.plan(Path("x")) if stage.name == "speed-0.6b")
     assert wrong == ["speed-0.6b: ValueError: on CUDA values are real"]
 
 
-def test_what_is_not_installed_is_not_checked(tmp_path):
+def test_stages_of_absent_packages_are_not_checked(tmp_path):
     (calibrate,) = (stage for stage in plan.plan(tmp_path) if stage.name == "calibrate")
     assert calibrate.packages == ("scipy",)
     absent = GpuStage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
@@ -282,8 +282,8 @@ def test_what_is_not_installed_is_not_checked(tmp_path):
     assert plan.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
 
 
-def test_old_results_are_none_of_a_new_run(tmp_path):
-    """And those of others, whose names begin alike, stay."""
+def test_a_new_run_removes_only_its_old_results(tmp_path):
+    """Results of other stages stay, also those whose names begin alike."""
     measured = [f"prediction-{each}-latest-measured.json" for each in ("mixed", "overlap_on")]
     others = {measured[1], "cuda-mixed.json", "other.json"}
     for name in (measured[0], "prediction.md", "cuda.json", "calibrated.yaml", *others):
@@ -293,8 +293,8 @@ def test_old_results_are_none_of_a_new_run(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == others
 
 
-def test_a_device_that_broke_is_asked_nothing_more(tmp_path, monkeypatch, capsys):
-    """Nor is anything once the process is told to end; what breaks by itself leaves the others."""
+def test_no_prediction_runs_after_a_device_error(tmp_path, monkeypatch, capsys):
+    """Other errors end only their own prediction."""
     errors = iter(
         [ValueError("a wrong shape"), torch.AcceleratorError("an illegal access"), ValueError("never")]
     )
@@ -311,7 +311,7 @@ def test_a_device_that_broke_is_asked_nothing_more(tmp_path, monkeypatch, capsys
     ]
 
 
-def test_ranges_are_taken_by_cupti_where_it_is_found(tmp_path, monkeypatch):
+def test_nvtx_ranges_are_received_by_cupti_where_it_is_found(tmp_path, monkeypatch):
     assert plan.cupti([tmp_path / "absent", tmp_path]) is None
     library = tmp_path / "libcupti.so.13"
     library.touch()
@@ -326,7 +326,7 @@ SMALL = ["--set", "workload.requests=2", "--set", "workload.output_tokens={dist:
 
 
 @pytest.mark.wide
-def test_questions_can_be_answered_in_processes_of_their_own(tmp_path):
+def test_predictions_can_run_in_their_own_processes(tmp_path):
     words = ["--device", "vgpu", "--side", "emulated", "--workers", "2", "--folder", str(tmp_path), *SMALL]
     assert prediction_runs.main(["mixed:pr25945", *words]) == 0
     written = {path.name for path in tmp_path.iterdir()}
@@ -335,7 +335,7 @@ def test_questions_can_be_answered_in_processes_of_their_own(tmp_path):
     assert (pairs, missing) == ([], ["mixed pr25945"])
 
 
-def test_what_breaks_one_question_leaves_the_others(tmp_path, monkeypatch, capsys):
+def test_a_failing_prediction_leaves_the_others(tmp_path, monkeypatch, capsys):
     own = prediction_runs.execute
 
     def broken(resolved, relay, options):
@@ -350,16 +350,16 @@ def test_what_breaks_one_question_leaves_the_others(tmp_path, monkeypatch, capsy
     assert (tmp_path / "prediction-mixed-latest-emulated.json").exists()
 
 
-def test_how_fast_it_is_comes_with_the_summary(tmp_path):
+def test_the_summary_includes_the_speed(tmp_path):
     figures = {"met": 2, "missed": 1, "undecided": 0, "runs": [], "overheads": [], "missing": []}
     (tmp_path / "speed.json").write_text(json.dumps(figures))
     outcomes = [StageOutcome("a", "ok", 1.0)]
-    told = gpu.summary(outcomes, tmp_path)
-    assert (told["speed"]["met"], told["speed"]["missed"]) == (2, 1)
-    assert gpu.markdown(told, outcomes, "# Speed\n").endswith("\n# Speed\n")
+    summary = gpu.summary(outcomes, tmp_path)
+    assert (summary["speed"]["met"], summary["speed"]["missed"]) == (2, 1)
+    assert gpu.markdown(summary, outcomes, "# Speed\n").endswith("\n# Speed\n")
 
 
-def test_the_speed_stages_are_timed_only_and_of_the_barred_shape(tmp_path):
+def test_speed_stages_are_timed_only_and_of_the_shape_with_limits(tmp_path):
     stages = {stage.name: stage for stage in plan.plan(tmp_path)}
     given = single_run.parse(stages["speed-8b"].arguments[2:])
     assert given.timed and single_run.parse(stages["speed-0.6b"].arguments[2:]).timed
@@ -381,7 +381,7 @@ def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
 
 
 @pytest.mark.wide
-def test_kineto_understands_the_size_of_its_buffers(tmp_path):
+def test_kineto_reads_the_size_of_its_buffers(tmp_path):
     conf = tmp_path / "kineto.conf"
     conf.write_text(plan.KINETO)
     program = (
@@ -399,7 +399,7 @@ def test_kineto_understands_the_size_of_its_buffers(tmp_path):
     assert f"Max GPU buffer size: {wanted}MB" in done.stdout + done.stderr
 
 
-def test_where_nothing_is_installed_the_callers_folders_are_searched_too(tmp_path):
+def test_without_an_installation_the_callers_folders_are_searched_too(tmp_path):
     root = Path(__file__).resolve().parents[3]
     asked = ["make", "-s", "gpu", "VENV=", "PYTHON=printenv PYTHONPATH #"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What instruments cost: told from runs with and without them, on torch's CPU in CUDA's place."""
+"""The cost of instruments, from runs with and without them, on torch's CPU in place of CUDA."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def bench():
         yield bench
 
 
-class Heard(Observer):
-    """Whether torch's calls were torch's own meanwhile."""
+class ReplacementObserver(Observer):
+    """Records whether torch's functions were replaced during the run."""
 
     def __init__(self):
         self.item = None
@@ -38,28 +38,28 @@ class Heard(Observer):
         self.item = torch.Tensor.item
 
 
-def test_with_the_watcher_away_torch_is_torch(bench):
+def test_without_the_watcher_torch_is_not_replaced(bench):
     replaced = torch.Tensor.item
     with bench.machine.unwatched():
         own = torch.Tensor.item
         assert own is not replaced
     assert torch.Tensor.item is not own
-    heard = Heard()
-    bench.clocked(heard)
-    assert heard.item is not own
+    observer = ReplacementObserver()
+    bench.clocked(observer)
+    assert observer.item is not own
 
 
-def test_nobody_is_told_of_a_bare_run(bench):
-    heard = Heard()
-    assert bench.clocked(heard, watched=False) > 0
-    assert heard.item is None
+def test_a_bare_run_has_no_observer(bench):
+    observer = ReplacementObserver()
+    assert bench.clocked(observer, watched=False) > 0
+    assert observer.item is None
     assert len(bench.sink.collector.periods.periods) == 0
     assert bench.clocked() > 0
     assert len(bench.sink.collector.periods.periods) >= 5
 
 
-def test_each_time_it_is_the_same_work(bench):
-    """Nothing of a prompt is left in the cache by the run before."""
+def test_every_run_does_the_same_work(bench):
+    """The cache keeps no prompt from the previous run."""
     steps = []
     for _ in range(2):
         bench.clocked()
@@ -67,7 +67,7 @@ def test_each_time_it_is_the_same_work(bench):
     assert steps[0] == steps[1] and steps[0]["prefill"] + steps[0]["mixed"] > 0
 
 
-def test_two_sides_are_run_by_turns(bench, monkeypatch):
+def test_two_sides_run_alternately(bench, monkeypatch):
     turns = []
     sides = {name: lambda b, name=name: turns.append(name) or b.clocked() for name in ("bare", "timed")}
     monkeypatch.setattr(overhead, "SIDES", sides)
@@ -88,13 +88,13 @@ def test_a_known_cost_is_found_and_judged(factor, met):
     assert found["met"] is met
 
 
-def test_what_is_too_noisy_meets_nothing_and_misses_nothing():
+def test_a_noisy_comparison_has_no_verdict():
     blocks = [1.0, 1.2, 0.8, 1.0, 1.0, 0.9, 1.15, 1.0]
     found = overhead.overhead(("bare", "timed"), blocks, {"bare": blocks, "timed": blocks}, steps=0)
     assert (found["met"], found["us_per_step"]) == (None, None)
 
 
-def asked(tmp_path, *sides):
+def overhead_of(tmp_path, *sides):
     small = [word for setting in SMALL for word in ("--set", setting)]
     output = tmp_path / "overhead.json"
     words = ["mixed", "--device", "vgpu", "--sides", *sides, "--pairs", "2", *small, "--output", str(output)]
@@ -102,14 +102,17 @@ def asked(tmp_path, *sides):
     return json.loads(output.read_text())
 
 
-def test_it_says_what_it_ran_on(tmp_path):
-    told = asked(tmp_path, "bare", "timed")
-    assert told["sides"] == ["bare", "timed"]
-    assert (told["device"], told["emulated"], told["bar_percent"]) == ("h200", True, 1.0)
+def test_the_document_names_device_and_limit(tmp_path):
+    found = overhead_of(tmp_path, "bare", "timed")
+    assert found["sides"] == ["bare", "timed"]
+    assert (found["device"], found["emulated"], found["bar_percent"]) == ("h200", True, 1.0)
 
 
-def test_ranges_that_no_tool_takes_cost_nothing_and_are_not_measured(tmp_path, monkeypatch):
-    assert asked(tmp_path, "timed", "nvtx") == {"sides": ["timed", "nvtx"], "abstained": overhead.NO_TOOL}
+def test_nvtx_ranges_without_a_tool_are_not_measured(tmp_path, monkeypatch):
+    assert overhead_of(tmp_path, "timed", "nvtx") == {
+        "sides": ["timed", "nvtx"],
+        "abstained": overhead.NO_TOOL,
+    }
     pushed = []
 
     class Ranges(Observer):
@@ -118,5 +121,5 @@ def test_ranges_that_no_tool_takes_cost_nothing_and_are_not_measured(tmp_path, m
 
     monkeypatch.setattr(overhead, "NvtxRanges", Ranges)
     monkeypatch.setattr(overhead, "listening", lambda: True)
-    assert asked(tmp_path, "timed", "nvtx")["bar_percent"] == 2.0
+    assert overhead_of(tmp_path, "timed", "nvtx")["bar_percent"] == 2.0
     assert pushed

@@ -1,4 +1,4 @@
-"""Probes as far as they go without a GPU: what they make of what they see."""
+"""Probes as far as they run without a GPU: their evaluation of what they measure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schedbench.profiles.lab.probes import attention_call, host_ns, measured, sp
 from schedbench.profiles.record.environment import version
 
 
-def test_a_group_that_fails_says_why():
+def test_a_failing_group_has_its_reason():
     def failing(small):
         raise RuntimeError(f"no kernel for {small.device}")
 
@@ -21,7 +21,7 @@ def test_a_group_that_fails_says_why():
     assert measured(lambda: {"n": 3}) == {"n": 3}
 
 
-def test_a_call_as_long_as_the_stream_is_busy_waited():
+def test_a_call_that_lasts_while_the_stream_is_busy_waited():
     assert waited(19e6)
     assert not waited(30e3)
 
@@ -29,28 +29,28 @@ def test_a_call_as_long_as_the_stream_is_busy_waited():
 @pytest.mark.parametrize(
     ("text", "code", "found"), [("CSAN detected a possible data race", 1, True), ("", 0, False)]
 )
-def test_the_sanitizer_is_judged_by_its_words(text, code, found):
+def test_the_sanitizers_output_is_classified(text, code, found):
     assert sanitizer_verdict(code, text)["found"] is found
 
 
-def test_samples_are_summed_up():
+def test_samples_are_summarised():
     assert spread([3, 1, 2]) == {"n": 3, "min": 1, "p10": 1, "median": 2, "p90": 3}
 
 
-def test_the_host_is_timed_apart_from_what_comes_before():
+def test_host_time_excludes_earlier_work():
     before = []
     assert host_ns(lambda: None, repeat=4, before=lambda: before.append(1))["n"] == 4
     assert len(before) == 4
 
 
-def test_versions_of_what_is_installed():
+def test_versions_of_installed_packages_are_listed():
     assert version("no-such-package") is None
     assert version("pytest")
 
 
 @pytest.mark.parametrize(("new", "before"), [(1, 40), (24, 0), (8, 16)])
-def test_what_is_timed_of_attention_is_attention(new: int, before: int) -> None:
-    """Each request attends to pages of its own, causally."""
+def test_the_attention_probe_computes_attention(new: int, before: int) -> None:
+    """Each request attends to its own pages, causally."""
     torch.manual_seed(5)
     action = attention_call(2, new, before, device="cpu", dtype=torch.float32)
     q, keys, values = action.args[:3]

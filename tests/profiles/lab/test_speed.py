@@ -1,4 +1,4 @@
-"""Speed beside what the machine could do, of made-up results whose figures are known."""
+"""Speed compared with the machine's limits, for synthetic results with known figures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def verdicts(result: Result) -> dict[str, bool | None]:
     return {figure.name: figure.met for figure in figures(result) if figure.bar}
 
 
-def test_a_good_run_meets_every_bar() -> None:
+def test_a_good_run_meets_every_limit() -> None:
     assert verdicts(run(GOOD)) == {
         "decode step over roofline": True,
         "forward occupancy": True,
@@ -68,32 +68,32 @@ def test_a_good_run_meets_every_bar() -> None:
         ("idle_ms", 0.021, "idle between steps p50"),
     ],
 )
-def test_each_bar_can_be_missed(name: str, value: float, figure: str) -> None:
+def test_each_limit_can_be_missed(name: str, value: float, figure: str) -> None:
     found = verdicts(run(GOOD | {name: value}))
     assert [missed for missed, met in found.items() if met is False] == [figure]
 
 
-def test_the_idle_in_front_of_a_step_is_the_steps() -> None:
+def test_idle_before_a_step_counts_towards_the_step() -> None:
     ratio = over_roofline(run({"forward_ms.decode": 6.0, "idle_ms": 1.0, "decode_roofline_ms": 5.0}))
     assert ratio == pytest.approx(1.4)
 
 
-def test_what_is_emulated_has_bars_and_no_verdict() -> None:
+def test_emulated_runs_have_limits_and_no_verdict() -> None:
     assert set(verdicts(run(GOOD, emulated=True)).values()) == {None}
 
 
-def test_other_models_and_batches_have_no_bars() -> None:
+def test_other_models_and_batches_have_no_limits() -> None:
     assert verdicts(run(GOOD, preset="qwen3-0.6b")) == verdicts(run(GOOD, running=256)) == {}
 
 
-def test_what_a_run_does_not_say_is_no_miss() -> None:
+def test_a_missing_figure_is_no_miss() -> None:
     assert set(verdicts(run({"output_throughput": 1.0})).values()) == {None}
 
 
-def test_the_page_has_figures_evidence_the_roofline_and_what_is_missing() -> None:
-    told = document([("speed-8b", run(GOOD))], [COST], missing=["speed-0.6b"])
-    assert (told["met"], told["missed"]) == (4, 0)
-    text = markdown(told)
+def test_the_page_has_figures_evidence_roofline_and_missing_runs() -> None:
+    report = document([("speed-8b", run(GOOD))], [COST], missing=["speed-0.6b"])
+    assert (report["met"], report["missed"]) == (4, 0)
+    text = markdown(report)
     assert "## speed-8b · measured on " in text
     assert "| output throughput | 7,000 | tokens/s |  |  |" in text
     assert "| decode step over roofline | 1.093 | ratio | < 1.15 | yes |" in text
@@ -106,19 +106,19 @@ def test_the_page_has_figures_evidence_the_roofline_and_what_is_missing() -> Non
     assert "- not run: speed-0.6b" in text
 
 
-def test_a_run_that_was_cut_short_says_so() -> None:
+def test_a_cancelled_run_is_marked_as_partial() -> None:
     part = run(GOOD)
     part = part.model_copy(update={"run": part.run.model_copy(update={"cancelled": True})})
-    (told,) = document([("speed-8b", part)], [])["runs"]
-    assert told["evidence"].endswith(", cancelled: partial")
+    (part_document,) = document([("speed-8b", part)], [])["runs"]
+    assert part_document["evidence"].endswith(", cancelled: partial")
 
 
-def test_an_overhead_without_a_gpu_has_no_verdict_nor_one_that_was_not_measured() -> None:
-    unheard = {"sides": ["timed", "nvtx"], "abstained": "no tool"}
-    told = document([], [COST | {"emulated": True}, unheard])
-    assert (told["met"], told["missed"], told["undecided"]) == (0, 0, 0)
-    assert "limit < 1 %: no verdict" in markdown(told)
-    assert "- nvtx against timed: no tool" in markdown(told)
+def test_emulated_or_unmeasured_overhead_has_no_verdict() -> None:
+    unmeasured = {"sides": ["timed", "nvtx"], "abstained": "no tool"}
+    report = document([], [COST | {"emulated": True}, unmeasured])
+    assert (report["met"], report["missed"], report["undecided"]) == (0, 0, 0)
+    assert "limit < 1 %: no verdict" in markdown(report)
+    assert "- nvtx against timed: no tool" in markdown(report)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_a_limit_without_its_figure_fails(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "speed.json").read_text())["undecided"] == 3
 
 
-def test_a_run_of_the_virtual_gpu_says_all_of_it(tmp_path: Path) -> None:
+def test_a_run_of_the_virtual_gpu_has_all_figures(tmp_path: Path) -> None:
     fewer = ("workload.requests=16", "workload.prompt_tokens=16", "workload.output_tokens=128")
     result_of("throughput", *fewer, "measure.warmup_requests=0").write(tmp_path / "speed-0.6b.json")
     (tmp_path / "overhead.json").write_text(json.dumps(COST))
     assert main([str(tmp_path), "speed-8b", "speed-0.6b"]) == 0
-    told = json.loads((tmp_path / "speed.json").read_text())
-    assert told["missing"] == ["speed-8b"]
-    (found,) = told["runs"]
+    report = json.loads((tmp_path / "speed.json").read_text())
+    assert report["missing"] == ["speed-8b"]
+    (found,) = report["runs"]
     assert found["evidence"] == "emulated on h200"
     assert all(figure["value"] is not None for figure in found["figures"])
     assert "timed against bare" in (tmp_path / "speed.md").read_text()

@@ -1,4 +1,4 @@
-"""Three counts of one run, of made-up documents: what agrees, what is explained, what is a finding."""
+"""Three counts of one run, from synthetic documents: agreement, explained differences and findings."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def result() -> Make:
 
 def counts(*, up: int = 6, size: int = 48, waits: int = 3, steps: int = 3) -> dict[str, Any]:
     rows = [(UP, up, size), (SYNC, waits, 0)]
-    told = [{**line._asdict(), "count": count, "bytes": held} for line, count, held in rows if count]
-    return {"steps": {"decode": steps}, "rows": told}
+    listed = [{**line._asdict(), "count": count, "bytes": held} for line, count, held in rows if count]
+    return {"steps": {"decode": steps}, "rows": listed}
 
 
 def lines(found: Verification) -> list[tuple[str, float, float | None, float]]:
@@ -90,7 +90,7 @@ def lines(found: Verification) -> list[tuple[str, float, float | None, float]]:
     ]
 
 
-def test_three_alike_agree(result: Make) -> None:
+def test_three_equal_counts_agree(result: Make) -> None:
     found = verify(result(), counts(), result())
     assert found.agrees
     assert len(found.rows) == 2
@@ -98,7 +98,7 @@ def test_three_alike_agree(result: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("predicted", "announced", "recorded", "told"),
+    ("predicted", "announced", "recorded", "times"),
     [
         ({"up": 7}, {}, {}, (7, 6, 6)),
         ({}, {"up": 7}, {}, (6, 7, 6)),
@@ -108,11 +108,11 @@ def test_three_alike_agree(result: Make) -> None:
         ({}, {}, {"up": 0}, (6, 6, 0)),
     ],
 )
-def test_whoever_counts_differently_is_seen(
-    result: Make, predicted: Any, announced: Any, recorded: Any, told: Any
+def test_a_deviating_count_is_found(
+    result: Make, predicted: Any, announced: Any, recorded: Any, times: Any
 ) -> None:
     found = verify(result(**predicted), counts(**announced), result(**recorded))
-    assert lines(found) == [("h2d pinned", *told)]
+    assert lines(found) == [("h2d pinned", *times)]
     assert not found.agrees
 
 
@@ -143,13 +143,13 @@ def test_copies_within_the_device_are_explained_inside_a_forward_only(result: Ma
     assert lines(found) == [("d2d", 0, None, 3)]
 
 
-def test_unlike_steps_are_a_difference(result: Make) -> None:
+def test_different_numbers_of_steps_are_a_difference(result: Make) -> None:
     found = verify(result(), counts(steps=4), result())
     assert found.unlike == {"decode": (3, 4, 3)}
     assert not found.agrees
 
 
-def test_a_trace_that_is_not_whole_agrees_with_nothing(result: Make) -> None:
+def test_an_incomplete_trace_does_not_agree(result: Make) -> None:
     broken = result(per_step={}).model_copy(
         update={"environment": {"passes": {"abstained": "buffers ran full"}}}
     )
@@ -158,13 +158,13 @@ def test_a_trace_that_is_not_whole_agrees_with_nothing(result: Make) -> None:
     assert not found.agrees
 
 
-def test_an_interrupted_run_agrees_with_nothing(result: Make) -> None:
+def test_an_interrupted_run_does_not_agree(result: Make) -> None:
     run = result().run.model_copy(update={"cancelled": True})
     found = verify(result().model_copy(update={"run": run}), counts(), result())
     assert found.trouble == ("the predicted run was interrupted",)
 
 
-def test_three_alike_pass(result: Make, tmp_path: Path) -> None:
+def test_three_equal_counts_pass(result: Make, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("p.json", "a.json", "r.json", "out.json")]
     result().write(files[0])
     files[1].write_text(json.dumps(counts()))
@@ -200,17 +200,19 @@ def test_copies_in_a_forward_are_explained_up_to_a_bound(result: Make) -> None:
     assert not verify(result(per_step=kinds(3)), counts(), result(per_step=more)).agrees
 
 
-def test_the_document_is_plain(result: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_lists_unexplained_differences(
+    result: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [tmp_path / name for name in ("p.json", "a.json", "r.json", "out.json")]
     result().write(files[0])
     files[1].write_text(json.dumps(counts(up=7)))
     result().write(files[2])
     assert main([str(path) for path in files]) == 1
     assert capsys.readouterr().out.startswith("1 unexplained differences; 0 kinds of steps")
-    told = json.loads(files[3].read_text())
-    assert told == document(verify(result(), counts(up=7), result()))
-    assert (told["agrees"], told["compared"], told["steps"]) == (False, 2, {"decode": [3, 3, 3]})
-    (differing,) = told["unexplained"]
+    written = json.loads(files[3].read_text())
+    assert written == document(verify(result(), counts(up=7), result()))
+    assert (written["agrees"], written["compared"], written["steps"]) == (False, 2, {"decode": [3, 3, 3]})
+    (differing,) = written["unexplained"]
     assert differing["announced"] == {"count": 7, "bytes": 48}
     assert differing["statement"] == "x.to(device)"
 
@@ -223,17 +225,17 @@ def row(what: str, **counts: float) -> VerifiedRow:
     )
 
 
-def test_what_agrees_needs_no_explanation() -> None:
+def test_agreeing_counts_need_no_explanation() -> None:
     assert explanation(row("kernel per step")) is None
 
 
-def test_copies_and_syncs_have_no_excuse() -> None:
+def test_differences_of_copies_and_syncs_are_never_explained() -> None:
     for what in ("h2d pinned", "d2h pageable blocking", "cudaStreamSynchronize", "cudaEventSynchronize"):
         for source in ("predicted", "announced", "recorded"):
             counts = {"announced": 2.0, source: 1.0}
             assert explanation(row(what, **counts)) is None
 
 
-def test_every_explanation_has_a_name_of_its_own_and_a_reason() -> None:
+def test_every_explanation_has_a_unique_name_and_a_reason() -> None:
     assert len({one.name for one in EXPLANATIONS}) == len(EXPLANATIONS)
     assert all(len(one.reason) > 40 for one in EXPLANATIONS)

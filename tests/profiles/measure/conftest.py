@@ -16,7 +16,7 @@ SCHEDULE, FORWARD, COPY = 0, 1, 2
 
 
 class Drawing:
-    """A timeline drawn by hand, in units of ``unit`` ns (microseconds unless told otherwise)."""
+    """A hand-drawn timeline, in units of ``unit`` ns (microseconds by default)."""
 
     def __init__(self, unit: int = 1000) -> None:
         self.records: list[tuple[int, str, Any]] = []
@@ -85,8 +85,8 @@ class Drawing:
 
 
 class Play:
-    """Plays a random overlapped loop against three in-order streams. Times are small, so that a test
-    can look at every nanosecond."""
+    """Plays a random overlapped loop against three in-order streams. Times are small, so that a test can examine every
+    nanosecond."""
 
     def __init__(self, random: Random) -> None:
         self.drawing = Drawing(unit=1)
@@ -148,7 +148,7 @@ class Play:
         self.drawing.range(opened, self._host, name="model", step=step)
 
     def _settle(self, step: int) -> None:
-        opened = self._host + self._random.choice([0, 0, 3])  # a little that no range tells of
+        opened = self._host + self._random.choice([0, 0, 3])  # a little time outside any range
         self._host = opened + self._random.randint(0, 6)
         self._call(step, until=self._ends[step], kind="sync", stream=FORWARD, site=7)
         self.drawing.range(opened, self._host, name="settle", step=step)

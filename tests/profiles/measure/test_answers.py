@@ -30,7 +30,7 @@ class NamesOfTest(NamedTuple):
 NAMES = NamesOfTest()
 
 
-def answer(drawing, cuts=()) -> ResultParts:
+def collected(drawing, cuts=()) -> ResultParts:
     answers = RunCollector(LogicalClock())
     for window in drawing.windows(cuts):
         answers.feed(window)
@@ -54,7 +54,7 @@ def decodes(drawing):
 
 
 def test_counts_by_kind_and_stream(decodes):
-    parts = answer(decodes)
+    parts = collected(decodes)
     assert {kind: counts.steps for kind, counts in parts.per_step.items()} == {
         "decode": 3,
         "decode.steady": 2,
@@ -65,7 +65,7 @@ def test_counts_by_kind_and_stream(decodes):
 
 
 def test_rows_merge_steady_with_other_decodes(decodes):
-    parts = answer(decodes)
+    parts = collected(decodes)
     assert [
         (row.site.line, row.kind, row.direction, row.count, row.steady, row.bytes) for row in parts.copies
     ] == [
@@ -79,7 +79,7 @@ def test_rows_merge_steady_with_other_decodes(decodes):
 
 
 def test_waiting_in_microseconds_per_step(decodes):
-    parts = answer(decodes)
+    parts = collected(decodes)
     values = {name: metric.values for name, metric in parts.metrics.items() if hasattr(metric, "values")}
     assert values["forward_occupancy"] == pytest.approx((24 / 28,))
     assert values["gpu_busy"] == pytest.approx((24 / 28,))
@@ -104,7 +104,7 @@ def test_forwards_and_the_gaps_inside_them(drawing):
         drawing.forward(100 * step, 100 * step + 10, step=step)
         drawing.forward(100 * step + 13, 100 * step + 20, step=step)
         drawing.step(step, launched=100 * step, settled=100 * step + 30, kind=kind)
-    metrics = answer(drawing).metrics
+    metrics = collected(drawing).metrics
     assert {name: metric.values for name, metric in metrics.items() if name.startswith("forward_ms")} == {
         "forward_ms": (0.02,),
         "forward_ms.decode": (0.02,),
@@ -114,9 +114,9 @@ def test_forwards_and_the_gaps_inside_them(drawing):
     assert metrics["forward_gap_us_per_step"].values == (3.0,)
 
 
-def test_the_same_parts_however_the_timeline_is_cut(play):
+def test_the_parts_do_not_depend_on_the_windows(play):
     drawing = play(Random(3), 200)
-    assert answer(drawing, range(0, 9000, 37)) == answer(drawing)
+    assert collected(drawing, range(0, 9000, 37)) == collected(drawing)
 
 
 def test_requests_become_rows_metrics_and_a_digest():
@@ -145,14 +145,14 @@ def test_requests_become_rows_metrics_and_a_digest():
     assert metrics["queue_ms"] == Abstained(abstained="no request ran long enough")
 
 
-def test_nothing_happened_is_abstained_not_zero():
+def test_metrics_of_an_empty_run_abstain():
     parts = RunCollector(LogicalClock()).finish(NAMES, exact=True)
     abstained = {name for name, metric in parts.metrics.items() if isinstance(metric, Abstained)}
     assert set(parts.metrics) - abstained == {"retractions", "peak_kv_tokens"}
     assert (parts.per_step, parts.copies, parts.requests) == ({}, (), ())
 
 
-def test_a_quantile_says_why_it_is_missing():
+def test_a_missing_quantile_has_a_reason():
     metric = time_metric("itl_ms", Distribution([1_000_000] * 19), exact=False, why="")
     assert metric.p90 == 1.0
     assert metric.p95 == Abstained(abstained="p95 needs 20 samples, there are 19")

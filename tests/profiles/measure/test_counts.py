@@ -74,7 +74,7 @@ def test_steady_steps_are_counted_in_both_kinds(drawing):
     )
 
 
-def test_memory_kind_and_blocking_have_counters_of_their_own(drawing):
+def test_memory_kind_and_blocking_have_their_own_counters(drawing):
     decodes(drawing, 1)
     drawing.op(0, 1, step=0, kind="h2d", bytes=8, host_memory="pageable", blocking=True)
     drawing.op(1, 2, step=0, kind="h2d", bytes=8, host_memory="pinned")
@@ -83,7 +83,7 @@ def test_memory_kind_and_blocking_have_counters_of_their_own(drawing):
     assert per_counter == {"h2d": 2, "h2d_pageable": 1, "h2d_pinned": 1, "h2d_blocking": 1}
 
 
-def test_ops_belong_to_their_step_wherever_they_ran(drawing):
+def test_ops_belong_to_their_step_whenever_they_ran(drawing):
     """The settling of step 0 falls between the launches of steps 1 and 2."""
     decodes(drawing, 3)
     drawing.op(25, 26, step=0, stream=COPY, kind="d2h", bytes=4)
@@ -113,7 +113,7 @@ def test_syncs_by_source_line_exposed_and_hidden(drawing):
     assert counts.lines.calls == {line: Cost(count=1, host_ns=11_000, exposed_ns=4_000)}
 
 
-def test_a_launch_that_waited_is_listed_but_is_no_sync(drawing):
+def test_a_launch_that_waited_is_listed_but_not_as_a_sync(drawing):
     decodes(drawing, 1)
     drawing.call(0, 5, step=0, waited=4, kind="launch", name="launch")
     drawing.call(5, 6, step=0, kind="launch", name="launch")
@@ -122,7 +122,7 @@ def test_a_launch_that_waited_is_listed_but_is_no_sync(drawing):
     assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
 
 
-def test_kernel_copies_are_kernels_with_bytes_listed_apart(drawing):
+def test_copies_by_kernels_count_as_kernels_and_list_their_bytes(drawing):
     decodes(drawing, 1)
     drawing.op(1, 2, step=0, host_bytes=4096, site=3)
     counts = count(drawing)
@@ -131,7 +131,7 @@ def test_kernel_copies_are_kernels_with_bytes_listed_apart(drawing):
     assert counts.lines.copies == {line: Cost(count=1, bytes=4096)}
 
 
-def test_what_belongs_to_no_launched_step_stands_outside(drawing):
+def test_ops_of_no_launched_step_are_counted_apart(drawing):
     decodes(drawing, 1)
     drawing.op(0, 1, step=-1, kind="h2d", bytes=1, site=1)
     drawing.op(0, 1, step=4, kind="h2d", bytes=2, site=1)
@@ -148,7 +148,7 @@ def test_a_copy_after_its_step_is_an_error(drawing):
 
 
 def test_memory_does_not_grow_with_steps(play):
-    """Nothing but sums is left of folded steps."""
+    """Only sums are kept of folded steps."""
     waiting = WaitingSink()
     counts = CountsSink(waiting.take_exposed)
     most = 0
@@ -168,14 +168,14 @@ def facts(counts: CountsSink) -> tuple:
 
 @given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_any_cutting_into_windows_counts_the_same(play, random, cuts):
+def test_counts_do_not_depend_on_the_windows(play, random, cuts):
     drawing = play(random, 30)
     assert facts(count(drawing, cuts)) == facts(count(drawing))
 
 
 @given(random=st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_lines_sum_to_the_whole(play, random):
+def test_counts_of_lines_sum_to_the_total(play, random):
     drawing = play(random, 25)
     (window,) = drawing.windows()
     waiting = WaitingSink()

@@ -1,4 +1,4 @@
-"""The critical path: drawn by hand with known answers, and on runs, whose time it covers exactly."""
+"""The critical path of hand-drawn timelines with known answers, and of runs, whose time it covers exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COPY = 2
 
 
 def path_of(drawing: Any, cuts: Sequence[int] = (), *, sync_return: int = 0) -> tuple[CriticalPathSink, int]:
-    """The path, and the forward window in ns."""
+    """Returns the path, and the forward window in ns."""
     waiting, path = WaitingSink(), CriticalPathSink(sync_return)
     for window in drawing.windows(cuts):
         waiting.feed(window)
@@ -40,7 +40,7 @@ def steps(drawing: Any, count: int) -> None:
         drawing.step(step, launched=step, settled=100 + step)
 
 
-def test_forwards_back_to_back_are_bounded_by_kernels_whatever_the_host_does(drawing: Any) -> None:
+def test_forwards_back_to_back_are_bounded_by_kernels(drawing: Any) -> None:
     drawing.forward(0, 10, step=0)
     drawing.forward(10, 30, step=1, launched=5)
     drawing.range(1, 4, step=1)
@@ -49,7 +49,7 @@ def test_forwards_back_to_back_are_bounded_by_kernels_whatever_the_host_does(dra
     assert us(path) == {"kernels": 30.0} and window == 30_000
 
 
-def test_a_late_host_bounds_also_the_time_in_which_forwards_ran(drawing: Any) -> None:
+def test_a_late_host_also_bounds_the_time_of_forwards(drawing: Any) -> None:
     """The second forward waits for its launch at 30; the host began to prepare it at 2, while the first one ran."""
     drawing.forward(0, 10, step=0)
     drawing.range(2, 28, step=1, name="prepare")
@@ -60,8 +60,8 @@ def test_a_late_host_bounds_also_the_time_in_which_forwards_ran(drawing: Any) ->
     assert us(path) == {"host in no range": 2.0, "host prepare": 26.0, "launches": 2.0, "kernels": 10.0}
 
 
-def test_a_wait_leads_to_what_it_waits_for(drawing: Any) -> None:
-    """The host waits for a copy behind the first forward and returns 1 us later; then it launches."""
+def test_the_path_follows_a_wait_to_its_cause(drawing: Any) -> None:
+    """The host waits for a copy after the first forward and returns 1 us later; then it launches."""
     drawing.forward(0, 10, step=0)
     drawing.op(10, 12, step=0, stream=COPY, kind="d2h", launched=1)
     drawing.call(2, 13, step=0, waited=10, stream=COPY)
@@ -84,8 +84,8 @@ def test_gaps_of_a_stream_and_waits_for_events_of_other_devices(drawing: Any) ->
 
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 6000), max_size=40))
 @settings(max_examples=30, deadline=None)
-def test_no_instant_is_left_out_however_the_windows_are_cut(play: Any, seed: int, cuts: list[int]) -> None:
-    """Of 200 steps the records are followed in several chunks."""
+def test_the_path_covers_every_instant_for_any_windows(play: Any, seed: int, cuts: list[int]) -> None:
+    """The records of 200 steps are followed in several chunks."""
     path, window = path_of(play(Random(seed), 200), cuts)
     assert sum(times.parts.total() for times in path.kinds.values()) == window
     assert sum(times.steps for times in path.kinds.values()) > 150
@@ -106,7 +106,7 @@ def results() -> dict[str, Result]:
     return found
 
 
-def test_the_parts_of_a_step_add_up_to_its_time_and_all_steps_to_the_window(
+def test_parts_sum_to_the_step_and_steps_to_the_window(
     results: dict[str, Result],
 ) -> None:
     for name, result in results.items():
@@ -121,8 +121,8 @@ def test_the_parts_of_a_step_add_up_to_its_time_and_all_steps_to_the_window(
 
 
 def test_the_slower_side_bounds_a_decode(results: dict[str, Result]) -> None:
-    """The host of a tiny model, whose forwards all overlap host work; the kernels of an 8B shape, with the upload that
-    blocks and the work behind it."""
+    """In a tiny model all forwards overlap host work, so the host bounds; in an 8B shape the kernels do, with the
+    blocking upload and the work after it."""
 
     def shares(name: str) -> Counter[str]:
         path = results[name].critical_path["decode"]

@@ -1,4 +1,4 @@
-"""Lookups are counted from where somebody began to, behind the device's back."""
+"""Lookups are counted from the start of the measurement, without calls on the device's streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def test_what_was_before_does_not_count() -> None:
+def test_earlier_lookups_do_not_count() -> None:
     buffers = Buffers()
     count = LookupCount(buffers, unchanged, token_bytes=8)
     buffers.lookups += torch.tensor([20, 5])
@@ -26,11 +26,11 @@ def test_what_was_before_does_not_count() -> None:
     assert count.found().hit_ratio == 0.75
 
 
-def test_nobody_who_was_asked_hit_nothing() -> None:
+def test_the_hit_ratio_of_no_lookups_is_none() -> None:
     assert LookupCount(Buffers(), unchanged, token_bytes=8).found().hit_ratio is None
 
 
-def test_metrics_are_there_only_with_hot_buffers() -> None:
+def test_metrics_exist_only_with_hot_buffers() -> None:
     class Names:
         sites = ()
         streams: dict[int, str] = {}  # noqa: RUF012
@@ -47,7 +47,7 @@ def test_metrics_are_there_only_with_hot_buffers() -> None:
     assert isinstance(fetched, Metric) and fetched.values == (4.0,)
 
 
-def test_without_a_long_request_they_abstain() -> None:
+def test_metrics_abstain_without_a_long_request() -> None:
     class Names:
         sites = ()
         streams: dict[int, str] = {}  # noqa: RUF012

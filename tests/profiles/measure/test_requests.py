@@ -1,4 +1,4 @@
-"""Latency, throughput and usage of requests whose lives are written down by hand."""
+"""Latency, throughput and usage of hand-written request records."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_throughput_over_the_full_window(records):
     }
 
 
-def test_no_time_no_throughput():
+def test_throughput_of_no_time_abstains():
     assert full_window([]) is None
     assert rates([record(0, arrival=3, scheduled=3, first=3, finish=3)], TokenLog()) == {}
     assert steady_window([]) is None
@@ -90,18 +90,18 @@ def test_no_time_no_throughput():
 
 def test_steady_window_is_the_longest_above_half_of_the_peak():
     """Running: 1 from 0, 2 from 10, 4 at 11..12, 1 from 12, 2 from 20 to 90, 1 to 100. Half of the peak is 2."""
-    lives = [(0, 90), (10, 12), (11, 12), (11, 12), (20, 100)]
-    records = [record(i, arrival=0, scheduled=a, first=a, finish=b) for i, (a, b) in enumerate(lives)]
+    spans = [(0, 90), (10, 12), (11, 12), (11, 12), (20, 100)]
+    records = [record(i, arrival=0, scheduled=a, first=a, finish=b) for i, (a, b) in enumerate(spans)]
     assert steady_window(records) == TimeSpan(20, 90)
 
 
 def test_steady_window_prefers_the_earlier_of_equals():
-    lives = [(0, 10), (20, 30)]
-    records = [record(i, arrival=0, scheduled=a, first=a, finish=b) for i, (a, b) in enumerate(lives)]
+    spans = [(0, 10), (20, 30)]
+    records = [record(i, arrival=0, scheduled=a, first=a, finish=b) for i, (a, b) in enumerate(spans)]
     assert steady_window(records) == TimeSpan(0, 10)
 
 
-def test_steady_throughput_counts_what_was_made_inside():
+def test_steady_throughput_counts_tokens_within_the_window():
     records = [record(0, arrival=0, scheduled=S, first=S, finish=3 * S)]
     tokens = TokenLog()
     for second, count in ((1, 7), (2, 10), (3, 20), (4, 40)):
@@ -117,7 +117,7 @@ def test_production_merges_equal_instants():
     assert (tokens.total, tokens.within(0, 5), tokens.within(5, 7)) == (7, 3, 4)
 
 
-def test_itl_is_a_gap_between_events_whatever_they_carry(clock, request_of_three):
+def test_itl_is_a_gap_between_events_of_any_size(clock, request_of_three):
     log = RequestLog(clock)
     for instant, count in ((10, 1), (14, 3), (20, 1)):
         clock.sleep_until(instant)
@@ -129,7 +129,7 @@ def test_itl_is_a_gap_between_events_whatever_they_carry(clock, request_of_three
 
 
 @pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED, Status.CANCELLED])
-def test_itl_is_of_finished_requests_as_the_other_latencies(clock, request_of_three, status):
+def test_itl_counts_finished_requests_only(clock, request_of_three, status):
     log = RequestLog(clock)
     for instant in (10, 14):
         clock.sleep_until(instant)
@@ -168,8 +168,8 @@ def test_step_periods_without_sleep(clock):
     assert sleepy.now() == 1000
 
 
-def test_sleep_is_announced_as_a_range(clock):
-    class Ears(Observer):
+def test_sleep_is_a_range(clock):
+    class RangeNames(Observer):
         def __init__(self):
             self.heard = []
 
@@ -177,9 +177,9 @@ def test_sleep_is_announced_as_a_range(clock):
             self.heard.append((name, step, size))
             return super().range(name, step, size)
 
-    ears = Ears()
-    SleepAnnouncingClock(clock, ears).sleep_until(7)
-    assert (ears.heard, clock.now()) == ([("sleep", -1, 0)], 7)
+    observer = RangeNames()
+    SleepAnnouncingClock(clock, observer).sleep_until(7)
+    assert (observer.heard, clock.now()) == ([("sleep", -1, 0)], 7)
 
 
 @pytest.mark.parametrize(("quantile", "n"), [(0.5, 2), (0.9, 10), (0.95, 20), (0.99, 100)])

@@ -1,4 +1,4 @@
-"""Every part of forward idle: drawn by hand with known answers, and against a look at each nanosecond."""
+"""Every part of forward idle: hand-drawn timelines with known answers, and a check of each nanosecond."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.profiles.measure.conftest import Play
 SCHEDULE, FORWARD, COPY = 0, 1, 2
 
 
-def answer(drawing, cuts=()) -> Waiting:
+def waiting_of(drawing, cuts=()) -> Waiting:
     sink = WaitingSink()
     for window in drawing.windows(cuts):
         sink.feed(window)
@@ -30,8 +30,8 @@ def answer(drawing, cuts=()) -> Waiting:
 
 
 def two_steps(drawing, *, start, launched):
-    """Forward kernels in [0, 10) and from ``start`` on; the second enqueued at ``launched``, until when the
-    host was at work."""
+    """Forward kernels in [0, 10) and from ``start`` on; the second is enqueued at ``launched``, and the host works
+    until then."""
     drawing.forward(0, 10, step=0)
     drawing.forward(start, start + 10, step=1, launched=launched)
     drawing.range(0, launched, step=1)
@@ -39,15 +39,15 @@ def two_steps(drawing, *, start, launched):
     drawing.step(1, launched=launched, settled=start + 10)
 
 
-def test_back_to_back_is_full_occupancy(drawing):
+def test_forwards_back_to_back_are_full_occupancy(drawing):
     two_steps(drawing, start=10, launched=5)
     expected = Waiting(steps=2, window=20_000, forward=20_000, busy=20_000)
-    assert answer(drawing) == expected
+    assert waiting_of(drawing) == expected
 
 
-def test_host_work_then_launch_latency(drawing):
+def test_idle_is_host_work_and_then_launch_latency(drawing):
     two_steps(drawing, start=18, launched=15)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.exposed_host, waiting.launch_latency, waiting.host_late) == (5_000, 3_000, 8_000)
     assert (waiting.idle, waiting.residue) == (8_000, 0)
 
@@ -56,56 +56,56 @@ def test_stall_is_split_into_exposed_and_hidden(drawing):
     """The host waits from 4 to 14; the forward ends at 10: 6 hidden, 4 exposed."""
     two_steps(drawing, start=16, launched=16)
     drawing.call(3, 14, step=0, waited=10)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.stall, waiting.exposed_stall, waiting.exposed_host) == (10_000, 4_000, 2_000)
 
 
-def test_host_time_that_no_record_tells_of_is_unnamed_work(drawing):
-    """Of the 30 before the enqueue the records have 6 of a range, 4 of a call beside it and 5 of sleep."""
+def test_host_time_outside_all_records_is_unnamed_work(drawing):
+    """Of the 30 us before the enqueue the records cover 6 by a range, 4 by a call beside it and 5 by sleep."""
     drawing.forward(0, 10, step=0)
     drawing.forward(42, 50, step=1, launched=40)
     drawing.range(8, 16, step=1)
     drawing.range(10, 12, step=1, name="receive")  # inside the other: counted once
     drawing.call(20, 24, step=1, range="", kind="launch")
     drawing.sleep(30, 35)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.exposed_host, waiting.no_work, waiting.launch_latency) == (25_000, 5_000, 2_000)
     assert (waiting.unnamed_host, waiting.host_late, waiting.residue) == (15_000, 27_000, 0)
 
 
-def test_a_stall_during_sleep_is_a_contradiction_that_shows(drawing):
+def test_a_stall_during_sleep_gives_a_negative_residue(drawing):
     two_steps(drawing, start=30, launched=30)
     drawing.sleep(12, 20)
     drawing.call(11, 16, step=0, waited=4)
-    assert answer(drawing).residue == -4_000
+    assert waiting_of(drawing).residue == -4_000
 
 
-def test_launched_early_and_held_by_an_event(drawing):
+def test_a_forward_held_by_an_event_is_a_dependency(drawing):
     two_steps(drawing, start=20, launched=5)
     drawing.wait(10, 19, step=1)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.dependency, waiting.kernel_gap, waiting.host_late) == (9_000, 1_000, 0)
 
 
 def test_a_wait_of_another_stream_does_not_hold_the_forward(drawing):
     two_steps(drawing, start=20, launched=5)
     drawing.wait(10, 19, step=1, stream=COPY)
-    assert answer(drawing).kernel_gap == 10_000
+    assert waiting_of(drawing).kernel_gap == 10_000
 
 
-def test_held_by_its_own_stream_and_by_a_kernel_of_another(drawing):
+def test_a_forward_held_by_its_stream_or_another_kernel_is_a_dependency(drawing):
     two_steps(drawing, start=20, launched=5)
     drawing.op(11, 14, step=1, stream=FORWARD, kind="h2d", bytes=8)
     drawing.op(13, 16, step=1, stream=SCHEDULE)
     drawing.op(15, 20, step=1, stream=COPY, kind="d2h", bytes=8)  # a copy elsewhere holds nothing
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.dependency, waiting.kernel_gap) == (5_000, 5_000)
 
 
 def test_sleep_is_no_work_and_never_exposed(drawing):
     two_steps(drawing, start=50, launched=50)
     drawing.sleep(12, 40)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.no_work, waiting.exposed_host, waiting.exposed_stall) == (28_000, 12_000, 0)
 
 
@@ -113,29 +113,29 @@ def test_host_stall_while_the_forward_is_enqueued_is_hidden(drawing):
     two_steps(drawing, start=30, launched=12)
     drawing.wait(12, 30, step=1)
     drawing.call(12, 30, step=0, waited=18)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.stall, waiting.exposed_stall, waiting.dependency) == (18_000, 0, 18_000)
 
 
-def test_gaps_inside_a_span_are_apart_from_forward_idle(drawing):
+def test_gaps_inside_a_span_are_not_forward_idle(drawing):
     drawing.forward(0, 4, step=0)
     drawing.forward(6, 10, step=0)
     drawing.op(5, 6, step=0)
     drawing.op(7, 8, step=0)  # beside a forward kernel: counted once
     drawing.step(0, launched=0, settled=11)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     assert (waiting.forward, waiting.busy, waiting.idle, waiting.inside) == (10_000, 9_000, 0, 2_000)
 
 
-def test_forwards_that_overlap_leave_no_gap_twice(drawing):
+def test_gaps_of_overlapping_forwards_are_counted_once(drawing):
     drawing.forward(0, 4, step=0)
     drawing.forward(12, 14, step=0)
     drawing.forward(6, 8, step=1, stream=COPY)
     drawing.forward(18, 20, step=1, stream=COPY)
-    assert answer(drawing).inside == (2 + 4 + 4) * 1000
+    assert waiting_of(drawing).inside == (2 + 4 + 4) * 1000
 
 
-def test_the_length_of_a_forward_is_told_of_its_own_kind(drawing):
+def test_forward_times_are_kept_by_kind(drawing):
     """A long prefill and a short decode, both enqueued in the prefill's first microseconds."""
     drawing.forward(0, 90, step=0, launched=0)
     drawing.forward(90, 95, step=1, launched=2)
@@ -151,7 +151,7 @@ def test_the_length_of_a_forward_is_told_of_its_own_kind(drawing):
 def test_copies_in_a_forward_range_are_no_forward_kernels(drawing):
     two_steps(drawing, start=10, launched=5)
     drawing.forward(20, 29, step=1, kind="d2h", bytes=8)
-    assert answer(drawing).window == 20_000
+    assert waiting_of(drawing).window == 20_000
 
 
 def test_kernels_outside_the_forward_window_are_not_busy(drawing):
@@ -159,20 +159,20 @@ def test_kernels_outside_the_forward_window_are_not_busy(drawing):
     drawing.forward(5, 10, step=0, launched=1)
     drawing.op(10, 12, step=0)
     drawing.step(0, launched=1, settled=12)
-    assert answer(drawing).busy == 5_000
+    assert waiting_of(drawing).busy == 5_000
 
 
-def test_nothing_happened(drawing):
-    assert answer(drawing) == Waiting()
+def test_an_empty_timeline_has_no_waiting(drawing):
+    assert waiting_of(drawing) == Waiting()
     drawing.step(0, launched=1, settled=2, kind="idle")
-    assert answer(drawing) == Waiting()
+    assert waiting_of(drawing) == Waiting()
 
 
 def test_unsettled_steps_of_a_cancelled_run_count(drawing):
     drawing.forward(0, 10, step=0)
     drawing.forward(12, 20, step=1, launched=12)
     drawing.range(5, 12, step=1)
-    assert answer(drawing).exposed_host == 2_000
+    assert waiting_of(drawing).exposed_host == 2_000
 
 
 def test_a_forward_kernel_after_its_step_is_an_error(drawing):
@@ -181,11 +181,11 @@ def test_a_forward_kernel_after_its_step_is_an_error(drawing):
         drawing.step(step, launched=10 * step, settled=10 * step + 6)
     drawing.forward(100, 101, step=1)
     with pytest.raises(TimelineError, match="forward kernel of step 1 arrived after step 3"):
-        answer(drawing, cuts=[90_000])
+        waiting_of(drawing, cuts=[90_000])
 
 
 def look_at_each_ns(window) -> Counter[str]:
-    """The definitions, literally."""
+    """Computes the definitions literally, for each nanosecond."""
     spans = {}
     forward = [op for op in window.ops if op.forward and op.kind == "kernel"]
     for op in sorted(forward, key=lambda op: op.start):
@@ -217,9 +217,9 @@ def part_of(t, window, *, first, late) -> str:
 
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 30))
 @settings(max_examples=60, deadline=None)
-def test_parts_are_what_each_nanosecond_says(play, random, steps):
+def test_parts_equal_the_sum_over_each_nanosecond(play, random, steps):
     drawing = play(random, steps)
-    waiting = answer(drawing)
+    waiting = waiting_of(drawing)
     expected = look_at_each_ns(drawing.windows()[0])
     named = expected.pop("named_host", 0)
     assert {part: getattr(waiting, part) for part in expected} == dict(expected)
@@ -230,14 +230,14 @@ def test_parts_are_what_each_nanosecond_says(play, random, steps):
 
 
 def spans_of(window) -> list[list[Op]]:
-    """Forward kernels by step, in order of start."""
+    """Returns the forward kernels by step, in order of start."""
     forward = [op for op in window.ops if op.forward and op.kind == "kernel"]
     steps = sorted({op.step for op in forward})
     return [sorted((op for op in forward if op.step == step), key=lambda op: op.start) for step in steps]
 
 
 def late(window) -> int:
-    """Idle before enqueues without sleep, and from an enqueue to the start what nothing held."""
+    """Idle before enqueues without sleep, and idle from an enqueue to the start for which no record is the cause."""
     total = 0
     for before, after in pairwise(spans_of(window)):
         begin, first = max(op.end for op in before), after[0]
@@ -264,7 +264,7 @@ BLOCK = 100  # steps of a window
 
 
 def late_steps(first: int) -> Window:
-    """Every step's forward is enqueued after the one before it ended, by a host that stalled and worked."""
+    """The forward of every step is enqueued after the previous one ended, by a host that stalled and worked."""
     window = Window(100 * first, 100 * (first + BLOCK))
     for step in range(first, first + BLOCK):
         at = 100 * step
@@ -282,8 +282,8 @@ def late_steps(first: int) -> Window:
     return window
 
 
-def test_a_long_run_of_late_steps_is_neither_kept_nor_slower_by_the_hour():
-    """Beside it, a sink that begins late gets the same windows."""
+def test_memory_and_time_of_late_steps_do_not_grow():
+    """A sink that begins late gets the same windows beside it."""
     sink, fresh = WaitingSink(), WaitingSink()
     tracks = [track for track in vars(sink).values() if isinstance(track, IntervalTrack)]
     ratios, kept = [], []
@@ -299,7 +299,7 @@ def test_a_long_run_of_late_steps_is_neither_kept_nor_slower_by_the_hour():
 
 
 def time_to_feed(sink: WaitingSink, window: Window) -> float:
-    """Seconds of processor time."""
+    """Returns seconds of processor time."""
     begin = time.process_time()
     sink.feed(window)
     return time.process_time() - begin
@@ -307,9 +307,9 @@ def time_to_feed(sink: WaitingSink, window: Window) -> float:
 
 @given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
 @settings(max_examples=60, deadline=None)
-def test_any_cutting_into_windows_gives_the_same(play, random, cuts):
+def test_parts_do_not_depend_on_the_windows(play, random, cuts):
     drawing = play(random, 30)
-    assert answer(drawing, cuts) == answer(drawing)
+    assert waiting_of(drawing, cuts) == waiting_of(drawing)
 
 
 @given(st.integers(0, 2**32))
@@ -327,7 +327,7 @@ def test_pieces_of_idle_time_add_up_to_the_totals(seed):
         assert found == getattr(waiting, cause), cause
 
 
-def test_a_piece_of_idle_time_has_its_cause_and_the_step_behind_it(drawing):
+def test_a_piece_of_idle_time_has_its_cause_and_the_step_after_it(drawing):
     """The forward ends at 10; the host waits until 14 and works until 16; an event holds the next forward until 19."""
     pieces: list[IdlePiece] = []
     sink = WaitingSink(pieces.append)

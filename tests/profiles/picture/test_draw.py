@@ -1,4 +1,4 @@
-"""The picture of a hand-drawn timeline: which steps it shows, its lanes, its waits, and two of them side by side."""
+"""The picture of a hand-drawn timeline: its steps, lanes and waits, and two pictures side by side."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def two_decodes() -> RecordedTimeline:
     return timeline(drawing)
 
 
-def test_lanes_hold_what_took_time_from_the_first_host_work_to_the_last_forward(two_decodes):
+def test_lanes_hold_all_work_from_the_first_host_range_to_the_last_forward(two_decodes):
     (scene,) = picture({"the run": two_decodes})
     assert (scene.title, scene.end) == ("decode (steady), steps 0 to 1", 46_000)
     found = {
@@ -60,7 +60,7 @@ def test_lanes_hold_what_took_time_from_the_first_host_work_to_the_last_forward(
     assert scene.boundaries == (Boundary("", 6_000, 0, "decode"), Boundary("", 36_000, 1, "decode"))
 
 
-def test_an_arrow_leads_from_what_ended_to_what_waited_for_it(two_decodes):
+def test_an_arrow_leads_from_an_end_to_the_wait_for_it(two_decodes):
     (scene,) = picture({"": two_decodes})
     assert scene.arrows == (
         Arrow("forward", 16_000, "host", 18_000, 9_000, "k", "sched/a.py:7", "x.tolist()"),
@@ -92,7 +92,7 @@ def test_short_neighbours_are_drawn_as_one():
         ("", []),
     ],
 )
-def test_representative_steps_are_in_a_row_and_from_the_middle(kinds, chosen):
+def test_representative_steps_are_consecutive_and_from_the_middle(kinds, chosen):
     names = {"p": "prefill", "d": "decode", "m": "mixed", "v": "verify"}
     steps = [
         StepInfo(step, names[sign.lower()], 1, 1, sign.islower()) for step, sign in enumerate(kinds.split())

@@ -40,7 +40,7 @@ def gpu() -> Iterator[VirtualGpu]:
 
 
 def casts(gpu: VirtualGpu, function: Callable[[], object]) -> int:
-    """How many casts the function launches."""
+    """Returns how many casts the function launches."""
     gpu.flush()
     sink.names.clear()
     function()
@@ -49,7 +49,7 @@ def casts(gpu: VirtualGpu, function: Callable[[], object]) -> int:
 
 
 def test_the_operators_are_those_of_cuda() -> None:
-    """A build without CUDA has CUDA's kernels of autocast, too."""
+    """A build of torch without CUDA also has CUDA's rules of autocast."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     cuda = {
         name.removeprefix("aten::")
@@ -84,13 +84,13 @@ def test_the_operators_are_those_of_cuda() -> None:
         ("x.long().sum()", torch.int64, None),
     ],
 )
-def test_a_rule(
+def test_an_operator_casts_by_its_rule(
     gpu: VirtualGpu,
     call: str,
     dtype: torch.dtype,
     expected: int | None,
 ) -> None:
-    """Of ``call`` with x of float32 and h of float16."""
+    """Calls the operator with x of float32 and h of float16."""
     x, found = torch.ones(4, 4, device="cuda"), list[torch.Tensor]()
     given = {"x": x, "h": x.half(), "torch": torch, "F": F, "HALF": HALF}
     with torch.autocast("cuda"):
@@ -112,7 +112,7 @@ def test_a_parameter_is_cast_once(gpu: VirtualGpu) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_gradients_and_a_scaler() -> None:
+def test_training_with_a_gradient_scaler() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cuda")
@@ -131,7 +131,7 @@ def test_gradients_and_a_scaler() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_what_torch_says_of_the_state() -> None:
+def test_torch_reports_the_state_of_autocast() -> None:
     x = torch.ones(2, 2, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")

@@ -1,4 +1,4 @@
-"""Packages that are not installed: what a program may do with them, and what it may not."""
+"""Packages that are not installed: what a program can do with them, and what is refused."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def absent(hollow: HollowPackages) -> Any:
     return import_module(NAME)
 
 
-def test_only_what_cannot_be_imported_is_hollow(hollow: HollowPackages) -> None:
+def test_only_absent_packages_are_hollow(hollow: HollowPackages) -> None:
     assert import_module("json").loads("[]") == []
     import_module(f"{NAME}.gemm.fp8")
     assert hollow.imported == {NAME, f"{NAME}.gemm", f"{NAME}.gemm.fp8"}
 
 
-def test_what_a_hollow_package_gives(hollow: HollowPackages, absent: Any) -> None:
+def test_a_hollow_package_has_usable_attributes(hollow: HollowPackages, absent: Any) -> None:
     def function() -> int:
         return 1
 
@@ -85,7 +85,7 @@ def test_versions_are_high(absent: Any) -> None:
     assert NAME not in metadata.packages_distributions()
 
 
-def test_transformers_takes_no_hollow_package_for_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_reports_a_hollow_package_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = "transformers.utils.import_utils"
     import_module(listed)
 
@@ -101,7 +101,7 @@ def test_transformers_takes_no_hollow_package_for_installed(monkeypatch: pytest.
         assert not available()
 
 
-def test_everything_is_as_before_afterwards() -> None:
+def test_imports_are_restored_afterwards() -> None:
     before = list(sys.meta_path), torch.library.register_fake
     with hollow_packages([NAME]):
         import_module(NAME)
@@ -124,7 +124,7 @@ def test_ops_of_a_hollow_package(hollow: HollowPackages) -> None:
         torch.library.register_fake("another_package::norm", shape)
 
 
-def test_a_kernel_that_falls_into_a_hollow_package_is_refused(hollow: HollowPackages, absent: Any) -> None:
+def test_a_kernel_of_a_hollow_package_is_refused(hollow: HollowPackages, absent: Any) -> None:
     op = getattr(torch.ops, NAME).norm.default
     with open_vgpu(load("h200")) as gpu:
         x = torch.ones(3, device=gpu.device)
@@ -173,8 +173,8 @@ def test_a_replacement_may_not_copy_to_the_host(hollow: HollowPackages, absent: 
 
 
 def test_accesses_of_a_replaced_function_are_exact(hollow: HollowPackages, absent: Any) -> None:
-    """A race on the row that the kernel reads is found, one on another row is none; neither is one of memory that its
-    computation on the CPU needs."""
+    """A race on the row that the kernel reads is found, and one on another row is not. Memory that only the computation
+    on the CPU uses gives no finding."""
 
     def findings(row: int) -> int:
         with open_vgpu(load("h200"), hazards=True) as gpu, cuda_answered(gpu, load("h200")):

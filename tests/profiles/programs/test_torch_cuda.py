@@ -35,7 +35,7 @@ def program() -> Iterator[CudaProgram]:
 
 
 def losses(device: str) -> list[float]:
-    """Of three training steps."""
+    """Returns the losses of three training steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 4)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -58,7 +58,7 @@ def test_a_training_step_computes_what_the_cpu_computes(program: CudaProgram) ->
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}])
 def test_an_optimizer_updates_all_parameters_at_once(options: dict[str, bool]) -> None:
-    """As on CUDA, where one kernel does one operation for all parameters, or the whole update."""
+    """As on CUDA, one kernel does one operation for all parameters, or the whole update."""
     sink = Recorded()
     with open_vgpu(load("h200"), sink=sink, gradients=True) as gpu, cuda_answered(gpu, load("h200")):
         model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).cuda()
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_loaded_onto_cuda(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("program")
-def test_threads_have_the_device_and_a_current_stream_of_their_own() -> None:
+def test_threads_have_the_device_and_their_own_current_stream() -> None:
     side, seen = torch.cuda.Stream(), []
 
     def work() -> None:
@@ -151,7 +151,7 @@ def test_a_loader_pins_in_a_thread() -> None:
     assert [batch.to("cuda", non_blocking=True).sum().item() for (batch,) in loaded] == [6.0, 22.0]
 
 
-def test_what_torch_compile_is_given_stays_as_it_is(program: CudaProgram) -> None:
+def test_torch_compile_returns_its_argument_unchanged(program: CudaProgram) -> None:
     @torch.compile(dynamic=True)
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -162,12 +162,12 @@ def test_what_torch_compile_is_given_stays_as_it_is(program: CudaProgram) -> Non
     assert doubled(torch.ones(2, device="cuda")).tolist() == [2, 2]
     assert [note.split()[2] for note in program.notes()] == [
         "Linear",
-        "test_what_torch_compile_is_given_stays_as_it_is.<locals>.doubled",
+        "test_torch_compile_returns_its_argument_unchanged.<locals>.doubled",
     ]
 
 
 @pytest.mark.usefixtures("program")
-def test_torch_takes_the_virtual_gpu_for_cuda() -> None:
+def test_torch_treats_the_virtual_gpu_as_cuda() -> None:
     assert torch.get_device_module() is torch.get_device_module("cuda") is torch.cuda
     assert int(str(torch.version.cuda).split(".")[0]) >= 12
     stream, event = torch.Stream("cuda"), torch.Event("cuda", enable_timing=True)
@@ -241,7 +241,7 @@ def test_the_properties_are_those_of_the_hardware(
     assert {"torch.cuda.ipc_collect", "torch.accelerator.memory_allocated"} <= program.defaults
 
 
-def test_everything_is_torchs_own_again_afterwards() -> None:
+def test_torch_is_restored_afterwards() -> None:
     names = ("Stream", "is_available", "synchronize")
     before = [getattr(torch.cuda, name) for name in names], torch.Generator, threading.Thread.start
     with open_vgpu(load("h200")) as gpu, cuda_answered(gpu, load("h200")):
@@ -249,7 +249,7 @@ def test_everything_is_torchs_own_again_afterwards() -> None:
     assert ([getattr(torch.cuda, name) for name in names], torch.Generator, threading.Thread.start) == before
 
 
-def test_a_default_device_does_not_apply_to_what_an_adversary_does_late() -> None:
+def test_a_default_device_does_not_apply_to_delayed_operations() -> None:
     hardware = load("h200")
     with open_vgpu(hardware, adversary=1) as gpu, cuda_answered(gpu, hardware):
         torch.set_default_device("cuda")

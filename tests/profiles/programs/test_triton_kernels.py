@@ -1,4 +1,4 @@
-"""Triton kernels of programs: values, one launch each, and exactly the accesses that they make."""
+"""Triton kernels of programs: values, one launch each, and their exact accesses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WATCHED = """
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What each case of ``triton_launches`` returns. The variable must be set before kernels are defined."""
+    """The output of each case of ``triton_launches``. The variable must be set before the kernels are defined."""
     program = Path(__file__).with_name("triton_launches.py")
     done = subprocess.run(
         [sys.executable, str(program)],
@@ -72,7 +72,7 @@ def found() -> dict[str, Any]:
         ("adversary", [0, [10, 2, 0, 10, 2, 0]]),
     ],
 )
-def test_a_case(found: dict[str, Any], name: str, expected: object) -> None:
+def test_a_launch_case_has_the_expected_output(found: dict[str, Any], name: str, expected: object) -> None:
     assert found[name] == expected
 
 
@@ -87,7 +87,7 @@ def test_refusals(found: dict[str, Any]) -> None:
     assert "cannot access pageable memory" in said
 
 
-def test_where_values_are_not_computed(found: dict[str, Any]) -> None:
+def test_without_values_races_are_found_and_reads_of_floats_are_reported(found: dict[str, Any]) -> None:
     kinds, total, said = found["values_none"]
     assert (kinds, total) == (RACE, [5])
     assert "add_one reads floats that are not computed" in said

@@ -81,7 +81,7 @@ def lines(rows: tuple[CopyRow, ...] | tuple[SyncRow, ...]) -> dict[int, int]:
     return found
 
 
-def test_a_hidden_sync_of_a_training_step(tmp_path: Path) -> None:
+def test_a_hidden_sync_of_a_training_step_is_found(tmp_path: Path) -> None:
     found = watch(tmp_path, TRAINING)
     assert lines(found.syncs)[line_of(TRAINING, "loss.item()")] == 5
     assert isinstance(found.hazards, Hazards)
@@ -89,7 +89,7 @@ def test_a_hidden_sync_of_a_training_step(tmp_path: Path) -> None:
     assert (found.labels.emulated, found.labels.capture) == (True, "vgpu")
 
 
-def test_a_missing_wait_of_a_double_buffered_loader(tmp_path: Path) -> None:
+def test_a_missing_wait_of_a_double_buffered_loader_is_found(tmp_path: Path) -> None:
     def found(wait: str) -> set[tuple[int, int]]:
         text = LOADING.replace("{wait}", wait)
         hazards = watch(tmp_path, text).hazards
@@ -103,7 +103,7 @@ def test_a_missing_wait_of_a_double_buffered_loader(tmp_path: Path) -> None:
     assert found("torch.cuda.synchronize()") == set()
 
 
-def test_a_read_of_an_inference_loop_by_step(tmp_path: Path) -> None:
+def test_reads_of_an_inference_loop_are_counted_by_step(tmp_path: Path) -> None:
     meaning = tmp_path / "map.yaml"
     meaning.write_text(dedent(MAP))
     found = watch(tmp_path, INFERENCE, "6", meaning=str(meaning))
@@ -139,12 +139,12 @@ def test_repeats_are_byte_identical(tmp_path: Path) -> None:
         ("import sys; sys.exit('no data')", "exited with no data"),
     ],
 )
-def test_a_program_that_fails(tmp_path: Path, body: str, message: str) -> None:
+def test_a_failing_program_is_reported(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         watch(tmp_path, body)
 
 
-def test_a_program_that_uses_no_device(tmp_path: Path) -> None:
+def test_a_program_without_device_calls_is_reported(tmp_path: Path) -> None:
     found = watch(tmp_path, "print('no device here')")
     assert (found.copies, found.syncs) == ((), ())
     assert "used no CUDA device" in found.metrics["forward_occupancy"].model_dump_json()

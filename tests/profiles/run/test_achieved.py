@@ -1,4 +1,4 @@
-"""What decodes ask of the hardware: the kernels' own sums, and how near a run comes to them."""
+"""The load of decodes on the hardware: the sums of the kernels' costs, and how close a run comes to the limits."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SMALL = (
 
 
 @pytest.mark.parametrize("preset", ["tiny-qwen3", "llama-3-8b"])
-def test_the_weights_are_read_once_a_step_and_the_keys_for_every_position(preset: str) -> None:
-    """Within the norms, which are counted too; an embedding is a row per request."""
+def test_weights_are_read_once_a_step_and_keys_for_every_position(preset: str) -> None:
+    """The norms are counted too; an embedding is a row per request."""
     model = PRESETS[preset]
     load, size = decode_load(model), model.dtype.itemsize
     read = parameters(model)
@@ -45,14 +45,14 @@ def test_the_weights_are_read_once_a_step_and_the_keys_for_every_position(preset
     assert load.step.flops == 0
 
 
-def test_many_requests_are_so_many_times_one() -> None:
+def test_load_is_proportional_to_requests() -> None:
     load = decode_load(PRESETS["tiny-llama"])
     assert load.of(steps=3, requests=5, positions=70).bytes == (
         3 * load.step.bytes + 5 * load.request.bytes + 70 * load.position.bytes
     )
 
 
-def test_a_prompt_is_so_many_tokens_and_pairs() -> None:
+def test_load_of_a_prompt_follows_from_tokens_and_pairs() -> None:
     model = PRESETS["llama-3-8b"]
     load = prompt_load(model)
     layers = parameters(model) - 2 * model.vocab_size * model.hidden_size
@@ -66,7 +66,7 @@ def _exactly(value: float) -> dict[str, float]:
 
 
 def ideal(path: Path, *, computes: bool = False) -> Path:
-    """A profile whose kernels move bytes, or compute, and do nothing else."""
+    """A profile whose kernels only move bytes, or only compute."""
     data: dict[str, Any] = hardware("h200").model_dump(exclude={"sha256"})
     kernels = data["kernels"]
     for name in ("fixed", "gap", "graph_gap"):
@@ -80,7 +80,7 @@ def ideal(path: Path, *, computes: bool = False) -> Path:
 
 
 def test_a_device_that_only_moves_bytes_is_at_its_roofline(tmp_path: Path) -> None:
-    """The emulator sums the same costs batch by batch as it runs; what else a step launches is little."""
+    """The emulator sums the same costs batch by batch; other launches of a step are small."""
     profile = ideal(tmp_path / "ideal.yaml")
     result = result_of("mixed", *SMALL, f"device.hardware={profile}", "engine.cuda_graph=false")
     roofline = value(result, "decode_roofline_ms")
@@ -92,7 +92,7 @@ def test_a_device_that_only_moves_bytes_is_at_its_roofline(tmp_path: Path) -> No
 
 
 def test_a_device_that_only_computes_is_at_its_rate(tmp_path: Path) -> None:
-    """Cached prefixes are not computed; requests of one prompt each are."""
+    """Cached prefixes are not computed."""
     profile = ideal(tmp_path / "ideal.yaml", computes=True)
     for prefix in ("null", "{groups: 2, tokens: 64}"):
         shared = (f"workload.shared_prefix={prefix}", "engine.policy=fcfs")
@@ -100,24 +100,24 @@ def test_a_device_that_only_computes_is_at_its_rate(tmp_path: Path) -> None:
         assert value(result, PROMPTS) == pytest.approx(1e-3, rel=0.02)  # TFLOP/s
 
 
-def test_prompts_in_steps_of_decodes_are_not_told_of() -> None:
+def test_prefill_rate_abstains_for_mixed_steps() -> None:
     mixed = result_of("mixed", *SMALL, "engine.mixed_chunk=true").metrics[PROMPTS]
     assert mixed == Abstained(abstained="mixed with decodes")
 
 
-def test_what_is_no_plain_decode_is_not_told_of() -> None:
+def test_speculation_has_no_roofline_metrics() -> None:
     drafted = result_of(
         "spec_v2", "workload.requests=2", "workload.output_tokens={dist: uniform, min: 4, max: 8}"
     )
     assert not {*NAMES, PROMPTS} & drafted.metrics.keys()
 
 
-def test_without_a_decode_nothing_is_said() -> None:
+def test_roofline_metrics_abstain_without_a_decode() -> None:
     result: Result = result_of("mixed", *SMALL, "workload.output_tokens={dist: fixed, value: 1}")
     assert all(isinstance(result.metrics[name], Abstained) for name in NAMES)
 
 
-def test_between_steps_there_is_idle_of_its_own_kind() -> None:
+def test_idle_between_steps_sums_to_forward_idle() -> None:
     result = result_of("mixed", *SMALL)
     idle, per_step = result.metrics["idle_ms"], value(result, "forward_idle_us_per_step")
     assert isinstance(idle, Metric) and idle.n is not None
@@ -125,8 +125,8 @@ def test_between_steps_there_is_idle_of_its_own_kind() -> None:
     assert 1e3 * idle.values[0] * idle.n == pytest.approx(per_step * steps, rel=1e-6)
 
 
-def test_weighing_changes_nothing_about_the_model() -> None:
-    """A shape alone is weighed: in float32 it reads twice as much."""
+def test_the_load_follows_the_dtype() -> None:
+    """Only the shape of the model is used: in float32 it reads twice as many bytes."""
     model = PRESETS["qwen3-0.6b"]
     wide = decode_load(replace(model, dtype=torch.float32))
     assert wide.step.bytes > 1.99 * decode_load(model).step.bytes

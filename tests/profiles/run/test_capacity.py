@@ -1,4 +1,4 @@
-"""What a run needs of this machine's memory."""
+"""The memory that a run needs on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.weights import seeded_weights
 
 
-def test_parameters_are_those_of_the_weights() -> None:
+def test_counted_parameters_equal_those_of_the_weights() -> None:
     import torch
 
     model = PRESETS["tiny-llama"]
@@ -25,7 +25,7 @@ def test_parameters_are_those_of_the_weights() -> None:
     assert capacity.parameters(model) == counted
 
 
-def test_what_does_not_fit_is_refused_with_the_reason() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:
     with pytest.raises(MachineError, match=r"needs .* GiB of memory .* engine.kv_tokens"):
         capacity.check(ask("mixed", ["engine.kv_tokens=1000000000000"]))
     for override in ("model.preset=llama-3-70b", "engine.page_size=1000000000000"):
@@ -44,7 +44,7 @@ def test_shapes_without_values_fit() -> None:
     capacity.check(ask("overlap_on", ["model.preset=llama-3-70b"]))
 
 
-def test_every_rank_has_memory_of_its_own_but_stages_share_the_layers() -> None:
+def test_ranks_add_up_but_stages_share_the_layers() -> None:
     many = ["engine.kv_tokens=1000000"]
     capacity.check_world(ask("mixed", [*many, "engine.replicas=2"]))
     with pytest.raises(MachineError, match="fewer ranks, "):

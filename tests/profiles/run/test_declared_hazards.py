@@ -26,7 +26,7 @@ def declared(sign: HazardSign) -> Iterator[FoundHazard]:
 
 
 def others(access: FoundAccess, *, anywhere: bool) -> Iterator[FoundAccess]:
-    """Accesses that differ in one respect. ``anywhere``: the place is not part of the sign."""
+    """Accesses that differ in one respect. ``anywhere``: the place does not matter for the declaration."""
     yield access._replace(stream="transfer")
     yield access._replace(write=not access.write)
     assert access.site is not None
@@ -57,15 +57,16 @@ def test_a_declared_hazard_is_recognised(name: str, sign: HazardSign) -> None:
 
 
 @pytest.mark.parametrize("sign", [sign for _, sign in SIGNED])
-def test_a_different_one_on_the_same_memory_is_reported(sign: HazardSign) -> None:
-    """By stream, direction, function, statement and order of either access, though all states' names are declared."""
+def test_a_different_hazard_on_the_same_memory_is_reported(sign: HazardSign) -> None:
+    """It differs by stream, direction, function, statement or order of either access, while the names of all states are
+    declared."""
     for found in declared(sign):
         for other in different(found):
             assert len(split_declared([other], list(SIGNS)).findings) == 1, other
 
 
 def test_every_sign_names_the_places_of_both_accesses() -> None:
-    """But for a freed block, whose second access is that of whichever allocation comes next."""
+    """A freed block is the exception: its second access is that of whichever allocation comes next."""
     for _, sign in SIGNED:
         placed = sign.first if sign.kind == "freed" else (*sign.first, *sign.second)
         assert all(place.function and place.statement for place in placed)

@@ -1,4 +1,4 @@
-"""What keeping KV on the host asks for: every key that cannot be is named, with what was expected."""
+"""Settings of KV on the host: every invalid key is named with what was expected."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def refused(*overrides: str) -> str:
         ("engine.mixed_chunk=true", "decodes mixed into a chunk would not run on"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_key(override: str, says: str) -> None:
+def test_an_invalid_setting_is_refused_with_its_key(override: str, says: str) -> None:
     assert says in refused(override)
 
 
-def test_everything_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     said = refused(
         "engine.hisparse.top_k=64", "engine.hisparse.device_buffer_size=8", "device.hardware=mlx-like"
     )
     assert all(word in said for word in ("top_k", "device_buffer_size", "mlx-like"))
 
 
-def test_sizes_follow_from_the_model_unless_they_are_given() -> None:
+def test_sizes_follow_from_the_model_by_default() -> None:
     hisparse = ask("hisparse", ["engine.hisparse={enabled: true, top_k: 32}"]).scenario.engine.hisparse
     assert hisparse.buffer_size(32) == 64
 
@@ -60,7 +60,7 @@ def test_memory_on_the_host_is_counted() -> None:
     assert sizes == sorted(sizes) and sizes[2] - sizes[1] > 7 * 4096 * 2 * 2 * 2 * 32 * 4
 
 
-def test_cuda_takes_it_where_kernels_can_read_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_needs_kernels_that_read_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     scenario = ask("hisparse").scenario
     assert device_kind("auto", scenario) == "cuda"

@@ -1,4 +1,4 @@
-"""Whole runs with measured host time: what the scheduler takes shows, what the tool takes does not."""
+"""Whole runs with measured host time: the scheduler's time counts, the tool's does not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from schedbench.profiles.vgpu import host_time
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, StepInfo
 
-# What all of them look at is made once.
+# Runs that several tests examine are made once.
 pytestmark = pytest.mark.xdist_group("measured host")
 
 # Thirty decode steps at a batch that stays full.
@@ -59,8 +59,8 @@ class ScriptedClock:
     thread_time_ns = perf_counter_ns
 
 
-def linger(ns: int, clock: ScriptedClock, scheduler: Scheduler) -> None:
-    """Have the scheduler take longer at the top of each iteration."""
+def slow_down(ns: int, clock: ScriptedClock, scheduler: Scheduler) -> None:
+    """Makes the scheduler take longer at the top of each iteration."""
     relay = scheduler.engine.relay
     barrier = relay.barrier
 
@@ -72,7 +72,7 @@ def linger(ns: int, clock: ScriptedClock, scheduler: Scheduler) -> None:
 
 
 class SlowObserver(Observer):
-    """Part of the tool: takes per step more than the virtual GPU takes."""
+    """A part of the tool that takes more time per step than the virtual GPU."""
 
     def __init__(self, clock: ScriptedClock) -> None:
         self._clock = clock
@@ -82,7 +82,7 @@ class SlowObserver(Observer):
 
 
 class Ranges:
-    """How long the ranges of each name were, ns."""
+    """Records the durations of the ranges by name, ns."""
 
     def __init__(self) -> None:
         self.took: defaultdict[str, list[int]] = defaultdict(list)
@@ -104,7 +104,7 @@ def run(*overrides: str, scheduler_ns: int = 0, slow_observer: bool = False) -> 
         open_machine("vgpu", question, sink) as machine,
     ):
         bench = PreparedRun(question, machine, question.relays[0], sink)
-        linger(scheduler_ns, clock, bench.scheduler)
+        slow_down(scheduler_ns, clock, bench.scheduler)
         bench.warm_up()
         observer = SlowObserver(clock) if slow_observer else Observer()
         return measured(bench, bench.measure(lambda *_: nullcontext(observer)), save_tokens=False)
@@ -123,7 +123,7 @@ def median_step_us(found: MeasuredRun) -> float:
 
 
 def device_step_us(found: MeasuredRun) -> float:
-    """From the start of one forward to that of the next, on average."""
+    """Returns the average time from the start of one forward to that of the next."""
     return 1e3 * value(found, "forward_ms") + value(found, "forward_idle_us_per_step")
 
 
@@ -137,14 +137,14 @@ def large() -> MeasuredRun:
     return run()
 
 
-def test_work_of_the_scheduler_is_exposed_where_the_device_has_nothing_to_do(tiny: MeasuredRun) -> None:
+def test_scheduler_time_is_exposed_where_the_device_is_idle(tiny: MeasuredRun) -> None:
     slow = run(*TINY, scheduler_ns=ADDED)
     assert 1e3 * (median_step_us(slow) - median_step_us(tiny)) == pytest.approx(ADDED, rel=0.01)
     more = value(slow, "exposed_host_us_per_step") - value(tiny, "exposed_host_us_per_step")
     assert 1e3 * more == pytest.approx(ADDED, rel=0.05)
 
 
-def test_work_of_the_scheduler_hides_behind_a_longer_forward(large: MeasuredRun) -> None:
+def test_scheduler_time_is_hidden_by_a_longer_forward(large: MeasuredRun) -> None:
     slow = run(scheduler_ns=HIDDEN)
     exposed = value(slow, "exposed_host_us_per_step") - value(large, "exposed_host_us_per_step")
     assert 1e3 * exposed < HIDDEN / 20
@@ -153,11 +153,11 @@ def test_work_of_the_scheduler_hides_behind_a_longer_forward(large: MeasuredRun)
     assert 1e3 * less == pytest.approx(HIDDEN, rel=0.05)
 
 
-def test_work_of_an_observer_is_not_counted(tiny: MeasuredRun) -> None:
+def test_observer_time_is_not_counted(tiny: MeasuredRun) -> None:
     assert median_step_us(run(*TINY, slow_observer=True)) == median_step_us(tiny)
 
 
-def test_tokens_and_counts_are_those_of_modelled_time(large: MeasuredRun) -> None:
+def test_tokens_and_counts_equal_those_with_modelled_time(large: MeasuredRun) -> None:
     plain, modelled = large, run("device.host=modelled")
     assert isinstance(plain.outputs, Outputs)
     assert plain.outputs == modelled.outputs
@@ -166,7 +166,7 @@ def test_tokens_and_counts_are_those_of_modelled_time(large: MeasuredRun) -> Non
 
 
 def flattening_us(how: str) -> float:
-    """Median time of putting prompts of 8192 tokens one behind the other."""
+    """Returns the median time of concatenating prompts of 8192 tokens."""
     ranges = Ranges()
     prompts = ("workload.prompt_tokens.value=2048", "workload.output_tokens.value=2", "workload.requests=16")
     question = ask("overlap_on", [*STEADY, *prompts, f"engine.relay.flatten={how}"])
@@ -176,7 +176,7 @@ def flattening_us(how: str) -> float:
 
 
 def test_numpy_flattens_prompts_faster_than_a_list() -> None:
-    """What #25098 changed, seen without a GPU."""
+    """This is the effect of #25098, measured without a GPU."""
     assert 5 * flattening_us("numpy") < flattening_us("list")
 
 
@@ -185,7 +185,7 @@ def results(*overrides: str) -> Sequence[Result]:
     return [execute(question, question.relays[0], Options(device="vgpu")).result for _ in range(2)]
 
 
-def test_measured_runs_are_marked_and_never_exact() -> None:
+def test_measured_runs_are_labelled_and_never_exact() -> None:
     first, second = results("workload.output_tokens.value=20")
     assert (first.labels.emulated, first.labels.host) == (True, "measured")
     assert not any(metric.exact for metric in first.metrics.values() if isinstance(metric, Metric))

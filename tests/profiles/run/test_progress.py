@@ -1,4 +1,4 @@
-"""A run in which no request advances ends with that finding."""
+"""A run in which no request advances ends with an error that says so."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FEW = ("workload.requests=3", "workload.arrival=burst", "measure.warmup_requests
 
 
 def receiving_only(scheduler: Scheduler) -> None:
-    """A loop that plans nothing."""
+    """A loop that never plans a step."""
     while True:
         scheduler.receive()
 
 
 def polling(scheduler: Scheduler) -> None:
-    """A loop that takes no time where it should wait."""
+    """A loop that returns at once where it should wait."""
     while True:
         scheduler.receive()
         with scheduler.engine.observer.range(SLEEP, NO_STEP, 0):
@@ -79,8 +79,8 @@ def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.Mon
     assert exit_code(stuck.value) == WORKLOAD_FAILED
 
 
-def test_waiting_and_an_idle_rank_are_no_lack_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that sleeps now and then, and one that holds no request, go on."""
+def test_waiting_and_idle_ranks_count_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One loop sleeps now and then, and another holds no request."""
     monkeypatch.setattr(progress, "MOST_TURNS", 10)
 
     def loop(scheduler: Scheduler) -> None:
@@ -102,7 +102,7 @@ def test_waiting_and_an_idle_rank_are_no_lack_of_progress(monkeypatch: pytest.Mo
 
 
 def test_a_worker_that_polls_for_a_lost_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requests for whose KV a decode worker waits have not ended."""
+    """The requests whose KV a decode worker waits for have not ended."""
     wait = VirtualLink.wait
     polling = lambda link, tags, until: None if KV in tags else wait(link, tags, until)  # noqa: E731
     monkeypatch.setattr(VirtualLink, "wait", polling)

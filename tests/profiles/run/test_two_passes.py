@@ -1,4 +1,4 @@
-"""A whole run in two passes, on torch's CPU in CUDA's place."""
+"""A whole run in two passes, on torch's CPU in place of CUDA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bench():
         yield bench
 
 
-def test_counts_are_of_the_traced_pass_and_times_of_the_timed_one(bench):
+def test_counts_come_from_the_traced_pass_and_times_from_the_timed_one(bench):
     found = measured(bench, bench.measure(unobserved), save_tokens=True)
     assert isinstance(found.outputs, Outputs)
     assert found.passes["counts"] == "traced pass"
@@ -40,7 +40,7 @@ def test_counts_are_of_the_traced_pass_and_times_of_the_timed_one(bench):
     assert all(row.token_ids for row in found.parts.requests)
 
 
-def test_where_another_tool_counts_there_is_no_second_pass(bench):
+def test_under_another_profiler_there_is_no_second_pass(bench):
     found = measured(bench, bench.measure(unobserved), save_tokens=False, traced=False)
     assert found.parts.per_step == {} and found.parts.copies == () and found.parts.syncs == ()
     assert found.passes["abstained"] == "another tool counts"
@@ -59,7 +59,7 @@ def test_a_pass_that_was_interrupted_is_not_counted(bench):
     assert isinstance(found.outputs, Abstained)
 
 
-def test_different_tokens_leave_no_digest():
+def test_different_tokens_of_the_passes_leave_no_digest():
     one, other = Outputs(digest="a"), Outputs(digest="b")
     assert agreed(one, one) == one
     assert agreed(one, other) == Abstained(abstained="the timed and the traced pass gave different tokens")

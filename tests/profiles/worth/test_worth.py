@@ -18,7 +18,7 @@ SHORT = ("workload.prompt_tokens=512", "workload.output_tokens=24")
 
 
 class BaseRun:
-    """A run as it is, with what can be changed in it."""
+    """A run and the changes that can be made to it."""
 
     def __init__(self, name: str, *overrides: str) -> None:
         self.question: Resolved = ask(name, overrides)
@@ -41,7 +41,7 @@ class BaseRun:
 
 @pytest.fixture(scope="module")
 def penalised() -> BaseRun:
-    """One client with penalties, whose last token pr25945 uploads in every decode by a copy that blocks."""
+    """One client with penalties; pr25945 uploads its last token in every decode by a blocking copy."""
     return BaseRun("cases/h2d-blocking-output-ids", "engine.relay=pr25945", *SHORT)
 
 
@@ -50,7 +50,7 @@ def rows(gains: Gains) -> dict[str, WorthRow]:
 
 
 def test_a_wait_is_worth_far_more_than_its_exposed_part(penalised: BaseRun) -> None:
-    """The wait also keeps the host's work behind it from overlapping the forward."""
+    """The wait also keeps the host's later work from overlapping the forward."""
     upload = penalised.line(UPLOAD)
     steps = penalised.result.per_step["decode"].steps
     assert 5 < upload.exposed_us / steps < 9
@@ -65,8 +65,8 @@ def test_a_wait_is_worth_far_more_than_its_exposed_part(penalised: BaseRun) -> N
     assert gains.part().rows[0].change == "absent"
 
 
-def test_what_a_line_is_worth_is_what_the_change_to_the_code_gives(penalised: BaseRun) -> None:
-    """Counting penalties on the device takes the upload away, for the price of one launch."""
+def test_the_worth_of_a_line_equals_the_gain_of_the_real_change(penalised: BaseRun) -> None:
+    """Counting penalties on the device removes the upload, at the cost of one launch."""
     gains = penalised.gains()
     gains.ask([(penalised.line(UPLOAD), "absent")], map)
     [row] = gains.part().rows
@@ -94,7 +94,7 @@ def test_a_phase_gains_no_more_than_half_of_its_time(penalised: BaseRun) -> None
     assert row.phase == "model" and row.step_us == pytest.approx(-half, rel=0.05)
 
 
-def test_the_room_of_a_hidden_line_is_where_it_begins_to_show(penalised: BaseRun) -> None:
+def test_the_room_of_a_hidden_line_ends_where_a_figure_loses(penalised: BaseRun) -> None:
     place = penalised.phase("admit")
     gains = penalised.gains()
     gains.ask([(place, "half")], map)
@@ -108,12 +108,12 @@ def test_the_room_of_a_hidden_line_is_where_it_begins_to_show(penalised: BaseRun
     assert [found.is_beaten_by(base) for found in shown] == [False, True]
 
 
-def test_no_longer_time_shows_where_a_line_never_runs(penalised: BaseRun) -> None:
+def test_a_line_that_never_runs_has_unlimited_room(penalised: BaseRun) -> None:
     never = HostPhase("draft", 0.0)
     assert RoomSearch(penalised.question, never, penalised.figures).run()[1] is None
 
 
-def test_other_tokens_have_no_figures(penalised: BaseRun) -> None:
+def test_a_change_of_tokens_has_no_figures(penalised: BaseRun) -> None:
     gains = Gains(penalised.question, penalised.figures._replace(digest="another"), lambda _: None)
     gains.ask([(penalised.line(UPLOAD), "absent")], map)
     [row] = gains.part().rows
@@ -128,7 +128,7 @@ def test_other_tokens_have_no_figures(penalised: BaseRun) -> None:
     "overrides", [(), ("engine.overlap=false",), ("engine.pipeline.stages=2", "engine.overlap=false")]
 )
 def test_a_wait_for_tokens_has_no_figures(overrides: tuple[str, ...]) -> None:
-    """Without it the host would give out tokens before the device has computed them."""
+    """Without the wait the host would deliver tokens before the device has computed them."""
     run = BaseRun("overlap_on", "workload.requests=2", "workload.output_tokens=12", *overrides)
     gains = run.gains()
     gains.ask([(line, "absent") for line in run.lines if line.waits and "decode" in line.kinds], map)

@@ -1,4 +1,4 @@
-"""A tool that behaves like nsys as far as we know it: a shell script that hands out a made-up export."""
+"""A stand-in for nsys: a shell script that behaves like it as far as documented, and writes a synthetic export."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from tests.profiles.captures.exports import Export, own_loop
 
-# What it is told to do is written into ``told``; what it says and how it ends are the test's.
+# The script writes its arguments to ``arguments``; a test gives its output and exit code.
 _SCRIPT = """#!/bin/sh
-echo "$@" >> "{folder}/told"
+echo "$@" >> "{folder}/arguments"
 if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version {version}"; exit 0; fi
 for word in "$@"; do
   case $word in --output=*) output=${{word#--output=}};; esac
@@ -28,7 +28,7 @@ Fake = Callable[..., Path]
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
-    """Makes such a tool; returns its path."""
+    """Returns a function that writes the script and returns its path."""
 
     def making(
         place: str = "bin/nsys",

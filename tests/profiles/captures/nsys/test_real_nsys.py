@@ -21,8 +21,8 @@ def nsys() -> Nsys:
         pytest.skip(str(error))
 
 
-def test_ranges_of_a_run_arrive_and_tell_its_steps(nsys, tmp_path):
-    """Without a GPU: the scheduler's ranges, from the measured workload and from nothing else."""
+def test_a_real_capture_has_the_steps_of_the_run(nsys, tmp_path):
+    """Without a GPU the capture holds the scheduler's ranges of the measured workload, and no others."""
     order = RecordingRequest(["mixed", *(f"--set={text}" for text in FEW)], "vgpu")
     try:
         captured, report = recorded(nsys, order, tmp_path, {**os.environ, "MY_API_KEY": "hunter2"})

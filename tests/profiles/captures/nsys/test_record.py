@@ -1,4 +1,4 @@
-"""The command that records, what its program is given, and what must have come of it."""
+"""The command that records: its arguments, the program's environment, and the checks of its output."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ def code(monkeypatch, *arguments) -> int:
     return end.value.code or 0
 
 
-def test_the_command_captures_the_measured_workload_and_lets_the_program_end(tmp_path):
+def test_the_command_captures_the_measured_workload_only(tmp_path):
     words = command(Nsys(tmp_path / "nsys", "2025.1"), ORDER, tmp_path / "capture", "s")
-    told, program = words[: words.index(sys.executable)], words[words.index(sys.executable) :]
+    options, program = words[: words.index(sys.executable)], words[words.index(sys.executable) :]
     assert {
         "--capture-range=nvtx",
         "--nvtx-capture=measure@schedbench",
         "--capture-range-end=stop",
         "--kill=none",
-    } <= {*told}
+    } <= {*options}
     assert program[1:3] == ["-m", "schedbench.profiles.lab.single_run"]
     assert program[3:] == ["mixed", "--set=workload.requests=8", "--device", "vgpu", "--timed"]
-    assert "--trace=nvtx" in told and not any("graph" in word for word in told)
+    assert "--trace=nvtx" in options and not any("graph" in word for word in options)
 
 
 @pytest.mark.parametrize("graphs", ["node", "graph"])
-def test_on_a_gpu_the_mode_of_graphs_is_stated(tmp_path, graphs):
+def test_the_graph_trace_mode_is_stated_on_a_gpu(tmp_path, graphs):
     words = command(
         Nsys(tmp_path / "nsys", "2025.1"), RecordingRequest(["mixed"], "cuda", graphs), tmp_path / "x", "s"
     )
     assert "--trace=cuda,nvtx,osrt" in words and f"--cuda-graph-trace={graphs}" in words
 
 
-def test_a_program_is_given_what_it_needs_and_nobodys_keys():
+def test_the_program_gets_no_secrets_of_the_environment():
     given = environment(
         {
             "PATH": "p",
@@ -85,7 +85,7 @@ def test_a_capture_is_exported_scrubbed_and_reported(fake, tmp_path):
     assert b"hunter2" in (tmp_path / "made-up.sqlite").read_bytes()
 
 
-def test_the_command_line_prints_and_keeps_it(fake, tmp_path):
+def test_the_command_prints_and_keeps_the_result(fake, tmp_path):
     done = CliRunner().invoke(
         app,
         [
@@ -122,7 +122,7 @@ def test_the_command_line_prints_and_keeps_it(fake, tmp_path):
         ({"export": "true"}, 2, "could not export it"),
     ],
 )
-def test_what_can_go_wrong_is_told(fake, tmp_path, monkeypatch, capsys, behaviour, expected, message):
+def test_a_failed_recording_is_reported(fake, tmp_path, monkeypatch, capsys, behaviour, expected, message):
     nsys, kept = fake(**behaviour), tmp_path / "kept"
     arguments = ("profile", "mixed", "--device", "vgpu", "--nsys", nsys, "--output-dir", kept)
     assert code(monkeypatch, *arguments) == expected
@@ -144,11 +144,11 @@ def test_a_report_made_elsewhere_is_exported_for_reading(fake, tmp_path):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_scrubbed_export_reads_like_the_whole_one(tmp_path, version):
+def test_a_scrubbed_export_gives_the_same_result(tmp_path, version):
     export = Export(version)
     sglang_loop(export, model=True)
     export.put("PROFILER_OVERHEAD", start=0, end=500, globalTid=1, nameId=export.string("flush"))
-    export.string("nobody points here: SECRET=hunter3")
+    export.string("no row refers to this: SECRET=hunter3")
     whole = export.write(tmp_path / "capture.sqlite")
     other = tmp_path / "scrubbed"
     other.mkdir()
@@ -156,7 +156,7 @@ def test_a_scrubbed_export_reads_like_the_whole_one(tmp_path, version):
     assert Reader().read(other / "capture.sqlite").metrics == Reader().read(whole).metrics
     assert Reader().read(other / "capture.sqlite").environment == Reader().read(whole).environment
     content = (other / "capture.sqlite").read_bytes()
-    assert b"hunter" not in content and b"somebodys-machine" not in content
+    assert b"hunter" not in content and b"hostname-of-a-user" not in content
     with sqlite3.connect(other / "capture.sqlite") as connection:
         assert connection.execute("SELECT name FROM META_DATA_EXPORT").fetchall() == [
             ("EXPORT_SCHEMA_VERSION",)
@@ -174,7 +174,7 @@ def test_report_writes_a_scrubbed_copy(tmp_path):
 
 
 def test_an_interrupted_recording_is_shut_down(fake, tmp_path, monkeypatch):
-    """The tool's daemon and the program would run on."""
+    """Without this the tool's daemon and the program would continue."""
     nsys = find(str(fake()), {})
     run = subprocess.run
 
@@ -186,12 +186,12 @@ def test_an_interrupted_recording_is_shut_down(fake, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recorded(nsys, ORDER, tmp_path, os.environ)
-    told = (tmp_path / "told").read_text().splitlines()
-    assert told[-1] == f"shutdown --session=schedbench-{os.getpid()} --kill=sigkill"
+    lines = (tmp_path / "arguments").read_text().splitlines()
+    assert lines[-1] == f"shutdown --session=schedbench-{os.getpid()} --kill=sigkill"
 
 
-def test_doctor_tells_which_one_is_taken(fake):
-    told = CliRunner(env={"SCHEDBENCH_NSYS": str(fake(version="2025.1.1.1"))}).invoke(app, ["doctor"])
-    assert f"2025.1.1.1, {fake()}" in told.output
+def test_doctor_names_the_nsys_that_is_used(fake):
+    found = CliRunner(env={"SCHEDBENCH_NSYS": str(fake(version="2025.1.1.1"))}).invoke(app, ["doctor"])
+    assert f"2025.1.1.1, {fake()}" in found.output
     none = CliRunner(env={"SCHEDBENCH_NSYS": "/nowhere"}).invoke(app, ["doctor"])
     assert "/nowhere is not an nsys that runs: install Nsight Systems" in none.output
