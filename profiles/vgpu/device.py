@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
@@ -31,6 +31,10 @@ class HandlerTable(Protocol):
 
     @property
     def copies(self) -> DeviceCopies: ...
+
+    @property
+    def direct(self) -> Mapping[int, Handler]:
+        """Those of custom kernels that were called before, by the op's id."""
 
     def get(self, func: Any, /) -> Handler | None: ...
 

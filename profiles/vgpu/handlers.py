@@ -31,11 +31,13 @@ Decorator = Callable[[torch._ops.OpOverload, Handler], Handler]
 
 
 class OpHandlers(dict[Any, Handler]):
-    """Handlers by overload. ``decorate`` wraps each handler when it is built."""
+    """Handlers by overload. ``decorate`` wraps each handler when it is built. ``direct`` has those of custom kernels by
+    the op's id, since an op is hashed in Python."""
 
     def __init__(self, gpu: VirtualGpu, copies: CopyHandlers, decorate: Decorator | None = None) -> None:
         super().__init__()
         self.copies = copies
+        self.direct: dict[int, Handler] = {}
         self._gpu = gpu
         self._decorate = decorate
         indexing = IndexHandlers(gpu)
@@ -57,6 +59,8 @@ class OpHandlers(dict[Any, Handler]):
             return self[func]
         handler = self._choose(func)
         self[func] = handler if self._decorate is None else self._decorate(func, handler)
+        if func in kernels():
+            self.direct[id(func)] = self[func]
         return self[func]
 
     def _choose(self, func: torch._ops.OpOverload) -> Handler:

@@ -33,6 +33,7 @@ from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
+from torch._ops import OpOverload
 
 from ...sched.model import tags
 from ..platform.hardware import HardwareProfile
@@ -44,6 +45,7 @@ from .graph import CUDAGraph, graph
 from .patching import attributes_set
 from .runtime import Runtime
 from .tensor import DeviceTensor
+from .torch_patches import DISPATCHED_CALL
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -88,7 +90,9 @@ def without_own_time(hardware: HardwareProfile) -> HardwareProfile:
 def measured(gpu: VirtualGpu) -> Iterator[HostStopwatch]:
     """A stopwatch for the host of that virtual GPU, which excludes the virtual GPU itself while the block runs."""
     stopwatch = HostStopwatch(gpu.runtime)
-    with attributes_set(wrapped_entries(stopwatch.off)):
+    # Torch's own part of a call counts, so every op is dispatched.
+    dispatched = (OpOverload, "__call__", DISPATCHED_CALL)
+    with attributes_set([*wrapped_entries(stopwatch.off), dispatched]):
         yield stopwatch
 
 

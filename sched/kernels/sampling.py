@@ -20,11 +20,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .declare import INT64, kernel, meta_tensor, nbytes, reads
 from .registry import Access, Work
+from .tags import mixed
 
 GOLDEN64 = -7046029254386353131  # 0x9e3779b97f4a7c15
 _MIX64 = (-4658895280553007687, -7723592293110705685)  # 0xbf58476d1ce4e5b9, 0x94d049bb133111eb
@@ -141,7 +143,8 @@ def _scores(draw: Draw) -> Tensor:
 
 def _tagged_ids(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) -> Tensor:
     """The (h mod n)-th of the n allowed ids, h a hash of the fingerprint. Only the logits' shape is used."""
-    words = mix64(fingerprint) & (_WORD64 >> 1)
+    hashed = mixed(fingerprint.numpy().view(np.uint64).copy()) & np.uint64(_WORD64 >> 1)
+    words = torch.from_numpy(hashed.view(np.int64))
     if vocab_mask is None:
         return words % logits.shape[1]
     allowed = unpack_mask(vocab_mask, logits.shape[1]).cumsum(1)
