@@ -21,7 +21,7 @@ from .report import SCHEMA_VERSION, Check, Document, check_part
 
 @dataclass(frozen=True, slots=True)
 class FaultVerdict:
-    """The checks of a question without the fault, and with it."""
+    """The checks of a question without the fault; and with it, the cheapest first, up to the first that fails."""
 
     name: str
     about: str
@@ -89,7 +89,12 @@ def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
     [relay] = question.relays
     if task.onebatch:
         return examine_one_batch(question, relay).checks
-    return Examiner(question, adversaries).examine(relay).checks
+    checks = []
+    for check in Examiner(question, adversaries).checks(relay):
+        checks.append(check)
+        if task.fault is not None and check.verdict == "failed":
+            break
+    return tuple(checks)
 
 
 def _verdict(scenario: FaultScenario, sound: tuple[Check, ...], broken: tuple[Check, ...]) -> FaultVerdict:

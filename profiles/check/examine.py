@@ -47,17 +47,29 @@ class Examiner:
     def examine(self, relay: RelayChoice) -> Report:
         """Raises MachineError."""
         begin = time.perf_counter()
-        self.notice(f"{relay.state.name}: watched run")
-        guard = Invariants()
-        options = Options(device="vgpu", save_tokens=True, hazards=True)
-        outcome = attempt(self.resolved, relay, options, guard)
-        scripted = bool(self.resolved.scenario.faults)
-        first = (run_ended(outcome, scripted=scripted), invariants(guard, outcome), self._contract(relay))
-        checks = (*first, *self._others(relay, outcome))
+        outcome, first = self._watched(relay)
+        checks = (*first, self._contract(relay), *self._others(relay, outcome))
         result = None if isinstance(outcome, Crash) else outcome.result
         self.notice(f"{relay.state.name}: references")
         silent = [] if result is None else unproven(self.resolved, relay, result)
         return Report(relay, checks, result, time.perf_counter() - begin, silent)
+
+    def checks(self, relay: RelayChoice) -> Iterator[Check]:
+        """The checks of ``examine``, the cheapest first, each asked when it is read. Raises MachineError."""
+        yield self._contract(relay)
+        outcome, first = self._watched(relay)
+        yield from first
+        if not isinstance(outcome, Crash):
+            yield hazards(outcome.result.hazards)
+        others = self._others(relay, outcome)
+        yield from (check for check in others if isinstance(outcome, Crash) or check.name != "hazards")
+
+    def _watched(self, relay: RelayChoice) -> tuple[RunOutcome | Crash, Sequence[Check]]:
+        self.notice(f"{relay.state.name}: watched run")
+        guard = Invariants()
+        outcome = attempt(self.resolved, relay, Options(device="vgpu", save_tokens=True, hazards=True), guard)
+        scripted = bool(self.resolved.scenario.faults)
+        return outcome, (run_ended(outcome, scripted=scripted), invariants(guard, outcome))
 
     def _contract(self, relay: RelayChoice) -> Check:
         scenario = self.resolved.scenario
