@@ -25,6 +25,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ...sched.observe import SLEEP
@@ -121,7 +122,7 @@ class _Path:
     def __init__(
         self, ops: Sequence[Op], held: set[tuple[int, int]], host: list[_Piece], sync_return: int
     ) -> None:
-        self._ops = sorted(ops, key=lambda op: (op.end, op.start))
+        self._ops = sorted(ops, key=attrgetter("end", "start"))
         self._ends = [op.end for op in self._ops]
         self._host = host
         self._host_starts = [start for start, *_ in host]
@@ -153,10 +154,13 @@ class _Path:
         return _Jump(end, before)
 
     def _ended_at(self, instant: int, below: int, stream: int | None = None) -> int | None:
-        """The number of an operation below ``below`` that ended at that instant, on ``stream`` if there is one."""
-        ended = range(bisect_left(self._ends, instant), min(bisect_right(self._ends, instant), below))
-        places = [at for at in ended if self._ops[at].stream == stream] or ended
-        return places[-1] if places else None
+        """The last number below ``below`` of an operation that ended at that instant, on ``stream`` if there is one."""
+        last = at = min(bisect_right(self._ends, instant), below) - 1
+        while at >= 0 and self._ends[at] == instant:
+            if stream is None or self._ops[at].stream == stream:
+                return at
+            at -= 1
+        return None if at == last else last
 
     def _last_on(self, stream: int, below: int, *, after: int) -> int | None:
         """The last operation of the stream before number ``below`` that ended later than ``after``."""

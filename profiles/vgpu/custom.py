@@ -54,8 +54,10 @@ def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:
 
 
 def _dtype(args: Sequence[Any]) -> torch.dtype:
-    floats = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
-    return next(floats, torch.float32)
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.is_floating_point():
+            return arg.dtype
+    return torch.float32
 
 
 def _held(arg: Any) -> Any:

@@ -184,10 +184,10 @@ class KernelRun:
             engine, row = _ENGINES.get(kind, COMPUTE), self._row(runtime, self._nodes[0], site)
             runtime.simulation.submit(stream, engine, now=now, duration=int(times[0]), row=row)
             return
-        begins = (times + runtime.costs.graph_gap).cumsum() - times - runtime.costs.graph_gap
-        sizes = host_sizes[self._part].tolist()
-        whole = Node("kernel", self._name, 0, 0, sum(sizes))
-        nodes = zip(self._nodes, sizes, strict=True) if gpu.graph_trace == "node" else ()
+        spaced = times + runtime.costs.graph_gap
+        begins, sizes = spaced.cumsum() - spaced, host_sizes[self._part]
+        whole = Node("kernel", self._name, 0, 0, int(sizes.sum()))
+        nodes = zip(self._nodes, sizes.tolist(), strict=True) if gpu.graph_trace == "node" else ()
         rows = [self._row(runtime, node._replace(host_size=size), site) for node, size in nodes]
         runtime.simulation.submit_replay(
             stream,

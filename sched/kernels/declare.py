@@ -29,6 +29,8 @@ from .signature import Signature
 NAMESPACE = "schedbench"
 INT32, INT64 = 4, 8  # bytes
 
+_META = torch.device("meta")
+_empty_strided = torch.empty_strided  # without the parameter that an emulated device adds
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
@@ -102,7 +104,7 @@ def _whole(
 
 def meta_tensor(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """A contiguous tensor of ``shape`` on the meta device, made without running an op there."""
-    return torch.empty_strided(shape, contiguous_strides(shape), dtype=dtype, device="meta")
+    return _empty_strided(shape, contiguous_strides(shape), dtype=dtype, device=_META)
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:
