@@ -1,4 +1,5 @@
-"""Tests that need what is not here are left out. Tests' tensors are small: a second thread would only be in the way."""
+"""Tests whose requirements are missing are deselected. Tensors of tests are small, so a second thread would only cost
+time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import torch
 
 from schedbench.cli.app import main
 
-# Of a marker: what its tests need, and whether that is here.
+# By marker: what its tests need, and whether that is available.
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "cuda": ("a CUDA device", torch.cuda.is_available),
     "nixl": ("NIXL", lambda: find_spec("nixl") is not None),
@@ -28,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need what is not here are deselected, and the report says so."""
+    """Deselects tests whose requirements are missing; the summary lists them."""
     config.stash[AWAY] = {}
     for marker, (what, is_here) in NEEDS.items():
         away = [item for item in items if item.get_closest_marker(marker)]
@@ -45,7 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """Processes that tests start can be interrupted, even where whoever started the tests ignores it."""
+    """Processes that tests start can be interrupted, even where the parent of the tests ignores SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

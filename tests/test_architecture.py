@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("cli", "profiles", "scenarios", "sched")
-# What sched must not know: the wall clock, the environment, processes, measuring.
+# Modules that sched must not import: the wall clock, the environment, processes, measuring.
 FORBIDDEN_IN_SCHED = {
     "time",
     "datetime",
@@ -69,7 +69,7 @@ def test_the_scheduler_imports_no_clock_process_or_measuring_library() -> None:
     assert offenders == {}
 
 
-def test_rooms_are_reached_by_relative_imports() -> None:
+def test_packages_are_imported_relatively() -> None:
     """Two spellings of one module would be two modules to a type checker; only the root package is absolute."""
     absolute = {
         str(p.relative_to(ROOT)) for room in ROOMS for p in modules(room) if "schedbench" in imported(p)
@@ -85,7 +85,7 @@ def test_functions_are_short() -> None:
     assert lengths[len(lengths) * 9 // 10] <= 30
 
 
-def test_readme_names_every_room() -> None:
+def test_readme_names_every_package() -> None:
     readme = (ROOT / "README.md").read_text()
     assert all(f"{room}/" in readme for room in ROOMS)
 

@@ -1,4 +1,4 @@
-"""``import schedbench``: the answers of the command line as objects, with the same figures and messages."""
+"""``import schedbench``: the results of the commands as objects, with the same figures and messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
         sb.rum  # noqa: B018
 
 
-def test_a_run_is_that_of_the_command_line(overlapped: sb.RunAnswer, run_command: RunCommand) -> None:
+def test_a_run_equals_that_of_the_command(overlapped: sb.RunAnswer, run_command: RunCommand) -> None:
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     said = json.loads(run_command("run", "mixed", *overrides, "--save-tokens", "--format", "json").out)
     assert {key: said[key] for key in said if key not in ("run", "environment")} == {
@@ -49,7 +49,7 @@ def test_a_run_is_that_of_the_command_line(overlapped: sb.RunAnswer, run_command
     assert overlapped.document["run"]["command"].startswith("schedbench.run('mixed', requests=4, ")
 
 
-def test_budgets_are_judged_as_by_expect(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
+def test_budgets_are_checked_as_by_expect(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
     overlapped.assert_budget("decode.steady", schedule={"sync": 0, "h2d": 0})
     with pytest.raises(AssertionError, match=r"decode.steady schedule sync: 1 in the worst step, 0 allowed"):
         serial.assert_budget("decode.steady", schedule={"sync": 0})
@@ -65,21 +65,23 @@ def test_budgets_are_judged_as_by_expect(overlapped: sb.RunAnswer, serial: sb.Ru
         ("decode", "schedule", "synk", "did you mean 'sync'"),
     ],
 )
-def test_a_misspelt_budget_is_no_kept_budget(
+def test_a_misspelt_budget_is_refused(
     overlapped: sb.RunAnswer, kind: str, stream: str, counter: str, message: str
 ) -> None:
     with pytest.raises(ScenarioError, match=message):
         overlapped.assert_budget(kind, **{stream: {counter: 0}})
 
 
-def test_tokens_are_held_against_those_of_another_run(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
+def test_tokens_are_compared_with_those_of_another_run(
+    overlapped: sb.RunAnswer, serial: sb.RunAnswer
+) -> None:
     overlapped.assert_same_tokens(serial)
     other = sb.run("mixed", save_tokens=True, **{**SMALL, "measure.seed": 1})
     with pytest.raises(AssertionError, match=r"tokens differ, first with seed 0 in request .* at position 0"):
         overlapped.assert_same_tokens(other)
 
 
-def test_two_answers_are_compared_as_stored_results_are(
+def test_two_results_are_compared_as_stored_ones(
     overlapped: sb.RunAnswer, serial: sb.RunAnswer, tmp_path: Path, run_command: RunCommand
 ) -> None:
     found = sb.compare(overlapped, serial)
@@ -110,7 +112,7 @@ def test_sides_of_a_scenario_and_gates() -> None:
     assert not found.passed
 
 
-def test_a_check_is_kept_whole(tmp_path: Path) -> None:
+def test_a_check_has_its_whole_document(tmp_path: Path) -> None:
     found = sb.check("mixed", seeds=0, **TINY)
     found.save(tmp_path / "check.json")
     stored = sb.load(tmp_path / "check.json")
@@ -126,7 +128,7 @@ def test_worth_has_a_row_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.wide
-def test_worker_processes_do_not_run_a_script_again_that_has_no_guard(tmp_path: Path) -> None:
+def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Path) -> None:
     sides = {"a": "relay=pr25945", "b": "relay=latest"}
     (tmp_path / "script.py").write_text(
         f"import schedbench as sb\nprint(sb.compare('mixed', seeds=1, draws=1, **{sides | TINY!r}).passed)\n"
@@ -146,7 +148,7 @@ def test_worker_processes_do_not_run_a_script_again_that_has_no_guard(tmp_path: 
         (lambda: sb.load("there/is/none.json"), "none.json: No such file"),
     ],
 )
-def test_errors_have_the_messages_of_the_command_line(ask, message) -> None:
+def test_errors_have_the_messages_of_the_command(ask, message) -> None:
     with pytest.raises((ScenarioError, UsageError, ResultError, OSError)) as refused:
         ask()
     assert message in str(refused.value) or message in f"{refused.value.filename}: {refused.value.strerror}"
@@ -171,7 +173,7 @@ def test_a_frame_needs_a_library(overlapped: sb.RunAnswer, monkeypatch: pytest.M
         overlapped.frame()
 
 
-def test_notebooks_show_the_page_of_the_command_line(overlapped: sb.RunAnswer) -> None:
+def test_notebooks_show_the_page_of_the_command(overlapped: sb.RunAnswer) -> None:
     shown = overlapped._repr_html_()
     assert shown.startswith("<iframe srcdoc=") and "&lt;!DOCTYPE html&gt;" in shown
     assert "copies" in shown and repr(overlapped) == f"<RunAnswer: {overlapped.conclusion}>"

@@ -1,4 +1,4 @@
-"""Stored baselines: the command, and the pytest plugin that holds runs against them."""
+"""Stored baselines: the command, and the pytest plugin that compares runs with them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_result_is_saved_listed_shown_and_compared(
         (("save", "other", "none.json"), "none.json: No such file"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_baselines_are_refused(
     run_command: RunCommand, results: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     assert run_command("baseline", "save", "main", results, "--folder", tmp_path).code == 0
@@ -70,7 +70,7 @@ def test_what_cannot_be_is_refused(
     assert not (tmp_path / "other").exists()
 
 
-def test_the_marker_holds_runs_against_the_baseline_that_was_saved(tmp_path: Path) -> None:
+def test_the_marker_compares_runs_with_the_saved_baseline(tmp_path: Path) -> None:
     held = HeldBaseline("mixed", gates=["decode.steady.schedule.sync:0"], seeds=2)
     ScheduleBench(held, tmp_path, saving=True).run("mixed", **SMALL)
     assert sorted(path.name for path in (tmp_path / "mixed").iterdir()) == ["run-000.json", "run-001.json"]
@@ -95,7 +95,7 @@ def test_pytest_has_the_fixture_the_marker_and_the_options(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout
 
 
-def test_pytest_finds_the_plugin_and_it_is_light() -> None:
+def test_pytest_loads_the_plugin_without_heavy_imports() -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
     program = f"import sys, {points['schedbench']}; print([n for n in ('torch', 'rich', 'typer') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

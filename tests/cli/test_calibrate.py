@@ -1,4 +1,4 @@
-"""``calibrate``: what it writes can be named by a scenario, and what it cannot do it says."""
+"""``calibrate``: a scenario can name the profile that it writes, and missing measurements are reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def calibrated(tmp_path_factory):
 
 
 @pytest.mark.wide
-def test_a_scenario_runs_on_what_was_written(calibrated):
+def test_a_scenario_runs_on_the_written_profile(calibrated):
     path, document, _ = calibrated
     small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
     done = CliRunner().invoke(
@@ -49,7 +49,7 @@ def test_a_scenario_runs_on_what_was_written(calibrated):
     assert document["profile"]["name"] == "here"
 
 
-def test_each_phase_says_where_it_is_from(calibrated):
+def test_each_phase_has_its_origin(calibrated):
     path, document, _ = calibrated
     written = yaml.safe_load(path.read_text())
     assert written["phases"].keys() == document["phases"].keys()
@@ -63,13 +63,13 @@ def test_each_phase_says_where_it_is_from(calibrated):
     assert written["host"]["launch"]["origin"].startswith("published")
 
 
-def test_progress_and_the_way_to_use_it_are_on_stderr(calibrated):
-    path, _, told = calibrated
-    assert f"--set device.hardware={path}" in told
-    assert "overlap_on workload.requests=2" in told
+def test_progress_and_usage_are_on_stderr(calibrated):
+    path, _, stderr = calibrated
+    assert f"--set device.hardware={path}" in stderr
+    assert "overlap_on workload.requests=2" in stderr
 
 
-def test_the_table_has_what_was_and_what_is():
+def test_the_table_has_old_and_new_constants():
     line = {"a": 2500.0, "b": 31.5, "samples": 40, "sizes": 4, "residual": 120.0, "r2": 0.987, "worst_n": 8.0,
             "worst": 1.25, "old": {"a": 20000.0, "b": 500.0}}  # fmt: skip
     device = {"key": "host.launch", "value": 2300.0, "old": 4000.0, "basis": "median of 200"}
@@ -88,7 +88,7 @@ def test_the_table_has_what_was_and_what_is():
     assert ["as", "in", "h200:", "events:", "[no]", "events"] in rows
 
 
-def test_kinds_of_steps_have_lines_of_their_own(calibrated):
+def test_kinds_of_steps_have_their_own_lines(calibrated):
     _, document, _ = calibrated
     kinds = document["phases"]["settle"]["kinds"]
     assert kinds.keys() == {"decode", "mixed", "prefill"}
@@ -103,7 +103,7 @@ def test_kinds_of_steps_have_lines_of_their_own(calibrated):
 
 
 @pytest.mark.wide
-def test_the_lines_can_be_judged_at_once(monkeypatch):
+def test_judge_compares_the_profile_with_runs(monkeypatch):
     few = accuracy.CASES[0]
     small = few._replace(overrides=(*few.overrides, "workload.requests=2"), states=("pr25945", "latest"))
     monkeypatch.setattr(accuracy, "CASES", (small,))
@@ -111,19 +111,19 @@ def test_the_lines_can_be_judged_at_once(monkeypatch):
     done = CliRunner().invoke(app, ["calibrate", *arguments, "--format", "json"])
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
-    told = document["judged"]
-    assert {(row["state"], row["metric"]) for row in told["errors"]} == {
+    judged = document["judged"]
+    assert {(row["state"], row["metric"]) for row in judged["errors"]} == {
         (state, metric) for state in small.states for metric in prediction.METRICS
     }
-    assert 0 <= told["median_error"] < 2
+    assert 0 <= judged["median_error"] < 2
     assert "declared host times against measured: within " in document["conclusion"]
-    assert {row["metric"] for row in told["changes"]} <= set(prediction.METRICS)
+    assert {row["metric"] for row in judged["changes"]} <= set(prediction.METRICS)
     console = Console(width=160, record=True, file=io.StringIO())
     print_page(page(document), console)
     assert "declared host times against this machine's" in console.export_text()
 
 
-def test_without_cuda_it_says_what_it_could_do(monkeypatch, capsys):
+def test_without_cuda_the_skipped_probes_are_named(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run_main(monkeypatch, "calibrate") == 3
     assert "--host-only measures the scheduler's own phases" in capsys.readouterr().err
@@ -137,13 +137,13 @@ def test_without_cuda_it_says_what_it_could_do(monkeypatch, capsys):
         (["--base", "h20"], "did you mean"),
     ],
 )
-def test_what_means_nothing_is_refused_before_anything_is_measured(monkeypatch, capsys, arguments, word):
+def test_invalid_options_are_refused_before_measuring(monkeypatch, capsys, arguments, word):
     assert run_main(monkeypatch, "calibrate", "--host-only", *arguments) == 2
     assert word in capsys.readouterr().err
 
 
-def test_interrupted_it_writes_nothing(monkeypatch, tmp_path, capsys):
-    """Ctrl-C in the middle of a run: the run keeps what it has, the calibration is over."""
+def test_an_interrupted_calibration_writes_nothing(monkeypatch, tmp_path, capsys):
+    """Ctrl-C comes in the middle of a run, which keeps its result; the calibration ends."""
     ran = []
 
     def interrupted(*_, **__):

@@ -1,4 +1,4 @@
-"""``schedbench check`` as it is typed: what passes, what fails and what it says, and what makes no sense."""
+"""``schedbench check`` as a command: passed and failed checks, their evidence, and refused options."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
 from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
 
-# With one adversary, where the claim is not about their orders.
+# One adversary, where the test is not about orders.
 SMALL = ("faults/mixing", "--adversarial", "0")
 FEW = ("workload.requests=2", "workload.output_tokens=4")
 SETS = ("--set", FEW[0], "--set", FEW[1])
-# For what is said of a sound run, whose size does not matter.
+# For passing runs, whose size does not matter.
 TINY = (*SMALL, *SETS)
 
 
@@ -33,7 +33,7 @@ def reports(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_all_checks_of_a_sound_scenario_pass(run_command: RunCommand) -> None:
+def test_all_checks_of_a_correct_scenario_pass(run_command: RunCommand) -> None:
     said = run_command("check", SMALL[0], "--seeds", "0", *SETS, "--relay", "latest")
     assert said.code == 0 and " ".join(said.out.split()).startswith("mixing passed with latest: run, ")
     for name in ("run", "invariants", "contract", "tokens", "hazards", "budget", "adversary"):
@@ -49,13 +49,13 @@ def test_a_document_has_every_check_with_its_verdict(run_command: RunCommand, tm
     assert report["hazards_s"] > 0 and len(report["outputs"]["digest"]) == 64
 
 
-def test_what_no_check_proves_is_named_with_its_line(run_command: RunCommand) -> None:
+def test_unproven_places_are_named_with_their_lines(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--relay", "latest", "--format", "md")
     assert "<summary>Not reached</summary>" in said.out
     assert "| `context.streams.record(source, context.streams.forward)` |" in said.out
 
 
-def test_every_form_says_in_one_line_what_was_not_asked(run_command: RunCommand, tmp_path: Path) -> None:
+def test_every_format_lists_skipped_checks_in_one_line(run_command: RunCommand, tmp_path: Path) -> None:
     asked = ("check", SMALL[0], "--seeds", "1", *SETS, "--relay", "latest", "--output-dir", tmp_path)
     said = run_command(*asked, "--format", "csv")
     content = json.loads((tmp_path / "check.json").read_text())
@@ -98,47 +98,47 @@ def test_the_files_that_were_read_are_named_with_their_digests(
     assert part["key"] == "workload.trace" and part["sha256"] == sha256(trace.read_bytes()).hexdigest()
 
 
-def test_a_hazard_is_told_with_both_lines(run_command: RunCommand) -> None:
+def test_a_hazard_is_reported_with_both_lines(run_command: RunCommand) -> None:
     said = run_command("check", *SMALL, "--relay", "pr25945", "--fault", "no-barrier")
     assert said.code == 1 and said.out.startswith("mixing FAILED: hazards with pr25945 · fault no-barrier; ")
     assert "must come before the schedule stream's write" in " ".join(said.out.split())
     assert "sched/model/decoder.py:" in said.out and "sched/kernels/allocation.py:" in said.out
 
 
-def test_an_adversary_is_told_with_the_first_wrong_token(run_command: RunCommand) -> None:
+def test_an_adversary_is_reported_with_the_first_wrong_token(run_command: RunCommand) -> None:
     said = run_command("check", "faults/mixing", "--adversarial", "0", "--fault", "staging-refilled")
     text = " ".join(said.out.split())
     assert said.code == 1
     assert "adversary 0 (all work as late as possible): request r" in text and "instead of" in text
 
 
-def test_a_broken_budget_fails_with_the_lines_that_broke_it(run_command: RunCommand) -> None:
+def test_a_broken_budget_fails_with_its_lines(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--expect", "prefill.schedule.h2d=0")
     text = " ".join(said.out.split())
     assert said.code == 1
     assert "budget: prefill.schedule.h2d:" in text and "0 allowed" in text and "sched/loop/split.py:" in text
 
 
-def test_a_budget_that_no_step_tests_is_not_passed(run_command: RunCommand) -> None:
+def test_an_untested_budget_does_not_pass(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--expect", "idle.schedule.h2d=0", "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "not applicable" and "idle" in budget["about"]
 
 
-def test_one_untested_kind_hides_no_kept_budget(run_command: RunCommand) -> None:
+def test_one_untested_kind_does_not_hide_a_passed_budget(run_command: RunCommand) -> None:
     both = ("--expect", "idle.schedule.h2d=0", "--expect", "decode.schedule.d2h=9")
     said = run_command("check", *TINY, *both, "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "passed" and "no step was of kind idle" in budget["about"]
 
 
-def test_a_run_that_breaks_down_is_a_failed_check(run_command: RunCommand) -> None:
+def test_a_failing_run_is_a_failed_check(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--fault", "never-resolve", "--format", "json")
     verdicts = {check["name"]: check["verdict"] for check in reports(said.out)[0]["checks"]}
     assert said.code == 1 and verdicts["run"] == "failed" and verdicts["tokens"] == "not applicable"
 
 
-def test_upstreams_lagging_penalties_promise_no_tokens(run_command: RunCommand) -> None:
+def test_the_token_check_does_not_apply_to_lagging_penalties(run_command: RunCommand) -> None:
     penalised = ("--set", "workload.sampling.presence_penalty=0.5")
     said = run_command("check", *TINY, "--relay", "pr25945", *penalised, "--format", "json")
     [tokens] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "tokens"]
@@ -169,32 +169,32 @@ def test_markdown_has_a_table_and_the_evidence(run_command: RunCommand) -> None:
         (("mixed", "--expect", "decode.steady.schedule.snyc=0"), "sync"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_contradictory_options_are_refused(
     run_command: RunCommand, arguments: tuple[str, ...], words: str
 ) -> None:
     said = run_command("check", *arguments)
     assert said.code == 2 and words in said.err
 
 
-def test_a_run_under_an_adversary_says_that_times_mean_nothing(run_command: RunCommand) -> None:
+def test_a_run_under_an_adversary_shows_no_times(run_command: RunCommand) -> None:
     said = run_command("run", "faults/mixing", "--adversarial", "1")
     assert said.code == 0 and "times mean nothing" in " ".join(said.out.split())
     assert "TTFT" not in said.out and "copies & syncs per step" in said.out
 
 
-def test_hazards_and_an_adversary_are_one_or_the_other(run_command: RunCommand) -> None:
+def test_hazards_and_an_adversary_exclude_each_other(run_command: RunCommand) -> None:
     said = run_command("run", "faults/mixing", "--adversarial", "1", "--hazards", "on")
     assert said.code == 2 and "program order" in said.err
 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Faults are examined one after the other in place of a pool, whose processes would import torch first."""
+    """Examines faults in this process; the processes of a pool would import torch first."""
     monkeypatch.setattr(all_faults, "pool", lambda _: nullcontext(map))
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_faults_are_checked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = fault_scenarios()["never-resolve"]
     one = {"never-resolve": replace(fault, overrides=(*fault.overrides, *FEW))}
     monkeypatch.setattr(all_faults, "fault_scenarios", lambda: one)
@@ -212,8 +212,8 @@ def test_all_faults_are_asked_off_and_on(run_command: RunCommand, monkeypatch: p
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_fault_that_nothing_catches_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is harmless here: stashing before sampling where nothing is delayed."""
+def test_a_fault_that_no_check_finds_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault is harmless here: it stashes before sampling, and no sample is delayed."""
     fault = fault_scenarios()["stash-before-sampling"]
     harmless = FaultScenario(fault.fault, fault.scenario, (*fault.overrides[:2], *FEW))
     monkeypatch.setattr(all_faults, "fault_scenarios", lambda: {harmless.fault.name: harmless})
@@ -226,7 +226,7 @@ def test_a_fault_that_nothing_catches_fails(run_command: RunCommand, monkeypatch
 # ---- on CUDA -----------------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_says_what_to_do_instead(run_command: RunCommand) -> None:
+def test_without_a_gpu_the_alternative_is_named(run_command: RunCommand) -> None:
     said = run_command("check", "faults/mixing", "--device", "cuda")
     assert said.code == 3 and "no CUDA device here" in said.err and "check --device vgpu" in said.err
 
@@ -237,11 +237,11 @@ def test_a_real_device_has_no_adversaries(run_command: RunCommand, more: tuple[s
     assert said.code == 2 and "which a real device does not allow" in said.err
 
 
-def test_nor_all_faults(run_command: RunCommand) -> None:
+def test_a_real_device_does_not_check_all_faults(run_command: RunCommand) -> None:
     assert run_command("check", "--all-faults", "--device", "cuda").code == 2
 
 
-def test_several_ranks_are_not_watched_on_one_device(
+def test_several_ranks_are_not_checked_on_one_device(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vgpu_as_cuda.install(monkeypatch)
@@ -250,10 +250,10 @@ def test_several_ranks_are_not_watched_on_one_device(
 
 
 @pytest.mark.parametrize(("fault", "code"), [((), 0), (("--fault", "no-barrier"), 1)])
-def test_what_is_asked_on_cuda(
+def test_checks_on_cuda(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, ...], code: int
 ) -> None:
-    """With a virtual GPU in CUDA's place."""
+    """Uses a virtual GPU in place of CUDA."""
     vgpu_as_cuda.install(monkeypatch)
     said = run_command(
         "check", "faults/mixing", "--relay", "pr25945", "--device", "cuda", "--format", "json", *fault
@@ -273,7 +273,7 @@ def test_what_is_asked_on_cuda(
 
 
 def many_relays(states: int, findings: int) -> dict[str, Any]:
-    """A document of so many relays, the last of which fails with so many findings."""
+    """Returns a document of so many relays, the last of which fails with so many findings."""
     evidence = [{"says": f"finding {n}", "sites": [], "field": ""} for n in range(findings)]
     checks = {
         "passed": [{"name": "run", "verdict": "passed", "about": "", "evidence": []}],

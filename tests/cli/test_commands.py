@@ -1,4 +1,4 @@
-"""explain, list, doctor, and how errors leave the program."""
+"""explain, list, doctor, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ finally:
     assert done.stderr.splitlines() == ["['torch']"]
 
 
-def test_reading_what_is_stored_and_a_wrong_name_import_no_torch(cli, tmp_path):
+def test_reading_stored_results_and_wrong_names_import_no_torch(cli, tmp_path):
     made = cli.invoke(app, ["run", "mixed", "--set", "workload.requests=2", "--output-dir", str(tmp_path)])
     assert made.exit_code == 0
     commands = [["report", str(tmp_path / "result.json")], ["trace", str(tmp_path)], ["run", "mixd"]]
@@ -83,7 +83,7 @@ def test_every_definition_can_be_explained(cli, name):
     assert max(map(len, shown.output.splitlines())) <= 80
 
 
-def test_explain_one(cli):
+def test_explain_describes_a_metric(cli):
     assert cli.invoke(app, ["explain", "tpot_ms"]).output == (
         "tpot_ms  [ms, lower is better]\n"
         "\n"
@@ -101,13 +101,13 @@ def test_explain_alone_lists_all_names(cli):
 
 
 @pytest.mark.parametrize("columns", [60, 200])
-def test_explain_fits_the_columns_there_are(cli, columns):
+def test_explain_fits_the_terminal(cli, columns):
     for asked in (["explain"], ["explain", "forward_occupancy"]):
         lines = cli.invoke(app, asked, env={"COLUMNS": str(columns)}).output.splitlines()
         assert columns - 25 < max(map(len, lines)) <= columns
 
 
-def test_explain_takes_kinds_and_percentiles_but_no_nonsense(cli, capsys, monkeypatch):
+def test_explain_accepts_kinds_and_percentiles_only(cli, capsys, monkeypatch):
     assert cli.invoke(app, ["explain", "forward_ms.decode.p50"]).output.startswith(
         "forward_ms.decode.p50  [ms, "
     )
@@ -140,14 +140,14 @@ def test_lists_have_names_and_abouts(cli, what):
     assert [line.split()[0] for line in table] == [entry["name"] for entry in entries]
 
 
-def test_a_wrong_word_is_a_usage_error_without_traceback(cli):
+def test_an_unknown_command_is_a_usage_error_without_traceback(cli):
     shown = cli.invoke(app, ["list", "nonsense"])
     assert shown.exit_code == 2
     assert "'nonsense' is not one of 'scenarios', " in shown.output
     assert "Traceback" not in shown.output
 
 
-def test_doctor_says_what_runs():
+def test_doctor_lists_what_can_run():
     arguments = [sys.executable, "-m", "schedbench", "doctor", "--format", "json"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     checks = {check["name"]: check for check in json.loads(done.stdout)}
@@ -166,7 +166,7 @@ def test_doctor_exits_with_3_when_nothing_runs(cli, monkeypatch):
     assert (shown.exit_code, shown.output) == (3, "–   CUDA    no device\nok  python  3\n")
 
 
-def test_version(cli):
+def test_version_is_printed(cli):
     assert cli.invoke(app, ["--version"]).output.startswith("schedbench ")
 
 
@@ -199,7 +199,7 @@ def test_subclasses_of_errors_keep_the_exit_code():
         "explain ttft_ms",
     ],
 )
-def test_an_output_that_nobody_reads_is_no_failed_gate(arguments: str) -> None:
+def test_a_closed_pipe_is_no_failed_gate(arguments: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -231,8 +231,8 @@ def test_a_gate_that_failed_is_exit_code_1(run_command: RunCommand) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_whatever_follows_from_being_broken_off_is_an_interruption(monkeypatch, capsys, number, code):
-    """A module caught the interruption of its import, and its next user found half of it."""
+def test_an_error_caused_by_an_interrupt_is_an_interruption(monkeypatch, capsys, number, code):
+    """A module caught the interrupt during its import, and its next user found it incomplete."""
 
     def half_imported() -> None:
         with suppress(KeyboardInterrupt):
@@ -243,5 +243,5 @@ def test_whatever_follows_from_being_broken_off_is_an_interruption(monkeypatch, 
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == code
-    told = capsys.readouterr().err
-    assert "interrupted, which caused" in told and "RecursionError" in told and "Traceback" not in told
+    err = capsys.readouterr().err
+    assert "interrupted, which caused" in err and "RecursionError" in err and "Traceback" not in err

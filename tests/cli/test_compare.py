@@ -69,7 +69,7 @@ def run_main(monkeypatch, *arguments) -> int:
     return end.value.code or 0
 
 
-def test_everything_is_kept(kept, document):
+def test_all_results_are_stored(kept, document):
     runs = [f"run-{number:03d}.json" for number in range(5)]
     assert sorted(path.name for path in (kept / "a").iterdir()) == runs
     assert sorted(path.name for path in (kept / "b").iterdir()) == runs
@@ -77,8 +77,8 @@ def test_everything_is_kept(kept, document):
     assert document["comparison"]["engagement"]["percent"] > 90
 
 
-def test_emulated_verdicts_are_asked_again_under_draws(document):
-    """The page and the conclusion say in how many draws the sign holds; the document has the range."""
+def test_emulated_verdicts_are_tested_under_draws(document):
+    """The page and the conclusion state in how many draws the sign holds; the document has the range."""
     found = document["comparison"]
     assert found["draws"] == {"count": 2, "abstained": None}
     for name, metric in found["metrics"].items():
@@ -89,7 +89,7 @@ def test_emulated_verdicts_are_asked_again_under_draws(document):
     assert "Δ % over draws" in page(document)
 
 
-def test_stored_results_compare_as_the_runs_did(cli, kept, document):
+def test_stored_results_give_the_comparison_of_their_runs(cli, kept, document):
     again = cli.invoke(app, ["compare", "--a", str(kept / "a"), "--b", str(kept / "b"), "--format", "json"])
     found = json.loads(again.stdout)["comparison"]
     assert again.exit_code == 0
@@ -134,7 +134,7 @@ def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["SCENARIO"], "compare needs --a and --b"),
         (["--a", "overlap=true"], "a scenario is needed"),
@@ -150,13 +150,11 @@ def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
         (["SCENARIO", "--a", "relay=nowhere"], "unknown relay state"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_runs(
-    monkeypatch, capsys, scenario, arguments, told
-):
+def test_incomparable_sides_are_refused_before_any_run(monkeypatch, capsys, scenario, arguments, message):
     given = [scenario if argument == "SCENARIO" else argument for argument in arguments]
     assert run_main(monkeypatch, *given, "--device", "vgpu") == 2
     shown = capsys.readouterr()
-    assert told in shown.err and shown.out == ""
+    assert message in shown.err and shown.out == ""
 
 
 def test_a_stored_result_of_another_workload_is_refused(monkeypatch, capsys, kept, scenario):
@@ -186,7 +184,7 @@ def test_a_page_has_all_its_parts(document):
     assert "on_device: list[int] = result.next_token_ids.tolist()" in text
 
 
-def test_a_terminal_shows_a_screenful_and_the_rest_with_all(cli, kept):
+def test_a_terminal_shows_one_screen_and_the_rest_with_all(cli, kept):
     sides = ("--a", str(kept / "a"), "--b", str(kept / "b"))
     few, everything = (cli.invoke(app, ["compare", *sides, *more]).stdout for more in ((), ("--all",)))
     rest = ("other metrics", "counts per step: mean / worst step")
@@ -219,7 +217,7 @@ def test_a_page_with_gates_notes_and_a_hint(document):
     assert "compared: engine.overlap false (A), true (B)" in text
 
 
-def test_a_measured_page_shows_intervals_and_what_has_none(document):
+def test_a_measured_page_shows_intervals_and_missing_ones(document):
     found = document["comparison"]
     found["design"] = "blocks"
     found["metrics"]["retractions"] |= {"delta_pct": None, "ci_low": None, "ci_high": None}

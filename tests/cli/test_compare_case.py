@@ -1,4 +1,4 @@
-"""``schedbench compare CASE``: the case's own sides, its own metric, and what was reported beside what was found."""
+"""``schedbench compare CASE``: the case's own sides and metric, and the reported effect beside the found one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compare(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["compare", *arguments, "--device", "vgpu", "--draws", "0"])
 
 
-def test_a_case_brings_its_sides_and_its_metric(case):
+def test_a_case_has_its_sides_and_its_metric(case):
     done = compare(case, "--format", "json")
     found = json.loads(done.stdout)["comparison"]
     assert done.exit_code == 0, done.output
@@ -45,21 +45,21 @@ def test_a_case_brings_its_sides_and_its_metric(case):
 
 
 @pytest.mark.parametrize(
-    ("expect", "told"), [("better", "better here, as expected"), ("worse", "better here, expected worse")]
+    ("expect", "message"), [("better", "better here, as expected"), ("worse", "better here, expected worse")]
 )
-def test_the_page_says_whether_the_report_agrees(case, expect, told):
+def test_the_page_compares_with_the_report(case, expect, message):
     shown = " ".join(compare(case, "--set", f"case.expect={expect}").stdout.split())
-    assert f"case of a report: sooner; ttft_ms {told}" in shown
+    assert f"case of a report: sooner; ttft_ms {message}" in shown
 
 
-def test_the_page_says_which_loop_ran_and_what_delta_is(case):
+def test_the_page_names_the_loop_and_explains_delta(case):
     shown = " ".join(compare(case, "--seeds", "2").stdout.split())
     assert "A overlap=true (relay pr25945, overlapped" in shown
     assert "B overlap=false (relay pr25945, serial" in shown
     assert "medians over workload seeds, Δ of the changes seed by seed" in shown
 
 
-def test_sides_on_the_command_line_are_no_case(case):
+def test_sides_on_the_command_line_replace_the_case(case):
     done = compare(case, "--b", "relay=latest", "--seeds", "1", "--format", "json")
     found = json.loads(done.stdout)["comparison"]
     assert found["baseline"]["label"] == "as is"

@@ -1,4 +1,4 @@
-"""The first line of ``run``, and the screenful behind it."""
+"""The first line of ``run``, and the first screen of tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_conclusion_has_throughput_idle_time_its_cause_and_a_line(document: 
     )
 
 
-def test_time_without_work_is_not_idle_time_that_anyone_caused(document: dict[str, Any]) -> None:
+def test_time_without_work_is_not_idle_time(document: dict[str, Any]) -> None:
     idle = document["idle"]
     idle["no_work_us"] = sum(idle[f"{part}_us"] for part in ("host_late", "dependency", "kernel_gap"))
     document["metrics"]["exposed_host_us_per_step"]["values"] = [25.75]
@@ -41,13 +41,13 @@ def test_time_without_work_is_not_idle_time_that_anyone_caused(document: dict[st
     assert "steps; no times: times mean nothing here; most exposed wait" in conclusion(document)
 
 
-def test_a_run_that_was_cut_short_has_no_conclusion_and_all_its_tables(document: dict[str, Any]) -> None:
+def test_a_cancelled_run_has_no_conclusion_and_all_tables(document: dict[str, Any]) -> None:
     document["run"]["cancelled"] = True
     assert conclusion(document) == ""
     assert page(document, 80, lines=FEW).rest == ()
 
 
-def test_what_was_worth_most_takes_the_place_of_what_is_exposed(document: dict[str, Any]) -> None:
+def test_the_conclusion_names_the_worth_where_it_is_computed(document: dict[str, Any]) -> None:
     site = next(row["site"] for row in document["copies"] if row["site"])
     row = {"site": site, "hidden": False, "what": "launch", "output_throughput_pct": 0.84}
     document["worth"] = {"rows": [row]}
@@ -58,7 +58,7 @@ def test_what_was_worth_most_takes_the_place_of_what_is_exposed(document: dict[s
     assert conclusion(document).endswith("no line gains throughput in this scenario.")
 
 
-def test_a_screenful_and_the_names_of_the_rest(document: dict[str, Any]) -> None:
+def test_one_screen_of_tables_and_the_names_of_the_rest(document: dict[str, Any]) -> None:
     few = screenful(page(document, 80, lines=FEW))
     titles = [str(block.title) for block in few.blocks if hasattr(block, "columns")]
     assert titles == ["latency, ms", "copies & syncs per step", "where the host waited"]
@@ -75,7 +75,7 @@ def test_markdown_begins_with_the_conclusion_and_folds_the_rest(document: dict[s
         assert f"<details><summary>{title}</summary>" in text
 
 
-def test_run_prints_it_and_json_has_it(run_command: RunCommand) -> None:
+def test_run_prints_the_conclusion_and_json_includes_it(run_command: RunCommand) -> None:
     tiny = ("mixed", "--set=workload.requests=2", "--set=device.values=none", "--device=vgpu")
     plain, whole = (run_command("run", *tiny, *more).out for more in ((), ("--all",)))
     said = json.loads(run_command("run", *tiny, "--format=json").out)["conclusion"]
@@ -84,7 +84,7 @@ def test_run_prints_it_and_json_has_it(run_command: RunCommand) -> None:
     assert "\nsummary" in whole and "--all also shows" not in whole
 
 
-def test_embeddings_are_no_output_tokens(document: dict[str, Any]) -> None:
+def test_embeddings_are_not_counted_as_output_tokens(document: dict[str, Any]) -> None:
     document["scenario"]["expanded"]["engine"] = {"embedding": True}
     each = document["metrics"]["request_throughput"]["values"][0]
     assert conclusion(document).startswith(f"{each:.3g} embeddings/s; ")

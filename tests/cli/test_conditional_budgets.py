@@ -1,4 +1,4 @@
-"""Budgets with a condition: asked where the run has the settings, reported as not asked elsewhere."""
+"""Budgets with a condition: checked where the run has the settings, and reported as not checked elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REASON = "asked where overlap is true, and here it is false"
 
 
 @pytest.mark.parametrize("form", ["table", "md", "html"])
-def test_a_budget_of_other_settings_is_reported_as_not_asked(run_command: RunCommand, form: str) -> None:
+def test_a_budget_of_other_settings_is_reported_as_not_checked(run_command: RunCommand, form: str) -> None:
     found = run_command(*SERIAL, "--format", form)
     assert found.code == 0
     assert f"budget of decode.steady not asked: {REASON}" in " ".join(found.out.split())
@@ -37,20 +37,20 @@ def test_documents_and_rows_have_the_reason(run_command: RunCommand) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["true", "auto"])
-def test_a_budget_whose_condition_holds_is_asked(run_command: RunCommand, overlap: str) -> None:
+def test_a_budget_whose_condition_holds_is_checked(run_command: RunCommand, overlap: str) -> None:
     budget = "expect.decode.steady.forward={d2h: 0}"
     found = run_command(*SERIAL[:-1], f"engine.overlap={overlap}", "--set", budget, "--format", "json")
     assert found.code == 1 and "not_asked" not in json.loads(found.out)
 
 
-def test_check_says_what_it_did_not_ask(run_command: RunCommand) -> None:
+def test_check_lists_budgets_not_checked(run_command: RunCommand) -> None:
     small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=4", "--adversarial", "0")
     found = run_command("check", "mixed", *small, "--set", "engine.overlap=false", "--format", "json")
     [budget] = [check for check in json.loads(found.out)["reports"][0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "not applicable" and budget["about"] == f"decode.steady not asked: {REASON}"
 
 
-def test_a_typed_budget_is_never_left_out(run_command: RunCommand) -> None:
+def test_a_budget_of_the_command_line_is_always_checked(run_command: RunCommand) -> None:
     found = run_command(*SERIAL, "--expect", "decode.steady.schedule.sync=9")
     assert found.code == 2
     assert f"the scenario's budget of decode.steady is {REASON}" in found.err
@@ -77,7 +77,7 @@ def test_the_budget_of_speculation_is_that_of_latest(run_command: RunCommand, re
         ("engine: 3", "when.engine: expected a key with a single value"),
     ],
 )
-def test_conditions_that_can_never_hold_are_refused(when: str, message: str) -> None:
+def test_impossible_conditions_are_refused(when: str, message: str) -> None:
     with pytest.raises(ScenarioError, match="when") as error:
         load("mixed", [f"expect.decode.steady.when={{{when}}}"])
     assert message in str(error.value)

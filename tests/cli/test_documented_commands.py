@@ -1,4 +1,4 @@
-"""Every command line in README.md and docs/ is one that the program accepts."""
+"""Every command line in README.md and docs/ is accepted by the program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"^    (?:\$ )?schedbench (.*)$|`schedbench ([^`]+)`", re.MULTILINE)
 NO_COMMAND = re.compile(
     r"\.\.\.|…|──|[|\[\]]|^\w+$|\\$"
-)  # a pattern, a drawing, the name of a command, a part of a line
+)  # a pattern, a diagram, the name of a command, a part of a line
 
 
 def documented() -> Iterator[tuple[str, str]]:
@@ -28,7 +28,7 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), sorted(set(documented())))
-def test_it_is_accepted(page: str, line: str) -> None:  # noqa: ARG001
+def test_a_documented_command_is_accepted(page: str, line: str) -> None:  # noqa: ARG001
     context = typer.main.get_command(app).make_context(
         "schedbench", shlex.split(line), resilient_parsing=False
     )
@@ -41,5 +41,5 @@ def test_it_is_accepted(page: str, line: str) -> None:  # noqa: ARG001
     inner.make_context(name, list(rest), parent=context)
 
 
-def test_there_are_many() -> None:
+def test_the_docs_have_many_commands() -> None:
     assert len(set(documented())) > 60

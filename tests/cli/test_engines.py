@@ -1,4 +1,4 @@
-"""Engines of other projects as they are typed: run, compare, check and sweep, with a toy engine."""
+"""Engines of other projects in run, compare, check and sweep, with a toy engine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_engine_is_compared_with_our_own_scheduler(run_command: RunCommand, e
     assert "relay latest" in said.out
 
 
-def test_check_asks_what_an_engine_can_be_asked(run_command: RunCommand, engine: str) -> None:
+def test_check_runs_the_checks_that_an_engine_supports(run_command: RunCommand, engine: str) -> None:
     asked = ("--engine", f"{engine}@v1", "--seeds", "1", "--format", "json")
     said = run_command("check", "mixed", *TINY, *asked)
     content = json.loads(said.out)
@@ -91,7 +91,7 @@ def test_check_asks_what_an_engine_can_be_asked(run_command: RunCommand, engine:
 
 
 @pytest.mark.wide
-def test_check_of_an_engine_that_fails_says_how(run_command: RunCommand, tmp_path: Path) -> None:
+def test_check_of_a_failing_engine_has_its_error(run_command: RunCommand, tmp_path: Path) -> None:
     checkout(tmp_path, "def step(device):\n    raise ValueError('bad batch')\n")
     said = run_command("check", "mixed", *TINY, "--engine", f"{ADAPTER}:{tmp_path}")
     assert said.code == 1
@@ -122,7 +122,7 @@ def test_a_version_that_cannot_run_is_a_refused_cell(run_command: RunCommand, en
     assert "no such commit, branch or tag" in said.out
 
 
-def test_doctor_says_whether_an_engine_can_run(run_command: RunCommand, engine: str, tmp_path: Path) -> None:
+def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine: str, tmp_path: Path) -> None:
     said = run_command("doctor", "--engine", f"{engine}@v1", "--format", "json")
     assert said.code == 0
     checks = {check["name"]: check for check in json.loads(said.out)}
@@ -154,7 +154,7 @@ def test_doctor_says_whether_an_engine_can_run(run_command: RunCommand, engine: 
         (("compare", "mixed", "--a", "sglang==9", "--b", ""), 3, "pip download --no-deps sglang==9"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(
+def test_invalid_engine_options_are_refused_in_one_sentence(
     run_command: RunCommand, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     said = run_command(*arguments)

@@ -1,4 +1,4 @@
-"""``schedbench explain`` knows every metric and counter of a result."""
+"""``schedbench explain`` describes every metric and counter of a result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_names_of_results_are_explained(run_command: RunCommand, name: str) -> N
         ),
     ],
 )
-def test_names_of_nothing_are_refused(run_command: RunCommand, name: str) -> None:
+def test_unknown_names_are_refused(run_command: RunCommand, name: str) -> None:
     assert run_command("explain", name).code == 2
 
 

@@ -1,5 +1,4 @@
-"""Scenarios in which something breaks by script, as they are typed: what a run says, and what other commands make of
-them."""
+"""Scenarios with scripted faults, as commands: the result of a run, and the behaviour of other commands."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ SMALL = (
 NEVER = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 99}]"
 
 
-def test_a_run_that_loses_a_rank_says_so_and_keeps_what_there_is(
+def test_a_run_that_loses_a_rank_reports_it_and_keeps_its_result(
     run_command: RunCommand, tmp_path: Path
 ) -> None:
     said = run_command("run", "disagg", *SMALL, "--set", DEATH, "--output-dir", tmp_path)
@@ -34,7 +33,7 @@ def test_a_run_that_loses_a_rank_says_so_and_keeps_what_there_is(
     assert {row["status"] for row in document["requests"]} <= {"finished", "failed"}
 
 
-def test_a_request_that_fails_by_script_is_a_workload_that_failed(run_command: RunCommand) -> None:
+def test_a_request_failed_by_script_is_a_failed_workload(run_command: RunCommand) -> None:
     dropped = NEVER.replace("99", "2")
     said = run_command("run", "disagg", *SMALL, "--set", dropped)
     assert said.code == 4
@@ -42,8 +41,8 @@ def test_a_request_that_fails_by_script_is_a_workload_that_failed(run_command: R
     assert "tokens – 1 of 8 requests were lost: not all of its KV came from prefill 0" in said.out
 
 
-def test_requests_that_fail_by_what_they_ask_for_are_in_the_digest(run_command: RunCommand) -> None:
-    """A grammar that is at its end, and an end that is forbidden yet."""
+def test_requests_that_fail_by_their_grammar_are_in_the_digest(run_command: RunCommand) -> None:
+    """The grammar is at its end, and ending is not allowed yet."""
     sampling = "workload.sampling={grammar: {choice: [a, b]}, min_new_tokens: 4, ignore_eos: false}"
     settings = ("--set", sampling, "--set", "workload.requests=2", "--format", "json")
     pair, alone = (
@@ -55,7 +54,7 @@ def test_requests_that_fail_by_what_they_ask_for_are_in_the_digest(run_command: 
     assert len(json.loads(pair.out)["outputs"]["digest"]) == 64
 
 
-def test_the_workload_of_a_run_that_broke_off_is_its_plan(run_command: RunCommand) -> None:
+def test_the_workload_of_a_failed_run_is_the_planned_one(run_command: RunCommand) -> None:
     """Rank 1 dies before the later clients' requests were sent."""
     death = "faults=[{rank: rank 1, dies: {phase: exchange, nth: 20}}]"
     said = run_command("run", "dp_idle", "--set", "workload.requests=16", "--set", death)
@@ -64,25 +63,25 @@ def test_the_workload_of_a_run_that_broke_off_is_its_plan(run_command: RunComman
     assert "the plan of all 16; 2 came" in said.out
 
 
-def test_what_never_came_is_told(run_command: RunCommand) -> None:
+def test_a_message_that_never_came_is_reported(run_command: RunCommand) -> None:
     said = run_command("run", "disagg", *SMALL, "--set", NEVER)
     assert (said.code, said.err) == (0, "did not happen: prefill 0 to decode 0: drop of kv 99\n")
 
 
-def test_a_warm_up_is_left_alone(run_command: RunCommand) -> None:
+def test_faults_do_not_affect_the_warm_up(run_command: RunCommand) -> None:
     settings = ("--set", "measure.warmup_requests=4", "--set", DEATH.replace("nth: 5", "nth: 1"))
     said = run_command("run", "disagg", *SMALL, *settings, "--format", "json")
     assert len(json.loads(said.out)["requests"]) == 8
 
 
 @pytest.mark.parametrize("script", [DEATH, NEVER.replace("99", "2")])
-def test_check_takes_them(run_command: RunCommand, script: str) -> None:
+def test_check_runs_with_scripted_faults(run_command: RunCommand, script: str) -> None:
     said = run_command("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", script)
     assert said.code == 0, said.out
     assert "adversary    not applicable" in said.out
 
 
-def test_check_does_not_pass_what_it_did_not_see(run_command: RunCommand) -> None:
+def test_check_does_not_pass_faults_that_did_not_happen(run_command: RunCommand) -> None:
     said = run_command("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", NEVER)
     assert said.code == 1
     assert "run: did not happen: prefill 0 to decode 0: drop of kv 99" in " ".join(said.out.split())
@@ -97,7 +96,9 @@ def test_check_does_not_pass_what_it_did_not_see(run_command: RunCommand) -> Non
         (("run", "disagg", "--set", "engine.disaggregation.mode=none"), "ranks and links break where"),
     ],
 )  # fmt: skip
-def test_others_do_not(run_command: RunCommand, arguments: tuple[str, ...], why: str) -> None:
+def test_other_commands_refuse_scripted_faults(
+    run_command: RunCommand, arguments: tuple[str, ...], why: str
+) -> None:
     said = run_command(*arguments, "--set", DEATH)
     assert said.code == 2
     assert why in said.err
@@ -110,7 +111,7 @@ def test_others_do_not(run_command: RunCommand, arguments: tuple[str, ...], why:
         ("{rank: stage 0, dies: forward}", "stage 0 is the command itself"),
     ],
 )
-def test_processes_have_links_and_a_first_rank_of_their_own(
+def test_faults_of_processes_exclude_their_own_links_and_first_rank(
     run_command: RunCommand, entry: str, why: str
 ) -> None:
     said = run_command("run", "pp2", "--world", "distributed", "--set", f"faults=[{entry}]")
@@ -118,7 +119,7 @@ def test_processes_have_links_and_a_first_rank_of_their_own(
     assert "faults.0: with --world distributed" in said.err and why in said.err
 
 
-def test_more_processes_than_memory_are_not_begun(run_command: RunCommand) -> None:
+def test_more_processes_than_memory_allows_are_refused(run_command: RunCommand) -> None:
     said = run_command(
         "run",
         "mixed",

@@ -1,4 +1,4 @@
-"""``run --fault`` and ``list faults``: what is broken on purpose is told, and what cannot be is refused."""
+"""``run --fault`` and ``list faults``: faults are named in the result, and impossible ones are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_hazard_of_a_fault_is_not_declared(run: Run) -> None:
     assert code == 1 and [finding["resource"] for finding in findings] == ["pinned memory"]
 
 
-def test_a_fault_that_breaks_the_run_is_no_defect_of_ours(run: Run) -> None:
+def test_an_error_caused_by_a_fault_names_the_fault(run: Run) -> None:
     code, out, err = run("--fault", "never-resolve")
     assert code == 4 and not out
     assert err.startswith(
@@ -82,7 +82,7 @@ def test_a_fault_that_breaks_the_run_is_no_defect_of_ours(run: Run) -> None:
         ),
     ],
 )
-def test_what_cannot_be_broken_is_refused(run: Run, fault: str, message: str) -> None:
+def test_impossible_faults_are_refused(run: Run, fault: str, message: str) -> None:
     code, _, err = run("--fault", fault)
     assert code == 2 and err.startswith(f"schedbench: {message}")
 

@@ -1,4 +1,4 @@
-"""init, explain KEY and schema: from nothing to a scenario."""
+"""init, explain KEY and schema: the way to a first scenario."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_has_a_description() -> None:
     facts = {fact.path: fact for fact in keys()}
     assert {path for path in facts if "KIND" not in path} == set(paths())
     assert all(fact.about.endswith(".") and fact.values for fact in facts.values())
@@ -57,7 +57,7 @@ def test_editors_refuse_what_the_loader_refuses(wrong: dict[str, object]) -> Non
         ("explain", "md", "docs/metrics.md"),
     ],
 )
-def test_what_is_written_down_is_what_the_command_prints(
+def test_the_reference_page_equals_the_commands_output(
     run_command: RunCommand, verb: str, form: str, file: str
 ) -> None:
     assert run_command(verb, "--format", form).out == (ROOT / file).read_text()
@@ -80,7 +80,7 @@ def test_a_key_is_explained_also_by_its_short_name(run_command: RunCommand) -> N
     )
 
 
-def test_init_writes_a_scenario_with_what_was_given(run_command: RunCommand, tmp_path: Path) -> None:
+def test_init_writes_a_scenario_with_the_given_values(run_command: RunCommand, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     assert run_command("init", file, "--set", "requests=3", "--set", "temperature=0.5").code == 0
     scenario = load(str(file))
@@ -109,11 +109,13 @@ def test_init_asks_a_terminal(
     assert "A shape with seeded weights" in said.err
 
 
-def test_a_name_that_yaml_would_misread_is_quoted() -> None:
+def test_a_name_that_yaml_would_convert_is_quoted() -> None:
     assert yaml.safe_load(scenario_text("on", {"engine.overlap": "true"}, {}))["name"] == "on"
 
 
-def test_commits_are_looked_up_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_are_looked_up_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inside = tmp_path / "sched/loop"
     for folder in (tmp_path / ".git", tmp_path / ".typing/schedbench", inside):
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The HTML page: what is in it equals the document, it loads nothing, and a browser can sort and zoom it."""
+"""The HTML page: its contents equal the document, it loads nothing, and a browser can sort and zoom it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ FLAGS = (
 
 
 class Parsed(HTMLParser):
-    """Tables by title as rows of texts, the charts' specifications, and every attribute that could load something."""
+    """Collects tables by title as rows of texts, the charts' specifications, and every attribute that could load
+    something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ def parsed(html) -> Parsed:
     return Parsed(html)
 
 
-def test_the_tables_are_those_of_the_page_with_nothing_cut(document, parsed):
+def test_the_tables_equal_those_of_the_page_untruncated(document, parsed):
     tables = {
         block.title: [[str(cell) for cell in column.cells] for column in block.columns]
         for block in result_page(document, UNLIMITED).blocks
@@ -124,7 +125,7 @@ def test_the_tables_are_those_of_the_page_with_nothing_cut(document, parsed):
     assert all(statement in shown for statement in statements)
 
 
-def test_figures_are_those_of_the_json(document, parsed):
+def test_figures_equal_those_of_the_json(document, parsed):
     (conclusion,) = [line for line in (document["conclusion"],) if line]
     latency = {row[0]: row for row in parsed.tables["latency, ms"]}
     for name, label in (("ttft_ms", "TTFT"), ("e2e_ms", "E2E")):
@@ -137,7 +138,7 @@ def test_figures_are_those_of_the_json(document, parsed):
     assert conclusion
 
 
-def test_charts_have_the_documents_instants(document, parsed, folder):
+def test_charts_have_the_instants_of_the_document(document, parsed, folder):
     specs = {spec["title"]["text"]: spec for spec in parsed.specs}
     scenes = picture({"": read_recording(folder / "timeline.jsonl.gz")})
     for scene in scenes:
@@ -180,7 +181,7 @@ def test_a_page_without_charts_has_no_library(document, html):
 
 
 @pytest.mark.parametrize("form", ["svg", "csv", "md", "html", "json", "table"])
-def test_every_format_of_a_comparison(folder, form):
+def test_a_comparison_has_every_format(folder, form):
     done = CliRunner().invoke(app, ["compare", *[str(folder / "result.json")] * 2, "--format", form])
     assert done.exit_code == 0, done.output
     begin = {"svg": "<svg", "csv": "table,row,name,column,value\n", "html": "<!DOCTYPE html>", "json": "{"}
@@ -195,7 +196,7 @@ def test_every_format_of_a_comparison(folder, form):
         )
 
 
-def test_a_page_without_a_picture_is_no_svg():
+def test_svg_without_a_picture_is_refused():
     with pytest.raises(UsageError, match="no picture"):
         show("svg", lambda _: Page("x", []), json=str)
 
@@ -232,7 +233,7 @@ addEventListener("load", async () => {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("width", [1200, 500])
-def test_in_a_browser_it_sorts_zooms_and_has_no_error(html, tmp_path, width):
+def test_the_page_sorts_and_zooms_in_a_browser_without_errors(html, tmp_path, width):
     assert CHROMIUM is not None
     page = tmp_path / "page.html"
     page.write_text(html.removesuffix("</body>\n</html>\n") + IN_BROWSER)

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM while check, compare, sweep and worth work: an end at once, marked, never a failed check."""
+"""Ctrl-C and SIGTERM during check, compare, sweep and worth: each ends at once with a marked result and never with a
+failed check."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 def send_at(monkeypatch: pytest.MonkeyPatch, text: str, number: signal.Signals) -> list[str]:
-    """Sends this process the signal when the command says that it does this. Returns all that it says."""
+    """Sends this process the signal when the command reports that work; returns everything that it reports."""
     said: list[str] = []
 
     def log(self: WorkLog, doing: str) -> None:  # noqa: ARG001
@@ -47,7 +48,7 @@ def send_at(monkeypatch: pytest.MonkeyPatch, text: str, number: signal.Signals) 
     ],
     ids=["check", "check-adversaries", "compare", "sweep"],
 )
-def test_it_ends_with_the_code_of_the_signal(
+def test_a_command_ends_with_the_code_of_the_signal(
     run_command: RunCommand,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -68,7 +69,7 @@ def test_it_ends_with_the_code_of_the_signal(
         assert not list(tmp_path.glob("*.json"))
 
 
-def test_worth_keeps_what_was_asked_and_its_processes_end(
+def test_worth_keeps_finished_runs_and_ends_its_processes(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     send_at(monkeypatch, "counterfactual runs: 2 of", signal.SIGTERM)
@@ -80,7 +81,7 @@ def test_worth_keeps_what_was_asked_and_its_processes_end(
     assert set(active_children()) <= before
 
 
-def test_a_part_of_a_run_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = ask("mixed", ["requests=1", "output_tokens=2", "values=none"])
     outcome = execute(resolved, resolved.relays[0], Options(device="vgpu"))
     part = outcome.result.run.model_copy(update={"cancelled": True})

@@ -1,4 +1,4 @@
-"""A ladder as it is printed: one row per relay, in every form; and the list of states."""
+"""The printed ladder: one row per relay, in every format; and the list of states."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def printed(ladder: dict[str, Any]) -> str:
     return captured.get()
 
 
-def test_a_row_has_counts_by_stream_and_what_they_did(ladder: dict[str, Any]) -> None:
+def test_a_row_has_counts_by_stream_and_their_effect(ladder: dict[str, Any]) -> None:
     text = printed(ladder)
     first, forward = [line for line in text.splitlines() if line.startswith("first, off")]
     assert first.split()[2:] == ["1/0/0/4.50", "4.50", "12.0", "–"]
@@ -70,7 +70,7 @@ def test_a_row_has_counts_by_stream_and_what_they_did(ladder: dict[str, Any]) ->
     assert "emulated · h200 · 2 requests each" in text
 
 
-def test_80_columns_hold_a_screenful_of_the_shipped_ladder(ladder: dict[str, Any]) -> None:
+def test_the_shipped_ladder_fits_80_columns(ladder: dict[str, Any]) -> None:
     counts = {
         "schedule": {name: {"median": 12.0} for name in ("h2d", "d2h", "sync", "kernel")},
         "forward": {},
@@ -100,20 +100,20 @@ def test_the_conclusion_compares_the_ends_and_names_the_largest_change(ladder: d
     )
 
 
-def test_kinds_that_no_rung_has_are_no_column(ladder: dict[str, Any]) -> None:
+def test_kinds_of_no_relay_have_no_column(ladder: dict[str, Any]) -> None:
     assert "prefill" not in printed(ladder) and "steady" in printed(ladder)
 
 
-def test_rungs_of_one_state_are_told_apart_by_their_switches(ladder: dict[str, Any]) -> None:
+def test_relays_of_one_state_are_labelled_by_their_switches(ladder: dict[str, Any]) -> None:
     assert rung_labels(ladder) == ["first, off", "second, off flatten=list", "second, off flatten=numpy"]
 
 
-def test_relays_that_differ_are_called_out(ladder: dict[str, Any]) -> None:
+def test_relays_with_other_tokens_are_named(ladder: dict[str, Any]) -> None:
     ladder["ladder"]["tokens_agree"] = False
     assert "relays DIFFER that promise the same tokens" in ladder_conclusion(ladder)
 
 
-def test_other_forms_have_the_same_rows(ladder: dict[str, Any]) -> None:
+def test_other_formats_have_the_same_rows(ladder: dict[str, Any]) -> None:
     table = [line for line in markdown(shown.page(ladder)).splitlines() if line.startswith("|")]
     assert len(table) == 2 * (2 + 3)
     rows = shown.as_csv(ladder).splitlines()
@@ -127,7 +127,7 @@ def test_other_forms_have_the_same_rows(ladder: dict[str, Any]) -> None:
     assert "<title>" in to_html(shown.page(ladder), charts=False)
 
 
-def test_the_ladder_runs_from_the_command_line(run_command: RunCommand) -> None:
+def test_the_command_runs_the_ladder(run_command: RunCommand) -> None:
     said = run_command(
         "run", "mixed", "--format", "json", "--device", "vgpu",
         "--set", "engine.relays=[pr25774, latest]", "--set", "workload.requests=4",
@@ -138,7 +138,7 @@ def test_the_ladder_runs_from_the_command_line(run_command: RunCommand) -> None:
     assert states == ["pr25774", "latest"]
 
 
-def test_states_are_listed_with_what_they_change(run_command: RunCommand) -> None:
+def test_states_are_listed_with_their_changes(run_command: RunCommand) -> None:
     paragraphs = {text.split()[0]: text for text in run_command("list", "relays").out.strip().split("\n\n")}
     assert next(iter(paragraphs)) == "pr25774-before" and "latest" in paragraphs
     assert "#26020" in paragraphs["pr26020"]
@@ -146,7 +146,7 @@ def test_states_are_listed_with_what_they_change(run_command: RunCommand) -> Non
     assert "hazard:" in paragraphs["pr25945"] and "hazard:" not in paragraphs["latest"]
 
 
-def test_states_are_objects_for_machines(run_command: RunCommand) -> None:
+def test_states_are_listed_as_json(run_command: RunCommand) -> None:
     entries = json.loads(run_command("list", "relays", "--format", "json").out)
     assert all(entry["name"] and entry["about"] and entry["expect"] for entry in entries)
     (after,) = (entry for entry in entries if entry["name"] == "pr25944")

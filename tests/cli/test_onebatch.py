@@ -22,7 +22,7 @@ def points(run_command: RunCommand, *arguments: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("relay", ["pr25774-before", "pr25944", "pr25945", "latest"])
-def test_the_tokens_are_those_of_the_scheduler(run_command: RunCommand, relay: str) -> None:
+def test_the_tokens_equal_those_of_the_scheduler(run_command: RunCommand, relay: str) -> None:
     for point in points(run_command, *NONE, "--relay", relay):
         static = ("workload.arrival=burst", "workload.shared_prefix=null", "measure.warmup_requests=0")
         lengths = {"requests": "batch", "prompt_tokens": "prompt", "output_tokens": "output"}
@@ -84,7 +84,7 @@ def test_every_format_has_every_batch(run_command: RunCommand, form: str) -> Non
         assert "a prefill takes" in text and "one static batch, without the scheduler" in text
 
 
-def test_penalties_count_the_batchs_own_tokens(run_command: RunCommand) -> None:
+def test_penalties_count_the_tokens_of_the_batch(run_command: RunCommand) -> None:
     few = ("--batch", "2", "--prompt", "16", "--output", "8", "--device", "vgpu", "--format", "json")
     asked = ("onebatch", "mixed", *few, "--set", "workload.sampling.presence_penalty=0.5")
     sound, broken = (
@@ -107,7 +107,7 @@ def test_penalties_count_the_batchs_own_tokens(run_command: RunCommand) -> None:
         (("--fault", "onebatch-never-resolves"), 4, "with fault onebatch-never-resolves the run broke down"),
     ],
 )
-def test_what_ends_with_an_error(
+def test_invalid_batches_end_with_an_error(
     run_command: RunCommand, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     said = run_command("onebatch", "mixed", *NONE, *SMALL, *arguments)

@@ -1,4 +1,4 @@
-"""``--relay FILE.py:NAME``: a state that a file defines, and the guide of docs/first-change.md about it."""
+"""``--relay FILE.py:NAME``: a state defined in a file, and the guide of docs/first-change.md about it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plain(text: str) -> str:
-    """Without line breaks and the numbers of lines, which move."""
+    """The text without line breaks and line numbers, which change."""
     return re.sub(r"\.py:\d+", ".py", " ".join(text.split()))
 
 
 def shown(verb: str) -> list[str]:
-    """The paragraphs that the guide shows below the command."""
+    """The paragraphs that the guide shows after the command."""
     block = GUIDE.split(f"    schedbench {verb}")[1].split("```\n")[1]
     return [plain(part) for part in block.split("\n\n")]
 
@@ -58,7 +58,7 @@ def test_the_comparison_of_the_guide_is_as_shown(run_command: RunCommand, folder
     assert all(part in plain(said.out) for part in shown("compare"))
 
 
-def test_a_state_of_a_file_crosses_processes_and_its_digest_is_kept(
+def test_a_state_of_a_file_runs_in_processes_and_its_digest_is_stored(
     run_command: RunCommand, folder: Path
 ) -> None:
     resolved = ask("mixed", ["relay=my_relay.py:pinned"])

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_strip_has_a_row_for_each_lane_and_is_never_wider_than_the_page(folder, width):
+def test_a_strip_has_a_row_for_each_lane_and_fits_the_page(folder, width):
     scenes = picture({"": read_recording(folder / "timeline.jsonl.gz")})
     lines = [line.plain for line in strips(scenes, width)]
     assert max(map(len, lines)) <= width
@@ -53,7 +53,7 @@ def test_the_idle_time_of_a_strip_is_that_of_its_lane(folder):
     assert f"w exposed host work {work:.1f} µs" in text
 
 
-def test_run_draws_in_front_of_its_tables_and_report_draws_the_stored_run_alike(folder):
+def test_run_and_report_draw_the_same_picture_before_the_tables(folder):
     page = (folder / "page.txt").read_text()
     assert page.index("GPU idle") < page.index("copies & syncs per step")
     for stored in ("table", "md"):
@@ -86,7 +86,7 @@ def test_compare_draws_a_above_b(folder):
 
 
 def test_the_docs_show_what_the_command_prints(monkeypatch):
-    """But for the numbers of lines, which move."""
+    """Line numbers are left out, because they change."""
     page = (Path(__file__).parents[2] / "docs" / "pictures.md").read_text()
     command, shown = page.partition("    schedbench ")[2].splitlines()[0], page.split("```\n")[1]
     monkeypatch.setenv("COLUMNS", "80")

@@ -1,4 +1,4 @@
-"""Progress: only for a terminal, only when a run is long, never in the way."""
+"""Progress is shown on a terminal or rarely, only for long runs, and never on stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP = StepInfo(0, "decode", 1, 1, True)
 
 
 class WallClock:
-    """Moves when told."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -57,17 +57,17 @@ def test_work_has_the_time_left_and_few_lines(wall):
     assert lines == [f"{done} of 8 runs{text}" for done, text in left.items()]
 
 
-def test_silent_when_short(wall):
+def test_a_short_run_shows_no_progress(wall):
     assert drawn(wall, terminal=True, steps=5, seconds=0.9) == ""
 
 
-def test_requests_run_time_and_rate(wall):
+def test_progress_has_requests_run_time_and_rate(wall):
     text = drawn(wall, terminal=True, steps=4, seconds=8)
     assert "4/8 requests" in text
     assert "at 0.08 s" in text
     assert "0 steps/s" in text
 
 
-def test_drawn_no_more_often_than_eyes_need(wall):
+def test_progress_is_drawn_at_a_limited_rate(wall):
     often = drawn(wall, terminal=True, steps=10_000, seconds=3)
     assert often.count("requests") < 60

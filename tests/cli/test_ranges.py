@@ -25,7 +25,7 @@ TINY = (
 )
 
 
-def test_every_form_shows_figures_with_their_ranges(run_command: RunCommand) -> None:
+def test_every_format_has_figures_with_their_ranges(run_command: RunCommand) -> None:
     done = run_command("run", "mixed", *TINY, "--ranges", "--format", "json")
     assert done.code == 0, done.err
     document = json.loads(done.out)
@@ -54,7 +54,7 @@ def test_every_form_shows_figures_with_their_ranges(run_command: RunCommand) -> 
         (("ladder",), "it takes one relay"),
     ],
 )
-def test_what_has_no_ranges_is_refused(
+def test_runs_without_ranges_are_refused(
     run_command: RunCommand, arguments: tuple[str, ...], reason: str
 ) -> None:
     done = run_command("run", *arguments, "--device=vgpu", "--ranges")

@@ -1,4 +1,4 @@
-"""schedbench report and compare on files: what they print, and what they refuse."""
+"""schedbench report and compare on files: their output, and refused files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def code(monkeypatch, *arguments) -> int:
     return end.value.code or 0
 
 
-def test_a_captures_page_says_what_it_is_and_what_it_lacks(capture):
+def test_the_page_of_a_capture_names_its_kind_and_gaps(capture):
     done = run("report", capture)
     assert done.exit_code == 0
     for text in (
@@ -61,7 +61,7 @@ def test_a_captures_page_says_what_it_is_and_what_it_lacks(capture):
         assert absent not in done.output
 
 
-def test_without_a_gpu_no_zero_stands_for_what_was_not_recorded(hostless):
+def test_unrecorded_figures_are_not_shown_as_zero(hostless):
     done = run("report", hostless)
     assert done.output.startswith("6 steps; no times: no GPU activity in the capture.\n")
     assert "no GPU activity" in done.output and "nothing of the device was recorded" in done.output
@@ -70,14 +70,14 @@ def test_without_a_gpu_no_zero_stands_for_what_was_not_recorded(hostless):
 
 @pytest.mark.parametrize("columns", ["80", "160"])
 @pytest.mark.parametrize("form", ["table", "md", "html", "csv", "json"])
-def test_every_form(capture, form, columns):
+def test_every_format_is_printed(capture, form, columns):
     done = run("report", capture, "--format", form, columns=columns)
     assert done.exit_code == 0 and "prepare" in done.output
     if form == "json":
         assert Result.from_json(done.output).labels.capture == "nsys"
 
 
-def test_several_files_one_after_the_other(capture):
+def test_several_files_are_printed_in_order(capture):
     both = run("report", SAMPLE, capture)
     assert "host ranges" in both.output and "TTFT" in both.output
     rows = list(csv.DictReader(io.StringIO(run("report", SAMPLE, capture, "--format", "csv").output)))
@@ -85,11 +85,11 @@ def test_several_files_one_after_the_other(capture):
     assert len(json.loads(run("report", SAMPLE, capture, "--format", "json").output)) == 2
 
 
-def test_a_stored_result_prints_as_it_did():
+def test_a_stored_result_is_printed_like_its_run():
     assert run("report", SAMPLE, "--format", "json").output == SAMPLE.read_text()
 
 
-def test_a_map_of_the_users(capture, tmp_path):
+def test_a_map_of_the_user_is_applied(capture, tmp_path):
     other = tmp_path / "mine.yaml"
     other.write_text(
         "name: mine\nabout: every receive is a step\nsteps: {launch: 'scheduler.recv_requests'}\n"
@@ -111,7 +111,7 @@ def test_a_map_of_the_users(capture, tmp_path):
     ],
 )
 @pytest.mark.usefixtures("capture", "hostless")
-def test_refusals(tmp_path, monkeypatch, capsys, arguments, expected, message):
+def test_other_files_are_refused(tmp_path, monkeypatch, capsys, arguments, expected, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.delenv("SCHEDBENCH_NSYS", raising=False)
@@ -122,7 +122,7 @@ def test_refusals(tmp_path, monkeypatch, capsys, arguments, expected, message):
     assert message in capsys.readouterr().err
 
 
-def test_two_captures_compared(capture, tmp_path):
+def test_two_captures_are_compared(capture, tmp_path):
     export = Export()
     sglang_loop(export, model=True, blocking=False)
     done = run("compare", capture, export.write(tmp_path / "b.sqlite"))
@@ -136,8 +136,8 @@ def test_two_captures_compared(capture, tmp_path):
     assert "relay" not in done.output
 
 
-def test_a_stored_budget_is_judged_again(tmp_path):
-    """What was broken when it ran is broken when it is printed."""
+def test_a_stored_budget_is_checked_again(tmp_path):
+    """A budget that was broken in the run is broken in the report."""
     document = json.loads(SAMPLE.read_text())
     document["scenario"]["expanded"]["expect"] = {"decode": {"schedule": {"d2h": 0}}}
     (tmp_path / "r.json").write_text(json.dumps(document))
@@ -147,8 +147,8 @@ def test_a_stored_budget_is_judged_again(tmp_path):
     assert "budget broken" not in run("report", tmp_path / "r.json").output
 
 
-def test_gates_on_captures(tmp_path):
-    """Also on steps whose kind no range tells, and on a range."""
+def test_gates_apply_to_captures(tmp_path):
+    """Gates also apply to steps of unknown kind, and to a range."""
     export = Export()
     sglang_loop(export, slow=30)
     slower = export.write(tmp_path / "b.sqlite")
@@ -165,7 +165,7 @@ def test_gates_on_captures(tmp_path):
     assert done.exit_code == 1
 
 
-def test_of_a_folder_its_result_is_named(tmp_path, capsys, monkeypatch):
+def test_the_report_of_a_folder_names_its_result(tmp_path, capsys, monkeypatch):
     (tmp_path / "result.json").write_bytes(SAMPLE.read_bytes())
     monkeypatch.setattr(sys, "argv", ["schedbench", "report", str(tmp_path)])
     with pytest.raises(SystemExit) as left:

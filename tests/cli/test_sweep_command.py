@@ -54,8 +54,8 @@ def document(kept: Path) -> dict[str, Any]:
     return content
 
 
-def made_up(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any]:
-    """A document with those differences over a first axis of 1, 2, 4, ..."""
+def synthetic(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any]:
+    """Returns a document with those differences over a first axis of 1, 2, 4, ..."""
     values = [str(2**k) for k in range(len(next(iter(rows.values()))))]
     cells = [
         {
@@ -96,7 +96,7 @@ def page(document: dict[str, Any]) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_two_axes_cross(document: dict[str, Any]) -> None:
+def test_two_axes_form_a_table(document: dict[str, Any]) -> None:
     lines = page(document)
     assert lines[0] == document["conclusion"]
     assert lines[1] == "emulated · host time modelled · Δ % · higher is better"
@@ -105,14 +105,14 @@ def test_two_axes_cross(document: dict[str, Any]) -> None:
     assert [line.split()[-2:] for line in lines[5:]] == [["always", "worse"], ["always", "better"]]
 
 
-def test_forms_agree(document: dict[str, Any], kept: Path) -> None:
+def test_formats_agree(document: dict[str, Any], kept: Path) -> None:
     def again(form: str) -> str:
         done = swept(*AXES, "--output-dir", str(kept), "--resume", "--format", form)
         assert done.exit_code == 0
         return str(done.stdout)
 
-    told = json.loads(again("json"))
-    assert {**told, "run": 0, "environment": 0} == {**document, "run": 0, "environment": 0}
+    printed = json.loads(again("json"))
+    assert {**printed, "run": 0, "environment": 0} == {**document, "run": 0, "environment": 0}
     rows = list(csv.DictReader(io.StringIO(again("csv"))))
     assert [float(row["delta_pct"]) for row in rows] == [cell["delta_pct"] for cell in document["cells"]]
     assert [row["model.preset"] for row in rows] == ["tiny-llama", "llama-3-8b"] * 2
@@ -121,7 +121,7 @@ def test_forms_agree(document: dict[str, Any], kept: Path) -> None:
     assert text.count("always") == 2
 
 
-def test_results_lie_beside_the_document(document: dict[str, Any], kept: Path) -> None:
+def test_results_are_stored_beside_the_document(document: dict[str, Any], kept: Path) -> None:
     names = {name for cell in document["cells"] for name in cell["results"]}
     assert {path.name for path in (kept / "runs").iterdir()} == names
     assert len(names) == 8
@@ -133,7 +133,7 @@ def test_resume_runs_nothing_twice(kept: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (kept / "runs").iterdir()} == before
 
 
-def test_a_third_axis_makes_a_list(kept: Path) -> None:
+def test_three_axes_form_a_list(kept: Path) -> None:
     done = swept(*AXES, "--over", "page_size=1", "--output-dir", str(kept), "--resume")
     rows = [line.split() for line in done.stdout.splitlines()]
     rows = [row for row in rows if row and row[0] in ("1", "2") and "llama" in row[1]]
@@ -153,7 +153,7 @@ def test_refusals_are_footnotes() -> None:
     assert "[1] engine.mixed_chunk: mixed chunk cannot be combined with unchunked prefill" in done.stdout
 
 
-def test_an_axis_of_overlap_leaves_no_sides() -> None:
+def test_an_axis_of_overlap_has_one_side() -> None:
     done = swept("--over", "overlap=true,false")
     assert done.stdout.startswith("output_throughput of overlap_on: ")
     assert "modelled · tokens/s · higher is better" in done.stdout
@@ -169,7 +169,7 @@ def test_sides_and_metric_can_be_named() -> None:
 
 
 def test_the_conclusion_has_the_extremes_and_where_the_sign_changes() -> None:
-    content = made_up({"small": (-3.0, -1.0, 2.0), "large": (1.0, 1.5, 4.0)})
+    content = synthetic({"small": (-3.0, -1.0, 2.0), "large": (1.0, 1.5, 4.0)})
     at = {"model": "small"}
     content["break_even"] = [
         {"key": "load", "at": at, "between": ["2", "4"], "beyond": "better", "drawn": FLIPS}
@@ -198,7 +198,7 @@ FLIPS = {**STANDS, "holding": 9, "stands": False, "constant": "host.launch", "co
     ],
 )
 def test_break_even_names_the_neighbours(drawn: dict[str, Any] | None, text: str) -> None:
-    content = made_up({"small": (-3.0, -1.0, 2.0)})
+    content = synthetic({"small": (-3.0, -1.0, 2.0)})
     content["break_even"] = [
         {"key": "load", "at": {"model": "small"}, "between": ["2", "4"], "beyond": "better", "drawn": drawn}
     ]
@@ -207,7 +207,7 @@ def test_break_even_names_the_neighbours(drawn: dict[str, Any] | None, text: str
 
 @pytest.mark.parametrize("gone", ["refused", "never run"])
 def test_a_row_with_cells_that_did_not_run_is_not_judged(gone: str) -> None:
-    content = made_up({"small": (3.0, 1.0, 2.0)})
+    content = synthetic({"small": (3.0, 1.0, 2.0)})
     if gone == "refused":
         content["cells"][1] |= {"values": [], "delta_pct": None, "candidate": None, "refused": "no room"}
     else:
@@ -215,8 +215,8 @@ def test_a_row_with_cells_that_did_not_run_is_not_judged(gone: str) -> None:
     assert "2 of 3 cells: not judged" in page(content)[4] and "always" not in "".join(page(content))
 
 
-def test_doubts_are_told() -> None:
-    content = made_up({"small": (1.0, 2.0)}, exact=False)
+def test_doubtful_cells_are_listed() -> None:
+    content = synthetic({"small": (1.0, 2.0)}, exact=False)
     content["cells"][0]["tokens"] = "different"
     lines = page(content)
     assert "+1.00 ≠" in lines[4]
@@ -251,12 +251,12 @@ def test_an_interrupted_sweep_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch,
         (("--over", "preset=tiny-lama"), SweepError),
     ],
 )
-def test_mistakes_are_refused(arguments: tuple[str, ...], error: type[Exception]) -> None:
+def test_invalid_options_are_refused(arguments: tuple[str, ...], error: type[Exception]) -> None:
     assert isinstance(swept(*arguments).exception, error)
 
 
 def test_the_chart_has_a_line_for_each_value_of_the_other_axis():
-    document = made_up({"x": (1.0, -2.0), "y": (3.0, 4.0)})
+    document = synthetic({"x": (1.0, -2.0), "y": (3.0, 4.0)})
     first, second = (axis["key"] for axis in document["sweep"]["axes"])
     (chart,) = of_sweep(document)
     assert (chart.kind, chart.x) == ("line", first)

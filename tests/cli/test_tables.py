@@ -1,4 +1,4 @@
-"""Tables as people see them: whole rendered pages of one fixed result, and what must never be cut."""
+"""Whole rendered pages of one fixed result, and cells that must never be truncated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def document() -> dict:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_page(document, width):
+def test_the_page_equals_the_stored_text(document, width):
     broken = breaches(BUDGET, read(SAMPLE))
     assert page(document, width=width, broken=broken) == (HERE / "golden" / f"result_{width}.txt").read_text()
 
@@ -49,7 +49,7 @@ def test_no_line_is_wider_than_the_page_and_nothing_is_coloured(document, width)
     assert "\x1b" not in text
 
 
-def test_big_numbers_are_never_cut(document):
+def test_large_numbers_are_never_truncated(document):
     for row in document["copies"]:
         row["count"], row["bytes"] = 98_765_432, 2**50
     text = page(document, width=80)
@@ -62,7 +62,7 @@ def test_a_long_path_keeps_its_file_and_line(document):
     assert "…older/of/a/relay/file/lengths.py:41"[-20:] in page(document, width=80)
 
 
-def test_what_is_abstained_is_a_dash_and_its_reason(document):
+def test_an_abstained_figure_is_a_dash_with_its_reason(document):
     document["metrics"] = {name: {"value": None, "abstained": "no time"} for name in document["metrics"]}
     document["idle"] = {"value": None, "abstained": "no forward kernel was seen"}
     document["outputs"] = {"value": None, "abstained": "interrupted"}
@@ -73,7 +73,7 @@ def test_what_is_abstained_is_a_dash_and_its_reason(document):
     assert ["forward", "idle", "–", "–"] in words
 
 
-def test_labels_warn_of_partial_and_profiled_runs(document):
+def test_labels_mark_partial_and_profiled_runs(document):
     document["labels"] |= {"emulated": False, "profiled": True, "host": "measured"}
     document["run"]["cancelled"] = True
     text = page(document, width=120)
@@ -81,7 +81,7 @@ def test_labels_warn_of_partial_and_profiled_runs(document):
     assert "cancelled: partial" in text
 
 
-def test_nothing_at_all_is_still_a_page(document):
+def test_an_empty_result_has_a_page(document):
     document |= {"copies": [], "syncs": [], "per_step": {}, "requests": [], "metrics": {}}
     document["idle"] = dict.fromkeys(document["idle"], 0.0)
     text = page(document, width=80)
@@ -89,7 +89,7 @@ def test_nothing_at_all_is_still_a_page(document):
     assert text.count("\nnone\n") == 2
 
 
-def test_only_the_heaviest_lines_are_shown_and_the_others_announced(document):
+def test_only_the_most_expensive_lines_are_shown_and_the_others_counted(document):
     document["copies"] = [
         {**row, "site": {**row["site"], "line": line}}
         for line in range(1, 15)
@@ -108,21 +108,21 @@ def test_kinds_of_steps_share_a_row(document):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_rows_of_one_line_in_two_ranges_can_be_told_apart(document, width):
+def test_rows_of_one_line_in_two_ranges_name_their_range(document, width):
     row = document["copies"][0]
     document["copies"] = [row | {"range": "prepare"}, row | {"range": "settle"}]
     whats = list(copies(document, width=width).columns[1].cells)
     assert len({str(what) for what in whats}) == 2
 
 
-def test_launch_latency_is_as_recorded_and_unnamed_work_is_shown_where_there_is_any(document):
+def test_launch_latency_and_unnamed_work_are_shown_where_recorded(document):
     document["idle"] |= {"launch_latency_us": 5200.5, "unnamed_host_us": 1300.125}
     words = [line.split() for line in page(document, width=80).splitlines()]
     assert ["launch", "latency", "6.50", "6.9"] in words
     assert ["outside", "any", "range", "1.63", "1.7"] in words
 
 
-def test_what_the_workload_did_not_achieve_is_told(document):
+def test_a_workload_that_differs_from_the_requested_one_is_noted(document):
     assert "clipped" not in page(document, width=80)
     document["scenario"]["expanded"]["workload"] = {"requests": 100}
     document["workload"] |= {"clipped": 3, "left_out": 5}
@@ -136,7 +136,7 @@ def test_what_the_workload_did_not_achieve_is_told(document):
     assert not any(line[:2] == ["output", "requested"] for line in words)
 
 
-def test_forwards_are_told_by_kind_and_what_was_idle_inside_them_apart(document):
+def test_forward_times_are_shown_by_kind_with_their_gaps(document):
     text = page(document, width=80)
     assert "forward decode" in text
     total, inside = text.index("forward idle  "), text.index("inside forwards")
@@ -161,30 +161,30 @@ def test_forwards_are_told_by_kind_and_what_was_idle_inside_them_apart(document)
         (-3.0, "-3.00"),
     ],
 )
-def test_numbers(value, text):
+def test_numbers_are_formatted(value, text):
     assert number(value) == text
 
 
-def test_shares_and_sizes():
+def test_shares_and_sizes_are_formatted():
     assert (percent(0), percent(None), percent(0.9731), percent(1.0)) == ("0", "–", "97.3", "100.0")
     assert (size(0), size(1023), size(1024), size(3 * 2**30)) == ("0 B", "1023 B", "1.00 KiB", "3.00 GiB")
     assert (whole(3.0), whole(3.5), type(whole(3.0))) == (3, 3.5, int)
 
 
 @given(st.text(min_size=1), st.integers(2, 50))
-def test_cutting_keeps_to_the_width(text, width):
+def test_truncated_text_fits_the_width(text, width):
     assert len(cut_left(text, width)) == len(cut_right(text, width)) == min(len(text), width)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e15, max_value=1e15))
-def test_a_written_number_is_near_the_number(value):
+def test_a_formatted_number_is_close_to_its_value(value):
     text = number(value)
     if "<" not in text and ">" not in text:
         assert float(text.replace(",", "")) == pytest.approx(value, rel=0.01, abs=0.002)
 
 
 def test_markdown_has_code_verbatim_and_keeps_indents(document):
-    """As GitHub renders it: a statement is no emphasis, and spaces in front of a cell are no markup."""
+    """As GitHub renders it, a statement has no emphasis, and spaces before a cell are no markup."""
     document["copies"][0]["site"]["statement"] = "a[*b, __c__] | d"
     text = markdown(result_page(document, 160))
     assert "`<br>`a[*b, __c__] \\| d` | " in text
@@ -194,7 +194,7 @@ def test_markdown_has_code_verbatim_and_keeps_indents(document):
     assert markdown_rows(table)[-1] == "| `` x = f`y` `` | in &lt;lambda> |"
 
 
-def test_a_pipe_is_wide_and_plain_unless_told(monkeypatch, capsys):
+def test_a_pipe_is_wide_and_plain_by_default(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     console = results()
     assert (console.is_terminal, console.width) == (False, 120)
@@ -204,21 +204,21 @@ def test_a_pipe_is_wide_and_plain_unless_told(monkeypatch, capsys):
     assert results().width == 70
 
 
-def test_no_color_is_honoured(monkeypatch):
+def test_no_color_is_respected(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert results().no_color
 
 
 def of_workers(document, role="decode"):
-    """The document as one of two workers that did the same."""
+    """Returns the document as one of two equal workers."""
     rank = {"role": role, "metrics": {}, "idle": document["idle"], "per_step": document["per_step"]}
     document["ranks"] = [rank | {"name": f"{role} {index}"} for index in (0, 1)]
     return document
 
 
 @pytest.mark.parametrize("role", ["decode", "pipeline"])
-def test_what_the_host_waited_is_per_step_of_all_ranks(document, role):
+def test_host_waits_are_per_step_of_all_ranks(document, role):
     def exposed(document):
         return next(iter(host_waits(document, width=120).columns[4].cells))
 
@@ -226,7 +226,7 @@ def test_what_the_host_waited_is_per_step_of_all_ranks(document, role):
     assert float(exposed(of_workers(document, role))) == pytest.approx(alone / 2, rel=0.01)
 
 
-def test_what_is_sent_is_counted_and_nothing_is_cut_on_a_narrow_page(document):
+def test_sends_are_counted_and_untruncated_on_a_narrow_page(document):
     sent = {"median": 1.0, "mean": 1.0, "max": 2, "steps_with": 700}
     for kind in document["per_step"].values():
         kind["link"] = {"send": sent}
@@ -239,7 +239,7 @@ def test_what_is_sent_is_counted_and_nothing_is_cut_on_a_narrow_page(document):
     assert "the first rank that had any" in table
 
 
-def test_of_a_run_without_times_only_acceptance_is_summed_up(document):
+def test_the_summary_of_a_run_without_times_has_acceptance_only(document):
     why = {"value": None, "abstained": "no clock"}
     document["metrics"] = {"ttft_ms": why, "gpu_busy": why, "accept_length": document["metrics"]["gpu_busy"]}
     document["idle"] = why
@@ -250,7 +250,7 @@ def test_of_a_run_without_times_only_acceptance_is_summed_up(document):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_as_many_tables_as_the_ranks_need_and_no_figure_cut(document, width):
+def test_many_ranks_are_split_into_tables_without_truncation(document, width):
     rank = of_workers(document)["ranks"][0] | {"metrics": {"gpu_busy": document["metrics"]["gpu_busy"]}}
     document["ranks"] = [rank | {"name": f"replica {index}"} for index in range(20)]
     text = page(document, width=width)

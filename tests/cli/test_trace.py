@@ -1,4 +1,4 @@
-"""A run's timeline is kept beside its result, and becomes a picture that viewers can nest."""
+"""A run's timeline is stored beside its result, and drawn as a trace whose slices nest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FEW = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Of a run."""
+    """The folder of a run."""
     kept = tmp_path_factory.mktemp("kept")
     done = CliRunner().invoke(app, ["run", "mixed", "--device", "vgpu", *FEW, "--output-dir", str(kept)])
     assert done.exit_code == 0
@@ -56,12 +56,12 @@ def traced(source: Path, *more: str) -> list[dict]:
     return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
-def test_a_folder_holds_what_a_picture_takes_and_nothing_unfinished(folder):
+def test_a_folder_has_the_files_of_a_trace_and_no_temporary_ones(folder):
     assert sorted(path.name for path in folder.iterdir() if ENDING not in path.name) == ["result.json", FILE]
 
 
-def test_the_picture_has_the_results_copies(folder):
-    """Each on its stream and on its engine, with the line that made it."""
+def test_the_trace_has_the_copies_of_the_result(folder):
+    """Each copy is on its stream and on its engine, with its source line."""
     result = Result.from_json((folder / "result.json").read_text())
     drawn = traced(folder / "result.json")
     for direction in ("h2d", "d2h"):
@@ -100,7 +100,7 @@ def test_every_track_has_a_name(folder):
 
 
 def flows(drawn: list[dict]) -> dict[int, tuple[dict, dict]]:
-    """The slices in which each flow begins and ends, by the rule of the format: those around its instants."""
+    """Returns the slices in which each flow begins and ends, by the rule of the format: those around its instants."""
     by_track = defaultdict(list)
     for event in drawn:
         if event["ph"] == "X":
@@ -117,7 +117,7 @@ def flows(drawn: list[dict]) -> dict[int, tuple[dict, dict]]:
     return {flow: (ends["s"], ends["f"]) for flow, ends in found.items()}
 
 
-def test_flows_lead_from_launches_to_kernels_and_from_what_ended_to_what_waited(folder):
+def test_flows_connect_launches_with_kernels_and_ends_with_waits(folder):
     drawn = traced(folder)
     pairs = flows(drawn).values()
     launched = [to for _, to in pairs if to["cat"] == "kernel"]
@@ -141,7 +141,7 @@ def of(track, drawn: list[dict]) -> list[dict]:
     return [event for event in drawn if event["ph"] == "X" and (event["pid"], event["tid"]) == place]
 
 
-def test_steps_idle_time_and_counters_are_the_results(folder):
+def test_steps_idle_time_and_counters_equal_the_result(folder):
     result = Result.from_json((folder / "result.json").read_text())
     drawn = traced(folder)
     steps = [event["name"] for event in of(LOOP, drawn)]
@@ -160,8 +160,8 @@ def test_steps_idle_time_and_counters_are_the_results(folder):
 
 
 @pytest.mark.parametrize("name", ["x.pftrace", "x.pftrace.gz"])
-def test_the_protobuf_has_what_the_json_has(folder, tmp_path, name):
-    """Read back by the classes of the format."""
+def test_the_protobuf_equals_the_json(folder, tmp_path, name):
+    """The protobuf is read back by the classes of the format."""
     path = tmp_path / name
     assert CliRunner().invoke(app, ["trace", str(folder), "--output", str(path)]).exit_code == 0
     packed = path.read_bytes()
@@ -209,7 +209,7 @@ def test_the_same_run_draws_the_same_bytes(folder, tmp_path):
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
 
 
-def test_windows_come_back_as_they_were(folder):
+def test_windows_are_read_back_unchanged(folder):
     recorded = read_recording(folder / FILE)
     assert recorded.left_out == 0
     assert all(a.end == b.start for a, b in pairwise(recorded.windows))
@@ -217,7 +217,7 @@ def test_windows_come_back_as_they_were(folder):
     assert recorded.sites and "forward" in recorded.streams.values()
 
 
-def test_a_capture_is_drawn_too(tmp_path):
+def test_a_capture_is_drawn(tmp_path):
     export = Export()
     sglang_loop(export)
     drawn = traced(export.write(tmp_path / "x.sqlite"))
@@ -225,7 +225,7 @@ def test_a_capture_is_drawn_too(tmp_path):
     assert (tmp_path / f"x.{ENDING}").is_file()
 
 
-def test_what_keeps_no_timeline_is_told(folder, tmp_path):
+def test_a_run_without_a_timeline_is_refused(folder, tmp_path):
     (tmp_path / "result.json").write_text((folder / "result.json").read_text())
     (tmp_path / "other.json").write_text((folder / "result.json").read_text())
     for source, error in ((tmp_path, UsageError), ("result.json", UsageError), ("other.json", ResultError)):
@@ -235,18 +235,18 @@ def test_what_keeps_no_timeline_is_told(folder, tmp_path):
 
 @pytest.fixture
 def ranks(folder, tmp_path) -> Path:
-    """A folder with the timelines of ranks 0 and 2, and what a result of three says of each."""
+    """A folder with the timelines of ranks 0 and 2, and the parts of a result of three ranks."""
     for rank in (0, 2):
         (tmp_path / file_of(rank)).write_bytes((folder / FILE).read_bytes())
     document = json.loads((folder / "result.json").read_text())
-    told = {"role": "pipeline", "metrics": {}, "idle": document["idle"], "per_step": document["per_step"]}
-    document["ranks"] = [told | {"name": f"stage {rank}"} for rank in range(3)]
+    part = {"role": "pipeline", "metrics": {}, "idle": document["idle"], "per_step": document["per_step"]}
+    document["ranks"] = [part | {"name": f"stage {rank}"} for rank in range(3)]
     (tmp_path / "result.json").write_text(json.dumps(document))
     return tmp_path
 
 
-def test_a_run_that_broke_off_is_told_from_one_that_is_over(ranks):
-    """Its processes died: those that were left kept what they had, and nobody had a result."""
+def test_timelines_without_a_result_are_those_of_a_killed_run(ranks):
+    """The processes of a killed run leave timelines, and no rank writes a result."""
     (ranks / "result.json").unlink()
     done = CliRunner().invoke(app, ["trace", str(ranks)])
     assert isinstance(done.exception, UsageError)
@@ -257,11 +257,11 @@ def test_a_run_that_broke_off_is_told_from_one_that_is_over(ranks):
 
 
 @pytest.mark.wide
-def test_a_folder_used_again_tells_of_the_last_run_alone(ranks):
-    """A run with fewer ranks leaves no timeline of the others; a run that fails leaves no result."""
+def test_a_reused_folder_has_only_the_last_run(ranks):
+    """A run with fewer ranks leaves no timeline of the others, and a failed run leaves no result."""
     alone = ["run", "mixed", "--device", "vgpu", *FEW, "--output-dir", str(ranks)]
     assert CliRunner().invoke(app, alone).exit_code == 0
-    # Only the result of the folder says when requests arrived.
+    # Only the folder's result has the arrival times of requests.
     assert [event for event in traced(ranks) if event["name"] != "waiting"] == traced(ranks / FILE)
     pair = ["run", "disagg", *FEW, "--world", "distributed", "--output-dir", str(ranks)]
     death = [
@@ -274,7 +274,7 @@ def test_a_folder_used_again_tells_of_the_last_run_alone(ranks):
     assert not (ranks / "result.json").exists()
 
 
-def test_ranks_whose_clocks_are_their_own_are_drawn_with_a_word(ranks):
+def test_ranks_with_their_own_clocks_are_drawn_with_a_note(ranks):
     document = json.loads((ranks / "result.json").read_text())
     document["idle"] = {"value": None, "abstained": OWN_CLOCKS}
     (ranks / "result.json").write_text(json.dumps(document))
@@ -299,7 +299,7 @@ class Names:
     streams = {0: "schedule"}  # noqa: RUF012
 
 
-def test_a_recording_ends_where_it_grows_too_long_and_says_so(drawing, tmp_path):
+def test_a_recording_is_cut_at_its_limit_with_a_note(drawing, tmp_path):
     for step in range(10):
         drawing.forward(10 * step, 10 * step + 8, step=step)
     with TimelineRecording(tmp_path / FILE, most=4) as recording:
@@ -322,7 +322,7 @@ def test_the_last_pass_counts(drawing, tmp_path):
     assert len(read_recording(tmp_path / FILE).windows) == 1
 
 
-def test_a_run_that_fails_leaves_nothing(tmp_path):
+def test_a_failed_run_leaves_no_timeline(tmp_path):
     with pytest.raises(ZeroDivisionError), TimelineRecording(tmp_path / FILE) as recording:
         recording.begin()
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""``verify``: its tables, its exit codes, and the whole of it with a virtual GPU in CUDA's place."""
+"""``verify``: its tables, its exit codes, and a whole verification with a virtual GPU in place of CUDA."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KERNELS = row("kernels of one op", file="", statement="", what="kernel per step"
               predicted={"count": 20.0, "bytes": 0}, recorded={"count": 31.5, "bytes": 0})  # fmt: skip
 
 
-def told(**more):
+def verified(**more):
     return {
         "agrees": False, "compared": 50, "steps": {"decode": [3, 3, 3]}, "trouble": [], "explained": [KERNELS],
         "unexplained": [row()], "rows": [], "conclusion": "DISAGREE",
@@ -54,33 +54,33 @@ def shown(document) -> str:
     return console.export_text()
 
 
-def test_the_verdict_in_one_line():
-    assert verification.conclusion(told()) == (
+def test_the_conclusion_is_one_line():
+    assert verification.conclusion(verified()) == (
         "DISAGREE: 50 counts compared; 1 differ without a known reason; 1 differ for a known reason."
     )
-    good = told(agrees=True, unexplained=[])
+    good = verified(agrees=True, unexplained=[])
     assert verification.conclusion(good).startswith(
         "agree: 50 counts compared; none differs without a known reason"
     )
-    assert "not the same steps: decode" in verification.conclusion(told(steps={"decode": [3, 4, 3]}))
-    assert "buffers ran full" in verification.conclusion(told(trouble=["buffers ran full"]))
+    assert "not the same steps: decode" in verification.conclusion(verified(steps={"decode": [3, 4, 3]}))
+    assert "buffers ran full" in verification.conclusion(verified(trouble=["buffers ran full"]))
 
 
-def test_the_tables_have_all_three_and_reasons():
-    text = shown(told())
+def test_the_tables_have_three_counts_and_reasons():
+    text = shown(verified())
     assert "6 (48 B)   6 (48 B)" in " ".join(text.split("\n")).replace("    ", "   ")
     assert "7 (56 B)" in text
     assert "kernels of one op: the virtual GPU counts an op once" in text
 
 
 def test_markdown_has_the_same_with_its_bars_escaped():
-    text = markdown(page(told()))
+    text = markdown(page(verified()))
     assert text.startswith("**DISAGREE**")
     assert "y[a\\|b]" in text
     assert "|  | schedule · prepare · decode | kernel per step | 20 | – | 31.5 | kernels of one op |" in text
 
 
-def test_without_cuda_there_is_nothing_to_verify_against(monkeypatch, capsys):
+def test_verify_without_cuda_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert run_main(monkeypatch, "verify", "mixed") == 3
     assert "the prediction has nothing to be compared with" in capsys.readouterr().err
@@ -89,27 +89,27 @@ def test_without_cuda_there_is_nothing_to_verify_against(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("scenario", "word"), [("overlap_on", "device.values: none"), ("pp2", "several ranks")]
 )
-def test_what_no_single_real_device_can_run_is_refused(monkeypatch, capsys, scenario, word):
+def test_scenarios_of_several_devices_are_refused(monkeypatch, capsys, scenario, word):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert run_main(monkeypatch, "verify", scenario) == 3
     assert word in capsys.readouterr().err
 
 
-def test_a_broken_question_is_refused_first(monkeypatch, capsys):
+def test_an_invalid_scenario_is_refused_first(monkeypatch, capsys):
     assert run_main(monkeypatch, "verify", "mixed", "--set", "engine.overlp=true") == 2
     assert "overlap" in capsys.readouterr().err
 
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """A virtual GPU in CUDA's place: everything is real but the records."""
+    """Replaces CUDA by a virtual GPU; only the profiler's records are synthetic."""
     monkeypatch.setattr(verification, "require_cuda", lambda _: None)
     monkeypatch.setattr(verification, "stages", partial(verification.stages, device="vgpu"))
 
 
 @pytest.mark.wide
 @pytest.mark.usefixtures("emulated")
-def test_three_processes_agree(tmp_path):
+def test_counts_of_three_processes_agree(tmp_path):
     done = CliRunner().invoke(
         app,
         ["verify", "mixed", *SMALL, "--relay", "latest", "--output-dir", str(tmp_path), "--format", "json"],
@@ -125,14 +125,14 @@ def test_three_processes_agree(tmp_path):
     assert predicted["relay"]["state"] == "latest"
 
 
-def test_a_run_that_fails_says_which(monkeypatch, capsys):
+def test_a_failing_run_is_named(monkeypatch, capsys):
     monkeypatch.setattr(verification, "require_cuda", lambda _: None)
     monkeypatch.setattr(verification, "stages", lambda *_: [GpuStage("announced", ("-c", "1/0"), 10)])
     assert run_main(monkeypatch, "verify", "mixed") == 4
     assert "the announced run failed: exit code 1: ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_interrupted_it_compares_nothing(monkeypatch, capsys):
+def test_an_interrupted_verification_compares_nothing(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 

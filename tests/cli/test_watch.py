@@ -1,4 +1,4 @@
-"""``schedbench watch`` as a command: exit codes, what goes to stdout, and wrong input."""
+"""``schedbench watch`` as a command: exit codes, output, and wrong input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "program.py"
 
 
-def test_a_program_and_its_result(watch: RunCommand, script: Path, tmp_path: Path) -> None:
+def test_a_watched_program_has_a_result(watch: RunCommand, script: Path, tmp_path: Path) -> None:
     script.write_text(GOOD)
     done = watch("--output-dir", str(tmp_path / "out"), "--format", "json", "--", "python", str(script))
     assert (done.code, done.err) == (0, "sum 3.0\n")
@@ -40,7 +40,7 @@ def test_a_program_and_its_result(watch: RunCommand, script: Path, tmp_path: Pat
     assert [row["site"]["statement"] for row in document["syncs"]] == ["print('sum', x.sum().item())"]
 
 
-def test_a_race_fails(watch: RunCommand, script: Path) -> None:
+def test_a_hazard_fails_the_command(watch: RunCommand, script: Path) -> None:
     script.write_text(RACE)
     done = watch("--", "python", str(script))
     assert done.code == 1
@@ -63,7 +63,7 @@ def test_versions_are_compared_by_line(
     assert "program default d2h 1 -> 0, program default sync 1 -> 0" in " ".join(done.out.split())
 
 
-def test_a_program_that_fails_has_its_traceback_and_one_sentence(watch: RunCommand, script: Path) -> None:
+def test_a_failing_program_shows_its_traceback_and_one_sentence(watch: RunCommand, script: Path) -> None:
     script.write_text("def load():\n    raise ValueError('bad data')\nload()\n")
     done = watch("--", "python", str(script))
     assert (done.code, done.out) == (4, "")
@@ -88,7 +88,9 @@ def test_a_program_that_fails_has_its_traceback_and_one_sentence(watch: RunComma
     ],
     ids=["_exit", "killed", "syntax", "import", "no such device"],
 )
-def test_a_process_that_ends_early(watch: RunCommand, script: Path, body: str, message: str) -> None:
+def test_a_process_that_ends_early_is_reported(
+    watch: RunCommand, script: Path, body: str, message: str
+) -> None:
     script.write_text(body)
     done = watch("--", "python", str(script))
     assert (done.code, done.out) == (4, "")
@@ -123,20 +125,22 @@ def test_the_program_ends_with_a_killed_parent(script: Path, tmp_path: Path) -> 
         (["nosuch/python", "{script}"], "nosuch/python: no such interpreter"),
     ],
 )
-def test_wrong_commands(watch: RunCommand, script: Path, arguments: list[str], message: str) -> None:
+def test_wrong_programs_are_refused(
+    watch: RunCommand, script: Path, arguments: list[str], message: str
+) -> None:
     script.write_text(GOOD)
     done = watch("--", *(word.replace("{script}", str(script)) for word in arguments))
     assert done.code == 2
     assert message in done.err
 
 
-def test_wrong_options(watch: RunCommand, script: Path) -> None:
+def test_wrong_options_are_refused(watch: RunCommand, script: Path) -> None:
     script.write_text(GOOD)
     assert watch("--hardware", "h999", "--", "python", str(script)).code == 2
     assert watch("--map", "nosuch", "--", "python", str(script)).code == 2
 
 
-def test_a_hollow_package(watch: RunCommand, script: Path) -> None:
+def test_a_hollow_package_is_named(watch: RunCommand, script: Path) -> None:
     script.write_text("import absent_kernels, torch\nabsent_kernels.norm(torch.ones(3, device='cuda'))\n")
     refused = watch("--hollow", "absent_kernels", "--hollow", "absent", "--", "python", str(script))
     assert refused.code == 4

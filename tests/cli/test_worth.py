@@ -1,4 +1,4 @@
-"""``schedbench worth`` and ``run --worth``: counterfactual runs in every form, and the page of docs/worth.md."""
+"""``schedbench worth`` and ``run --worth``: counterfactual runs in every format, and the page of docs/worth.md."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ UPLOAD = "sched/relay/penalties.py"
 
 
 def blocks(name: str) -> list[str]:
-    """The fenced blocks of a page of the docs."""
+    """Returns the fenced blocks of a page of the docs."""
     return (DOCS / name).read_text().split("```\n")[1::2]
 
 
 def wherever(text: str) -> str:
-    """The text without the numbers of lines, which move, and without spaces at ends of lines."""
+    """The text without line numbers, which change, and without spaces at ends of lines."""
     return "\n".join(line.rstrip() for line in re.sub(r"\.py:\d+ *", ".py ", text).splitlines())
 
 
@@ -61,14 +61,14 @@ def test_rows_are_sorted_by_gain_and_hidden_ones_last(document: dict[str, Any]) 
     assert {row["change"] for row in rows} == {"absent", "no wait", "pinned", "half"}
 
 
-def test_the_conclusion_names_the_line_and_what_it_is_worth(document: dict[str, Any]) -> None:
+def test_the_conclusion_names_the_line_and_its_worth(document: dict[str, Any]) -> None:
     gain = document["worth"]["rows"][0]["output_throughput_pct"]
     assert f"costliest line: {UPLOAD}:" in document["conclusion"]
     said = f"one blocking upload per decode step, worth {gain:.2g} % of throughput in this scenario."
     assert document["conclusion"].endswith(said)
 
 
-def test_every_form_has_the_rows(document: dict[str, Any]) -> None:
+def test_every_format_has_the_rows(document: dict[str, Any]) -> None:
     [first, *_] = document["worth"]["rows"]
     [chart] = [chart for chart in of_result(document) if chart.title == "what would it be worth"]
     assert [point["x"] for point in chart.points] == [
@@ -84,7 +84,7 @@ def test_every_form_has_the_rows(document: dict[str, Any]) -> None:
     assert all(row["metric"].startswith("worth.") for row in rows)
 
 
-def test_the_waits_of_run_have_what_they_are_worth_beside_what_is_exposed(document: dict[str, Any]) -> None:
+def test_the_waits_of_run_have_their_worth_beside_their_exposed_time(document: dict[str, Any]) -> None:
     whole = page(document, 120)
     [waits] = [table for table in whole.blocks if str(getattr(table, "title", "")) == "where the host waited"]
     headings = [str(column.header) for column in waits.columns]  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ def test_the_waits_of_run_have_what_they_are_worth_beside_what_is_exposed(docume
         (("mixed", "--set=device.host=measured"), "device.host=measured measures the host's times"),
     ],
 )
-def test_what_does_not_repeat_is_refused(
+def test_a_run_that_does_not_repeat_is_refused(
     run_command: RunCommand, arguments: tuple[str, ...], reason: str
 ) -> None:
     for command in (
@@ -124,7 +124,7 @@ def test_the_docs_show_the_page(
 SHORT = ("--set", "workload.output_tokens=24", "--device=vgpu", "--worth")
 
 
-def test_compare_says_what_the_lines_that_differ_account_for(
+def test_compare_shows_the_worth_of_differing_lines(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = (*SHORT, "--seeds=1", "--draws=0")
@@ -149,10 +149,10 @@ def test_compare_says_what_the_lines_that_differ_account_for(
     monkeypatch.setenv("COLUMNS", "120")
     page = markdown(compare_page.page(both[sides], 120))
     assert "| A | B | Δ | worth % |" in page and f"| -1 | +{there:.2f} |" in page
-    assert "| A | B | worth % |" in page  # where the host's waiting showed
+    assert "| A | B | worth % |" in page  # where the host's wait was exposed
 
 
-def test_the_ladder_says_so_of_each_state(run_command: RunCommand) -> None:
+def test_the_ladder_shows_the_worth_for_each_state(run_command: RunCommand) -> None:
     states = "[{state: pr25945, penalties: upstream}, {state: pr25945, penalties: exact}]"
     done = run_command("run", CASE[0], *SHORT, "--set", f"engine.relays={states}", "--format=json")
     document = json.loads(done.out)
@@ -176,7 +176,7 @@ def test_the_ladder_says_so_of_each_state(run_command: RunCommand) -> None:
         (("mixed", "--a=sglang:nowhere"), "source lines of another project's engine"),
     ],
 )
-def test_sides_that_cannot_be_asked_are_refused(
+def test_sides_without_counterfactual_runs_are_refused(
     run_command: RunCommand, arguments: tuple[str, ...], reason: str
 ) -> None:
     done = run_command("compare", *arguments, "--worth")

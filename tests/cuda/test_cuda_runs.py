@@ -1,4 +1,4 @@
-"""Whole runs on CUDA: the same tokens in both loops, counts of a steady decode, torch's copies as they are."""
+"""Whole runs on CUDA: the same tokens in both loops, the counts of a steady decode, and torch's copies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows(result, statement):
     return found
 
 
-def test_both_passes_are_whole_and_agree(overlapped):
+def test_both_passes_are_complete_and_agree(overlapped):
     passes = overlapped.environment["passes"]
     assert "abstained" not in passes, passes
     assert isinstance(overlapped.outputs, Outputs), overlapped.outputs
@@ -51,7 +51,7 @@ def test_a_steady_decode_copies_once_and_waits_once(overlapped):
     assert "h2d" not in forward
 
 
-def test_streams_are_known_by_name(overlapped):
+def test_streams_have_their_names(overlapped):
     streams = {name for counts in overlapped.per_step.values() for name in counts.streams}
     assert streams <= {"schedule", "forward", "copy"}
 
@@ -61,7 +61,7 @@ def test_a_list_made_on_the_device_is_a_pageable_blocking_upload(overlapped):
         assert (row.direction, row.host_memory, row.blocking) == ("h2d", "pageable", True)
 
 
-def test_a_prompt_from_pinned_memory_blocks_nobody(overlapped):
+def test_a_prompt_from_pinned_memory_does_not_block(overlapped):
     for row in rows(overlapped, "batch.prefill_input_ids_cpu.to"):
         assert (row.direction, row.host_memory, row.blocking, row.stream) == (
             "h2d",
@@ -71,19 +71,20 @@ def test_a_prompt_from_pinned_memory_blocks_nobody(overlapped):
         )
 
 
-def test_tokens_come_back_into_pinned_memory(overlapped):
+def test_tokens_are_downloaded_into_pinned_memory(overlapped):
     for row in rows(overlapped, 'token_ids.to("cpu"'):
         assert (row.direction, row.host_memory, row.blocking) == ("d2h", "pinned", False)
 
 
-def test_the_timed_pass_measured_something(overlapped):
+def test_the_timed_pass_measures_times(overlapped):
     for name in ("output_throughput", "forward_occupancy", "step_ms", "ttft_ms"):
         assert overlapped.metrics[name].values[0] > 0
     assert not overlapped.labels.emulated
 
 
 class Strict(Observer):
-    """Torch raises at a blocking call once decodes alone are left. The result's event is no such call."""
+    """Makes torch raise at a blocking call once only decodes are left. Waiting for the result's event is not a blocking
+    call."""
 
     def launched(self, info: StepInfo) -> None:
         torch.cuda.set_sync_debug_mode("error" if info.kind == "decode" else "default")

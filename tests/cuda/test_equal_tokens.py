@@ -1,4 +1,4 @@
-"""Whole runs on CUDA that must give the same tokens, though other kernels make them."""
+"""Whole runs on CUDA that must give the same tokens, although other kernels compute them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels on the device, through their ops, against torch's implementations in float64."""
+"""The kernels on the device, through their ops, compared with torch's implementations in float64."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize(("name", "dtype"), list(names()), ids=str)
-def test_the_result_is_torchs(name: str, dtype: torch.dtype) -> None:
+def test_the_result_equals_that_of_torch(name: str, dtype: torch.dtype) -> None:
     assert wrong(name, dtype, CASES[name].op, "cuda") == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("widened", [False, True])
-def test_products_are_the_librarys(dtype: torch.dtype, biased: bool, widened: bool) -> None:
+def test_products_equal_those_of_the_library(dtype: torch.dtype, biased: bool, widened: bool) -> None:
     x, weight, bias = (part.to(dtype) for part in (floats(5, 64), floats(64, 48), floats(48)))
     out_dtype = torch.float32 if widened else dtype
     arguments = [part.cuda() if part is not None else None for part in (x, weight, bias if biased else None)]
@@ -38,7 +38,7 @@ def test_products_are_the_librarys(dtype: torch.dtype, biased: bool, widened: bo
 
 
 def paged(context: int) -> list[torch.Tensor]:
-    """A table whose entries behind the first 40 are no slots, two rows of it, and lengths of 1."""
+    """A table whose entries after the first 40 are no slots, two rows of it, and lengths of 1."""
     table = torch.full((3, context), 1 << 30, dtype=torch.int32)
     table[:, :40] = torch.arange(120).view(3, 40)
     return [part.cuda() for part in (table, torch.tensor([1, 2]), torch.ones(2, dtype=torch.int64))]
@@ -55,8 +55,8 @@ def choice_of(lens: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> li
 
 
 @pytest.mark.parametrize(("op", "arguments"), [(attention, decode_of), (select_top_k, choice_of)])
-def test_a_graph_reads_as_far_as_the_lengths_on_the_device_say(op: Any, arguments: Any) -> None:
-    """Captured for a large context with lengths of 1: a step further than there are slots would be a fault."""
+def test_a_graph_reads_only_up_to_the_lengths_on_the_device(op: Any, arguments: Any) -> None:
+    """It is captured for a large context with lengths of 1: one more step would read outside of the table."""
     table, rows, lens = paged(1 << 17)
     given = arguments(lens, table, rows)
     stream = torch.cuda.Stream()

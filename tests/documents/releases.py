@@ -250,7 +250,7 @@ def number(value: float) -> str:
 
 
 def places(found: Hazards) -> dict[tuple[str, str], str]:
-    """The hazards by resource and the line of the second access."""
+    """Returns the hazards by resource and the line of the second access."""
     lines = {}
     for finding in found.findings:
         access = finding.second or finding.first

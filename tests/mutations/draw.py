@@ -1,8 +1,9 @@
-"""Take away what orders streams or keeps memory, one place at a time, drawn at random, and see what ``check`` says.
+"""Removes places that order streams or keep memory allocated, one at a time, drawn at random, and records what
+``check`` finds.
 
-    python tests/mutations/draw.py --seed 1 --count 16 [--out FILE] [--only FILE:LINE ...]
+python tests/mutations/draw.py --seed 1 --count 16 [--out FILE] [--only FILE:LINE ...]
 
-Works on a copy of the tree; minutes. Prints a Markdown table; a place that no probe comes through is not drawn.
+Works on a copy of the tree; takes minutes. Prints a Markdown table; a place that no probe executes is not drawn.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from schedbench.cli.errors import WORKLOAD_FAILED
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (".typing", "cli", "profiles", "scenarios", "sched")
-_LINE = re.compile(r"(\.py):\d+")  # lines move: a table outlives them
-SECONDS = 240  # a check that takes longer does not end
+_LINE = re.compile(r"(\.py):\d+")  # line numbers change, and the table is kept longer
+SECONDS = 240  # a check that takes longer is taken to hang
 ONE, ALL = ("--adversarial", "0"), ("--seeds", "0")
 
 _OVERLAPPED = ("engine.overlap=true",)
@@ -40,7 +41,7 @@ _FEW = (
     "workload.prompt_tokens={dist: uniform, min: 16, max: 80}",
     "workload.output_tokens={dist: uniform, min: 4, max: 20}",
 )
-# By name: a scenario and what is set in it.
+# By name: a scenario and its overrides.
 _WORKLOADS: dict[str, tuple[str, tuple[str, ...]]] = {
     "faults/mixing": ("faults/mixing", _OVERLAPPED),
     "faults/joining": ("faults/joining", _OVERLAPPED),
@@ -74,7 +75,7 @@ _WORKLOADS: dict[str, tuple[str, tuple[str, ...]]] = {
     "disagg_hisparse": ("disagg_hisparse", _FEW),
 }
 _RELAYS = ("latest", "pr25945", "pr26425")
-_MODES = tuple(_WORKLOADS)[4:]  # everything but the plain loops
+_MODES = tuple(_WORKLOADS)[4:]  # all modes except the plain loops
 
 
 class Probe(NamedTuple):
@@ -109,7 +110,8 @@ PROBES = [
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``caught``: by check, what it said first; empty where all passed. ``probes``: those that were asked."""
+    """``caught`` has the first evidence of each check that failed, and is empty where all passed; ``probes`` are those
+    that ran."""
 
     place: Place
     probes: tuple[str, ...]
@@ -118,7 +120,7 @@ class Judgement:
 
 
 class Tree:
-    """A copy of the repository that can be broken."""
+    """A copy of the repository in which places can be removed."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
@@ -135,7 +137,8 @@ class Tree:
         }
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Raises TimeoutExpired. Safe paths: the tree's root would make ``sched`` another module."""
+        """Runs Python in the tree. Raises TimeoutExpired. Safe paths are on, because the tree's root would make
+        ``sched`` another module."""
         return subprocess.run(
             [sys.executable, "-P", *arguments],
             cwd=self.folder,
@@ -146,7 +149,7 @@ class Tree:
         )
 
     def reached(self, probe: Probe) -> set[str]:
-        """Lines of sched/ that a run of the probe comes through."""
+        """Returns the lines of sched/ that a run of the probe executes."""
         out = self.folder / "reached.json"
         script = str(Path(__file__).with_name("reach.py"))
         done = self.python(script, str(self.folder), str(out), "run", "--device", "vgpu", *probe.arguments)
@@ -155,19 +158,19 @@ class Tree:
         return set(json.loads(out.read_text()))
 
     def check(self, probe: Probe, *adversaries: str) -> dict[str, str]:
-        """The checks that failed, with the first thing that each one said."""
+        """Returns the checks that failed, with the first evidence of each."""
         asked = ["-m", "schedbench", "check", *probe.arguments, *adversaries, "--format", "json"]
         try:
             done = self.python(*asked)
         except subprocess.TimeoutExpired:
             return {"run": f"does not end within {SECONDS} s"}
-        if not done.stdout:  # it broke down where no check looks
+        if not done.stdout:  # it failed outside of all checks
             return {"start": (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]}
         (report,) = json.loads(done.stdout)["reports"]
         return {check["name"]: _said(check) for check in report["checks"] if check["verdict"] == "failed"}
 
     def judge(self, place: Place, probes: Sequence[Probe]) -> Judgement:
-        """By the first probe that catches it."""
+        """Returns the judgement of the first probe that finds the mutation."""
         for probe in probes:
             self._require_sound(probe)
         begin = time.perf_counter()
@@ -177,7 +180,7 @@ class Tree:
         caught: dict[str, str] = {}
         path.write_bytes(place.mutated(sound))
         try:
-            # Most mutants fail under one adversary: the others are asked last.
+            # Most mutants fail under one adversary, so the others run last.
             for adversaries, probe in (*((ONE, probe) for probe in probes), (ALL, probes[0])):
                 asked.append(str(probe))
                 caught = self.check(probe, *adversaries)
@@ -188,7 +191,7 @@ class Tree:
         return Judgement(place, tuple(asked), caught, time.perf_counter() - begin)
 
     def _require_sound(self, probe: Probe) -> None:
-        """What fails as it is proves nothing of a mutation."""
+        """Raises if a check fails without a mutation, which would prove nothing."""
         if probe not in self._sound:
             failed = self.check(probe, *ALL)
             if failed:
@@ -207,12 +210,12 @@ def comes_through(place: Place, lines: set[str]) -> bool:
 
 
 def asked_of(place: Place, reached: dict[Probe, set[str]]) -> list[Probe]:
-    """The probes that can say something about a place."""
+    """Returns the probes that can find a mutation of this place."""
     return [probe for probe in PROBES if comes_through(place, reached[probe])]
 
 
 def of_modes(place: Place, reached: dict[Probe, set[str]]) -> bool:
-    """Whether only probes of the modes come through the place."""
+    """Whether only probes of modes execute the place."""
     return all(probe.workload in _MODES for probe in asked_of(place, reached))
 
 
@@ -229,7 +232,7 @@ def table(judgements: Sequence[Judgement]) -> Iterator[str]:
 
 
 def _short(text: str, most: int) -> str:
-    """On one line, and no cell's end."""
+    """On one line, and without a cell's end."""
     line = " ".join(text.replace("|", "/").split()).replace(PLAIN, "nullcontext()")
     return line if len(line) <= most else f"{line[: most - 1]}…"
 

@@ -1,4 +1,5 @@
-"""Every place in sched/ that orders streams or keeps something alive, found by its syntax, and sched/ without it."""
+"""Finds every place in sched/ that orders streams or keeps memory allocated, by its syntax, and makes a copy of sched/
+without it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Literal
 
 Kind = Literal["wait", "event", "reference", "copy", "context", "pinned", "asynchronous"]
 
-# Calls that are statements of their own, by what they are for.
+# Calls that are whole statements, by their purpose.
 STATEMENTS: dict[str, Kind] = {
     **dict.fromkeys(
         ("wait", "wait_stream", "wait_event", "synchronize", "flush", "barrier", "reads_done"), "wait"
@@ -19,10 +20,10 @@ STATEMENTS: dict[str, Kind] = {
     **dict.fromkeys(("record_stream", "keep_alive"), "reference"),
     **dict.fromkeys(("enter_context", "read_tables", "copy_tables", "copy_pages"), "copy"),
 }
-# Calls whose receiver, or only argument, could stand in their place.
+# Calls that can be replaced by their receiver or only argument.
 COPIES = {"clone", "copy", "copy_for_forward", "zeros_like"}
 EVENTS = {"copy_done", "read_done"}
-# Broken on purpose, each to be caught by a test of its own.
+# Deliberate faults, each of which has its own test.
 LEFT_OUT = {"sched/relay/broken.py", "sched/relay/faults.py"}
 PLAIN = '__import__("contextlib").nullcontext()'
 
@@ -53,7 +54,7 @@ class Place:
 
 
 class Found:
-    """What a rule makes of a node of one file."""
+    """The places that a rule finds in one file."""
 
     def __init__(self, file: str, source: bytes) -> None:
         self.file = file
@@ -89,7 +90,7 @@ Rule = Callable[[Found, ast.stmt, str], None]
 
 
 def places(root: Path) -> list[Place]:
-    """All of them, file by file and line by line."""
+    """Returns all places, file by file and line by line."""
     found: list[Place] = []
     for path in sorted((root / "sched").rglob("*.py")):
         file = path.relative_to(root).as_posix()
@@ -115,7 +116,7 @@ def _statements(node: ast.AST, function: str) -> Iterator[tuple[ast.stmt, str]]:
 
 
 def _end_of_header(statement: ast.stmt) -> int:
-    """The last line of a statement that belongs to itself, not to what stands in it."""
+    """Returns the last line of a statement itself, without the statements in it."""
     body = getattr(statement, "body", None)
     if body:
         return max(statement.lineno, int(body[0].lineno) - 1)
@@ -123,7 +124,7 @@ def _end_of_header(statement: ast.stmt) -> int:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Of the statement itself, not of statements in it."""
+    """Yields the expressions of the statement itself, without those of statements in it."""
     waiting: list[ast.AST] = [c for c in ast.iter_child_nodes(statement) if not isinstance(c, ast.stmt)]
     while waiting:
         node = waiting.pop()
@@ -154,7 +155,7 @@ def _statement_calls(found: Found, statement: ast.stmt, function: str) -> None:
 
 
 def _copies(found: Found, statement: ast.stmt, function: str) -> None:
-    """A copy becomes the thing itself; a new tensor becomes a change of the old one."""
+    """A copy is replaced by the original; a new tensor by a change of the old one."""
     for node in _expressions(statement):
         if not isinstance(node, ast.Call) or node.keywords or _called(node) not in COPIES:
             continue
@@ -172,7 +173,7 @@ def _copies(found: Found, statement: ast.stmt, function: str) -> None:
 
 
 def _contexts(found: Found, statement: ast.stmt, function: str) -> None:
-    """A stream, or a forward's own copy, that is entered; and the one place that enters streams."""
+    """A stream, or a forward's own copy, that is entered; and the single place that enters streams."""
     if isinstance(statement, ast.With):
         for item in statement.items:
             name = _called(item.context_expr)
@@ -190,7 +191,7 @@ def _events(found: Found, statement: ast.stmt, function: str) -> None:
 
 
 def _references(found: Found, statement: ast.stmt, function: str) -> None:
-    """What is put into a ring, and how many launches a ring holds."""
+    """The references put into a ring, and the number of launches that a ring holds."""
     match statement:
         case ast.Assign(
             targets=[ast.Subscript(value=ast.Attribute(attr="kept_alive"))], value=ast.List(elts=held)
@@ -207,7 +208,7 @@ def _references(found: Found, statement: ast.stmt, function: str) -> None:
 
 
 def _host_memory(found: Found, statement: ast.stmt, function: str) -> None:
-    """Pinned staging becomes pageable; a copy to the host waits where it did not, and the other way round."""
+    """Pinned staging becomes pageable; an asynchronous copy to the host becomes blocking, and the other way round."""
     for node in _expressions(statement):
         if not isinstance(node, ast.Call):
             continue

@@ -1,4 +1,4 @@
-"""Run schedbench and write down which lines of sched/ it comes through: ``reach.py ROOT FILE ARGS...``."""
+"""Runs schedbench and records which lines of sched/ are executed: ``reach.py ROOT FILE ARGS...``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Reached:
-    """A trace function; ``lines`` are "file:line" relative to ``root``. Linked folders count as what they link to."""
+    """A trace function; ``lines`` are "file:line" relative to ``root``. Linked folders count as their targets."""
 
     def __init__(self, root: Path) -> None:
         self.lines: set[str] = set()

@@ -1,4 +1,4 @@
-"""The enumerator of mutations: what it finds, and that what it makes is still Python."""
+"""The enumerator of mutations: the places that it finds, and the validity of the mutated source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def mutated(place: Place) -> str:
     return place.mutated(SOURCE).decode()
 
 
-def test_everything_that_orders_or_keeps_is_found() -> None:
+def test_every_ordering_or_keeping_statement_is_found() -> None:
     found = places_of("launch.py", SOURCE)
     assert {f"{place.was} -> {place.becomes}" for place in found} == TAKEN
     assert Counter(place.kind for place in found) == {
@@ -75,7 +75,7 @@ def test_one_place_is_changed_and_no_line_moves(place: Place) -> None:
     assert different <= set(range(place.first, place.last + 1))
 
 
-def test_every_place_of_the_scheduler_can_be_taken_away() -> None:
+def test_every_place_of_the_scheduler_can_be_removed() -> None:
     found = places(ROOT)
     assert len({(place.file, place.start, place.end) for place in found}) == len(found)
     assert not {place.file for place in found} & LEFT_OUT
@@ -87,8 +87,8 @@ def test_every_place_of_the_scheduler_can_be_taken_away() -> None:
 NAMED = re.compile(r"^\| `(sched/[\w/]+\.py)` (\w+) \| (\w+): `(.+?)…?` →", re.MULTILINE)
 
 
-def test_places_that_the_docs_name_are_there() -> None:
-    """Whoever moves one moves its name."""
+def test_places_named_in_the_docs_exist() -> None:
+    """A change that moves such a place has to change its name in the docs."""
     named = NAMED.findall((ROOT / "docs/mutations.md").read_text())
     found = [(place.file, place.function, place.kind, place.was) for place in places(ROOT)]
     assert len(named) == 18 + 18 + 37 + 59

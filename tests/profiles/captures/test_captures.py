@@ -204,7 +204,7 @@ def test_the_busiest_thread_is_reported_and_others_are_named(read):
 
 def test_a_result_has_nothing_of_the_environment(read):
     text = read(drawn("new")).to_json()
-    assert "hunter2" not in text and "somebodys-machine" not in text and "API_KEY" not in text
+    assert "hunter2" not in text and "hostname-of-a-user" not in text and "API_KEY" not in text
     assert '"EXPORT_SCHEMA_VERSION": "3.7.2"' in text and "Made-up GPU" in text
 
 

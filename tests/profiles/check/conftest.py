@@ -1,4 +1,4 @@
-"""What the tests of checks share."""
+"""Fixtures that the tests of checks share."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from schedbench.profiles.check import examine
 
 @pytest.fixture
 def nothing_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examinations end with their checks. What runs leave unproven takes runs of its own: test_unproven.py."""
+    """Examinations skip the search for unproven waits, which takes runs of its own: test_unproven.py."""
     monkeypatch.setattr(examine, "unproven", lambda *_: [])

@@ -1,4 +1,5 @@
-"""The relay's contract on batches made by hand: every state keeps it, whatever is done; who does not is told."""
+"""The relay's contract on hand-made batches: every state keeps it under any sequence of actions, and changed policies
+that break it are found."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def kept(choice: RelayChoice, *, overlap: bool):
 
 
 @EACH
-def test_every_state_keeps_it(state: str, overlap: bool) -> None:
+def test_every_state_keeps_the_contract(state: str, overlap: bool) -> None:
     found = kept(choose(state, {}), overlap=overlap)
     assert found.broken == ()
     if overlap:
@@ -54,21 +55,21 @@ def test_every_state_keeps_it(state: str, overlap: bool) -> None:
 
 @settings(max_examples=160, deadline=None, derandomize=True)
 @given(row=st.sampled_from(ROWS_OF_STATES), script=scripts)
-def test_whatever_is_done_to_the_batches(row: tuple[str, bool], script: list[BatchAction]) -> None:
+def test_the_contract_holds_for_random_actions(row: tuple[str, bool], script: list[BatchAction]) -> None:
     state, overlap = row
     assert follow(choose(state, {}).row(overlap=overlap), script, overlap=overlap) == []
 
 
 @pytest.mark.parametrize("state", ["pr25774", "pr25945", "latest"])
 @pytest.mark.parametrize("switch", switches())
-def test_no_switch_breaks_it(state: str, switch: str) -> None:
+def test_no_switch_breaks_the_contract(state: str, switch: str) -> None:
     refused = states()[state].refuses
     for value in switches()[switch]:
         if (switch, value) not in refused:
             assert kept(choose(state, {switch: value}), overlap=True).broken == ()
 
 
-def test_what_upstream_never_met_is_declared_and_mended_by_25945() -> None:
+def test_latent_defects_are_declared_and_fixed_by_25945() -> None:
     assert choose("pr25945-before", {}).known_defects == tuple(DEFECTS)
     assert choose("pr25945", {}).known_defects == choose("latest", {}).known_defects == ()
 
@@ -80,7 +81,7 @@ def test_an_undeclared_defect_is_a_violation() -> None:
 
 
 def undeclared(**policies: object) -> dict[str, str]:
-    """What a changed row of a state with declared defects breaks besides them."""
+    """What a changed row of a state with declared defects breaks in addition to them."""
     choice = choose("pr25945-before", {})
     row: RelayRow = replace(choice.row(overlap=True), **policies)
     found = check_contract(lambda: row, overlap=True, declared=choice.known_defects)
@@ -100,7 +101,7 @@ def test_another_defect_with_bare_sides_is_not_the_declared_one() -> None:
 
 
 def test_another_defect_with_prompts_is_not_the_declared_one() -> None:
-    """Ids above zero are replaced, or the prompt cannot pass at all."""
+    """Ids above zero are replaced, or the prompt is refused."""
     before = choose("pr25945-before", {}).row(overlap=True).resolve
 
     def shift(context, batch):
@@ -117,33 +118,33 @@ def test_another_defect_with_prompts_is_not_the_declared_one() -> None:
     assert "ValueError: no room" in undeclared(resolve=refuse)[ANY_PROMPT]
 
 
-# ---- rows of a user's own ----------------------------------------------------------------------------------
+# ---- changed rows ----------------------------------------------------------------------------------
 
 
 def broken_by(**policies: object) -> dict[str, str]:
-    """The promises that a changed row breaks, and where that shows first."""
+    """Returns the promises that a changed row breaks, with the first evidence of each."""
     row: RelayRow = replace(choose("pr25945", {}).row(overlap=True), **policies)
     return {v.promise: v.says for v in reversed(check_contract(lambda: row, overlap=True).broken)}
 
 
-def test_lengths_that_stand_still_are_told_by_request() -> None:
-    told = broken_by(advance=ordering.nothing)
-    assert told["mirrors equal the requests' values"].startswith(
+def test_lengths_that_do_not_advance_are_reported_by_request() -> None:
+    violations = broken_by(advance=ordering.nothing)
+    assert violations["mirrors equal the requests' values"].startswith(
         "decoding: the running batch after step 1: seq_lens_cpu is 5 for request r0, which has 6"
     )
 
 
-def test_a_device_side_left_behind_is_told() -> None:
-    told = broken_by(advance=lengths.advance_host_side)
+def test_device_lengths_that_lag_are_reported() -> None:
+    violations = broken_by(advance=lengths.advance_host_side)
     assert (
         "seq_lens of request r0 is 5 on the device and 6 in seq_lens_cpu"
-        in told["mirrors equal device values"]
+        in violations["mirrors equal device values"]
     )
 
 
 @pytest.mark.parametrize("state", ["pr25944", "pr26425"])
-def test_lengths_are_compared_whichever_policy_hands_them_out(state: str) -> None:
-    """A policy of its own, which does what the fault ``allocate-by-sentinel`` does."""
+def test_allocation_lengths_are_compared_for_any_policy(state: str) -> None:
+    """A separate policy that does what the fault ``allocate-by-sentinel`` does."""
 
     def of_the_batch(context, batch):  # noqa: ARG001
         return batch.seq_lens
@@ -160,18 +161,18 @@ def test_lengths_are_compared_whichever_policy_hands_them_out(state: str) -> Non
         }
 
 
-def test_tokens_in_another_order_are_told_with_both() -> None:
+def test_tokens_in_another_order_are_reported() -> None:
     def reversed_mix(context, prefill, running):  # noqa: ARG001
         prefill.mix_running_indices = running.req_pool_indices.flip(0)
 
-    told = broken_by(mix=reversed_mix)
-    assert told["a step is fed the tokens that were sampled"].startswith(
+    violations = broken_by(mix=reversed_mix)
+    assert violations["a step is fed the tokens that were sampled"].startswith(
         "mixing: step 2, request r0, position 6: "
     )
 
 
-def test_a_side_that_was_filtered_in_another_order_is_told() -> None:
-    """A batch that carries its own tokens and loses the wrong ones."""
+def test_a_wrongly_filtered_batch_is_reported() -> None:
+    """The batch carries its own tokens and loses the wrong ones."""
 
     def keep_first(context, batch, keep):  # noqa: ARG001
         if batch.input_ids is not None:
@@ -180,11 +181,11 @@ def test_a_side_that_was_filtered_in_another_order_is_told() -> None:
     def conclude_with_tokens(context, batch, result):  # noqa: ARG001
         batch.input_ids = result.next_token_ids.clone()
 
-    told = broken_by(filter=keep_first, conclude=conclude_with_tokens)
-    assert told["a step is fed the tokens that were sampled"].startswith("leaving: ")
+    violations = broken_by(filter=keep_first, conclude=conclude_with_tokens)
+    assert violations["a step is fed the tokens that were sampled"].startswith("leaving: ")
 
 
-def test_work_for_no_rows_is_told() -> None:
+def test_a_write_without_rows_is_reported() -> None:
     def stash_first(context, future, token_ids):
         context.futures.output_tokens_buf[: token_ids.shape[0]] = token_ids
         tokens.stash_by_row(context, future, token_ids)

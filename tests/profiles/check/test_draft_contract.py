@@ -1,4 +1,5 @@
-"""The relay's contract with speculative workers, on batches made by hand: every state keeps it, others are told."""
+"""The relay's contract with speculative workers, on hand-made batches: every state keeps it, and wrong policies are
+found."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ scripts = st.lists(acts, min_size=2, max_size=14)
 
 
 def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: Any) -> ContractResult:
-    """``answers`` take the place of the state's own."""
+    """``answers`` replace policies of the state."""
 
     def made() -> DraftSetup:
         own = speculating(choice, mode)
@@ -58,7 +59,7 @@ def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: An
 
 
 @EACH
-def test_every_state_keeps_it(state: str, mode: Speculation, overlap: bool) -> None:
+def test_every_state_keeps_the_draft_contract(state: str, mode: Speculation, overlap: bool) -> None:
     assert kept(choose(state, {}), mode, overlap=overlap).broken == ()
 
 
@@ -68,7 +69,7 @@ def test_every_state_keeps_it(state: str, mode: Speculation, overlap: bool) -> N
     worker=st.sampled_from(WORKERS),
     script=scripts,
 )
-def test_whatever_is_done_to_the_batches(
+def test_the_draft_contract_holds_for_random_actions(
     state: str, worker: tuple[Speculation, bool], script: list[BatchAction]
 ) -> None:
     (mode, overlap), choice = worker, choose(state, {})
@@ -77,11 +78,11 @@ def test_whatever_is_done_to_the_batches(
 
 
 @pytest.mark.parametrize("value", ["blocking", "private", "bound"])
-def test_however_lengths_are_learnt(value: str) -> None:
+def test_the_draft_contract_holds_for_every_policy_of_host_lengths(value: str) -> None:
     assert kept(choose("pr25945", {"seq_lens_cpu": value}), "v2", overlap=True).broken == ()
 
 
-# ---- wrong answers, one for each question ------------------------------------------------------------------------
+# ---- wrong policies, one for each question ------------------------------------------------------------------------
 
 
 def rotate_nothing(context: Any, batch: Any, next_ids: Any, extend_lens: Any) -> torch.Tensor:  # noqa: ARG001
@@ -98,7 +99,7 @@ def keep_first_draft(context: Any, batch: Any, rows: torch.Tensor, before: int) 
 
 
 def merge_behind(context: Any, batch: Any, other: Any) -> None:
-    """The other's rows come first."""
+    """The other batch's rows come first."""
     own, batch.spec_info = batch.spec_info, other.spec_info
     other.spec_info = own
     drafts.merge_future(context, batch, other)
@@ -114,12 +115,12 @@ def not_grown(context: Any, batch: Any, count: int) -> torch.Tensor:  # noqa: AR
 
 
 def lengths_before(context: Any, batch: Any, new: Any) -> None:  # noqa: ARG001
-    """Those of the step before are published."""
+    """Publishes the lengths of the previous step."""
     lengths.publish_lengths(context, batch, batch.seq_lens)
 
 
 def stash_tokens_alone(context: Any, future: Any, draft: Any) -> None:
-    """The draft's state of the first step stays for good."""
+    """The draft state of the first step is never replaced."""
     if context.draft_buffers is None:
         drafts.stash_by_row(context, future, draft)
     context.futures.stash(future.indices, draft.bonus_tokens)
@@ -150,7 +151,7 @@ WRONG: list[tuple[Speculation, str, Any, str]] = [
     WRONG,
     ids=lambda value: getattr(value, "__name__", str(value)[:24]),
 )
-def test_a_wrong_answer_breaks_a_promise(mode: Speculation, asked: str, answer: Any, promise: str) -> None:
+def test_a_wrong_policy_breaks_a_promise(mode: Speculation, asked: str, answer: Any, promise: str) -> None:
     found = kept(choose("pr26425", {}), mode, overlap=mode == "v2", **{asked: answer})
     promises = {violation.promise: violation for violation in found.broken}
     assert promise in promises, promises

@@ -1,4 +1,5 @@
-"""A wrong draft costs no token: what it starts from is compared with what it should, and found wrong where it is."""
+"""A wrong draft changes no token. Its input is compared with the expected one, and differences are reported with their
+place."""
 
 from __future__ import annotations
 
@@ -47,14 +48,14 @@ def checked(resolved: Resolved) -> Check:
 
 
 def violations(resolved: Resolved) -> dict[str, str]:
-    """Of a run in program order: the fields that broke a promise, and what is said of them."""
+    """Runs in program order; returns the fields that broke a promise, with the evidence."""
     guard = Invariants()
     execute(resolved, resolved.relays[0], Options(device="vgpu"), guard=guard)
     return {violation.field: violation.says for violation in guard.violations()}
 
 
 def broken(resolved: Resolved, change: Change) -> Resolved:
-    """With another answer to one of the questions of speculation."""
+    """Replaces a policy of speculation."""
     [relay] = resolved.relays
     fault = Fault("wrong", "Wrong.", "none", (relay.state.name,), ("overlapped",), unchanged, "v2", change)
     return replace(resolved, relays=(relay.broken_by(fault, overlap=True, speculation="v2"),))
@@ -70,7 +71,7 @@ def broken(resolved: Resolved, change: Change) -> Resolved:
         ("pr25945", "tree"),
     ],
 )
-def test_every_way_drafts_alike(state: str, worker: str) -> None:
+def test_drafts_agree_in_every_state_and_worker(state: str, worker: str) -> None:
     found = checked(question(state=state, worker=worker))
     assert (found.verdict, found.evidence) == ("passed", ())
     assert "of 6 requests" in found.about
@@ -82,28 +83,28 @@ SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
 @pytest.mark.parametrize(
     "state", [state if state in SOON else pytest.param(state, marks=pytest.mark.wide) for state in states()]
 )
-def test_in_every_state_a_draft_starts_from_what_was_left(state: str) -> None:
+def test_a_draft_starts_from_the_state_of_the_last_extend(state: str) -> None:
     assert violations(question(state=state)) == {}
 
 
-def test_simulated_acceptance_and_lagging_penalties_promise_nothing() -> None:
+def test_the_check_does_not_apply_to_simulated_acceptance_and_lagging_penalties() -> None:
     assert checked(question("engine.speculative.acceptance={mean: 2.5}")).verdict == "not applicable"
     penalised = question("workload.sampling.presence_penalty=0.5", state="pr25945")
     assert checked(penalised).verdict == "not applicable"
 
 
-def test_clients_that_go_away_are_no_difference() -> None:
-    """A verify tells of several tokens at once, so that one may have had more of them."""
+def test_aborted_requests_are_no_difference() -> None:
+    """A verify reports several tokens at once, so the aborted request of one run may have more of them."""
     leaving = question("workload.abort={fraction: 0.5, after_tokens: 3}")
     checks = Examiner(leaving, ()).examine(leaving.relays[0]).checks
     assert {check.name: check.evidence for check in checks if check.verdict == "failed"} == {}
 
 
-# ---- wrong in every order alike ----------------------------------------------------------------------------------
+# ---- wrong in every order ----------------------------------------------------------------------------------
 
 
 def of_a_neighbour(field: str) -> Callable[..., None]:
-    """The draft's input as ``latest`` resolves it, but for one part, which comes from another row."""
+    """Resolves the draft's input as ``latest`` does, except for one field, which comes from another row."""
 
     def misplaced(context: Any, prompts: Any, batch: Any) -> None:
         drafts.resolve_on_the_forward_stream(context, prompts, batch)
@@ -116,15 +117,15 @@ def of_a_neighbour(field: str) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("field", ["hidden_states", "topk_index"])
-def test_another_requests_draft_state_is_told_with_its_place(field: str) -> None:
+def test_the_draft_state_of_another_request_is_reported_by_field(field: str) -> None:
     wrong = broken(question(), lambda row: replace(row, resolve=of_a_neighbour(field)))
-    told = violations(wrong)
-    assert told.keys() == {field}
-    assert f"its draft starts from {field} that its last extend did not leave" in told[field]
+    found = violations(wrong)
+    assert found.keys() == {field}
+    assert f"its draft starts from {field} that its last extend did not leave" in found[field]
     assert checked(wrong).verdict == "failed"
 
 
-def test_a_mirror_that_lags_is_told() -> None:
+def test_a_lagging_mirror_is_reported() -> None:
     def lagging(context: Any, batch: Any) -> None:
         lengths.lengths_gathered_and_downloaded(context, batch)
         if batch.spec_info is not None and batch.has_host_lengths:
@@ -134,18 +135,18 @@ def test_a_mirror_that_lags_is_told() -> None:
     assert "on the device and" in violations(wrong)["seq_lens_cpu"]
 
 
-def test_a_worker_that_teaches_its_draft_wrong_is_caught_by_the_drafts_alone(
+def test_a_wrong_draft_extend_is_found_by_the_draft_check_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The relay hands on what it was given, no order is wrong, and no token: no other check sees it."""
+    """The relay is right, and so are all orders and tokens, so no other check can find it."""
     extend = Drafter.extend_chains
 
     def shifted(self: Drafter, chains: VerifiedChains) -> DraftState:
         return extend(self, chains._replace(hidden_states=chains.hidden_states.roll(1, 0)))
 
     monkeypatch.setattr(Drafter, "extend_chains", shifted)
-    taught_wrong = question()
-    [failed] = Examiner(taught_wrong, (0,)).examine(taught_wrong.relays[0]).failed
+    wrongly_extended = question()
+    [failed] = Examiner(wrongly_extended, (0,)).examine(wrongly_extended.relays[0]).failed
     says = failed.evidence[0].says
     assert failed.name == NAME
     assert says.startswith("request r0, verify 1, length ")

@@ -1,4 +1,4 @@
-"""Every known bug: nothing is found with the fault off, and with it on these checks fail, and say so in words."""
+"""Every known bug: without the fault no check fails, and with it the listed checks fail with a readable reason."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CATCHERS = {
     "missing-host-lengths-used": {"contract", "run"},
     "draft-extends-lengths": {"invariants"},
 }
-# A sentence that a reader can act on, of whoever says most.
+# A part of the evidence that names the cause, from the most specific check.
 SAYS = {
     "one-sided-merge": "TypeError: the side that joins carries no token ids (at sched/relay/placeholders.py:",
     "penalties-from-input": "the batch whose tokens are to be counted has no input ids",
@@ -107,7 +107,7 @@ PROGRAM_ORDER: tuple[int, ...] = ()
 
 @pytest.fixture(scope="module", autouse=True)
 def shared_runs() -> Iterator[None]:
-    """Runs the reference of equal questions once."""
+    """The reference runs of equal questions are made once."""
     by_question: dict[str, Result | Crash] = {}
     run_reference = tokens.reference
 
@@ -124,13 +124,13 @@ def shared_runs() -> Iterator[None]:
 
 @cache
 def examiner(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...]) -> Examiner:
-    """One per question, since it runs the references of its drafts once."""
+    """One examiner per question, because it makes the reference runs of its drafts once."""
     return Examiner(ask(scenario, overrides), adversaries)
 
 
 @cache
 def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...], onebatch: bool) -> Report:
-    """Several faults are asked of one scenario, which is examined once without any."""
+    """Faults of one scenario share its examination without a fault."""
     without = examiner(scenario, overrides, adversaries)
     [relay] = without.resolved.relays
     return examine_one_batch(without.resolved, relay) if onebatch else without.examine(relay)
@@ -161,8 +161,8 @@ def evidence_of(report: Report) -> str:
         pytest.param(ALL_ORDERS, id="all orders", marks=pytest.mark.wide),
     ],
 )
-def test_off_it_is_clean_and_on_it_is_caught(name: str, adversaries: tuple[int, ...]) -> None:
-    """What only an adversary's order shows, hazards show in program order too."""
+def test_a_fault_is_found_and_its_absence_passes(name: str, adversaries: tuple[int, ...]) -> None:
+    """Hazards find in program order what would otherwise need an adversary's order."""
     scenario = fault_scenarios()[name]
     off = sound(scenario.scenario, scenario.overrides, adversaries, scenario.onebatch)
     on = broken(scenario, adversaries)
@@ -182,8 +182,8 @@ def in_another(fault: Fault) -> object:
 
 
 @pytest.mark.parametrize("name", [in_another(fault) for fault in faults().values() if several(fault)])
-def test_nor_does_it_hide_in_another_state_or_loop(name: str) -> None:
-    """By the cheapest catcher that sees it, in the last of each."""
+def test_a_fault_is_found_in_its_other_states_and_loops(name: str) -> None:
+    """The cheapest check that finds the fault runs on the last of each."""
     fault = faults()[name]
     scenario = fault_scenario(fault, state=fault.states[-1], loop=fault.loops[-1])
     if scenario.onebatch:
@@ -195,14 +195,14 @@ def test_nor_does_it_hide_in_another_state_or_loop(name: str) -> None:
     assert kept.broken or Examiner(question, ()).examine(relay).failed
 
 
-def test_what_is_harmless_alone_is_no_fault() -> None:
-    """A launch may stash what is sampled already."""
+def test_stashing_before_sampling_is_harmless_without_grammar() -> None:
+    """A launch may stash tokens that are already sampled."""
     tokens = fault_scenario(faults()["stash-before-sampling"])
     unspelled = FaultScenario(tokens.fault, tokens.scenario, tokens.overrides[:2])
     assert caught(broken(unspelled, PROGRAM_ORDER)) == set()
 
 
-def test_the_page_has_every_fault_with_its_catchers() -> None:
+def test_the_page_lists_every_fault_with_its_checks() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "check.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     assert {row[0].strip("`"): set(row[3].split(", ")) for row in rows} == CATCHERS

@@ -1,4 +1,4 @@
-"""What holds in every run: nothing is found in a sound one, and a broken promise is told with its place."""
+"""The invariants of every run: none is violated in a correct run, and each violation is reported with its place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> RunO
         ("latest", "false"),
     ],
 )
-def test_every_state_keeps_its_promises(state: str, overlap: str) -> None:
+def test_every_state_keeps_the_invariants(state: str, overlap: str) -> None:
     assert not guarded(MIXING, f"engine.relay={state}", f"engine.overlap={overlap}")
 
 
@@ -64,11 +64,11 @@ def test_every_state_keeps_its_promises(state: str, overlap: str) -> None:
 @pytest.mark.parametrize(
     ("scenario", "state"), [(MIXING, "latest"), pytest.param(JOINING, "pr25944", marks=pytest.mark.wide)]
 )
-def test_whatever_else_is_asked_for(scenario: str, state: str, overrides: tuple[str, ...]) -> None:
+def test_invariants_hold_for_other_settings(scenario: str, state: str, overrides: tuple[str, ...]) -> None:
     assert not guarded(scenario, f"engine.relay={state}", *overrides)
 
 
-def test_looking_changes_nothing() -> None:
+def test_checking_invariants_changes_nothing() -> None:
     plain, seen = (run(MIXING, guard=guard).result.document() for guard in (None, Invariants()))
     for part in ("run", "environment"):
         del plain[part], seen[part]
@@ -79,9 +79,9 @@ def test_looking_changes_nothing() -> None:
 
 
 class Damaging(Invariants):
-    """Does ``damage`` once, between two decodes of several requests, then looks."""
+    """Does ``damage`` once, between two decodes of several requests, and then checks."""
 
-    step = -1  # that was planned next
+    step = -1  # the step planned next
 
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
@@ -120,11 +120,11 @@ class WrongMirror(Damaging):
         scheduler.running_batch.seq_lens_cpu = scheduler.running_batch.seq_lens_cpu + 1
 
 
-def test_a_mirror_that_is_off_is_told_for_its_request() -> None:
-    told = found(WrongMirror())
-    violation = told["mirrors equal device values", "seq_lens"]
+def test_a_wrong_mirror_is_reported_with_its_request() -> None:
+    violations = found(WrongMirror())
+    violation = violations["mirrors equal device values", "seq_lens"]
     assert violation.request and f"seq_lens of request {violation.request} is " in violation.says
-    assert ("mirrors equal the requests' values", "seq_lens_cpu") in told
+    assert ("mirrors equal the requests' values", "seq_lens_cpu") in violations
 
 
 class OtherToken(Damaging):
@@ -135,10 +135,10 @@ class OtherToken(Damaging):
 
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
-def test_another_token_than_was_sampled_is_told_with_its_row(overlap: str) -> None:
+def test_another_token_than_sampled_is_reported_with_its_row(overlap: str) -> None:
     guard = OtherToken()
-    told = found(guard, f"engine.overlap={overlap}")
-    [violation] = [v for (promise, _), v in told.items() if promise.startswith("a step is fed")]
+    violations = found(guard, f"engine.overlap={overlap}")
+    [violation] = [v for (promise, _), v in violations.items() if promise.startswith("a step is fed")]
     assert violation.step == guard.step and violation.request
     assert f"step {guard.step}, request {violation.request}, position " in violation.says
     assert "of the relay gave token" in violation.says
@@ -154,7 +154,7 @@ class OtherSlot(Damaging):
         ]
 
 
-def test_a_page_of_two_owners_is_told() -> None:
+def test_a_page_with_two_owners_is_reported() -> None:
     guard = OtherSlot()
     violation = found(guard)["every page and row is in one place", "kv"]
     assert violation.says.startswith(f"before step {guard.step}: pages owned twice: [")
@@ -165,10 +165,10 @@ class LostRow(Damaging):
         scheduler.engine.slots.alloc(1)
 
 
-def test_a_row_that_nobody_gives_back_is_told() -> None:
-    told = found(LostRow(), "engine.max_running_requests=14")
-    assert ("every page and row is in one place", "kv") in told
-    assert told["nothing in flight at the end", "rows that are held"].says == (
+def test_a_row_that_is_not_returned_is_reported() -> None:
+    violations = found(LostRow(), "engine.max_running_requests=14")
+    assert ("every page and row is in one place", "kv") in violations
+    assert violations["nothing in flight at the end", "rows that are held"].says == (
         "at the end there are 1 rows that are held"
     )
 
@@ -177,7 +177,7 @@ STAGED = ("engine.relay=latest", "engine.pipeline={stages: 3}", "model={preset: 
 
 
 def test_tensors_that_are_sent_and_never_released_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without flushes nothing is written too early: the link keeps everything, more with each step."""
+    """Without flushes no buffer is reused too early; the link keeps all tensors, more with each step."""
     assert not guarded("faults/staging", *STAGED)
     monkeypatch.setattr(WatchedLink, "flush", lambda *_: None)
     found = {violation.field: violation for violation in guarded("faults/staging", *STAGED)}
@@ -186,8 +186,8 @@ def test_tensors_that_are_sent_and_never_released_are_reported(monkeypatch: pyte
     assert "rank 0 keeps the tensors of all " in found["proxy"].says
 
 
-class Ended(Observer):
-    """Hears one ending twice."""
+class RepeatedEnd(Observer):
+    """Passes on one ending twice."""
 
     def __init__(self, listener: Observer) -> None:
         self._listener = listener
@@ -197,18 +197,20 @@ class Ended(Observer):
             self._listener.ended(request)
 
 
-class EndingTwice(Invariants):
+class InvariantsWithRepeatedEnd(Invariants):
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
         with super().watching(scheduler, machine) as listener:
-            yield Ended(listener)
+            yield RepeatedEnd(listener)
 
 
-def test_a_request_that_ends_twice_is_told() -> None:
-    assert found(EndingTwice())["a request ends once", "status"].says == "request r3 ended 2 times"
+def test_a_request_that_ends_twice_is_reported() -> None:
+    assert (
+        found(InvariantsWithRepeatedEnd())["a request ends once", "status"].says == "request r3 ended 2 times"
+    )
 
 
-def test_the_first_of_its_kind_is_told_and_the_others_are_counted() -> None:
+def test_the_first_violation_of_a_kind_is_reported_and_others_are_counted() -> None:
     violations = Violations()
     violations.add(Violation("rows", "seq_lens", f"step {step}", step) for step in range(4))
     violations.add([Violation("rows", "input_ids", "step 9", 9)])

@@ -1,4 +1,4 @@
-"""What a check names as not proven: the waits, events and references that its runs do not need."""
+"""What a check names as unproven: the waits, events and references that its runs do not need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_places_are_found_by_their_syntax(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def named() -> dict[str, dict[str, str]]:
-    """By function, the statements that are named, with the reason."""
+    """Returns the named statements with their reason, by function."""
     overrides = [
         "engine.relay=latest",
         "engine.overlap=true",
@@ -56,22 +56,22 @@ def named() -> dict[str, dict[str, str]]:
     return found
 
 
-def test_what_another_order_implies_is_named(named: dict[str, dict[str, str]]) -> None:
+def test_an_implied_order_is_named(named: dict[str, dict[str, str]]) -> None:
     """In ``latest`` the schedule waits for the forward's reads before it allocates again."""
     assert named["resolve_fused"] == {"context.streams.record(source, context.streams.forward)": NOT_NEEDED}
 
 
-def test_what_is_not_executed_is_named(named: dict[str, dict[str, str]]) -> None:
-    """A policy of the running state, for requests that this workload has not; not those of other states."""
+def test_unexecuted_policies_are_named(named: dict[str, dict[str, str]]) -> None:
+    """Policies of the running state that this workload does not use are named, and those of other states are not."""
     assert set(named["AfterSampling.before_rows_change"].values()) == {NOT_EXECUTED}
     assert "barrier_at_top" not in named
 
 
-def test_what_a_fault_put_there_is_not_named(named: dict[str, dict[str, str]]) -> None:
-    """A fault's policy is broken code: nothing has to come through it."""
+def test_policies_of_a_fault_are_not_named(named: dict[str, dict[str, str]]) -> None:
+    """A fault's policy is broken code, which does not have to be executed."""
     assert "wait_for_schedule_alone" not in named
 
 
 @pytest.mark.parametrize("function", ["resolve_then_isolate", "keep_in_ring", "_host_tokens", "mark_read"])
-def test_what_is_needed_is_not_named(named: dict[str, dict[str, str]], function: str) -> None:
+def test_needed_places_are_not_named(named: dict[str, dict[str, str]], function: str) -> None:
     assert function not in named

@@ -1,4 +1,4 @@
-"""Work that is spread over processes."""
+"""Work that is distributed over processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_answers_come_in_order() -> None:
         assert list(each(operator.neg, [3, 1, 2])) == [-3, -1, -2]
 
 
-def test_what_cannot_travel_is_told_and_not_waited_for() -> None:
+def test_work_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(Exception, match="pickle"), pool(6) as each:
         list(each(lambda number: -number, range(6)))
 
@@ -62,7 +62,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process exists and is not a zombie, whose parent has not asked for its exit code."""
+    """Whether a process exists and is not a zombie."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except FileNotFoundError:

@@ -110,13 +110,13 @@ class WindowRecorder:
 
 
 @pytest.fixture
-def tape():
+def recorder():
     return WindowRecorder()
 
 
 @pytest.fixture
-def watching(device, tape):
-    with watched(device, tape, inline=65536) as (watch, clock, _):
+def watching(device, recorder):
+    with watched(device, recorder, inline=65536) as (watch, clock, _):
         watch.observer.stream("schedule", 5)
         yield watch, clock
 
@@ -134,14 +134,14 @@ def step(observer, number):
     observer.settled(info)
 
 
-def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, tape, device):
+def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, recorder, device):
     watch, _ = watching
     watch.flush()  # what opening and warming up left
     step(watch.observer, 1)
     with watch.observer.range("settle", 1, 4):
         device.module.Event().synchronize()
     watch.flush()
-    _, window = tape.windows
+    _, window = recorder.windows
     (op,) = window.ops
     assert (op.kind, op.step, op.forward) == ("kernel", 1, True)
     (call,) = window.calls
@@ -152,21 +152,21 @@ def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, tap
     assert watch.streams.names[op.stream] == "schedule"
 
 
-def test_the_watchers_own_syncs_are_not_recorded(watching, tape):
+def test_the_watchers_own_syncs_are_not_recorded(watching, recorder):
     watch, _ = watching
     watch.flush()
-    assert tape.windows[0].calls == []
+    assert recorder.windows[0].calls == []
 
 
-def test_a_long_pass_is_read_in_batches(watching, tape):
+def test_a_long_pass_is_read_in_batches(watching, recorder):
     watch, _ = watching
     for number in range(3 * BATCH):
         step(watch.observer, number)
     watch.flush()
-    assert [op.step for op in tape.windows[0].ops] == list(range(3 * BATCH))
+    assert [op.step for op in recorder.windows[0].ops] == list(range(3 * BATCH))
 
 
-def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, tape, kineto):
+def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, recorder, kineto):
     watch, clock = watching
     watch.flush()
     thread = next(iter(this_thread()))
@@ -182,7 +182,7 @@ def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, tape, kineto)
             KinetoRow("kernel", "k", middle + 20, middle + 30, 0, 7, 1, 0, -1, -1),
         ]
         watch.flush()
-    _, window = tape.windows
+    _, window = recorder.windows
     (op,) = window.ops
     assert (op.name, op.step, op.range, watch.streams.names[op.stream]) == ("k", 1, "model", "schedule")
     assert kineto.windows == ["start", "stop"] * 2
@@ -190,22 +190,22 @@ def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, tape, kineto)
     assert counting.notes["operations"] == 1
 
 
-def test_an_incomplete_trace_is_not_delivered(watching, tape):
+def test_an_incomplete_trace_is_not_delivered(watching, recorder):
     watch, _ = watching
     with watch.traced() as counting:
         watch.observer.launched(StepInfo(1, "decode", 4, 4, True))
         watch.flush()
-    assert tape.windows == []
+    assert recorder.windows == []
     assert counting.abstained is not None
 
 
-def test_after_a_traced_pass_the_next_is_timed_again(watching, tape):
+def test_after_a_traced_pass_the_next_is_timed_again(watching, recorder):
     watch, _ = watching
     with watch.traced():
         watch.flush()
     step(watch.observer, 5)
     watch.flush()
-    assert [op.step for op in tape.windows[-1].ops] == [5]
+    assert [op.step for op in recorder.windows[-1].ops] == [5]
 
 
 def test_a_failing_traced_pass_stops_kineto(watching, kineto):
@@ -215,10 +215,10 @@ def test_a_failing_traced_pass_stops_kineto(watching, kineto):
     assert kineto.windows == ["start", "stop"]
 
 
-def test_torch_is_as_before_when_the_watch_ends(device, tape):
+def test_torch_is_as_before_when_the_watch_ends(device, recorder):
     names = ("to", "item", "tolist", "cpu", "__bool__")
     before = [getattr(torch.Tensor, name) for name in names], torch.tensor, vars(device.module.Event).copy()
-    with watched(device, tape, inline=0) as (watch, *_), watch.traced():
+    with watched(device, recorder, inline=0) as (watch, *_), watch.traced():
         assert torch.tensor is not before[1]
         watch.flush()
     assert (

@@ -91,12 +91,12 @@ def test_a_present_edge_gives_no_finding(watched_scene: WatchedScene, program: p
 
 SCENES = [
     programs.test_order_is_transitive,
-    programs.test_an_event_stands_for_what_came_before_its_record,
-    programs.test_what_the_host_waited_for_is_known_to_all_that_it_launches_later,
-    programs.test_what_a_graph_reads_again_is_not_hidden_by_a_read_in_between,
+    programs.test_an_event_orders_only_work_before_its_record,
+    programs.test_a_host_wait_orders_all_later_launches,
+    programs.test_a_second_replays_read_is_not_hidden_by_an_eager_read,
     programs.test_reads_do_not_race,
-    programs.test_the_host_may_look_at_what_a_copy_only_reads,
-    programs.test_a_block_goes_back_to_its_own_stream_only,
+    programs.test_the_host_may_read_memory_that_a_copy_reads,
+    programs.test_a_block_is_reused_by_its_own_stream_without_a_finding,
     programs.test_a_race_is_reported_once,
 ]
 

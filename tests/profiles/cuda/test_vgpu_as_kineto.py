@@ -32,7 +32,7 @@ SMALL = [
 ]
 
 
-class Tape:
+class WindowRecorder:
     def __init__(self):
         self.windows = []
 
@@ -55,18 +55,18 @@ RUNS = {
 
 
 @pytest.fixture(params=RUNS.values(), ids=RUNS)
-def tape(request):
+def recorder(request):
     resolved = resolve(load("mixed", [*SMALL, *request.param]))
-    tape = Tape()
-    with open_machine("vgpu", resolved, tape) as machine:
+    recorder = WindowRecorder()
+    with open_machine("vgpu", resolved, recorder) as machine:
         PreparedRun(resolved, machine, resolved.relays[0], GatedSink()).measure(unobserved)
-        tape.streams = dict(machine.names.streams)
-    return tape
+        recorder.streams = dict(machine.names.streams)
+    return recorder
 
 
-def written(tape):
+def written(recorder):
     """Returns the Chrome trace and the log: every call has a correlation, and every operation that of its call."""
-    calls = sorted(tape.all("calls"), key=lambda call: (call.start, call.end))
+    calls = sorted(recorder.all("calls"), key=lambda call: (call.start, call.end))
     ends = [call.end for call in calls]
     events = [
         _event("cuda_runtime", call.name, call, MAIN, {"correlation": n}) for n, call in enumerate(calls)
@@ -76,13 +76,13 @@ def written(tape):
             of_event = call.name == "cudaEventSynchronize"
             where = {"stream": -1, "wait_on_stream": call.stream} if of_event else {"stream": call.stream}
             events.append(_event("cuda_sync", call.name, call, 0, {"correlation": n, **where}))
-    for op in tape.all("ops"):
+    for op in recorder.all("ops"):
         correlation = bisect_left(ends, op.launched)
         name = MEMCPY.get((op.kind, op.host_memory), op.kind)
         category = {"kernel": "kernel", "memset": "gpu_memset"}.get(op.kind, "gpu_memcpy")
         args = {"correlation": correlation, "stream": op.stream, "bytes": op.bytes}
         events.append(_event(category, name, op, op.stream, args))
-    return {"traceEvents": events, "baseTimeNanoseconds": 0}, _log(tape, calls)
+    return {"traceEvents": events, "baseTimeNanoseconds": 0}, _log(recorder, calls)
 
 
 def _event(category, name, record, tid, args):
@@ -90,9 +90,9 @@ def _event(category, name, record, tid, args):
     return {"ph": "X", "cat": category, "name": name, "tid": tid, "args": args, **times}
 
 
-def _log(tape, calls):
-    log = Log(launched=tape.all("launched"), settled=tape.all("settled"))
-    ranges = sorted(tape.all("ranges"), key=lambda r: (r.start, -r.end))
+def _log(recorder, calls):
+    log = Log(launched=recorder.all("launched"), settled=recorder.all("settled"))
+    ranges = sorted(recorder.all("ranges"), key=lambda r: (r.start, -r.end))
     edges = sorted({edge for r in ranges for edge in (r.start, r.end)})
     for edge in edges:
         context = NO_CONTEXT
@@ -122,21 +122,21 @@ def counted(windows):
     return dict(sink.steps), tallies, copies, syncs
 
 
-def test_the_counts_equal_those_of_the_run(tape):
-    document, log = written(tape)
+def test_the_counts_equal_those_of_the_run(recorder):
+    document, log = written(recorder)
     streams = StreamTable()
-    for number, name in tape.streams.items():
+    for number, name in recorder.streams.items():
         streams.announce(name, number)
         streams.identify(number, number)
     source = JoinInputs(log, streams, frozenset({MAIN}), 0, inline=65536)
     joined = join(rows(document), source, start=0, end=1 << 62)
     assert joined.abstained is None
     window = joined.window
-    theirs = {streams.by_cupti(number): number for number in tape.streams}
+    theirs = {streams.by_cupti(number): number for number in recorder.streams}
     window.ops = [op._replace(stream=theirs[op.stream]) for op in window.ops]
     window.calls = [
         call._replace(stream=theirs[call.stream]) for call in window.calls if call.kind != "event"
     ]
-    assert len(counted(tape.windows)[2]) > 10
-    for expected, found in zip(counted(tape.windows), counted([window]), strict=True):
+    assert len(counted(recorder.windows)[2]) > 10
+    for expected, found in zip(counted(recorder.windows), counted([window]), strict=True):
         assert found == expected

@@ -1,4 +1,4 @@
-"""Results made to order, sides that answer from a list, and steps."""
+"""Synthetic results, steps, and sides that return results from a list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ OTHER_STEPS = tuple(step._replace(rows=f"{step.rows}'", shape="other") for step 
 
 
 def altered(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """With ``{"labels.emulated": False}`` and the like put in; a metric's name has no place for its dots."""
+    """Returns the document with changes such as ``{"labels.emulated": False}``; dots in a metric's name are not
+    split."""
     for path, value in changes.items():
         *sections, last = path.split(".")
         node = document
@@ -40,7 +41,7 @@ def altered(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 @pytest.fixture
 def result() -> Callable[..., Result]:
-    """The sample result with changes, of a whole question."""
+    """Makes the sample result with changes, as the result of a complete scenario."""
 
     def make(changes: dict[str, Any] | None = None, /, *, seed: int = 0, throughput: float = 100.0) -> Result:
         document = json.loads(SAMPLE.read_text())
@@ -54,7 +55,7 @@ def result() -> Callable[..., Result]:
 
 @dataclass
 class FakeSide:
-    """Answers run after run from a list; asks nothing of the seed. What is no sample is raised."""
+    """Returns one result of a list per run, whatever the seed. An entry that is not a sample is raised."""
 
     label: str
     samples: list[Sample | BaseException]

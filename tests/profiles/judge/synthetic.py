@@ -1,4 +1,4 @@
-"""Blocks of an imaginary machine: noise, drift, warm-up and slots that are unlike, with or without an effect."""
+"""Blocks of a simulated machine: noise, drift, warm-up and unequal slots, with or without an effect."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def blocks(
     ramp: float = 0.0,
     slot: float = 0.0,
 ) -> list[float]:
-    """2 x pairs values. ``drift`` is over the run, ``ramp`` what the first block is out by, ``slot`` what every
-    second block of a pair is; all are shares."""
+    """Returns 2 x pairs values. ``drift`` is over the run, ``ramp`` the error of the first block, ``slot`` that of
+    every second block of a pair; all are shares."""
     time = np.arange(2 * pairs)
     on_b = np.array(abba(pairs)) == "b"
     noise = 1 + cv * rng.standard_normal(2 * pairs)

@@ -1,4 +1,4 @@
-"""From trials to verdicts: what forbids one, what decides it, and what the document says."""
+"""From trials to verdicts: conditions that prevent one, the metrics that decide, and the document."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FASTER = [103.0, 102.5, 103.5, 103.0, 104.0]
 
 @pytest.fixture
 def trials(result):
-    """Five seeds; B's throughputs as given, every step done differently unless told otherwise."""
+    """Five seeds; B's throughputs as given, every step different by default."""
 
     def make(throughputs=FASTER, *, steps=OTHER_STEPS, a=None, b=None) -> Trials:
         side_a = tuple(Sample(result(a, seed=seed), STEPS) for seed in range(len(throughputs)))
@@ -40,7 +40,7 @@ def trials(result):
 
 @pytest.fixture
 def blocks(result):
-    """Measured pairs; A about 100, B as many percent more."""
+    """Measured pairs; A is about 100, B as many percent more."""
 
     def make(effect, *, pairs=20, a=None, b=None) -> Trials:
         sides = []
@@ -61,7 +61,7 @@ def test_a_faster_side_with_the_same_tokens_is_better(trials):
     assert not (found.broken or found.undecided)
 
 
-def test_other_tokens_forbid_a_verdict(trials):
+def test_other_tokens_prevent_a_verdict(trials):
     found = judge(trials(b={"outputs.digest": "0" * 64}))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OUTPUT_DIFF,))
     assert {judged.judgement.verdict for judged in found.metrics.values()} == {"inconclusive"}
@@ -73,20 +73,20 @@ def test_other_tokens_may_be_allowed(trials):
     assert (found.verdict, found.trials.tokens, found.broken) == ("better", "different", False)
 
 
-def test_tokens_that_mean_nothing_forbid_nothing(trials):
+def test_abstained_tokens_prevent_no_verdict(trials):
     simulated = {"outputs": {"abstained": "acceptance is simulated"}}
     found = judge(trials(a=simulated, b=simulated))
     assert (found.verdict, found.trials.tokens) == ("better", "not applicable")
 
 
-def test_a_change_that_did_not_take_part_gets_no_credit(trials):
+def test_a_change_that_is_not_engaged_gets_no_verdict(trials):
     found = judge(trials(steps=STEPS))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.NOT_ENGAGED,))
     assert found.metrics["output_throughput"].judgement.delta == pytest.approx(3)
     assert judge(trials(steps=STEPS), VerdictRules(min_engagement=0)).verdict == "better"
 
 
-def test_too_few_steps_are_not_enough(trials):
+def test_too_few_engaged_steps_give_no_verdict(trials):
     few = (*STEPS[:-1], OTHER_STEPS[-1])
     assert judge(trials(steps=few)).engagement.percent == pytest.approx(10)
     assert judge(trials(steps=few), VerdictRules(min_engagement=11)).reasons == (Reason.NOT_ENGAGED,)
@@ -97,24 +97,24 @@ def test_profiled_runs_are_not_timed(trials):
     assert judge(trials(a=profiled, b=profiled)).reasons == (Reason.PROFILED,)
 
 
-def test_measured_blocks(blocks):
+def test_measured_blocks_get_a_verdict(blocks):
     found = judge(blocks(5))
     judged = found.metrics["output_throughput"].judgement
     assert (found.verdict, judged.verdict, judged.n) == ("better", "better", 20)
     assert judged.floor is not None and judged.p_value is not None and judged.slot is not None
 
 
-def test_measured_blocks_in_other_environments(blocks):
+def test_measured_blocks_of_other_environments_get_no_verdict(blocks):
     assert judge(blocks(5, b={"environment.torch": "2.12"})).reasons == (Reason.CONFIG_DIFF,)
 
 
-def test_emulated_times_do_not_mind_the_environment(trials):
+def test_emulated_times_do_not_depend_on_the_environment(trials):
     found = judge(trials(b={"environment.torch": "2.12"}))
     assert found.verdict == "better"
     assert [difference.key for difference in found.environment] == ["torch"]
 
 
-def test_throttled_blocks_count_for_nothing(blocks):
+def test_throttled_blocks_get_no_verdict(blocks):
     found = judge(blocks(5, b={"environment.clocks": {"throttled": True}}))
     assert found.reasons == (Reason.THROTTLED,)
 
@@ -144,7 +144,7 @@ def test_effects_below_the_size_of_interest_are_no_trade_off():
     assert overall([loss]) == ("worse", ())
 
 
-def test_a_new_sync_in_every_step_is_a_verdict_of_its_own(trials):
+def test_a_new_sync_in_every_step_is_reported_apart(trials):
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
     more = {"per_step.decode.schedule.sync": tally}
     found = judge(trials([100.0] * 5, b=more), VerdictRules(gates=(parse("added.sync:0"),)))
@@ -157,14 +157,14 @@ def test_a_new_sync_in_every_step_is_a_verdict_of_its_own(trials):
     assert judge(trials([100.0] * 5, a=more, b={"per_step.decode.forward.sync": tally})).added == []  # moved
 
 
-def test_of_a_workload_without_randomness_one_run_is_enough(trials):
+def test_one_run_of_a_workload_without_randomness_is_enough(trials):
     seen = trials([103.0])
     assert judge(seen).reasons == (Reason.LOW_N,)
     found = judge(replace(seen, one_run=True))
     assert found.verdict == "better" and "(emulated h200, one run)" in conclusion(found, a="x", b="y")
 
 
-def test_gates_decide_what_the_verdict_is_about(trials):
+def test_gates_choose_the_headline_metrics(trials):
     found = judge(trials([90.0] * 5), VerdictRules(gates=(parse("tpot:+1%"), parse("throughput:-2%"))))
     assert found.headline == ("tpot_ms", "output_throughput")
     assert [gate.outcome for gate in found.gates] == ["passed", "failed"]
@@ -181,7 +181,7 @@ def test_the_document_keeps_every_raw_value_and_is_json(trials):
     assert comparison["engagement"]["kinds"] == {"decode": {"differing": 50, "steps": 50}}
 
 
-def test_a_noisy_measurement_says_what_would_help(blocks, result):
+def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
     noisy = [x if at % 3 else x * 1.05 for at, x in enumerate([100.0] * 20)]
     trials = blocks(0)
     side_b = tuple(
@@ -195,7 +195,7 @@ def test_a_noisy_measurement_says_what_would_help(blocks, result):
     assert hint.endswith(" minutes, would resolve 1 %")
 
 
-def test_the_conclusion_of_a_win(trials):
+def test_the_conclusion_of_a_faster_side(trials):
     text = conclusion(judge(trials()), a="barrier=top", b="barrier=off")
     assert text == (
         "barrier=off against barrier=top on mixed (emulated h200, 5 seeds): better; "
@@ -204,7 +204,7 @@ def test_the_conclusion_of_a_win(trials):
     )
 
 
-def test_the_conclusion_of_nothing_at_all(trials):
+def test_the_conclusion_of_equal_sides(trials):
     text = conclusion(judge(trials([100.0] * 5, steps=STEPS)), a="x", b="y")
     assert text == (
         "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED; every metric equal to the last "
@@ -212,7 +212,7 @@ def test_the_conclusion_of_nothing_at_all(trials):
     )
 
 
-def test_the_conclusion_of_other_batches_is_of_the_first_rank_and_claims_no_sameness(trials, result):
+def test_the_conclusion_of_other_batches_describes_the_first_rank(trials, result):
     seen = trials(steps=STEPS[:-1])
     rank = {"name": "stage 0", "role": "pipeline", "per_step": {}, "idle": {"abstained": "no"}, "metrics": {}}
     ranks = tuple(sample._replace(result=result({"ranks": [rank]}, seed=sample.seed)) for sample in seen.a)
@@ -224,7 +224,7 @@ def test_the_conclusion_of_other_batches_is_of_the_first_rank_and_claims_no_same
     assert "engaged in 50 of 50 decode steps of stage 0 (100.0 %)" in text
 
 
-def test_a_side_without_source_lines_makes_up_no_engagement(trials):
+def test_engagement_is_unknown_without_source_lines(trials):
     nothing = {"copies": [], "syncs": [], "idle": {"abstained": "clocks"}, "labels.world": "distributed"}
     seen = trials(steps=None, b=nothing)
     found = judge(seen)
@@ -239,7 +239,7 @@ def test_a_side_without_source_lines_makes_up_no_engagement(trials):
     assert "copies & syncs per step" not in shown and "where the GPU waited" not in shown
 
 
-def test_kinds_of_steps_that_one_side_lacks_are_told_and_not_judged(trials):
+def test_kinds_of_steps_on_one_side_only_are_listed_and_not_judged(trials):
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
     more = {"per_step.prebuilt": {"steps": 10, "schedule": {"h2d": tally}}}
     found = judge(trials(b=more))
@@ -250,7 +250,7 @@ def test_kinds_of_steps_that_one_side_lacks_are_told_and_not_judged(trials):
     assert "prebuilt schedule" not in conclusion(found, a="x", b="y")
 
 
-def test_the_page_says_why_nobody_knows_where_the_gpu_waited(trials):
+def test_the_page_has_the_reason_for_unknown_gpu_waits(trials):
     each = {"idle": {"abstained": "each rank has its own: see ranks"}}
     shown = page(
         document(judge(trials(a=each, b=each)), a="x", b="y", run={"command": "schedbench compare x y"})
@@ -280,7 +280,7 @@ def page(content, *, width: int = 120) -> str:
     return console.file.getvalue()
 
 
-def test_the_conclusion_of_other_tokens_says_nothing_of_speed(trials):
+def test_the_conclusion_of_other_tokens_has_no_speed(trials):
     text = conclusion(judge(trials(b={"outputs.digest": "0" * 64})), a="x", b="y")
     assert text.startswith(
         "y against x on mixed (emulated h200, 5 seeds): inconclusive: OUTPUT_DIFF; tokens differ"

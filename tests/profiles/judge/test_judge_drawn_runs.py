@@ -1,4 +1,4 @@
-"""A verdict whose sign depends on one constant of the hardware is none, and names the constant."""
+"""A verdict whose sign depends on one constant of the hardware is inconclusive and names the constant."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compared(folder: Path, slope: tuple[float, float]) -> Comparison:
 @pytest.mark.parametrize(
     ("slope", "verdict"), [((0.0, 60.0), "inconclusive"), ((60.0, 100.0), "worse"), ((0.0, 10.0), "better")]
 )
-def test_a_sign_stands_only_where_the_constant_cannot_turn_it(
+def test_a_verdict_needs_one_sign_over_the_constants_range(
     tmp_path: Path, slope: tuple[float, float], verdict: str
 ) -> None:
     found = compared(tmp_path, slope)
@@ -54,7 +54,7 @@ def test_a_sign_stands_only_where_the_constant_cannot_turn_it(
         assert firmness.holding == DRAWS
 
 
-def test_the_range_of_a_figure_names_the_constant_that_decides_it(tmp_path: Path) -> None:
+def test_the_range_of_a_figure_names_its_constant(tmp_path: Path) -> None:
     scenario = long_prompts(tmp_path, slope=(100.0, 500.0))
     question = ask(str(scenario), ("engine.relay.flatten=list",))
     result = execute(question, question.relays[0], Options(device="vgpu")).result
@@ -97,7 +97,7 @@ def test_values_are_computed_only_where_times_depend_on_them(
         (1, 90.0, None, 4, False),
     ],
 )
-def test_processes_of_a_pool_are_worth_their_start(
+def test_a_pool_is_used_where_it_saves_time(
     monkeypatch: pytest.MonkeyPatch,
     tasks: int,
     wall_s: float,

@@ -1,4 +1,4 @@
-"""Draws of a hardware profile's constants, and what they say of an effect."""
+"""Draws of a hardware profile's constants, and the effects under them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_draw_is_a_profile_without_ranges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["host.launch", "phases.settle.b", "links.nvlink.latency"])
 def test_the_constant_that_an_effect_depends_on_is_named(path: str) -> None:
-    """An effect that changes its sign with one constant alone, beside a hundred that it does not depend on."""
+    """The effect changes its sign with this constant alone; a hundred others do not matter."""
     drawn, middle = draws(H200, 16), uncertain(H200)[path].value
     found = firmness(1.0, [draw[path] - middle for draw in drawn], drawn)
     assert isinstance(found, Firmness)
@@ -48,7 +48,7 @@ def test_the_constant_that_an_effect_depends_on_is_named(path: str) -> None:
     assert found.holding == 8 and found.draws == 16
 
 
-def test_an_effect_of_one_sign_stands() -> None:
+def test_an_effect_of_one_sign_holds() -> None:
     drawn = draws(H200, 4)
     found = firmness(-2.0, [-1.0, -2.0, -3.0, -0.5], drawn)
     assert isinstance(found, Firmness)
@@ -61,7 +61,7 @@ def test_an_effect_that_no_constant_changes_names_none() -> None:
     assert (found.constant, found.correlation, found.holding, found.flips) == ("", 0.0, 2, False)
 
 
-def test_an_effect_on_a_zero_abstains_and_leaves_no_verdict() -> None:
+def test_an_effect_relative_to_zero_abstains_without_a_verdict() -> None:
     """``percent`` is nan where A is 0 and B is not."""
     found = firmness(-2.0, [-1.0, math.nan], draws(H200, 2))
     assert found == Abstained(abstained="A is 0 in 1 of 2 draws: an effect in percent is undefined there")

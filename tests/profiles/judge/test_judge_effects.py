@@ -1,4 +1,4 @@
-"""Copies and syncs per step, line by line, and where the GPU waited."""
+"""Copies and syncs per step, by line, and the causes of GPU idle time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_counter_that_one_side_lacks_is_zero_there(result):
     assert [(c.counter, c.change) for c in counts([a], [b])] == [("h2d", "equal"), ("sync", "fewer")]
 
 
-def test_a_kind_of_steps_that_one_side_lacks_is_neither_more_nor_fewer(result):
+def test_a_kind_of_steps_on_one_side_only_is_neither_more_nor_fewer(result):
     with_site = {"per_step": {"decode": kind(sync={})}, "copies": [], "syncs": [sync()]}
     a, b = result({"per_step": {"prefill": kind(h2d={})}, "copies": [], "syncs": []}), result(with_site)
     found = counts([a], [b])
@@ -49,20 +49,20 @@ def test_a_kind_of_steps_that_one_side_lacks_is_neither_more_nor_fewer(result):
     assert (line.a, line.b, line.exposed_a, line.exposed_b) == (None, 1.0, None, 2.0)
 
 
-def test_lines_that_nobody_recorded_are_not_zero(result):
+def test_unrecorded_lines_are_not_zero(result):
     a = result({"per_step": {"decode": kind(sync={})}, "copies": [], "syncs": [sync()]})
     b = result({"per_step": {"decode": kind(sync={})}} | UNRECORDED)
     assert lines([a], [b]) == lines([b], [a]) == []
     assert counts([a], [b])[0].change == "equal"
 
 
-def test_the_same_mean_may_be_spread_otherwise(result):
+def test_an_equal_mean_with_another_distribution_is_moved(result):
     a = result({"per_step": {"decode": kind(h2d={})}})
     b = result({"per_step": {"decode": kind(h2d={"median": 0.0, "max": 10})}})
     assert counts([a], [b])[0].change == "moved"
 
 
-def test_lines_are_matched_by_statement_and_told_per_step(result):
+def test_lines_are_matched_by_statement_and_counted_per_step(result):
     steps = {"per_step": {"decode": kind()}, "copies": []}
     moved = {"file": "a.py", "function": "f", "line": 99, "statement": "x.item()"}
     a = result(steps | {"syncs": [sync()]})
@@ -75,26 +75,26 @@ def test_lines_are_matched_by_statement_and_told_per_step(result):
 
 @pytest.mark.parametrize("role", ["decode", "pipeline"])
 def test_lines_are_per_step_of_all_ranks(result, role):
-    abstained = {"value": None, "abstained": "told by nobody"}
+    abstained = {"value": None, "abstained": "not measured"}
     rank = {"role": role, "per_step": {"decode": kind()}, "idle": abstained, "metrics": {}}
     ranks = [rank | {"name": f"{role} {index}"} for index in (0, 1)]
-    told = result({"per_step": {"decode": kind()}, "copies": [], "syncs": [sync()], "ranks": ranks})
-    (line,) = lines([told], [told])
+    ranked = result({"per_step": {"decode": kind()}, "copies": [], "syncs": [sync()], "ranks": ranks})
+    (line,) = lines([ranked], [ranked])
     assert line.a == 0.5
 
 
-def test_what_belongs_to_no_step_is_left_out(result):
+def test_counts_of_no_step_are_left_out(result):
     a = result({"copies": [], "syncs": [sync(kind="none")], "per_step": {"decode": kind()}})
     assert lines([a], [a]) == []
 
 
-def test_idle_parts_sum_to_the_whole(result):
+def test_idle_parts_sum_to_the_total(result):
     parts = {part.part: part.a for part in idle([result()], [result()])}
     whole = sum(parts[name] for name in ("host_late", "dependency", "kernel_gap", "no_work", "residue"))
     assert whole == pytest.approx(parts["forward_idle"])
 
 
-def test_a_side_without_an_answer_has_none(result):
+def test_a_side_without_idle_time_has_no_parts(result):
     silent = result({"idle": {"abstained": "no kernel was seen"}})
     parts = {part.part: (part.a, part.b) for part in idle([result()], [silent])}
     assert parts["host_late"][0] is not None and parts["host_late"][1] is None

@@ -1,4 +1,4 @@
-"""Gates: what they mean, when they hold, and when they are undecided."""
+"""Gates: their syntax, when they hold, and when they are undecided."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def drop() -> Judgement:
-    """Throughput down by 1 to 3 %."""
+    """Throughput falls by 1 to 3 %."""
     return judge_seeds([100.0] * 5, [98.0, 97.0, 99.0, 98.0, 98.5], "higher")
 
 
@@ -50,7 +50,7 @@ def test_counts_are_named_by_kind_stream_and_counter():
     ["throughput", "throughput:2", "throughput:-2", "throughput:fast", "nonsense:-1%", "peak_kv_tokens:+1%",
      "decode.schedule.h2d:5%", "decode.nowhere.h2d:0", "better:decode.schedule.h2d:-1", "better:", ":", ""],
 )  # fmt: skip
-def test_gates_that_mean_nothing(text):
+def test_invalid_gates_are_refused(text):
     with pytest.raises(GateError, match="gate"):
         parse(text)
 
@@ -83,7 +83,7 @@ def test_a_sign_that_asks_for_the_opposite_is_refused():
         ("better:throughput:0%", "failed"),
     ],
 )
-def test_the_whole_interval_has_to_keep_the_bound(drop, text, outcome):
+def test_a_gate_bounds_the_whole_interval(drop, text, outcome):
     found = check(parse(text), {"output_throughput": drop}, a=[], b=[])
     assert (found.outcome, found.seen) == (outcome, -2.0)
 
@@ -99,7 +99,7 @@ def test_the_whole_interval_has_to_keep_the_bound(drop, text, outcome):
         ("better:ttft_ms:30%", "failed", "failed"),
     ],
 )
-def test_worse_and_better_follow_the_metrics_own_direction(text, longer, shorter):
+def test_worse_and_better_follow_the_direction_of_the_metric(text, longer, shorter):
     """A time that gets longer is worse, whatever the sign of the bound."""
     for factor, outcome in ((1.27, longer), (0.75, shorter)):
         judged = judge_seeds([100.0] * 5, [100.0 * factor] * 5, "lower")
@@ -107,7 +107,7 @@ def test_worse_and_better_follow_the_metrics_own_direction(text, longer, shorter
 
 
 def test_draws_of_the_constants_have_to_agree(drop):
-    """What passes with the profile as it stands is undecided where a draw breaks it."""
+    """A gate that passes with the profile's values is undecided where a draw exceeds it."""
     firm = replace(drop, firmness=Firmness(16, 16, -3.5, -1.0, "host.launch", 0.9))
     assert check(parse("throughput:4%"), {"output_throughput": firm}, a=[], b=[]).outcome == "passed"
     loose = replace(drop, firmness=Firmness(16, 16, -4.5, -1.0, "host.launch", 0.9))
@@ -115,21 +115,21 @@ def test_draws_of_the_constants_have_to_agree(drop):
     assert found.outcome == "undecided" and found.why.startswith("CONSTANTS: the effects of 16 draws")
 
 
-def test_draws_without_an_effect_decide_nothing(drop):
+def test_a_gate_is_undecided_where_draws_have_no_effect(drop):
     """A is 0 under some draws."""
     unheld = replace(drop, firmness=Abstained(abstained="A is 0 in 3 of 16 draws"))
     found = check(parse("throughput:4%"), {"output_throughput": unheld}, a=[], b=[])
     assert (found.outcome, found.why) == ("undecided", "CONSTANTS: A is 0 in 3 of 16 draws")
 
 
-def test_a_doubtful_measurement_passes_nothing(drop):
+def test_a_doubtful_measurement_leaves_gates_undecided(drop):
     doubtful = replace(drop, reasons=(Reason.DRIFT,))
     found = check(parse("throughput:-4%"), {"output_throughput": doubtful}, a=[], b=[])
     assert (found.outcome, found.why) == ("undecided", "DRIFT")
     assert check(parse("throughput:-4%"), {}, a=[], b=[]).outcome == "undecided"
 
 
-def test_a_change_that_did_nothing_passes_its_gates(drop):
+def test_a_change_that_is_not_engaged_passes_its_gates(drop):
     idle = replace(drop, reasons=(Reason.NOT_ENGAGED,))
     assert check(parse("throughput:-4%"), {"output_throughput": idle}, a=[], b=[]).outcome == "passed"
 
@@ -163,7 +163,7 @@ def test_counts_are_those_of_the_worst_step(result, text, outcome, seen):
         ("added.sync:0", "passed", 0.0),
     ],
 )
-def test_what_every_step_has_more_of_than_before(result, text, outcome, seen):
+def test_added_counts_are_those_of_the_median_step(result, text, outcome, seen):
     tally = {"median": 1.0, "mean": 1.5, "max": 9, "steps_with": 5}
     a, b = (result({"per_step.decode.schedule.d2h": tally | {"median": n}}) for n in (1.0, 3.0))
     found = check(parse(text), {}, counts([a], [b]), a=[a], b=[b])
@@ -171,7 +171,7 @@ def test_what_every_step_has_more_of_than_before(result, text, outcome, seen):
     assert ("decode d2h +2" in found.why) == (outcome == "failed")
 
 
-def test_nothing_is_added_to_kinds_of_steps_that_only_one_side_has(result):
+def test_added_is_undecided_for_kinds_on_one_side_only(result):
     a, b = result(), result({"per_step": {}})
     assert check(parse("added:0"), {}, counts([a], [b]), a=[a], b=[b]).outcome == "undecided"
 
@@ -182,7 +182,7 @@ def test_gates_on_what_is_added_take_a_plain_number(text):
         parse(text)
 
 
-def test_every_gate_that_the_docs_name_is_one():
+def test_every_gate_in_the_docs_is_valid():
     files = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*.yml")]
     named = {text for file in files for text in re.findall(r"--gate ([\w.:%+-]+\d%?)", file.read_text())}
     assert "added.sync:0" in named

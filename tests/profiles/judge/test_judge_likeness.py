@@ -1,4 +1,4 @@
-"""What may be compared."""
+"""Which results can be compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from schedbench.profiles.judge.likeness import (
         ({"scenario.expanded.engine.kv_tokens": 65}, "engine.kv_tokens"),
     ],
 )
-def test_unlike_results(result, change, key):
+def test_results_of_other_runs_are_unlike(result, change, key):
     assert [difference.key for difference in unlike(result(), result(change))] == [key]
 
 
@@ -43,16 +43,16 @@ def test_unlike_results(result, change, key):
         {"labels.acceptance": "measured"},  # speculation against none
     ],
 )
-def test_what_may_differ(result, change):
+def test_other_differences_are_allowed(result, change):
     assert unlike(result(), result(change)) == ()
 
 
-def test_capacity_may_be_what_is_compared(result):
+def test_varied_capacity_is_allowed(result):
     smaller = result({"scenario.expanded.engine.kv_tokens": 32})
     assert unlike(result(), smaller, varied={"engine.kv_tokens"}) == ()
 
 
-def test_what_is_compared_is_told(result):
+def test_differences_of_engine_and_environment_are_listed(result):
     other = result({"scenario.expanded.engine.overlap": False, "environment.torch": "2.12"})
     assert engine_differences(result(), other) == (ScenarioDifference("engine.overlap", True, False),)
     latest = engine_differences(result(), result({"relay.state": "latest", "relay.switches.barrier": "top"}))

@@ -1,4 +1,4 @@
-"""What is read of a result, asked and unasked."""
+"""The metrics that are read of a result, by default and on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from schedbench.profiles.judge.metric_values import metric_values
 from tests.acceptance.runs import result_of
 
 
-def test_rarer_percentiles_are_read_where_somebody_asks() -> None:
+def test_other_percentiles_are_read_on_request() -> None:
     result = result_of("overlap_on", "workload.requests=12", "workload.output_tokens=4")
     unasked, asked = metric_values(result), metric_values(result, ("e2e_ms.p90",))
     assert {"e2e_ms", "e2e_ms.p50"} <= unasked.keys()

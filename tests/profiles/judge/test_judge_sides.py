@@ -1,4 +1,4 @@
-"""Sides: how they are written, and how they run here, in a worker, and from another commit."""
+"""Sides: their syntax, and their runs in this process, in a worker, and from another commit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sample(question) -> Sample:
         ("git:main,overlap=true", SideSpec("git:main,overlap=true", ("engine.overlap=true",), "main")),
     ],
 )  # fmt: skip
-def test_parse(text, spec):
+def test_sides_are_parsed(text, spec):
     assert parse(text) == spec
 
 
@@ -90,17 +90,17 @@ def test_stored_results_are_a_file_or_a_folder(tmp_path, result):
 
 
 @pytest.mark.parametrize("text", ["overlap", "=3", "overlap=true,x"])
-def test_sides_that_mean_nothing(text):
+def test_invalid_sides_are_refused(text):
     with pytest.raises(SideError, match="expected key=value"):
         parse(text)
 
 
-def test_unknown_keys_are_the_scenarios_errors():
+def test_unknown_keys_are_errors_of_the_scenario():
     with pytest.raises(ScenarioError, match="did you mean 'overlap'"):
         parse("overlab=true")
 
 
-def test_stored_results_have_to_be_there(tmp_path, question):
+def test_missing_results_are_refused(tmp_path, question):
     with pytest.raises(SideError, match="no results in this folder"):
         parse(str(tmp_path))
     with (
@@ -121,7 +121,7 @@ def test_a_side_that_runs_needs_a_scenario():
 # ---- here --------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_knows_its_steps_and_tokens(sample):
+def test_a_trial_has_its_steps_and_tokens(sample):
     assert sample.seed == 1 and sample.exact
     assert {step.kind for step in sample.steps} == {"prefill", "decode"}
     assert {len(steps) for steps in sample.token_steps.values()} == {3}
@@ -140,14 +140,14 @@ def test_a_side_has_one_relay(question):
         run_trial(question, TrialRequest(("engine.relays=[pr25945, latest]",)))
 
 
-def test_a_margin_is_found_by_running_again(question, sample):
+def test_a_margin_is_found_by_a_second_run(question, sample):
     order = TrialRequest(device="vgpu", seed=1)
     first = sample.result.requests[0].id
     margins = [margin(question, order, first, position) for position in (0, 2)]
     assert all(found is not None and found >= 0 for found in margins)
     assert margins[0] != margins[1]
     assert margin(question, order, first, 9) is None
-    assert margin(question, order, "nobody", 0) is None
+    assert margin(question, order, "absent", 0) is None
 
 
 def test_without_values_there_is_no_margin(question):
@@ -179,7 +179,7 @@ def program(text: str) -> list[str]:
 
 @pytest.fixture
 def started(question):
-    """A fake worker's near end."""
+    """Connects to a fake worker process."""
 
     def start(text: str):
         return working("git:x", question, TrialRequest(), sources=Path(), program=program(text))
@@ -187,13 +187,13 @@ def started(question):
     return start
 
 
-def test_a_crash_shows_what_was_said_on_stderr(started):
+def test_a_crash_shows_stderr(started):
     with started("import sys; input(); sys.exit('it broke')") as side, pytest.raises(CrashError) as caught:
         side.run(1)
     assert str(caught.value) == "git:x crashed; its stderr:\nit broke"
 
 
-def test_a_worker_that_never_was(started):
+def test_a_worker_that_exits_at_once_has_crashed(started):
     with started("raise SystemExit") as side, pytest.raises(CrashError, match="stderr is empty"):
         for seed in range(3):
             side.run(seed)
@@ -246,7 +246,7 @@ def git(root: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory) -> Path:
-    """This program under version control, with a branch on which it is broken."""
+    """This program under version control, with a branch that is broken."""
     source, root = here_or_package(), tmp_path_factory.mktemp("repository")
     for room in ROOMS:
         shutil.copytree(
@@ -295,7 +295,7 @@ def test_a_commit_that_crashes_shows_its_traceback_and_leaves_nothing(repository
     assert not tree.exists() and trees(repository) == []
 
 
-def test_a_commit_that_is_not_there(repository):
+def test_an_unknown_commit_is_refused(repository):
     with pytest.raises(SideError, match="git:nowhere: no such commit"), worktree(repository, "nowhere"):
         raise AssertionError
     with pytest.raises(SideError, match="no such commit"), worktree(repository, "--help"):
@@ -311,6 +311,6 @@ def test_this_checkout_is_found_or_refused():
             here()
 
 
-def test_stored_sides_know_their_seeds(result):
+def test_stored_sides_have_their_seeds(result):
     side = StoredSide("x", {3: (Sample(result(seed=3)),)})
     assert side.run(None).seed == 3

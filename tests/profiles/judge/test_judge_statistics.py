@@ -1,4 +1,4 @@
-"""The statistics against values worked out by hand, scipy, and properties."""
+"""The statistics compared with values computed by hand, with scipy, and with properties."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def test_the_order_is_abba():
     assert "".join(abba(4)) == "abbaabba"
 
 
-def test_percent():
+def test_percent_is_relative_to_a():
     assert (percent(100, 98), percent(0, 0)) == (-2.0, 0.0)
     assert math.isnan(percent(0, 1))
 
 
-def test_pairs_are_b_against_a_whichever_ran_first():
+def test_pairs_are_b_relative_to_a_in_either_order():
     pairs = paired([100, 102, 204, 200])
     assert pairs.differences == pytest.approx([2, 2])
     assert list(pairs.order) == [1, -1]
 
 
-def test_the_same_side_meets_itself():
+def test_a_side_compared_with_itself_has_no_effect():
     values = [100, 200, 200, 110, 110, 220, 220, 100]
     assert same_side(values).differences == pytest.approx([0, 0, 0])
 
 
 @given(st.integers(2, 12), st.floats(-0.2, 0.2), st.floats(-0.05, 0.05))
-def test_a_slot_effect_does_not_touch_the_effect(pairs, effect, slot):
+def test_a_slot_effect_does_not_change_the_effect(pairs, effect, slot):
     sides = abba(pairs)
     values = [100 * (1 + effect * (side == "b")) * math.exp(slot * (at % 2)) for at, side in enumerate(sides)]
     assert estimate(paired(values)).median == pytest.approx(100 * effect, abs=0.2 + 30 * abs(slot * effect))
@@ -66,7 +66,7 @@ def test_mann_whitney_is_exact():
     assert mann_whitney([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20)
 
 
-def test_holm_by_hand():
+def test_holm_equals_values_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
 
@@ -84,7 +84,7 @@ def test_order_statistics_of_the_median(n, low, high):
     assert order_interval([float(x) for x in range(n)]) == Interval(low, high)
 
 
-def test_intervals():
+def test_intervals_of_the_median():
     assert Interval(0.6, 2).beyond(0.5) and Interval(-2, -0.6).beyond(0.5)
     assert not Interval(0.4, 2).beyond(0.5)
     assert Interval(-0.5, 0.5).within(0.5) and not Interval(-0.6, 0.1).within(0.5)
@@ -98,13 +98,13 @@ def test_four_times_the_width_needs_sixteen_times_the_pairs():
     assert pairs_needed(Interval(-1, 1), n=10, resolve=0.5, band=0.5) is None
 
 
-def test_drift_is_told_over_the_whole_run():
+def test_drift_is_measured_over_the_whole_run():
     values = [100 * (1 + 0.12 * at / 39) for at in range(40)]
     assert noise.drift(noise.levelled(values)) == pytest.approx(12, rel=0.1)
     assert noise.drift(noise.levelled([100.0] * 40)) == 0.0
 
 
-def test_a_ramp_is_one_sided_and_further_out_than_the_rest():
+def test_a_ramp_is_one_sided_and_exceeds_the_noise():
     steady = [100.0, 101.0, 99.0, 100.5] * 5
     assert not noise.ramp(noise.levelled(steady), min_effect=0.5)
     assert noise.ramp(noise.levelled([120.0, 110.0, *steady[2:]]), min_effect=0.5)

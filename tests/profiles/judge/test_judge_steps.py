@@ -1,4 +1,4 @@
-"""What a step's fingerprint knows, and how steps of two runs are compared."""
+"""The content of a step's fingerprint, and the comparison of steps of two runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schedbench.sched.observe import StepInfo
 
 @dataclass
 class FakeNames:
-    """Two source lines that may have moved."""
+    """Two source lines whose numbers can change."""
 
     line: int = 1
     streams: dict[int, str] = field(default_factory=lambda: {0: "schedule", 1: "forward"})
@@ -74,11 +74,11 @@ PLAIN = prints(window([copy(0)], [sync(0)]))
     ],
     ids=["times", "time waited", "no step's", "launches"],
 )
-def test_what_makes_no_difference(same):
+def test_times_and_launches_are_not_part_of_a_fingerprint(same):
     assert prints(same) == PLAIN
 
 
-def test_lines_may_move():
+def test_line_numbers_are_not_part_of_a_fingerprint():
     assert prints(window([copy(0)], [sync(0)]), names=FakeNames(line=99)) == PLAIN
 
 
@@ -94,27 +94,27 @@ def test_lines_may_move():
     ],
     ids=["site", "blocking", "memory", "stream", "sync", "phase"],
 )
-def test_what_makes_a_step_another(other):
+def test_other_operations_change_the_fingerprint(other):
     (step,) = prints(other)
     assert step.rows != PLAIN[0].rows
     assert step.shape != PLAIN[0].shape
 
 
 @pytest.mark.parametrize("other", [[copy(0, bytes=16)], [copy(0), copy(0)]], ids=["bytes", "number"])
-def test_bytes_and_numbers_are_rows_but_no_shape(other):
+def test_bytes_and_counts_change_rows_but_not_the_shape(other):
     (step,) = prints(window(other, [sync(0)]))
     assert step.rows != PLAIN[0].rows
     assert step.shape == PLAIN[0].shape
 
 
-def test_windows_may_cut_anywhere():
+def test_fingerprints_do_not_depend_on_the_windows():
     steps = range(12)
     whole = prints(window([copy(s) for s in steps], [sync(s) for s in steps], steps=steps))
     parts = [window([copy(s)], [sync(s)], steps=[s]) for s in steps]
     assert prints(*parts) == whole == PLAIN * 12
 
 
-def test_a_new_pass_forgets_the_last():
+def test_a_new_pass_starts_anew():
     sink = Fingerprints()
     sink.feed(window([copy(0)], steps=range(3)))
     sink.begin()
@@ -144,24 +144,24 @@ def test_other_batches_are_compared_by_kind():
     assert found.kinds["decode"] == (pytest.approx(100 * 0.25), 100)
 
 
-def test_what_other_batches_explain_does_not_count():
+def test_differences_explained_by_batches_do_not_count():
     a = [step(shape="s")] * 90 + [step(shape="t")] * 10
     b = [step(shape="s", batch=5)] * 94 + [step(shape="t", batch=5)] * 6
     assert engagement(a, b).kinds == {"decode": DifferingShare(0, 100)}
 
 
-def test_few_steps_count_when_none_of_them_is_alike():
+def test_few_steps_count_when_all_of_them_differ():
     assert engagement([step("mixed")], [step("mixed", shape="u", batch=5)]).kinds["mixed"] == DifferingShare(
         1, 1
     )
 
 
-def test_other_batches_alone_are_no_engagement():
+def test_other_batches_alone_are_not_engaged():
     found = engagement([step(rows="r4")] * 8, [step(rows="r5", batch=5)] * 6)
     assert (found.basis, found.percent) == ("kinds", 0.0)
 
 
-def test_a_kind_that_only_one_side_has_is_all_different():
+def test_a_kind_on_one_side_only_differs_in_all_steps():
     assert engagement([step()], [step(), step("mixed")]).kinds["mixed"] == DifferingShare(1, 1)
 
 
@@ -205,7 +205,7 @@ def test_stored_results_are_compared_by_their_totals(result):
 
 
 @pytest.mark.parametrize("sides", [(True, False), (False, True), (True, True)])
-def test_nobody_says_what_changed_where_source_lines_were_not_recorded(result, sides):
+def test_engagement_is_unknown_where_source_lines_were_not_recorded(result, sides):
     nothing = {"copies": [], "syncs": [], "idle": {"abstained": "clocks of their own"}}
     found = total([from_totals(*(result(nothing if lacks else None) for lacks in sides))])
     assert (found.basis, dict(found.kinds)) == ("nothing", {})
@@ -239,7 +239,7 @@ def test_the_first_divergence_is_the_earliest_step(result):
     assert (unknown.request, unknown.step_a) == ("r0", None)
 
 
-def test_digests_without_tokens_only_say_that_they_differ(result):
+def test_digests_without_tokens_have_no_position_of_divergence(result):
     found = first_divergence(result(), result({"outputs.digest": "0" * 64}), seed=3)
     assert (found.seed, found.request) == (3, None)
     assert first_divergence(result(), result(), seed=3) is None

@@ -1,4 +1,4 @@
-"""Which runs are made, in which order, and when no more are."""
+"""Which runs a comparison makes, in which order, and when it stops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_exact_sides_run_the_same_seeds(result, side, notice, log):
 
 
 def test_a_second_seed_that_gives_the_same_run_ends_the_seeds(result, side, notice, log):
-    """The documents are compared, but for what names the run and for tokens."""
+    """The documents are compared without tokens and the keys that name the run."""
     same = [
         Sample(result({"outputs.digest": str(seed) * 64, "run.id": f"r{seed}"}, seed=seed)) for seed in (0, 1)
     ]
@@ -54,11 +54,11 @@ def test_measured_sides_run_in_abba_blocks_after_a_warm_up(result, side, notice,
     assert trials.blocks([1, 4, 5, 8], [2, 3, 6, 7]) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_blocks_are_whatever_the_runner_runs():
+def test_run_blocks_alternates_the_order():
     assert "".join(run_blocks(str, 3)) == "abbaab"
 
 
-def test_stored_sides_meet_at_their_common_seeds(result, side, notice):
+def test_stored_sides_are_compared_at_their_common_seeds(result, side, notice):
     a = side("a", seeded(result, (1, 2)), seeds=(0, 1, 2))
     b = side("b", seeded(result, (1, 2)), seeds=(1, 2, 3))
     conduct(a, b, TrialPlan(), notice)
@@ -70,7 +70,7 @@ def test_stored_sides_without_a_common_seed_are_unlike(side, notice):
         conduct(side("a", [], seeds=[0]), side("b", [], seeds=[1]), TrialPlan(), notice)
 
 
-def test_stored_measurements_are_taken_as_they_are(result, side, notice):
+def test_stored_measurements_are_used_without_pairing(result, side, notice):
     samples = [Sample(result(MEASURED)) for _ in range(8)]
     trials = conduct(side("a", samples, seeds=[0]), side("b", samples[:6], seeds=[0]), TrialPlan(), notice)
     assert (trials.design, len(trials.a), len(trials.b)) == ("stored", 8, 6)
@@ -101,21 +101,21 @@ def test_unlike_sides_are_refused_after_one_run_each(result, side, notice, log):
     assert "".join(log) == "ab"
 
 
-def test_what_a_did_is_noticed_before_b_crashes(result, side, notice, log):
+def test_a_run_of_a_is_reported_before_b_crashes(result, side, notice, log):
     a, b = side("a", [Sample(result())]), side("b", [CrashError("b", "Traceback: boom")])
     with pytest.raises(CrashError, match="boom"):
         conduct(a, b, TrialPlan(), notice)
     assert log == ["a"]
 
 
-def test_a_run_in_which_nothing_finished_is_no_result(result, side, notice):
+def test_a_run_without_finished_requests_is_refused(result, side, notice):
     failed = [{**rows([])[0], "status": "failed", "reason": "out of memory", "finish": None}]
     a = side("a", [Sample(result({"requests": failed}))])
     with pytest.raises(WorkloadError, match="a: no request finished; the reason of the first: out of memory"):
         conduct(a, a, TrialPlan(), notice)
 
 
-def test_an_interrupted_run_ends_the_comparison_and_is_noticed(result, side, notice, log):
+def test_an_interrupted_run_ends_the_comparison_and_is_reported(result, side, notice, log):
     a = side("a", [Sample(result({"run.cancelled": True}))])
     with pytest.raises(KeyboardInterrupt):
         conduct(a, a, TrialPlan(), notice)

@@ -1,4 +1,4 @@
-"""Verdicts on synthetic measurements: how often they are wrong, how often they are found, why they are refused."""
+"""Verdicts on synthetic measurements: the rates of false and of found differences, and the reasons of refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rng() -> np.random.Generator:
 
 
 def verdict_on(*metrics: list[float]) -> str:
-    """Of a whole comparison: several metrics, higher is better for all, Holm's correction over them."""
+    """The verdict of a whole comparison: several metrics, for all of which higher is better, with Holm's correction."""
     judged = {f"m{at}": judge_blocks(values, "higher") for at, values in enumerate(metrics)}
     return overall(corrected(judged, list(judged)).values())[0]
 
@@ -47,7 +47,7 @@ def test_at_most_one_in_twenty_comparisons_of_a_with_a_finds_a_difference(rng):
 @pytest.mark.parametrize(
     "cv", [pytest.param(0.005, marks=pytest.mark.wide), 0.02, pytest.param(0.05, marks=pytest.mark.wide)]
 )
-def test_noise_alone_finds_no_difference(rng, cv):
+def test_noise_gives_no_difference(rng, cv):
     verdicts = Counter(
         judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=cv), "lower").verdict for _ in range(200)
     )
@@ -63,13 +63,13 @@ def test_two_percent_are_found_in_four_of_five_comparisons(rng, effect):
     assert verdicts["better" if effect > 0 else "worse"] >= 160, verdicts
 
 
-def test_a_quiet_machine_may_say_no_change(rng):
+def test_no_change_is_found_on_a_quiet_machine(rng):
     found = judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.002), "lower")
     assert (found.verdict, found.reasons, found.n) == ("no change", (), DEFAULT_PAIRS)
     assert found.interval.within(found.min_effect)
 
 
-def test_the_slot_order_effect_is_told_apart(rng):
+def test_the_effect_of_slot_order_is_separated(rng):
     found = judge_blocks(blocks(rng, pairs=20, cv=0.001, effect=0.05, slot=0.01), "lower")
     assert found.verdict == "worse"
     assert found.delta == pytest.approx(5, abs=0.1)
@@ -85,7 +85,7 @@ def test_the_slot_order_effect_is_told_apart(rng):
         ({"slot": 0.05}, Reason.ORDER_EFFECT),
     ],
 )
-def test_a_troubled_run_gets_no_verdict_and_says_why(rng, trouble, reason):
+def test_a_doubtful_run_gets_no_verdict_and_a_reason(rng, trouble, reason):
     found = judge_blocks(blocks(rng, pairs=20, cv=0.005, effect=0.02, **trouble), "higher")
     assert found.verdict == "inconclusive"
     assert reason in found.reasons
@@ -97,7 +97,7 @@ def test_few_pairs_are_a_screen(rng):
     assert found.delta == pytest.approx(10, abs=1)
 
 
-def test_throttled_blocks_take_their_pairs_with_them(rng):
+def test_pairs_of_throttled_blocks_are_dropped(rng):
     values = blocks(rng, pairs=20, cv=0.002, effect=0.05)
     values[4] = 50.0
     found = judge_blocks(values, "higher", throttled=[at == 4 for at in range(40)])
@@ -106,19 +106,19 @@ def test_throttled_blocks_take_their_pairs_with_them(rng):
     assert (often.verdict, often.reasons[0], often.n) == ("inconclusive", Reason.THROTTLED, 10)
 
 
-def test_every_block_throttled_leaves_nothing(rng):
+def test_all_blocks_throttled_leave_no_pairs(rng):
     found = judge_blocks(blocks(rng, pairs=6, cv=0.01), "higher", throttled=[True] * 12)
     assert (found.verdict, found.reasons, found.n) == ("inconclusive", (Reason.THROTTLED,), 0)
 
 
-def test_a_noisy_run_says_how_many_pairs_would_do(rng):
+def test_a_noisy_run_names_the_number_of_pairs_needed(rng):
     found = judge_blocks(blocks(rng, pairs=20, cv=0.02), "higher")
     assert found.reasons == (Reason.LOW_N,)
     assert found.resolve == 1.0
     assert found.needed is not None and 100 < found.needed < 600
 
 
-def test_the_hint_keeps_its_word(rng):
+def test_the_number_of_pairs_in_the_hint_suffices(rng):
     found = judge_blocks(blocks(rng, pairs=20, cv=0.01), "higher")
     assert found.needed is not None
     verdicts = Counter(
@@ -128,13 +128,13 @@ def test_the_hint_keeps_its_word(rng):
     assert verdicts["better"] >= 14, (found.needed, verdicts)
 
 
-def test_lower_is_better_where_it_is():
+def test_the_direction_of_the_metric_decides():
     a, b = [10.0] * 5, [9.0, 9.1, 9.0, 8.9, 9.0]
     assert judge_seeds(a, b, "lower").verdict == "better"
     assert judge_seeds(a, b, "higher").verdict == "worse"
 
 
-def test_seeds_have_to_agree():
+def test_seeds_of_both_signs_give_no_verdict():
     found = judge_seeds([100.0] * 5, [102.0, 103.0, 99.0, 102.0, 104.0], "higher")
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
     assert (found.interval.low, found.interval.high) == (-1.0, 4.0)
@@ -156,7 +156,7 @@ def test_equal_values_are_equal_even_at_zero():
     assert (found.verdict, found.delta) == ("no change", 0.0)
 
 
-def test_stored_values_without_pairs_are_tested_and_marked(rng):
+def test_stored_values_without_pairs_are_tested_and_labelled(rng):
     a, b = 100 + rng.standard_normal(12), 105 + rng.standard_normal(12)
     found = judge_unpaired(a, b, "higher")
     assert (found.verdict, found.n) == ("better", 12)
@@ -164,7 +164,7 @@ def test_stored_values_without_pairs_are_tested_and_marked(rng):
     assert judge_unpaired(a[:3], b[:3], "higher").reasons == (Reason.LOW_N,)
 
 
-def test_holm_takes_back_what_only_one_test_would_have_found(rng):
+def test_holm_rejects_a_difference_of_a_single_test(rng):
     sure = judge_blocks(blocks(rng, pairs=20, cv=0.002, effect=0.05), "higher")
     found = replace(sure, p_value=0.03)
     alone = corrected({"gated": found, "other": found}, ["gated"])

@@ -1,4 +1,4 @@
-"""Emulated against measured times, of made-up results whose errors are known."""
+"""Emulated times compared with measured ones, for synthetic results with known errors."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ PLAIN = {"output_throughput", "forward_occupancy", "exposed_stall_us_per_step"}
 
 
 def run(**values: float | None) -> Result:
-    """A result with these metrics; the median is told where a metric is a distribution, and its mean is another."""
+    """Returns a result with these metrics; for a distribution the value is the median, and the mean is another one."""
     metrics: dict[str, Any] = {}
     for name, value in values.items():
         if value is None:
-            metrics[name] = Abstained(abstained="nobody knows")
+            metrics[name] = Abstained(abstained="not measured")
             continue
         fields = {} if name in PLAIN else {"n": 9, "p50": value}
-        told = value if name in PLAIN else 3 * value
-        metrics[name] = Metric(unit="u", direction="lower", exact=False, values=(told,), **fields)
+        mean = value if name in PLAIN else 3 * value
+        metrics[name] = Metric(unit="u", direction="lower", exact=False, values=(mean,), **fields)
     return SAMPLE.model_copy(update={"metrics": metrics})
 
 
@@ -60,14 +60,14 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert found.reached is False
 
 
-def test_what_a_side_does_not_say_has_no_error_and_misses_the_goal() -> None:
+def test_a_metric_on_one_side_only_has_no_error_and_misses_the_goal() -> None:
     found = prediction([pair("latest", {"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0})])
     assert all(row.error is None for row in found.errors)
     assert (found.median_error, found.worst, found.reached) == (None, None, False)
     assert [row.metric for row in found.one_sided] == ["step_ms", "tpot_ms"]
 
 
-def test_where_neither_side_has_a_value_nothing_is_compared() -> None:
+def test_a_metric_without_values_is_not_compared() -> None:
     found = prediction([pair("latest", {"step_ms": None}, {"step_ms": None})])
     assert (found.median_error, found.reached, found.one_sided) == (None, None, ())
 
@@ -78,9 +78,9 @@ def test_a_stall_that_was_not_measured_misses_the_goal() -> None:
     found = prediction([pair("latest", {"step_ms": 1.0, name: 40.0}, {"step_ms": 1.0, name: 0.0})])
     assert (found.median_error, found.reached) == (0.0, False)
     assert [row.absolute for row in found.against_zero] == [40.0]
-    told = document(found)
-    assert findings(told) == ["1 errors where 0 was measured"]
-    assert f"| mixed | latest | {name} | u | 40 | 0 | +40 u |" in markdown(told, machine="x", date="y")
+    written = document(found)
+    assert findings(written) == ["1 errors where 0 was measured"]
+    assert f"| mixed | latest | {name} | u | 40 | 0 | +40 u |" in markdown(written, machine="x", date="y")
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,7 @@ def test_changes_from_zero_have_a_sign(
     ("emulated", "measured", "error"),
     [(0.2, 0.6, None), (0.0, 0.0, None), (4.0, 8.0, -0.5), (8.0, 0.0, None)],
 )
-def test_stalls_of_next_to_nothing_are_not_far_apart(
-    emulated: float, measured: float, error: float | None
-) -> None:
+def test_negligible_stalls_have_no_error(emulated: float, measured: float, error: float | None) -> None:
     name = "exposed_stall_us_per_step"
     (row,) = (
         row
@@ -146,7 +144,7 @@ def test_signs_are_compared_where_both_call_a_difference(
     )
 
 
-def test_a_wrong_sign_misses_the_goal_whatever_the_error() -> None:
+def test_a_wrong_sign_misses_the_goal_for_any_error() -> None:
     assert prediction(ladder((1.0, 0.97), (0.97, 1.0))).reached is False
     assert prediction(ladder((1.0, 0.97), (1.0, 0.97))).reached is True
 
@@ -156,17 +154,17 @@ def test_scenarios_are_not_compared_with_each_other() -> None:
     assert prediction([a, b._replace(scenario="other")]).changes == ()
 
 
-def test_each_scenario_has_an_error_of_its_own() -> None:
+def test_each_scenario_has_its_own_error() -> None:
     pairs = [pair("latest", {"step_ms": e}, {"step_ms": 1.0}, name) for e, name in ((1.1, "a"), (0.7, "b"))]
     found = prediction(pairs)
     assert found.by_scenario == {"a": pytest.approx(0.1), "b": pytest.approx(0.3)}
     assert "\n- b: 30.0 %\n" in markdown(document(found), machine="x", date="y")
 
 
-def test_the_table_has_date_machine_figures_and_what_is_wrong() -> None:
-    told = document(prediction(ladder((1.0, 0.9), (1.0, 1.1))), missing=["penalties latest"])
-    assert told["signs"] == {"agree": 0, "differ": 1, "not_called": 0}
-    text = markdown(told, machine="A GPU, a CPU", date="2026-01-02")
+def test_the_table_has_date_machine_figures_and_findings() -> None:
+    written = document(prediction(ladder((1.0, 0.9), (1.0, 1.1))), missing=["penalties latest"])
+    assert written["signs"] == {"agree": 0, "differ": 1, "not_called": 0}
+    text = markdown(written, machine="A GPU, a CPU", date="2026-01-02")
     assert text.startswith("# Prediction error · A GPU, a CPU · 2026-01-02\n")
     assert "| mixed | pr25945 | step_ms | u | 0.9 | 1.1 | -18.2 % |" in text
     assert "| mixed | pr25945 | tpot_ms |  | – | – | – |" in text
@@ -174,7 +172,7 @@ def test_the_table_has_date_machine_figures_and_what_is_wrong() -> None:
     assert "- not run: penalties latest" in text
 
 
-def test_pairs_are_found_where_stages_left_them(tmp_path: Path) -> None:
+def test_pairs_are_read_from_the_files_of_the_stages(tmp_path: Path) -> None:
     for side, value in (("emulated", 2.0), ("measured", 1.0)):
         run(step_ms=value).write(tmp_path / f"{file('mixed', 'latest', side)}.json")
     run(step_ms=1.0).write(tmp_path / f"{file('mixed', 'pr25945', 'measured')}.json")
@@ -182,8 +180,8 @@ def test_pairs_are_found_where_stages_left_them(tmp_path: Path) -> None:
     assert [(one.scenario, one.state) for one in pairs] == [("mixed", "latest")]
     assert missing == ["mixed pr25945"]
     assert main([str(tmp_path), "mixed:pr25945", "mixed:latest"]) == 1
-    told = json.loads((tmp_path / "prediction.json").read_text())
-    assert (told["median_error"], told["missing"]) == (1.0, ["mixed pr25945"])
+    written = json.loads((tmp_path / "prediction.json").read_text())
+    assert (written["median_error"], written["missing"]) == (1.0, ["mixed pr25945"])
     assert "| mixed | latest | step_ms | u | 2 | 1 | 100.0 % |" in (tmp_path / "prediction.md").read_text()
 
 
@@ -194,7 +192,7 @@ def test_a_pair_within_the_goal_passes(tmp_path: Path) -> None:
     assert main([str(tmp_path), "mixed:latest", "mixed:pr25945"]) == 1
 
 
-def test_where_nothing_was_run_the_table_says_so_and_the_stage_fails(
+def test_without_runs_the_table_says_so_and_the_stage_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path), "mixed:latest"]) == 1

@@ -1,9 +1,5 @@
-"""One of three ranks, of which the first two share a device group; prints what the rank measured as JSON.
-
-Started as ``python -m tests.profiles.ranks.device_group_process RANK PORT``.
-
-Gloo stands in NCCL's place, and the host's memory in a GPU's.
-"""
+"""One of three ranks, of which the first two share a device group; prints what the rank measured as JSON. Started as
+``python -m tests.profiles.ranks.device_group_process RANK PORT``. Gloo replaces NCCL, and the host's memory a GPU's."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ PIECES, PIECE = 200, 1 << 20
 
 
 class CompletableWork:
-    """Gloo's work with the interface of NCCL's, which can be asked whether it is completed."""
+    """Gloo's work with the interface of NCCL's, which reports whether it is completed."""
 
     def __init__(self, work: Any) -> None:
         self._thread = Thread(target=work.wait, daemon=True)
@@ -63,7 +59,7 @@ def completable(post: Callable[..., Any]) -> Callable[..., Any]:
     return posted
 
 
-def met(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
+def connected(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",
@@ -91,7 +87,7 @@ def met(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
 
 
 def both_send_first(link: ProcessLink) -> list[int]:
-    """Each to each, before anybody receives."""
+    """Each rank sends to each before any receives."""
     others = [rank for rank in range(link.size) if rank != link.rank]
     for peer in others:
         link.send(peer, "large", None, [torch.full((LARGE,), link.rank + 1, dtype=torch.uint8)])
@@ -99,7 +95,8 @@ def both_send_first(link: ProcessLink) -> list[int]:
 
 
 def in_order(link: ProcessLink) -> list[Any]:
-    """Of all shapes and kinds, in the order in which they were sent, whatever is done with them afterwards."""
+    """Returns tensors of all shapes and kinds in the order in which they were sent, although the sender changes them
+    afterwards."""
     sent = [torch.arange(6.0).view(2, 3), torch.tensor(7), torch.tensor([True]), torch.empty(0, 4)]
     if link.rank == 0:
         for number in range(3):
@@ -114,7 +111,7 @@ def in_order(link: ProcessLink) -> list[Any]:
 
 
 def slowly(link: ProcessLink, transport: SlowTransport) -> bool | None:
-    """Whether what can be polled is whole."""
+    """Whether a polled message is complete."""
     if link.rank == 0:
         transport.pause = SLOWNESS
         link.send(1, "slow", time.monotonic(), [torch.ones(3)])
@@ -132,7 +129,7 @@ def exchanged(link: ProcessLink) -> list[Any]:
 
 
 def growth(link: ProcessLink, to: int) -> int:
-    """Bytes that sending much in small pieces to that rank took."""
+    """Returns by how many bytes this process grew while it sent many pieces to that rank."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(PIECES):
         if link.rank == 0:
@@ -145,7 +142,7 @@ def growth(link: ProcessLink, to: int) -> int:
 
 
 def main(rank: int, port: int) -> None:
-    link, transport = met(rank, port)
+    link, transport = connected(rank, port)
     with link:
         found = {
             "both": both_send_first(link),

@@ -30,8 +30,8 @@ class Clock:
     def sleep_until(self, at: int) -> None: ...
 
 
-def met(rank: int, port: int) -> ProcessLink:
-    """Once both are there: starting takes as long as it takes."""
+def connected(rank: int, port: int) -> ProcessLink:
+    """Connects once both ranks are there, however long the start takes."""
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
     store.set(f"there {rank}", "yes")
     store.wait(["there 0", "there 1"])
@@ -58,7 +58,7 @@ def listen(link: ProcessLink) -> None:
 
 
 def main(rank: int, port: int) -> None:
-    link = met(rank, port)
+    link = connected(rank, port)
     if rank:
         time.sleep(2 * PATIENCE)
         link.send(0, "word", "late", [torch.arange(3)])

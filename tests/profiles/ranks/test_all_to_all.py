@@ -1,4 +1,4 @@
-"""An exchange between all ranks of a virtual world: what arrives, when, and who waits for it."""
+"""An exchange between all ranks in virtual time: what arrives, when, and which rank waits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def numbers(gpu: VirtualGpu, *values: int) -> torch.Tensor:
     return torch.tensor(values).to(gpu.device)
 
 
-def test_everybody_gets_what_was_meant_for_it() -> None:
+def test_every_rank_gets_its_parts() -> None:
     def body(link: VirtualLink, gpu: VirtualGpu) -> list[list[int]]:
         came = link.all_to_all("parts", [numbers(gpu, link.rank, to) for to in range(link.size)])
         return [part.tolist() for part in came]
@@ -49,7 +49,7 @@ def test_everybody_gets_what_was_meant_for_it() -> None:
     assert world(3, body) == [[[source, rank] for source in range(3)] for rank in range(3)]
 
 
-def test_nothing_is_sent_of_nothing() -> None:
+def test_empty_parts_are_not_sent() -> None:
     def body(link: VirtualLink, gpu: VirtualGpu) -> tuple[list[torch.Size], bool]:
         own = torch.empty((2 * link.rank, 4), device=gpu.device)
         came = link.all_to_all("rows", [own] * link.size)
@@ -59,8 +59,8 @@ def test_nothing_is_sent_of_nothing() -> None:
     assert world(2, body) == [(shapes, False), (shapes, True)]
 
 
-def test_hosts_meet_and_no_message_between_them_takes_time() -> None:
-    """The last one to come goes on at once."""
+def test_hosts_wait_for_the_last_one() -> None:
+    """The last rank to arrive continues at once."""
 
     def body(link: VirtualLink, gpu: VirtualGpu) -> int:
         part = numbers(gpu, link.rank)
@@ -74,7 +74,7 @@ def test_hosts_meet_and_no_message_between_them_takes_time() -> None:
     assert MS < first < MS + NVLINK.host_latency.value
 
 
-def test_streams_go_on_when_all_has_left_and_landed() -> None:
+def test_streams_continue_when_all_parts_have_arrived() -> None:
     size = 36_000_000  # bytes
     takes = size / NVLINK.bandwidth.value * 1e9
 
@@ -91,7 +91,7 @@ def test_streams_go_on_when_all_has_left_and_landed() -> None:
     assert receiver - sender <= NVLINK.latency.value + 10_000
 
 
-def test_who_never_comes_is_told_by_name() -> None:
+def test_an_absent_rank_is_named() -> None:
     def body(link: VirtualLink, gpu: VirtualGpu) -> None:
         if link.rank == 0:
             link.all_to_all("parts", [numbers(gpu, 1)] * 2)

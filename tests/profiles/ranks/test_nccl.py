@@ -1,4 +1,4 @@
-"""Tensors from device to device between processes, as far as gloo and the host's memory can show it."""
+"""Tensors from device to device between processes, as far as gloo and host memory can show it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    """By rank; the last one has no device."""
+    """What each rank measured; the last one has no device."""
     processes = [
         subprocess.Popen(
             [
@@ -45,12 +45,12 @@ def found() -> list[dict[str, Any]]:
     return [json.loads(text) for text in said]
 
 
-def test_two_that_send_before_they_receive_do_not_wait_for_each_other(found: list[dict[str, Any]]) -> None:
+def test_ranks_that_send_before_they_receive_do_not_deadlock(found: list[dict[str, Any]]) -> None:
     assert [rank["both"] for rank in found] == [[2, 3], [1, 3], [1, 2]]
 
 
-def test_tensors_arrive_as_they_were_and_in_order(found: list[dict[str, Any]]) -> None:
-    """Doubled by the sender behind each send."""
+def test_tensors_arrive_unchanged_and_in_order(found: list[dict[str, Any]]) -> None:
+    """The sender doubles its tensors after each send."""
     values = [
         [number, [[2, 3, [[0, f, 2 * f], [3 * f, 4 * f, 5 * f]]], [7 * f], [1, [True]], [0, 4, []]]]
         for number, f in enumerate((1, 2, 4))
@@ -58,16 +58,16 @@ def test_tensors_arrive_as_they_were_and_in_order(found: list[dict[str, Any]]) -
     assert found[1]["in_order"] == values
 
 
-def test_what_is_polled_is_there(found: list[dict[str, Any]]) -> None:
+def test_a_polled_message_is_complete(found: list[dict[str, Any]]) -> None:
     assert found[1]["whole"] is True
 
 
-def test_all_exchange_with_all_also_who_has_no_device(found: list[dict[str, Any]]) -> None:
+def test_all_to_all_includes_a_rank_without_a_device(found: list[dict[str, Any]]) -> None:
     assert [rank["exchanged"] for rank in found] == [[[0, to], [1, to], [2, to]] for to in range(3)]
 
 
 @pytest.mark.parametrize("way", ["direct_growth", "message_growth"])
-def test_what_has_been_sent_is_let_go(found: list[dict[str, Any]], way: str) -> None:
+def test_sent_tensors_are_freed(found: list[dict[str, Any]], way: str) -> None:
     assert found[0][way] < PIECES * PIECE / 4
 
 
@@ -81,7 +81,7 @@ def test_what_has_been_sent_is_let_go(found: list[dict[str, Any]], way: str) -> 
         (["a 0", None], ()),
     ],
 )
-def test_ranks_are_joined_where_no_two_share_a_gpu(gpus: list[str | None], ranks: tuple[int, ...]) -> None:
+def test_a_device_group_has_no_two_ranks_on_one_gpu(gpus: list[str | None], ranks: tuple[int, ...]) -> None:
     assert joinable(gpus) == ranks
 
 

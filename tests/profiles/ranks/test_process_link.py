@@ -1,4 +1,4 @@
-"""Links between processes: a peer that has nothing to say is there, one that does not answer is gone."""
+"""Links between processes: an idle peer is alive, and one that does not answer is gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schedbench.profiles.ranks.processes import local_addresses
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_silence_is_not_the_end_and_a_process_that_hangs_is() -> None:
+def test_an_idle_peer_is_alive_and_a_hanging_one_is_gone() -> None:
     talkers = [
         subprocess.Popen(
             [

@@ -1,4 +1,4 @@
-"""Starting the processes of a run, and ending them whatever they do."""
+"""Starting the processes of a run, and ending them in every case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.acceptance.runs import resolved
 
 
 def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that hangs in native code would not handle the signal to end either."""
+    """A process that hangs in native code would not handle SIGTERM either."""
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     begin = 0.0
     with processes._children(local_addresses(2)[1:], None) as ([process], ready):
@@ -89,7 +89,7 @@ def test_invalid_variables_of_torchrun_are_usage_errors(
         ({"hazards": True}, "the scenario has several ranks: hazards are checked on one device only"),
     ],
 )
-def test_what_cuda_cannot_do_in_several_processes_is_refused(
+def test_modes_that_cuda_cannot_run_in_several_processes_are_refused(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

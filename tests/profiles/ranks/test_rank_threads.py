@@ -1,4 +1,4 @@
-"""Threads of ranks run in the order of (time, rank); a device is not simulated past events that could reach it."""
+"""Threads of ranks run in the order of (time, rank); a device is not simulated beyond events that could reach it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Clock:
         self.now = 0
 
 
-def joined(member: Member) -> Clock:
+def attached(member: Member) -> Clock:
     clock = Clock()
     member.attach(SharedSimulation(gap=0, member=member), lambda: clock.now)
     return clock
 
 
 def give_way(member: Member) -> None:
-    """Let ranks whose time is lower run first."""
+    """Lets ranks whose time is lower run first."""
     member.wait(AwaitedInstant(0))
 
 
@@ -39,7 +39,7 @@ def test_the_lowest_time_goes_first_and_ties_go_to_the_lowest_rank() -> None:
     order: list[tuple[int, int]] = []
 
     def rank(member: Member) -> None:
-        clock = joined(member)
+        clock = attached(member)
         give_way(member)
         for step in (3, 5, 5, 7) if member.rank else (5, 5, 10):
             order.append((clock.now, member.rank))
@@ -51,11 +51,11 @@ def test_the_lowest_time_goes_first_and_ties_go_to_the_lowest_rank() -> None:
     assert order[:3] == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_who_sleeps_lets_the_others_go_on() -> None:
+def test_a_sleeping_rank_lets_the_others_run() -> None:
     seen: list[str] = []
 
     def rank(member: Member) -> None:
-        clock = joined(member)
+        clock = attached(member)
         if member.rank == 0:
             clock.now = member.wait(AwaitedInstant(100))
             seen.append("sleeper")
@@ -69,9 +69,9 @@ def test_who_sleeps_lets_the_others_go_on() -> None:
     assert seen == ["at 20", "at 40", "at 60", "at 80", "sleeper"]
 
 
-def test_what_nobody_brings_ends_at_the_deadline() -> None:
+def test_a_wait_without_an_event_ends_at_the_deadline() -> None:
     def rank(member: Member) -> int:
-        joined(member)
+        attached(member)
         return member.wait(AwaitedMark(EventRecording()), 50 + member.rank)
 
     assert run_ranks(2, rank) == [50, 51]
@@ -79,7 +79,7 @@ def test_what_nobody_brings_ends_at_the_deadline() -> None:
 
 def test_the_first_failure_is_raised_and_stops_the_others() -> None:
     def rank(member: Member) -> None:
-        clock = joined(member)
+        clock = attached(member)
         while True:
             clock.now += 1
             if member.rank == 1 and clock.now == 5:
@@ -91,11 +91,11 @@ def test_the_first_failure_is_raised_and_stops_the_others() -> None:
 
 
 def test_a_host_waits_for_another_device() -> None:
-    """Rank 1's stream is held until what rank 0 sends has landed; its own later work is served after that."""
+    """Rank 1's stream is held until rank 0's transfer has arrived; its own later work runs after that."""
     marks: list[EventRecording] = []
 
     def rank(member: Member) -> int:
-        clock = joined(member)
+        clock = attached(member)
         device = member.simulation
         assert device is not None
         queue = device.queue()
@@ -124,7 +124,7 @@ def test_devices_that_wait_for_none_are_not_simulated_in_turns(monkeypatch: pyte
     monkeypatch.setattr(Simulation, "run", counted)
 
     def rank(member: Member) -> int:
-        joined(member)
+        attached(member)
         device = member.simulation
         assert device is not None
         queues = [device.queue(), device.queue()]
@@ -137,8 +137,8 @@ def test_devices_that_wait_for_none_are_not_simulated_in_turns(monkeypatch: pyte
 
 
 def chained(seed: int, *, joint: bool) -> list[list[tuple[str, int, int]]]:
-    """Random work on three devices with sends between them; everything is launched before anything runs. ``joint``:
-    advanced in steps of random length; else in one go."""
+    """Random work on three devices with sends between them; all of it is launched before any runs. With ``joint`` the
+    devices advance in steps of random length, else in one step."""
     dice = random.Random(seed)
     devices = [Simulation(gap=dice.choice([0, 3])) for _ in range(3)]
     queues = [[device.queue(), device.queue()] for device in devices]
@@ -161,5 +161,5 @@ def chained(seed: int, *, joint: bool) -> list[list[tuple[str, int, int]]]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_result_does_not_depend_on_how_far_one_looks_at_a_time(seed: int) -> None:
+def test_the_result_does_not_depend_on_the_length_of_steps(seed: int) -> None:
     assert chained(seed, joint=True) == chained(seed, joint=False)

@@ -1,4 +1,4 @@
-"""Messages of other processes: every declared type comes back as it was, and no bytes can run code."""
+"""Messages of other processes: every declared type is decoded unchanged, and no bytes can run code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def request() -> Request:
     return Request("r1", array("q", [5, -6]), sampling, arrival=7, index=1)
 
 
-def back(tag: str, value: object) -> Any:
+def decoded(tag: str, value: object) -> Any:
     return FORM.decoded(FORM.encoded(MessageHead(tag, value)).numpy().tobytes()).value
 
 
@@ -58,26 +58,26 @@ def back(tag: str, value: object) -> Any:
         (REQUEST, None),
     ],
 )
-def test_a_value_comes_back_as_it_was(tag: str, value: object) -> None:
-    found = back(tag, value)
+def test_a_value_is_decoded_unchanged(tag: str, value: object) -> None:
+    found = decoded(tag, value)
     assert found == value and type(found) is type(value)
 
 
-def test_requests_and_tensors_come_back_as_they_were() -> None:
-    [found] = back(REQUESTS, (0, [request()]))[1]
+def test_requests_and_tensors_are_decoded_unchanged() -> None:
+    [found] = decoded(REQUESTS, (0, [request()]))[1]
     assert all(getattr(found, name) == getattr(request(), name) for name in Request.__slots__)
-    draft = back(KV, Chunk("r0", 0, 1, (), Metadata(0, (), 0, None, None, DRAFT))).metadata.draft
+    draft = decoded(KV, Chunk("r0", 0, 1, (), Metadata(0, (), 0, None, None, DRAFT))).metadata.draft
     assert all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(draft, DRAFT, strict=True))
 
 
-def test_a_report_comes_back_as_it_was() -> None:
+def test_a_report_is_decoded_unchanged() -> None:
     result = result_of("mixed", "workload.requests=2")
     totals, acceptance = RequestTotals(gaps=Distribution([3, 3, 9]), retractions=2), AcceptanceLog()
     totals.records.append(RequestRecord("r0", 0, 1, 2, None, 4, 5, 6, array("q", [8]), "finished", ""))
     totals.tokens.add(5, 2)
     acceptance.verified(request(), 3)
     sent = RankReport(result, totals, acceptance, StageTime(1, 2, 3, {0: 4}), {"r0": 1}, 9)
-    found = back(RESULT, sent)
+    found = decoded(RESULT, sent)
     assert (found.result, found.stage_time, found.damage, found.end) == (
         result,
         sent.stage_time,
@@ -98,7 +98,7 @@ class Evil:
 
 
 class FakeGroup:
-    """Stands in torch.distributed's place: the peer has sent ``stream``, and nothing behind it."""
+    """Replaces torch.distributed: the peer has sent ``stream`` and nothing after it."""
 
     def __init__(self, stream: bytes) -> None:
         self._left = deque([stream])
@@ -133,8 +133,8 @@ def of_proxy(size: int, dtype: str = "int64") -> bytes:
     return head(PROXY, 1, {"TensorShape": [[size], dtype, False]})
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, stream: bytes) -> str:
-    """Why a rank that waits for a message is given none, by its link."""
+def error_of(monkeypatch: pytest.MonkeyPatch, stream: bytes) -> str:
+    """Returns the error of a rank that waits for a message, as its link reports it."""
     group = FakeGroup(stream)
     for module in (wire, process_link):
         monkeypatch.setattr(module, "dist", group)
@@ -151,17 +151,17 @@ def answer(monkeypatch: pytest.MonkeyPatch, stream: bytes) -> str:
     return str(refused.value)
 
 
-def test_a_pickle_is_refused_and_nothing_of_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pickle_is_refused_without_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     evil = pickle.dumps(("handshake", Evil(mark), (), None, None))
-    assert answer(monkeypatch, framed(evil)) == (
+    assert error_of(monkeypatch, framed(evil)) == (
         "prefill waited for 'handshake', and decode is gone: it sent what is no message: not JSON"
     )
     hidden = head(HANDSHAKE, {"Preallocated": ["r0", {"Evil": [str(mark)]}]})
-    assert "Preallocated.pages: expected a list, got 'Evil'" in answer(monkeypatch, framed(hidden))
+    assert "Preallocated.pages: expected a list, got 'Evil'" in error_of(monkeypatch, framed(hidden))
     assert not mark.exists()
     pickle.loads(evil)
-    assert mark.exists()  # it would have run
+    assert mark.exists()  # the pickle would have run
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_pickle_is_refused_and_nothing_of_it_runs(monkeypatch: pytest.MonkeyPa
 def test_a_malformed_message_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, stream: bytes, why: str
 ) -> None:
-    said = answer(monkeypatch, stream)
+    said = error_of(monkeypatch, stream)
     assert said.startswith("prefill waited for 'handshake', and decode is gone: it sent what is no message: ")
     assert why in said
 

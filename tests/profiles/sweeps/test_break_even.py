@@ -15,7 +15,7 @@ LENGTHS = "workload.prompt_tokens.value=500,1000,2000,4000"
 
 
 def asked_again(folder: Path, slope: tuple[float, float], *more: str) -> tuple[Crossing, DrawnCrossings]:
-    """A list against NumPy, whose call costs 50 us more and whose tokens cost nothing."""
+    """Prompts flattened as a list against NumPy, whose call costs 50 us more and whose tokens cost nothing."""
     scenario = long_prompts(folder, slope=slope, numpy=(52_000.0, 0.15))
     plan = planned(
         str(scenario), (LENGTHS, *more), sides=("flatten=list", "flatten=numpy"), metric="input_throughput"
@@ -25,7 +25,7 @@ def asked_again(folder: Path, slope: tuple[float, float], *more: str) -> tuple[C
     return crossing, ask_again(plan, found, DRAWS)
 
 
-def test_a_break_even_that_only_moves_stands_with_its_range(tmp_path: Path) -> None:
+def test_a_break_even_has_its_range_under_draws(tmp_path: Path) -> None:
     crossing, drawn = asked_again(tmp_path, (30.0, 80.0))
     assert crossing == ((), "500", "1000", "better")
     found = drawn.found[crossing]
@@ -33,7 +33,7 @@ def test_a_break_even_that_only_moves_stands_with_its_range(tmp_path: Path) -> N
     assert (found.low, found.high) == ("500", "2000")
 
 
-def test_a_break_even_that_some_constants_do_not_have_is_none_and_names_the_constant(tmp_path: Path) -> None:
+def test_a_break_even_absent_under_some_draws_names_the_constant(tmp_path: Path) -> None:
     crossing, drawn = asked_again(tmp_path, (2.0, 80.0))
     found = drawn.found[crossing]
     assert not found.stands and 0 < found.holding < DRAWS

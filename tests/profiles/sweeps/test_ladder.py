@@ -1,4 +1,4 @@
-"""A ladder's document, its promise about tokens, and what it answers about prompt lengths."""
+"""A ladder's document, its claim about tokens, and the break-even of prompt lengths."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_the_document_holds_a_result_for_each(ladder: Ladder) -> None:
     assert document["ladder"] == {"tokens_agree": True}
 
 
-def test_other_tokens_are_told(ladder: Ladder) -> None:
+def test_a_relay_with_other_tokens_is_named(ladder: Ladder) -> None:
     other = climbed("engine.relay=latest", "model.seed=1").rungs
     assert not replace(ladder, rungs=ladder.rungs + other).tokens_agree
 
 
-def test_upstreams_penalties_promise_other_tokens_than_exact_ones() -> None:
+def test_upstream_and_exact_penalties_may_have_other_tokens() -> None:
     relays = "engine.relays=[pr25774-before, pr25945, latest, {state: pr25944, penalties: exact}]"
     found = climb(ask("penalties", ["workload.requests=12", relays]), VGPU)
     digests = [rung.digest for rung in found.rungs]
@@ -65,8 +65,8 @@ def test_upstreams_penalties_promise_other_tokens_than_exact_ones() -> None:
 
 class TestPromptLengths:
     """#25945 left open when moving the prompt's copy pays. Without the barrier the copy used to run beside the previous
-    forward: what the kernel that went away had cost is won, and lost again to the copy's own time at long prompts. With
-    the barrier the copy stood behind the previous forward anyway."""
+    forward: the cost of the removed kernel is gained, and lost again to the copy's own time at long prompts. With the
+    barrier the copy waited for the previous forward anyway."""
 
     def test_without_the_barrier_there_is_a_crossing(self) -> None:
         short, long = added_us("off", 2048, 32768)
@@ -82,12 +82,12 @@ class TestPromptLengths:
         short, long = added_us("top", 128, 8192)
         assert long < short < 0
 
-    def test_it_is_microseconds_either_way(self) -> None:
+    def test_the_difference_is_some_microseconds(self) -> None:
         assert all(abs(us) < 10 for barrier in ("off", "top") for us in added_us(barrier, 8192))
 
 
 def swept(barrier: str, *lengths: int) -> SweepPlan:
-    """The sweep of docs/ladder.md."""
+    """Runs the sweep of docs/ladder.md."""
     sides = [
         f"engine.relay={{state: {state}, barrier: {barrier}}}" for state in ("pr25945-before", "pr25945")
     ]

@@ -1,4 +1,4 @@
-"""Sweeps over processes and over a cluster: the same cells, also where a worker is lost."""
+"""Sweeps over processes and over a cluster give the same cells, also where a worker is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def swept(folder: Path | None = None, *, count: int, overrides: Sequence[str] = 
 
 
 def documents(folder: Path) -> dict[str, object]:
-    """The results, without what describes the run."""
+    """Returns the results without what describes the run."""
     return {
         file.name: {key: part for key, part in json.loads(file.read_text()).items() if key not in OF_THE_RUN}
         for file in folder.iterdir()
@@ -52,7 +52,7 @@ def documents(folder: Path) -> dict[str, object]:
         (2, "dask:tcp://here:1", "give one of them"),
     ],
 )
-def test_workers_that_mean_nothing_are_refused(jobs: int | None, executor: str, message: str) -> None:
+def test_invalid_workers_are_refused(jobs: int | None, executor: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         use_workers(jobs, executor)
 
@@ -85,7 +85,7 @@ def test_measured_times_refuse_a_cluster() -> None:
         list(swept(count=2, overrides=["device.host=measured"]))
 
 
-def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_CONNECT_S", 0.2)
     use_workers(None, NOWHERE)
     with pytest.raises(WorkersError, match="no dask scheduler at tcp:"):
@@ -93,7 +93,7 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.wide
-def test_processes_and_a_cluster_that_loses_a_worker_give_the_same_bytes(
+def test_processes_and_a_cluster_with_a_lost_worker_give_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_workers(1, None)

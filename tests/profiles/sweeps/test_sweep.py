@@ -1,4 +1,4 @@
-"""Sweeps: what is asked, which side of a cell is better, where that changes, and what is reused."""
+"""Sweeps: their arguments, the better side of a cell, where it changes, and the reuse of results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cell(*place: str, a: float = 100.0, b: float, direction: Literal["higher", "
     return Cell(place, values=(MetricValue(a, "tokens/s", direction), MetricValue(b, "tok/s", direction)))
 
 
-def test_shortened_keys_mean_the_full_ones() -> None:
+def test_shortened_keys_are_completed() -> None:
     asked = plan("concurrency=1,8", "relay=latest", metric="ttft.p99")
     assert asked.axes == (
         Axis("workload.arrival.concurrency", ("1", "8")),
@@ -78,7 +78,7 @@ def test_values_may_hold_commas_in_brackets() -> None:
         (("page_size=1",), {"sides": ("latest", "")}, SideError, "is no side"),
     ],
 )
-def test_what_means_nothing_is_refused(
+def test_invalid_arguments_are_refused(
     over: tuple[str, ...], options, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -112,7 +112,7 @@ def test_signs_change_between_neighbours_of_the_first_axis() -> None:
     ]
 
 
-def test_cells_that_were_refused_are_passed_over() -> None:
+def test_refused_cells_are_left_out_of_sign_changes() -> None:
     asked = plan("concurrency=1,2,4")
     found = [cell("1", b=90), Cell(("2",), refusal="no"), cell("4", b=110)]
     assert [tuple(crossing) for crossing in crossings(asked, found)] == [((), "1", "4", "better")]
@@ -138,13 +138,13 @@ def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
     ]
 
 
-def test_one_side_is_told_as_it_is() -> None:
+def test_a_sweep_of_one_side_lists_its_values() -> None:
     (one,) = cells(plan("concurrency=2", sides=()), Runs(OPTIONS))
     assert (len(one.values), one.delta, one.tone) == (1, None, None)
     assert one.values[0].unit == "tokens/s"
 
 
-def test_cells_that_cannot_run_say_why() -> None:
+def test_cells_that_cannot_run_have_their_reason() -> None:
     asked = plan("mixed_chunk=true", "chunked_prefill_size=none", "kv_tokens=131072,64")
     refused, starved = cells(asked, Runs(OPTIONS))
     assert refused.refusal.startswith("engine.mixed_chunk: mixed chunk cannot be combined")
@@ -169,7 +169,7 @@ def test_a_value_that_no_cell_can_use_is_an_error_before_anything_runs(
         next(cells(plan(*over), Runs(OPTIONS)))
 
 
-def test_results_are_reused_where_the_question_is_the_same(tmp_path: Path) -> None:
+def test_results_of_the_same_question_are_reused(tmp_path: Path) -> None:
     first = plan("concurrency=1,2", sides=())
     before = list(cells(first, Runs(OPTIONS, folder=tmp_path)))
     stamps = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""A virtual GPU, its windows, and a hardware whose numbers are easy to add up."""
+"""A virtual GPU, its windows, and a hardware profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
 
 
-class Tape:
+class WindowRecorder:
     """A sink that keeps everything."""
 
     def __init__(self) -> None:
@@ -45,17 +45,17 @@ class Tape:
 class Bench:
     """A virtual GPU under observation."""
 
-    def __init__(self, gpu: VirtualGpu, tape: Tape) -> None:
+    def __init__(self, gpu: VirtualGpu, recorder: WindowRecorder) -> None:
         self.gpu = gpu
-        self.tape = tape
+        self.recorder = recorder
 
-    def observe(self, body: Callable[[], Any]) -> Tape:
-        """What the device and the host did in ``body``, which starts on an idle device."""
+    def observe(self, body: Callable[[], Any]) -> WindowRecorder:
+        """Returns what the device and the host did in ``body``, which starts on an idle device."""
         self.gpu.flush()
-        self.tape.windows.clear()
+        self.recorder.windows.clear()
         body()
         self.gpu.flush()
-        return self.tape
+        return self.recorder
 
 
 class Scene:
@@ -72,15 +72,15 @@ class Scene:
     def on(self, stream: Any) -> Any:
         return self.module.stream(stream)
 
-    def known(self, values: list[int]) -> torch.Tensor:
-        """On the device, made on the schedule stream; every stream and the host come after it."""
+    def settled(self, values: list[int]) -> torch.Tensor:
+        """Makes a tensor on the schedule stream, which every stream and the host waits for."""
         with self.on(self.schedule):
             made = torch.tensor(values, device=self.device)
         self.module.synchronize()
         return made
 
     def zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """Made on the schedule stream; the forward stream comes after it."""
+        """Makes a tensor on the schedule stream, which the forward stream waits for."""
         with self.on(self.schedule):
             made = torch.zeros(*shape, dtype=dtype, device=self.device)
         self.forward.wait_stream(self.schedule)
@@ -103,10 +103,10 @@ def hardware() -> HardwareProfile:
 def opened(hardware: HardwareProfile) -> Opener:
     @contextmanager
     def opener(**options: Any) -> Iterator[Bench]:
-        tape = Tape()
+        recorder = WindowRecorder()
         options.setdefault("watch", [Path(__file__).parent])
-        with open_vgpu(options.pop("hardware", hardware), sink=tape, **options) as gpu:
-            yield Bench(gpu, tape)
+        with open_vgpu(options.pop("hardware", hardware), sink=recorder, **options) as gpu:
+            yield Bench(gpu, recorder)
 
     return opener
 
@@ -119,6 +119,6 @@ def bench(opened: Opener) -> Iterator[Bench]:
 
 @pytest.fixture
 def bench_none(opened: Opener) -> Iterator[Bench]:
-    """With values none."""
+    """A virtual GPU with values none."""
     with opened(values="none") as bench:
         yield bench

@@ -1,4 +1,4 @@
-"""Programs on two streams with one edge missing give something else under an adversary, and with it they never do."""
+"""Programs on two streams with one edge missing have another result under an adversary; with the edge they never do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Program = Callable[[Scene, bool], torch.Tensor]
 
 
 def raw(stage: Scene, edge: bool) -> torch.Tensor:
-    lengths = stage.known([1, 2, 3])
+    lengths = stage.settled([1, 2, 3])
     with stage.on(stage.schedule):
         lengths.add_(1)
     if edge:
@@ -35,7 +35,7 @@ def raw(stage: Scene, edge: bool) -> torch.Tensor:
 
 
 def war(stage: Scene, edge: bool) -> torch.Tensor:
-    lengths = stage.known([1, 2, 3])
+    lengths = stage.settled([1, 2, 3])
     with stage.on(stage.forward):
         doubled = lengths * 2
         read = stage.module.Event()
@@ -48,7 +48,7 @@ def war(stage: Scene, edge: bool) -> torch.Tensor:
 
 
 def waw(stage: Scene, edge: bool) -> torch.Tensor:
-    buffer = stage.known([0, 0])
+    buffer = stage.settled([0, 0])
     with stage.on(stage.forward):
         buffer.fill_(1)
     if edge:
@@ -59,7 +59,7 @@ def waw(stage: Scene, edge: bool) -> torch.Tensor:
 
 
 def scattered(stage: Scene, edge: bool) -> torch.Tensor:
-    table, rows = stage.known([1, 2, 3, 4]), stage.known([1, 3])
+    table, rows = stage.settled([1, 2, 3, 4]), stage.settled([1, 3])
     with stage.on(stage.forward):
         read = table[rows]
     if edge:
@@ -70,7 +70,7 @@ def scattered(stage: Scene, edge: bool) -> torch.Tensor:
 
 
 def replayed(stage: Scene, edge: bool) -> torch.Tensor:
-    inputs, graph = stage.known([1, 2]), stage.module.CUDAGraph()
+    inputs, graph = stage.settled([1, 2]), stage.module.CUDAGraph()
     with stage.module.graph(graph, stream=stage.forward):
         outputs = inputs * 2 + 1
     with stage.on(stage.forward):
@@ -93,7 +93,7 @@ def pinned_overwritten(stage: Scene, edge: bool) -> torch.Tensor:
 
 
 def read_before_sync(stage: Scene, edge: bool) -> torch.Tensor:
-    source = stage.known([1, 2])
+    source = stage.settled([1, 2])
     with stage.on(stage.forward):
         landed = source.to("cpu", non_blocking=True)
         done = stage.module.Event()
@@ -104,7 +104,7 @@ def read_before_sync(stage: Scene, edge: bool) -> torch.Tensor:
 
 
 def freed_in_flight(stage: Scene, edge: bool) -> torch.Tensor:
-    indices = stage.known([1, 2])
+    indices = stage.settled([1, 2])
     with stage.on(stage.forward):
         more = indices + 1
     if edge:
@@ -116,7 +116,7 @@ def freed_in_flight(stage: Scene, edge: bool) -> torch.Tensor:
 
 
 def freed_but_viewed(stage: Scene, edge: bool) -> torch.Tensor:
-    indices = stage.known([1, 2])
+    indices = stage.settled([1, 2])
     with stage.on(stage.forward):
         more = indices + 1
     kept = indices[1:] if edge else None
@@ -145,25 +145,25 @@ def outcome(program: Program, *, edge: bool, seed: int | None, values: str = "re
         stage = Scene(gpu)
         result = program(stage, edge)
         stage.module.synchronize()
-        told: list[int] = result.tolist()
-        return told
+        values_found: list[int] = result.tolist()
+        return values_found
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("values", ["real", "none"])
-def test_with_its_edge_a_program_means_one_thing(program: Program, values: str) -> None:
+def test_with_its_edge_a_program_has_one_result(program: Program, values: str) -> None:
     plain = outcome(program, edge=True, seed=None, values=values)
     assert [outcome(program, edge=True, seed=seed, values=values) for seed in SEEDS] == [plain] * len(SEEDS)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_without_it_some_strategy_shows(program: Program) -> None:
+def test_without_its_edge_some_strategy_changes_the_result(program: Program) -> None:
     plain = outcome(program, edge=True, seed=None)
     found = [outcome(program, edge=False, seed=seed) for seed in range(len(STRATEGIES))]
     assert any(values != plain for values in found)
 
 
-def test_what_has_not_landed_is_poison() -> None:
+def test_memory_before_its_copy_is_poisoned() -> None:
     assert outcome(read_before_sync, edge=False, seed=0) == [POISON, POISON]
 
 
@@ -178,17 +178,17 @@ def test_strategies_come_first_and_are_named() -> None:
 def test_an_error_in_deferred_work_names_the_op_and_its_line() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
         stage = Scene(gpu)
-        table, rows = stage.known([1, 2]), stage.known([5])
+        table, rows = stage.settled([1, 2]), stage.settled([5])
         _ = table[rows]
         with pytest.raises(IndexError) as error:
             stage.module.synchronize()
     assert error.value.__notes__ == ["in index, done late"]
 
 
-def test_a_mask_is_read_when_its_turn_has_come() -> None:
+def test_a_mask_is_read_in_program_order() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
         stage = Scene(gpu)
-        values = stage.known([1, 2, 3, 4])
+        values = stage.settled([1, 2, 3, 4])
         with stage.on(stage.schedule):
             values.add_(1)
             assert values[values > 3].tolist() == [4, 5]
@@ -199,7 +199,7 @@ def test_a_mask_is_read_when_its_turn_has_come() -> None:
 def test_a_pinned_buffer_may_be_sent_and_filled_in_one_stream() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
         stage = Scene(gpu)
-        source, buffer = stage.known([1, 2]), torch.tensor([7, 7]).pin_memory()
+        source, buffer = stage.settled([1, 2]), torch.tensor([7, 7]).pin_memory()
         with stage.on(stage.schedule):
             sent = buffer.to(stage.device, non_blocking=True)
             buffer.copy_(source, non_blocking=True)
@@ -216,13 +216,13 @@ def test_a_new_geometry_does_not_change_what_is_pending() -> None:
 
 
 class PointerKernel(TritonKernel):
-    """Reads memory of which it has the address only."""
+    """Reads memory through its address only."""
 
     def run(self) -> None:
         assert [len(storage) for storage in self.storages()] == [24]
 
 
-def test_memory_that_pending_work_has_the_address_of_outlives_its_tensor() -> None:
+def test_memory_whose_address_pending_work_has_outlives_its_tensor() -> None:
     with open_vgpu(load("h200"), adversary=0) as gpu:
         pointed = torch.zeros(3, dtype=torch.int64, device=gpu.device)
         pointed.data_ptr()
@@ -234,12 +234,12 @@ def test_memory_that_pending_work_has_the_address_of_outlives_its_tensor() -> No
         assert gpu.addresses.given() == []
 
 
-def test_hazards_and_an_adversary_do_not_go_together() -> None:
+def test_hazards_and_an_adversary_exclude_each_other() -> None:
     with pytest.raises(AssertionError), open_vgpu(load("h200"), hazards=True, adversary=0):
         pass
 
 
-# ---- programs nobody thought of ------------------------------------------------------------------------------
+# ---- random programs ------------------------------------------------------------------------------
 
 BUFFERS = 3
 Step = tuple[str, int, int, int]
@@ -252,10 +252,11 @@ steps = st.tuples(
 
 
 def interpret(program: Sequence[Step], gpu: VirtualGpu) -> list[int]:
-    """Two streams over a few buffers and one pinned one. Integers only, and every effect is seen at the end."""
+    """Runs the program on two streams over a few buffers and one pinned one. Values are integers, and every effect is
+    read at the end."""
     stage = Scene(gpu)
     streams = (stage.schedule, stage.forward)
-    buffers = [stage.known([k + 1, 10 * k]) for k in range(BUFFERS)]
+    buffers = [stage.settled([k + 1, 10 * k]) for k in range(BUFFERS)]
     event, pinned = stage.module.Event(), torch.tensor([5, 6]).pin_memory()
     landed = [torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(BUFFERS)]
     seen = []
@@ -284,8 +285,8 @@ def interpret(program: Sequence[Step], gpu: VirtualGpu) -> list[int]:
 
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(program=st.lists(steps, min_size=2, max_size=14))
-def test_whatever_an_adversary_shows_is_a_hazard(program: list[Step]) -> None:
-    """Two independent accounts of the same order: footprints and clocks, and values that really go wrong."""
+def test_every_result_changed_by_an_adversary_has_a_hazard(program: list[Step]) -> None:
+    """Two independent models of the same order: footprints with clocks, and values that are really wrong."""
     with open_vgpu(load("h200"), hazards=True) as gpu:
         plain, findings = interpret(program, gpu), gpu.findings
     for seed in range(len(STRATEGIES) + 3):

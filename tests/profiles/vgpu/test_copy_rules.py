@@ -1,4 +1,4 @@
-"""CUDA's copy rules, row by row: which copies an expression makes, and whether the host waits."""
+"""CUDA's copy rules, row by row: the copies of an expression, and whether the host waits."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ TABLE: list[tuple[str, list[Copy], bool]] = [
 
 @pytest.fixture(params=[torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def names(bench: Any, request: pytest.FixtureRequest) -> Iterator[Names]:
-    """Under inference_mode torch hands composite ops to the tensor's class whole; the copies are the same."""
+    """Under inference_mode torch passes composite ops to the tensor's class undivided; the copies are the same."""
     device = bench.gpu.device
     with request.param():
         yield _names(device)
@@ -138,11 +138,15 @@ def _names(device: torch.device) -> Names:
 
 
 @pytest.mark.parametrize(("expression", "copies", "waits"), TABLE, ids=[row[0] for row in TABLE])
-def test_copies(bench: Any, names: Names, expression: str, copies: list[Copy], waits: bool) -> None:
-    tape = bench.observe(lambda: eval(expression, dict(names)))
-    seen = [(op.kind, op.host_memory, op.bytes, op.blocking) for op in tape.ops if op.kind in ("h2d", "d2h")]
+def test_copies_of_an_expression(
+    bench: Any, names: Names, expression: str, copies: list[Copy], waits: bool
+) -> None:
+    recorder = bench.observe(lambda: eval(expression, dict(names)))
+    seen = [
+        (op.kind, op.host_memory, op.bytes, op.blocking) for op in recorder.ops if op.kind in ("h2d", "d2h")
+    ]
     assert seen == copies
-    assert any(call.waited for call in tape.calls) == waits
+    assert any(call.waited for call in recorder.calls) == waits
 
 
 @pytest.mark.parametrize(
@@ -167,11 +171,13 @@ def test_copies(bench: Any, names: Names, expression: str, copies: list[Copy], w
         ("torch.ones_like(x, dtype=torch.int64, device='cpu').tolist()", [1] * 6),
     ],
 )
-def test_values_are_torchs(names: Names, expression: str, expected: Any) -> None:
+def test_values_equal_torchs(names: Names, expression: str, expected: Any) -> None:
     assert eval(expression, dict(names)) == expected
 
 
-def test_a_pageable_destination_holds_the_copy_call_a_pinned_one_the_sync(bench: Any, names: Names) -> None:
+def test_a_pageable_destination_waits_in_the_copy_and_a_pinned_one_in_the_sync(
+    bench: Any, names: Names
+) -> None:
     calls = bench.observe(lambda: names["x"].cpu()).calls
     assert [(c.name, c.waited > 0) for c in calls] == [
         ("cudaMemcpyAsync", True),
@@ -243,7 +249,7 @@ def test_a_device_index_on_a_host_tensor_raises(names: Names) -> None:
         names["host"][names["ids"]]
 
 
-def test_what_a_device_tensor_refuses(names: Names) -> None:
+def test_host_access_to_a_device_tensor_is_refused(names: Names) -> None:
     x = names["x"]
     with pytest.raises(TypeError, match="can't convert vgpu:0 device type tensor to numpy"):
         x.numpy()
@@ -267,26 +273,26 @@ def test_pinned_memory_is_a_property_of_the_storage(names: Names) -> None:
     assert host.new_empty(3, pin_memory=True).is_pinned()
 
 
-def test_recycled_memory_is_not_pinned() -> None:
+def test_reused_memory_is_not_pinned() -> None:
     with open_vgpu(load("h200")):
         for _ in range(100):
             assert torch.empty(1000, pin_memory=True).is_pinned()
             assert not torch.empty(1000).is_pinned()
 
 
-def test_without_pinned_memory(opened: Any) -> None:
+def test_a_device_without_pinned_memory(opened: Any) -> None:
     with opened(capabilities=Capabilities(pinned_memory=False)) as bench:
         x = torch.ones(6, device=bench.gpu.device)
         with pytest.raises(RuntimeError, match="no pinned memory"):
             torch.ones(6).pin_memory()
         with pytest.raises(RuntimeError, match="no pinned memory"):
             torch.empty(6, pin_memory=True)
-        tape = bench.observe(lambda: x.to("cpu", non_blocking=True))
-        assert [(op.host_memory, op.blocking) for op in tape.ops] == [("pageable", True)]
-        assert any(call.waited for call in tape.calls)
+        recorder = bench.observe(lambda: x.to("cpu", non_blocking=True))
+        assert [(op.host_memory, op.blocking) for op in recorder.ops] == [("pageable", True)]
+        assert any(call.waited for call in recorder.calls)
 
 
-def test_without_side_streams_and_events(opened: Any) -> None:
+def test_a_device_without_side_streams_and_events(opened: Any) -> None:
     with opened(capabilities=Capabilities(side_streams=False, events=False, graphs=False)):
         module = torch.get_device_module("vgpu")
         module.current_stream().synchronize()

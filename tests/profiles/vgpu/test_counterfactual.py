@@ -1,4 +1,4 @@
-"""One line with other times than it has: what the host's clock shows, and that values stay."""
+"""One line with other times than its own: the effect on the host's clock, and unchanged values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def host_time(
     line: int = 0,
     extra: int = 0,
 ) -> tuple[int, list[int]]:
-    """How long the call takes on the host behind a long kernel, in ns, and its values."""
+    """Returns how long the call takes on the host after a long kernel, in ns, and its values."""
     place = (f"{HERE.parent.name}/{HERE.name}", line or line_of(function))
     changed = None if change is None else Counterfactual(*place, change, extra)
     with open_vgpu(HARDWARE, values="none", watch=[HERE.parent], counterfactual=changed) as gpu:
@@ -58,13 +58,13 @@ def host_time(
 
 @pytest.fixture(scope="module")
 def kernel() -> int:
-    """Ns of the long kernel, nearly."""
+    """The approximate time of the long kernel, ns."""
     return host_time(synchronize, None)[0]
 
 
 @pytest.mark.parametrize("function", [upload, download, synchronize])
 @pytest.mark.parametrize("change", ["no wait", "pinned", "absent"])
-def test_the_host_goes_on_and_values_stay(
+def test_a_change_removes_the_wait_and_keeps_the_values(
     function: Callable[[torch.device], torch.Tensor], change: LineChange, kernel: int
 ) -> None:
     plain, changed = host_time(function, None), host_time(function, change)
@@ -74,11 +74,11 @@ def test_the_host_goes_on_and_values_stay(
     assert changed[1] == plain[1]
 
 
-def test_changes_cost_what_they_say() -> None:
+def test_changes_cost_their_declared_time() -> None:
     def host(change: LineChange) -> int:
         return host_time(upload, change)[0]
 
-    calls, rest = HARDWARE.host, host("absent")  # what torch takes around the copy
+    calls, rest = HARDWARE.host, host("absent")  # torch's own time around the copy
     copied = calls.torch_call.value + calls.copy_call.value
     assert host("pinned") - rest == pytest.approx(copied + calls.pin_memory.value, abs=50)
     assert host("no wait") - rest == pytest.approx(copied + calls.sync_return.value, abs=50)

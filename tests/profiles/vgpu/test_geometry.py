@@ -1,4 +1,5 @@
-"""Ops that change a tensor's geometry in place, and assignments to ``data``: what the tensor says is what it holds."""
+"""Ops that change a tensor's geometry in place, and assignments to ``data``: the reported shape is that of the
+contents."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Recorded:
 
 
 def kinds(change: Callable[[torch.Tensor], object], shape: tuple[int, ...], like: torch.Tensor) -> list[str]:
-    """The device's operations for a change of a tensor [2, 3], which then has that shape and equals ``like``."""
+    """Returns the device's operations for a change of a tensor [2, 3], which then has that shape and equals
+    ``like``."""
     sink = Recorded()
     with open_vgpu(load("h200"), sink=sink, hazards=True) as gpu:
         x = torch.arange(6.0).view(2, 3).to(gpu.device)
@@ -56,7 +58,7 @@ ROWS = torch.arange(6.0).view(2, 3)
     ],
 )
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_a_change_in_place(
+def test_a_change_in_place_makes_the_expected_operations(
     change: Callable[[torch.Tensor], object], like: torch.Tensor, operations: list[str]
 ) -> None:
     assert kinds(change, tuple(like.shape), like) == operations
@@ -71,7 +73,7 @@ def test_new_values_of_a_parameter_are_used() -> None:
             weight.data = torch.ones(2)
 
 
-def test_what_fills_an_empty_tensor() -> None:
+def test_an_empty_tensor_can_be_filled() -> None:
     with open_vgpu(load("h200")) as gpu:
         empty = torch.empty(0, device=gpu.device)
         assert torch.arange(4, out=empty).shape == (4,)
@@ -79,7 +81,7 @@ def test_what_fills_an_empty_tensor() -> None:
         assert torch.logspace(0, 1, 3, device=gpu.device).tolist() == torch.logspace(0, 1, 3).tolist()
 
 
-def test_the_memory_of_a_tensor() -> None:
+def test_tensors_without_values_have_sizes_and_addresses() -> None:
     with open_vgpu(load("h200"), values="none") as gpu:
         x, other = torch.ones(4, 8, device=gpu.device), torch.ones(4, 8, device=gpu.device)
         assert x.untyped_storage().nbytes() == 128

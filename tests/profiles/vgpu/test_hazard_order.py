@@ -1,4 +1,4 @@
-"""Vector clocks against the graph of what leads to what; footprints against sets of bytes."""
+"""Vector clocks compared with the graph of the order; footprints compared with sets of bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ steps = st.lists(
 
 @dataclass
 class Reference:
-    """Each operation with everything that comes before it, as sets."""
+    """Each operation with the set of all operations before it."""
 
     before: dict[tuple[int, int], set[tuple[int, int]]] = field(default_factory=dict)
     streams: dict[int, set[tuple[int, int]]] = field(default_factory=lambda: {s: set() for s in STREAMS})
@@ -49,7 +49,7 @@ class Reference:
 
 
 @given(steps)
-def test_clocks_know_exactly_what_comes_before(program: list[tuple[str, int]]) -> None:
+def test_clocks_order_exactly_the_operations_before(program: list[tuple[str, int]]) -> None:
     clocks, reference = VectorClocks(), Reference()
     for stream in STREAMS:
         clocks.of(stream)
@@ -77,7 +77,7 @@ def test_clocks_know_exactly_what_comes_before(program: list[tuple[str, int]]) -
     assert dropped == reference.host | set.intersection(*reference.streams.values())
 
 
-def test_a_new_stream_comes_after_what_the_host_has_waited_for() -> None:
+def test_a_new_stream_starts_after_the_hosts_waits() -> None:
     clocks = VectorClocks()
     seq = clocks.launch(1)
     clocks.synchronize(clocks.recorded(1))
@@ -89,7 +89,7 @@ spans = st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda x: ByteSpan
 
 
 @given(st.lists(spans, max_size=6), st.lists(spans, max_size=6))
-def test_pieces_meet_where_bytes_are_shared(ours: list[ByteSpan], theirs: list[ByteSpan]) -> None:
+def test_pieces_overlap_where_bytes_are_shared(ours: list[ByteSpan], theirs: list[ByteSpan]) -> None:
     shared = {k for s in ours for k in range(*s)} & {k for s in theirs for k in range(*s)}
     assert meet(scattered(ours), scattered(theirs)) == bool(shared)
     if len(theirs) == 1:
@@ -97,7 +97,7 @@ def test_pieces_meet_where_bytes_are_shared(ours: list[ByteSpan], theirs: list[B
 
 
 @given(spans, spans)
-def test_spans_meet_where_bytes_are_shared(a: ByteSpan, b: ByteSpan) -> None:
+def test_spans_overlap_where_bytes_are_shared(a: ByteSpan, b: ByteSpan) -> None:
     assert meet(a, b) == bool(set(range(*a)) & set(range(*b)))
 
 
@@ -109,7 +109,7 @@ def scattered(parts: list[ByteSpan]) -> Scattered:
 
 @dataclass
 class Given:
-    """Pieces that follow from nothing."""
+    """Pieces that are given directly."""
 
     known: Pieces
 
@@ -120,8 +120,8 @@ class Given:
 
 
 @given(st.data())
-def test_an_index_leads_to_the_bytes_it_selects(data: st.DataObject) -> None:
-    """By writing through it and looking which bytes have changed."""
+def test_an_index_accesses_the_bytes_it_selects(data: st.DataObject) -> None:
+    """A write through the index shows which bytes change."""
     shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     base = torch.zeros([n + 1 for n in shape], dtype=torch.int16)
     table = base[tuple(slice(1, None) for _ in shape)]
@@ -146,13 +146,13 @@ def test_rows_are_cut_to_their_lengths() -> None:
     assert pieces.starts.tolist() == [0, 80] and pieces.ends.tolist() == [40, 92]
 
 
-def test_of_lines_of_rows_only_so_many_are_meant() -> None:
+def test_only_the_given_number_of_lines_of_a_row_counts() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
     lines = RowSelection(torch.tensor([[2, 0], [1, 3]]), None, torch.tensor([2, 1]))
     assert Grid.of(table).rows(lines).starts.tolist() == [0, 40, 80]
 
 
-def test_lines_of_nothing_meet_nothing() -> None:
+def test_empty_lines_overlap_nothing() -> None:
     lines = RowSelection(torch.tensor([1]), torch.tensor([0]), None)
     nothing = Grid.of(torch.zeros(4, 10, dtype=torch.int32)).rows(lines)
     assert not nothing.starts.tolist()

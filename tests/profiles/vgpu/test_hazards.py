@@ -1,4 +1,4 @@
-"""Programs on two streams with one edge missing, and the same programs with it."""
+"""Programs on two streams with one edge missing, and the same programs with the edge."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def waw(scene: Scene, edge: bool) -> None:
 
 
 def overlapping_views(scene: Scene, edge: bool) -> None:
-    """Views with different starts; neither touches the whole."""
+    """Views with different starts, neither of which covers the whole tensor."""
     buffer = scene.zeros(100)
     with scene.on(scene.forward):
         _ = buffer[10:60] * 2
@@ -163,13 +163,13 @@ FREED = [freed_without_record, freed_before_the_wait]
 
 
 @pytest.mark.parametrize("program", [*BETWEEN_STREAMS, *AT_THE_HOST, *FREED])
-def test_an_edge_that_is_there_is_no_finding(scene: Scene, program: Program) -> None:
+def test_a_present_edge_gives_no_finding(scene: Scene, program: Program) -> None:
     program(scene, True)
     assert scene.found == []
 
 
 @pytest.mark.parametrize("program", BETWEEN_STREAMS)
-def test_a_missing_edge_between_streams_is_one_finding(scene: Scene, program: Program) -> None:
+def test_a_missing_edge_between_streams_gives_one_finding(scene: Scene, program: Program) -> None:
     program(scene, False)
     finding = one(scene)
     assert finding.kind == "race"
@@ -191,7 +191,7 @@ def test_the_host_must_wait_for_pinned_memory(scene: Scene, program: Program) ->
 
 
 @pytest.mark.parametrize("program", FREED)
-def test_a_freed_block_may_be_reissued_at_once(scene: Scene, program: Program) -> None:
+def test_a_freed_block_may_be_reused_at_once(scene: Scene, program: Program) -> None:
     program(scene, False)
     finding = one(scene)
     assert (finding.kind, finding.first.op, finding.second.op) == ("freed", "add", "zero_")
@@ -203,13 +203,13 @@ def test_a_freed_block_may_be_reissued_at_once(scene: Scene, program: Program) -
 
 
 def needed(scene: Scene, function: str) -> dict[str, bool]:
-    """The places in that function: by statement, whether they are needed."""
+    """Returns whether each place in that function is needed, by statement."""
     places = scene.gpu.watcher.places()
     return {place.site.statement: place.is_needed for place in places if place.site.function == function}
 
 
 @pytest.mark.parametrize("program", [*BETWEEN_STREAMS, *AT_THE_HOST, freed_without_record])
-def test_an_edge_whose_absence_is_a_finding_is_needed(scene: Scene, program: Program) -> None:
+def test_an_edge_whose_absence_gives_a_finding_is_needed(scene: Scene, program: Program) -> None:
     program(scene, True)
     assert set(needed(scene, program.__name__).values()) == {True}
 
@@ -236,8 +236,8 @@ def waited_and_recorded(scene: Scene) -> None:
         torch.zeros(4, dtype=torch.int64, device=scene.device)
 
 
-def for_nothing(scene: Scene) -> None:
-    """The two streams share nothing."""
+def without_shared_memory(scene: Scene) -> None:
+    """The two streams share no memory."""
     first, second = scene.zeros(4), scene.zeros(4)
     with scene.on(scene.forward):
         first.add_(1)
@@ -246,7 +246,7 @@ def for_nothing(scene: Scene) -> None:
         second.add_(1)
 
 
-@pytest.mark.parametrize("program", [twice, waited_and_recorded, for_nothing])
+@pytest.mark.parametrize("program", [twice, waited_and_recorded, without_shared_memory])
 def test_an_edge_that_another_implies_is_not_needed(scene: Scene, program: Callable[[Scene], None]) -> None:
     program(scene)
     found = needed(scene, program.__name__)
@@ -254,11 +254,13 @@ def test_an_edge_that_another_implies_is_not_needed(scene: Scene, program: Calla
     assert scene.found == []
 
 
-def test_a_race_is_no_need(scene: Scene) -> None:
-    """A wait too late orders nothing that was not a race already."""
+def test_a_late_wait_is_not_needed(scene: Scene) -> None:
+    """The accesses before it race already, so the wait orders nothing new."""
     raw(scene, False)
     scene.forward.wait_stream(scene.schedule)
-    assert needed(scene, "test_a_race_is_no_need") == {"scene.forward.wait_stream(scene.schedule)": False}
+    assert needed(scene, "test_a_late_wait_is_not_needed") == {
+        "scene.forward.wait_stream(scene.schedule)": False
+    }
 
 
 # ---- what is no hazard -------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ def test_order_is_transitive(scene: Scene) -> None:
     assert scene.found == []
 
 
-def test_an_event_stands_for_what_came_before_its_record(scene: Scene) -> None:
+def test_an_event_orders_only_work_before_its_record(scene: Scene) -> None:
     buffer, early = scene.zeros(4), scene.module.Event()
     with scene.on(scene.forward):
         early.record()
@@ -286,7 +288,7 @@ def test_an_event_stands_for_what_came_before_its_record(scene: Scene) -> None:
     assert one(scene).first.op == "add_"
 
 
-def test_what_the_host_waited_for_is_known_to_all_that_it_launches_later(scene: Scene) -> None:
+def test_a_host_wait_orders_all_later_launches(scene: Scene) -> None:
     buffer = scene.zeros(4)
     with scene.on(scene.forward):
         buffer.add_(1)
@@ -301,7 +303,7 @@ def test_what_the_host_waited_for_is_known_to_all_that_it_launches_later(scene: 
     [(([1, 2],), ([0, 3],)), (([1, 1], [0, 1]), ([1, 2], [2, 1])), (([-1],), ([0, 1, 2],))],
     ids=["rows", "columns of one row", "from the end"],
 )
-def test_disjoint_places_of_a_pool_are_no_alarm(scene: Scene, first: Any, second: Any) -> None:
+def test_disjoint_rows_of_a_pool_give_no_finding(scene: Scene, first: Any, second: Any) -> None:
     table = scene.zeros(4, 4)
     reads, writes = ([torch.tensor(i).to(scene.device) for i in index] for index in (first, second))
     scene.module.synchronize()
@@ -312,8 +314,8 @@ def test_disjoint_places_of_a_pool_are_no_alarm(scene: Scene, first: Any, second
     assert scene.found == []
 
 
-def test_what_a_graph_reads_again_is_not_hidden_by_a_read_in_between(scene: Scene) -> None:
-    """An eager read of the same bytes, which an event covers; the second replay's is not covered."""
+def test_a_second_replays_read_is_not_hidden_by_an_eager_read(scene: Scene) -> None:
+    """An event covers the first replay and an eager read of the same bytes, but not the second replay's read."""
     inputs, graph, event = scene.zeros(4), scene.module.CUDAGraph(), scene.module.Event()
     with scene.module.graph(graph, stream=scene.forward):
         _ = inputs * 2 + 1
@@ -339,7 +341,7 @@ def test_what_a_graph_reads_again_is_not_hidden_by_a_read_in_between(scene: Scen
         lambda pinned: pinned[1:3].tolist(),
     ],
 )
-def test_however_the_host_reads_too_early(scene: Scene, read: Any) -> None:
+def test_an_early_read_by_the_host_is_found(scene: Scene, read: Any) -> None:
     with scene.on(scene.forward):
         landed = torch.zeros(4, device=scene.device).to("cpu", non_blocking=True)
     _ = landed[1:]  # a view reads nothing
@@ -356,7 +358,7 @@ def test_reads_do_not_race(scene: Scene) -> None:
     assert scene.found == []
 
 
-def test_the_host_may_look_at_what_a_copy_only_reads(scene: Scene) -> None:
+def test_the_host_may_read_memory_that_a_copy_reads(scene: Scene) -> None:
     staging = torch.zeros(4, pin_memory=True)
     with scene.on(scene.forward):
         _ = staging.to(scene.device, non_blocking=True)
@@ -364,7 +366,7 @@ def test_the_host_may_look_at_what_a_copy_only_reads(scene: Scene) -> None:
     assert scene.found == []
 
 
-def test_a_block_goes_back_to_its_own_stream_only(scene: Scene) -> None:
+def test_a_block_is_reused_by_its_own_stream_without_a_finding(scene: Scene) -> None:
     indices = scene.zeros(4)
     with scene.on(scene.forward):
         _ = indices + 1
@@ -397,8 +399,8 @@ def test_layers_of_a_pool_are_one_resource(scene: Scene) -> None:
     assert one(scene).resource == "k_cache[0]"
 
 
-def test_a_window_stays_short_while_a_stream_is_idle(scene: Scene) -> None:
-    """A stream that never does anything must not keep every access alive."""
+def test_accesses_are_pruned_while_a_stream_is_idle(scene: Scene) -> None:
+    """A stream without work must not keep every access in memory."""
     table, _idle = scene.zeros(64, 4), scene.module.Stream()
     rows = [torch.tensor([k]).to(scene.device) for k in range(64)]
     for _ in range(20):
@@ -410,7 +412,7 @@ def test_a_window_stays_short_while_a_stream_is_idle(scene: Scene) -> None:
     assert max(len(history.accesses) for history in shadow.reads.values()) < 300
 
 
-def test_no_checker_watches_by_default(opened: Any) -> None:
+def test_the_checker_is_off_by_default(opened: Any) -> None:
     with opened() as bench:
         scene = Scene(bench.gpu)
         raw(scene, False)

@@ -1,4 +1,4 @@
-"""Host time by a stopwatch: the scheduler's own Python is on the clock, the tool is not."""
+"""Host time by a stopwatch: the scheduler's own Python counts, the tool does not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from schedbench.profiles.vgpu.tensor import DeviceTensor
 
 
 def busy(ns: int) -> None:
-    """Use the processor, however often it is taken away meanwhile."""
+    """Uses processor time, however often the thread is preempted."""
     end = time.thread_time_ns() + ns
     while time.thread_time_ns() < end:
         pass
@@ -37,7 +37,7 @@ class Host:
     stopwatch: HostStopwatch
 
     def time(self, body: Callable[[], Any]) -> int:
-        """ns on the host's clock."""
+        """Returns ns on the host's clock."""
         before = self.gpu.clock.now()
         with self.stopwatch.running():
             body()
@@ -46,7 +46,7 @@ class Host:
 
 @pytest.fixture
 def free(hardware: HardwareProfile) -> HardwareProfile:
-    """Device calls that cost the host nothing: what is left is measured."""
+    """Device calls cost the host nothing, so only measured time is left."""
     calls = hardware.host
     nothing = {
         name: getattr(calls, name).model_copy(update={"value": 0.0}) for name in type(calls).model_fields
@@ -61,19 +61,19 @@ def host(free: HardwareProfile) -> Iterator[Host]:
 
 
 def least(measure: Callable[[], int]) -> int:
-    """The least of five measurements, since other processes on the machine only add to them."""
+    """Returns the least of five measurements, because other processes only add to them."""
     return min(measure() for _ in range(5))
 
 
 def time_taken(body: Callable[[], Any]) -> int:
-    """ns of this thread's processor time."""
+    """Returns ns of this thread's processor time."""
     start = time.thread_time_ns()
     body()
     return time.thread_time_ns() - start
 
 
-class Slow(Executor):
-    """Takes a millisecond for each value it computes."""
+class SlowExecutor(Executor):
+    """Takes a millisecond for each computed value."""
 
     def compute(self, op: Any, args: Any, kwargs: Any) -> Any:
         busy(1_000_000)
@@ -88,11 +88,11 @@ class Slow(Executor):
         super().upload(target, source, pinned=pinned, waits=waits)
 
 
-def test_python_is_on_the_clock(host: Host) -> None:
+def test_python_advances_the_clock(host: Host) -> None:
     assert least(lambda: host.time(lambda: busy(2_000_000))) == pytest.approx(2_000_000, rel=0.05)
 
 
-def test_nothing_is_on_the_clock_before_and_after(host: Host) -> None:
+def test_time_before_and_after_the_stopwatch_does_not_count(host: Host) -> None:
     busy(1_000_000)
     assert host.gpu.clock.now() == 0
     host.time(lambda: None)
@@ -102,9 +102,8 @@ def test_nothing_is_on_the_clock_before_and_after(host: Host) -> None:
     assert host.gpu.clock.now() == before
 
 
-def test_calls_of_nothing_cost_nothing(host: Host) -> None:
-    """What the stopwatch itself takes is subtracted. Both ways alternate, and each time the overhead is measured anew,
-    since the machine may be slower or faster a moment later."""
+def test_the_stopwatchs_own_time_is_subtracted(host: Host) -> None:
+    """Both ways alternate, and the overhead is measured each time, because the speed of the machine changes."""
 
     def charged(*, subtracted: bool) -> int:
         stopwatch = HostStopwatch(host.gpu.runtime)
@@ -153,8 +152,8 @@ def replay(gpu: VirtualGpu) -> None:
 
 
 @pytest.mark.parametrize("call", [upload, build, generate, compute, index, replay])
-def test_values_are_computed_off_the_clock(host: Host, call: Callable[[VirtualGpu], None]) -> None:
-    host.gpu.executor = Slow()
+def test_computing_values_does_not_advance_the_clock(host: Host, call: Callable[[VirtualGpu], None]) -> None:
+    host.gpu.executor = SlowExecutor()
     call(host.gpu)  # handlers are built on first sight
     start = time.thread_time_ns()
     charged = least(lambda: host.time(lambda: call(host.gpu)))
@@ -162,14 +161,14 @@ def test_values_are_computed_off_the_clock(host: Host, call: Callable[[VirtualGp
     assert charged < 500_000
 
 
-def test_a_number_read_is_off_the_clock(host: Host) -> None:
+def test_reading_a_number_does_not_advance_the_clock(host: Host) -> None:
     x = torch.ones(1, device=host.gpu.device)
     host.gpu.executor.read = lambda *_: busy(2_000_000) or 1.0  # type: ignore[method-assign, func-returns-value]
     assert least(lambda: host.time(x.item)) < 500_000
 
 
-def test_pinning_is_charged_as_declared(hardware: HardwareProfile) -> None:
-    """The copy into pinned memory is the emulator's; its price is the profile's."""
+def test_pinning_costs_its_declared_time(hardware: HardwareProfile) -> None:
+    """The emulator makes the copy into pinned memory; its cost is that of the profile."""
     with open_vgpu(without_own_time(hardware)) as gpu, measured(gpu) as stopwatch:
         source, kept = torch.zeros(1 << 24, dtype=torch.uint8), []
         charged = least(lambda: Host(gpu, stopwatch).time(lambda: kept.append(source.pin_memory())))
@@ -177,7 +176,7 @@ def test_pinning_is_charged_as_declared(hardware: HardwareProfile) -> None:
     assert charged == pytest.approx(declared, rel=0.1)
 
 
-def test_neither_phases_nor_torch_are_charged_twice(hardware: HardwareProfile) -> None:
+def test_phases_and_torch_count_once(hardware: HardwareProfile) -> None:
     bare = without_own_time(hardware)
     assert (bare.host.torch_call.value, bare.phases) == (0, {})
     assert (bare.host.launch, bare.kernels, bare.sha256) == (
@@ -187,7 +186,7 @@ def test_neither_phases_nor_torch_are_charged_twice(hardware: HardwareProfile) -
     )
 
 
-def test_a_launch_costs_what_is_declared_and_what_torch_took(hardware: HardwareProfile) -> None:
+def test_a_launch_costs_its_declared_time_and_torchs(hardware: HardwareProfile) -> None:
     with open_vgpu(without_own_time(hardware)) as gpu, measured(gpu) as stopwatch:
         host, x = Host(gpu, stopwatch), torch.ones(8, device=gpu.device)
 
@@ -203,7 +202,7 @@ def test_a_launch_costs_what_is_declared_and_what_torch_took(hardware: HardwareP
 
 
 def test_records_are_at_the_time_of_their_call(host: Host) -> None:
-    """The clock is brought up to date before the virtual GPU looks at it."""
+    """The clock is updated before the virtual GPU reads it."""
     x = torch.ones(8, device=host.gpu.device)
 
     def body() -> None:
@@ -221,44 +220,44 @@ def test_records_are_at_the_time_of_their_call(host: Host) -> None:
 
 class Listener:
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     def tokens(self, name: str) -> None:
         busy(500_000)
-        self.heard.append(name)
+        self.received.append(name)
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
         busy(500_000)
-        self.heard.append(f"open {name}")
+        self.received.append(f"open {name}")
         yield
         busy(500_000)
-        self.heard.append(f"close {name}")
+        self.received.append(f"close {name}")
 
 
-def test_listeners_are_off_the_clock_and_what_they_open(host: Host) -> None:
+def test_listeners_and_their_ranges_do_not_advance_the_clock(host: Host) -> None:
     listener = Listener()
-    aside = host.stopwatch.excluded(listener)
+    excluded = host.stopwatch.excluded(listener)
 
     def body() -> None:
-        with aside.range("step"):
-            aside.tokens("r0")
+        with excluded.range("step"):
+            excluded.tokens("r0")
             busy(500_000)
 
     assert least(lambda: host.time(body)) == pytest.approx(500_000, rel=0.2)
-    assert listener.heard[:3] == ["open step", "r0", "close step"]
+    assert listener.received[:3] == ["open step", "r0", "close step"]
 
 
-def test_a_listener_may_change_its_mind(host: Host) -> None:
+def test_a_method_of_a_listener_may_be_replaced(host: Host) -> None:
     listener = Listener()
-    aside = host.stopwatch.excluded(listener)
-    aside.tokens("r0")
-    listener.tokens = listener.heard.append  # type: ignore[method-assign]
-    aside.tokens("again")
-    assert listener.heard == ["r0", "again"]
+    excluded = host.stopwatch.excluded(listener)
+    excluded.tokens("r0")
+    listener.tokens = listener.received.append  # type: ignore[method-assign]
+    excluded.tokens("again")
+    assert listener.received == ["r0", "again"]
 
 
-def test_errors_pass_and_the_clock_runs_on(host: Host) -> None:
+def test_errors_propagate_and_the_clock_continues(host: Host) -> None:
     x = torch.ones(4, device=host.gpu.device)
 
     def body() -> None:
@@ -271,7 +270,7 @@ def test_errors_pass_and_the_clock_runs_on(host: Host) -> None:
     assert not host.stopwatch.is_running
 
 
-def test_garbage_is_collected_off_the_clock(host: Host) -> None:
+def test_garbage_collection_does_not_advance_the_clock(host: Host) -> None:
     kept = [[k] for k in range(200_000)]
     start = time.thread_time_ns()
     charged = host.time(gc.collect)
@@ -279,12 +278,12 @@ def test_garbage_is_collected_off_the_clock(host: Host) -> None:
     assert len(kept) == 200_000
 
 
-def test_lost_processor_time_is_not_charged(host: Host) -> None:
+def test_lost_processor_time_does_not_count(host: Host) -> None:
     """Sleeping stands for another process that has the processor."""
     assert host.time(lambda: time.sleep(0.02)) < 2_000_000
 
 
-def test_lost_processor_time_of_the_tool_is_not_taken_off_the_scheduler(host: Host) -> None:
+def test_lost_processor_time_of_the_tool_is_not_subtracted_from_the_scheduler(host: Host) -> None:
     pause = host.stopwatch.off(lambda: time.sleep(0.02))
 
     def body() -> None:
@@ -304,7 +303,7 @@ def test_entry_points_are_restored_afterwards(hardware: HardwareProfile) -> None
 
 
 def test_numpy_flattens_prompts_faster_than_lists_do(host: Host) -> None:
-    """What #25098 changed, seen without a GPU."""
+    """This is the effect of #25098, measured without a GPU."""
     parts = [array("q", range(512)) for _ in range(16)]
 
     def by_list() -> torch.Tensor:

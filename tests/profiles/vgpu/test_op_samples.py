@@ -1,4 +1,4 @@
-"""Torch's own samples of its operators on the virtual GPU: the values are the CPU's, and an op makes the same copies
+"""Torch's own samples of its operators on the virtual GPU: the values equal the CPU's, and an op makes the same copies
 and kernels under ``inference_mode`` as under ``no_grad``."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schedbench.profiles.vgpu.tensor import DeviceTensor
 
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore")]  # torch warns of deprecated operators
 SAMPLES = 3  # per operator
-# What the virtual GPU does not have, and CUDA refuses, too, or runs by libraries of its own.
+# Operators that the virtual GPU lacks, and that CUDA also refuses or runs by its own libraries.
 UNSUPPORTED = {
     "_batch_norm_with_update": "takes no running statistics, which torch's Python overloads do not accept",
     "_native_batch_norm_legit": "takes no running statistics, which torch's Python overloads do not accept",
@@ -71,8 +71,8 @@ class Kinds:
         self.count.update(op.kind for op in window.ops)
 
 
-def answer(op: Any, given: Any, mode: Any) -> tuple[Any, Counter[str]]:
-    """The op's result, and the device's operations by kind."""
+def result_and_kinds(op: Any, given: Any, mode: Any) -> tuple[Any, Counter[str]]:
+    """Returns the op's result, and the device's operations by kind."""
     sink = Kinds()
     with open_vgpu(load("h200"), sink=sink) as gpu, mode():
         value, args, kwargs = tree_map(on_device, given)
@@ -91,7 +91,7 @@ def test_samples_agree_in_values_and_counts() -> None:
     different = []
     for op, given in samples(op_db):
         (out, counts), (_, inference) = (
-            answer(op, given, mode) for mode in (torch.no_grad, torch.inference_mode)
+            result_and_kinds(op, given, mode) for mode in (torch.no_grad, torch.inference_mode)
         )
         if counts != inference:
             different.append(

@@ -1,4 +1,4 @@
-"""Shares of the virtual GPU's multiprocessors: kernels take longer there, and run beside those of other shares."""
+"""Partitions of the virtual GPU's multiprocessors: kernels take longer there and overlap those of other partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def partition(num_sms: int) -> Any:
     return context.Stream()
 
 
-def test_a_kernel_takes_longer_by_the_share(bench: Any) -> None:
+def test_a_kernel_in_a_partition_takes_longer(bench: Any) -> None:
     large = torch.zeros(1 << 22, device=bench.gpu.device)
     total, gap = bench.gpu.runtime.multiprocessors, bench.gpu.runtime.costs.gap
     half = partition(total // 2)
@@ -27,7 +27,7 @@ def test_a_kernel_takes_longer_by_the_share(bench: Any) -> None:
     assert shared.end - shared.start == 2 * (whole.end - whole.start) + gap
 
 
-def test_two_shares_run_side_by_side(bench: Any) -> None:
+def test_two_partitions_run_in_parallel(bench: Any) -> None:
     large = [torch.zeros(1 << 24, device=bench.gpu.device) for _ in range(2)]
     streams = [partition(bench.gpu.runtime.multiprocessors // 2) for _ in range(2)]
 
@@ -40,6 +40,6 @@ def test_two_shares_run_side_by_side(bench: Any) -> None:
     assert second.start < first.end
 
 
-def test_a_share_is_at_most_the_gpu(bench: Any) -> None:
+def test_a_partition_is_no_larger_than_the_gpu(bench: Any) -> None:
     with pytest.raises(RuntimeError, match="multiprocessors, not"):
         partition(bench.gpu.runtime.multiprocessors + 1)

@@ -1,4 +1,4 @@
-"""Looking at a device tensor's values is a copy that the host waits for, however it is spelt."""
+"""Reading a device tensor's values is a copy that the host waits for, in every spelling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Windows(list[Window]):
     [str, repr, lambda x: f"{x}", lambda x: torch.allclose(x, x)],
     ids=["str", "repr", "format", "allclose"],
 )
-def test_looking_is_a_blocking_copy(look: Callable[[torch.Tensor], object]) -> None:
+def test_reading_values_is_a_blocking_copy(look: Callable[[torch.Tensor], object]) -> None:
     windows = Windows()
     with open_vgpu(load("h200"), sink=windows) as gpu:
         x = torch.ones(3, device=gpu.device)

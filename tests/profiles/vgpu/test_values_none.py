@@ -1,4 +1,4 @@
-"""Values none: shapes without floats, integers as they are."""
+"""Values none: shapes without floats, and integers with their values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _names(device: torch.device) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_shapes_strides_and_types_are_torchs(bench_none: Any, expression: str) -> None:
+def test_shapes_strides_and_types_equal_torchs(bench_none: Any, expression: str) -> None:
     actual = eval(expression, _names(bench_none.gpu.device))
     expected = eval(expression, _names(torch.device("cpu")))
     seen = (actual.shape, actual.stride(), actual.dtype)
@@ -101,12 +101,12 @@ def test_a_shape_that_depends_on_floats_is_refused(bench_none: Any) -> None:
         f.nonzero()
 
 
-def test_large_shapes_hold_no_memory(bench_none: Any) -> None:
+def test_large_shapes_use_no_memory(bench_none: Any) -> None:
     weights = torch.empty(1 << 20, 1 << 20, dtype=torch.bfloat16, device=bench_none.gpu.device)
     x = torch.empty(16, 1 << 20, dtype=torch.bfloat16, device=bench_none.gpu.device)
-    tape = bench_none.observe(lambda: x @ weights)
+    recorder = bench_none.observe(lambda: x @ weights)
     flops, size = 2 * 16 << 40, weights.nbytes
-    assert tape.ops[0].end - tape.ops[0].start > max(flops / 7.8e14, size / 4.3e12) * 1e9
+    assert recorder.ops[0].end - recorder.ops[0].start > max(flops / 7.8e14, size / 4.3e12) * 1e9
 
 
 @kernel(
@@ -124,7 +124,7 @@ def none_test_integer(ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # no
     return ids * 10
 
 
-def test_custom_kernels(bench_none: Any) -> None:
+def test_custom_kernels_compute_integers_only(bench_none: Any) -> None:
     device = bench_none.gpu.device
     x, ids = torch.ones(3, device=device), torch.tensor([1, 2], device=device)
     doubled, skipped = none_test_mixed(x, ids)
@@ -136,5 +136,5 @@ def test_a_kernel_without_cost_leaves_no_trace(bench_none: Any) -> None:
     device, clock = bench_none.gpu.device, bench_none.gpu.clock
     x, ids = torch.ones(3, device=device), torch.tensor([1, 2], device=device)
     before = clock.now()
-    tape = bench_none.observe(lambda: none_test_integer(ids, x))
-    assert not tape.windows and clock.now() == before
+    recorder = bench_none.observe(lambda: none_test_integer(ids, x))
+    assert not recorder.windows and clock.now() == before

@@ -1,4 +1,4 @@
-"""The simulation against a slow, eager oracle, and by hand."""
+"""The simulation compared with a slow, eager oracle, and with results by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAP, GRAPH_GAP = 10, 5
 
 @dataclass
 class Action:
-    """Something the host does ``delay`` after the action before."""
+    """An action of the host, ``delay`` after the previous one."""
 
     kind: str  # op, graph, record, wait, settle, sync
     queue: int
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def simulate(actions: list[Action], *, node_trace: bool, settles: bool) -> Outcome:
-    """The simulation under test. ``settles`` off leaves out the settling that must not matter."""
+    """Runs the simulation under test. Without ``settles`` it leaves out the settling, which must not matter."""
     simulation, outcome, now = Simulation(gap=GAP), Outcome(), 0
     queues = [simulation.queue() for _ in range(3)]
     marks: list[EventRecording] = []
@@ -91,7 +91,7 @@ def submit_graph(
 
 
 class Oracle:
-    """Every operation and every node is chosen one by one, by brute force, from all that is known."""
+    """Chooses every operation and every node one by one, by brute force, from all that is submitted."""
 
     def __init__(self) -> None:
         self.free = {COMPUTE: 0, H2D: 0, D2H: 0}
@@ -182,7 +182,7 @@ def consult(actions: list[Action]) -> Outcome:
     return outcome
 
 
-# Multiples of 5, for ties are where the rules matter.
+# Multiples of 5 make ties, where the rules matter.
 durations = st.sampled_from([0, 5, 5, 10, 20, 60])
 actions = st.builds(
     Action,
@@ -195,7 +195,7 @@ actions = st.builds(
 
 
 def normal(action: Action, engine: int) -> Action:
-    """Only ops run elsewhere than on the compute engine; only graphs have several nodes."""
+    """Only ops run on other engines than compute, and only graphs have several nodes."""
     if action.kind == "op":
         action.engine, action.durations = engine, action.durations[:1]
     return action
@@ -216,7 +216,7 @@ OLDER_KERNEL_BEHIND_A_COPY_WITHOUT_DURATION = [
 @settings(max_examples=400, deadline=None)
 @example(OLDER_KERNEL_BEHIND_A_COPY_WITHOUT_DURATION)
 @given(programs)
-def test_times_are_those_of_the_oracle(program: list[Action]) -> None:
+def test_times_equal_the_oracles(program: list[Action]) -> None:
     expected = consult(program)
     actual = simulate(program, node_trace=True, settles=True)
     assert actual.nodes == expected.nodes
@@ -234,7 +234,7 @@ def test_settling_early_or_late_changes_nothing(program: list[Action]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(programs)
-def test_a_whole_graph_spans_its_nodes(program: list[Action]) -> None:
+def test_the_span_of_a_graph_covers_its_nodes(program: list[Action]) -> None:
     whole = simulate(program, node_trace=False, settles=True)
     nodes = simulate(program, node_trace=True, settles=True)
     assert whole.spans == nodes.spans
@@ -274,7 +274,7 @@ def test_a_held_queue_does_not_hold_its_engine() -> None:
     assert [(h.queue, h.start, h.end) for h in simulation.waits] == [(1, 2, 100)]
 
 
-def test_an_operation_enqueued_after_the_mark_was_reached_was_not_held() -> None:
+def test_an_operation_enqueued_after_the_event_is_not_held() -> None:
     simulation = Simulation(gap=0)
     other, queue = simulation.queue(), simulation.queue()
     simulation.submit(other, COMPUTE, now=0, duration=50, row=("first",))
@@ -292,7 +292,7 @@ def test_pending_operations_stay_bounded_while_the_device_keeps_up() -> None:
     assert simulation.pending < 1000
 
 
-def test_settling_serves_all_that_has_started_although_an_older_operation_waits_for_its_engine() -> None:
+def test_settling_serves_started_operations_before_older_waiting_ones() -> None:
     simulation = Simulation(gap=0)
     first, second, third = (simulation.queue() for _ in range(3))
     simulation.submit(first, COMPUTE, now=0, duration=100, row=("busy",))
@@ -303,7 +303,7 @@ def test_settling_serves_all_that_has_started_although_an_older_operation_waits_
     assert [row for row, _, _ in simulation.served] == [("busy",), ("starts",)]
 
 
-def test_a_mark_behind_a_wait_is_not_earlier_than_what_was_waited_for() -> None:
+def test_an_event_after_a_wait_is_no_earlier_than_the_awaited_one() -> None:
     simulation = Simulation(gap=0)
     other, queue = simulation.queue(), simulation.queue()
     simulation.submit(other, COMPUTE, now=0, duration=50, row=("before",))
@@ -312,7 +312,7 @@ def test_a_mark_behind_a_wait_is_not_earlier_than_what_was_waited_for() -> None:
     assert simulation.wait(simulation.record(queue, 2)) == 100
 
 
-def test_a_kernel_released_by_a_copy_slips_between_the_nodes_of_a_graph() -> None:
+def test_a_kernel_released_by_a_copy_runs_between_the_nodes_of_a_graph() -> None:
     simulation = Simulation(gap=0)
     forward, side = simulation.queue(), simulation.queue()
     submit_graph(simulation, forward, 0, 0, (10, 10, 10), node_trace=True)

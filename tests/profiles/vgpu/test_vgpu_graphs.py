@@ -1,4 +1,4 @@
-"""Graphs: values and times of a replay are those of the launches it was captured from."""
+"""Graphs: the values and times of a replay equal those of the captured launches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_several_results_and_new_tensors_are_captured(bench: Any) -> None:
 
 @pytest.mark.parametrize("contended", [False, True])
 def test_replay_takes_the_time_of_its_kernels(bench: Any, contended: bool) -> None:
-    """Launched one by one ahead of the device, the kernels end at the same instants, but for the gap."""
+    """Launched one by one ahead of the device, the kernels end at the same instants, except for the gap."""
     gpu = bench.gpu
     gpu.graph_trace = "node"
     module, x = torch.get_device_module("vgpu"), torch.zeros(1 << 20, device=gpu.device)
@@ -89,9 +89,9 @@ def test_replay_takes_the_time_of_its_kernels(bench: Any, contended: bool) -> No
             with module.stream(side):
                 y.neg_()
 
-    tape = bench.observe(replayed)
-    nodes = [op for op in tape.ops if op.stream == 0]
-    disturbing = sum(op.end - op.start for op in tape.ops if op.stream == side.stream_id)
+    recorder = bench.observe(replayed)
+    nodes = [op for op in recorder.ops if op.stream == 0]
+    disturbing = sum(op.end - op.start for op in recorder.ops if op.stream == side.stream_id)
     kernel_ns = gpu.runtime.costs.memory(2 * x.nbytes)
     assert [op.end - op.start for op in nodes] == [kernel_ns] * 20
     gaps = [b.start - a.end for a, b in itertools.pairwise(nodes)]
@@ -112,11 +112,13 @@ def test_a_replay_is_one_call_and_one_record_per_run_of_kernels(bench: Any) -> N
     graph, _ = capture(body)
     host.fill_(5.0)
     with bench.gpu.observer.range("model", 3, 1):
-        tape = bench.observe(graph.replay)
+        recorder = bench.observe(graph.replay)
     assert x.tolist() == [12.0] * 4
-    assert [(c.kind, c.name) for c in tape.calls] == [("graph", "cudaGraphLaunch")]
-    seen = [(op.kind, op.name, op.bytes, op.host_memory, op.range, op.forward, op.step) for op in tape.ops]
-    assert [op.kernels for op in tape.ops] == [1, 1, 2]
+    assert [(c.kind, c.name) for c in recorder.calls] == [("graph", "cudaGraphLaunch")]
+    seen = [
+        (op.kind, op.name, op.bytes, op.host_memory, op.range, op.forward, op.step) for op in recorder.ops
+    ]
+    assert [op.kernels for op in recorder.ops] == [1, 1, 2]
     assert seen == [
         ("kernel", "graph[1]", 0, "", "model", True, 3),
         ("h2d", "Memcpy HtoD (Pinned -> Device)", 16, "pinned", "model", True, 3),
@@ -165,7 +167,7 @@ def test_equal_kernels_share_one_cost(bench: Any) -> None:
         "g.replay()",
     ],
 )
-def test_what_waits_cannot_be_captured(bench: Any, expression: str) -> None:
+def test_waits_cannot_be_captured(bench: Any, expression: str) -> None:
     x, module = torch.ones(4, device=bench.gpu.device), torch.get_device_module("vgpu")
     g, _ = capture(lambda: x.neg_())
     with pytest.raises(GraphCaptureError, match="not permitted when stream is capturing"):
@@ -194,7 +196,7 @@ def test_a_graph_that_was_not_captured_cannot_be_replayed(bench: Any) -> None:  
         graph.replay()
 
 
-def test_without_values_the_integers_of_a_graph_live(bench_none: Any) -> None:
+def test_without_values_the_integers_of_a_graph_are_computed(bench_none: Any) -> None:
     device = bench_none.gpu.device
     hidden, lens = torch.zeros(2, 1 << 20, device=device), torch.tensor([1, 2], device=device)
 
@@ -205,11 +207,11 @@ def test_without_values_the_integers_of_a_graph_live(bench_none: Any) -> None:
 
     graph, (ahead, doubled) = capture(body)
     lens.add_(10)
-    tape = bench_none.observe(graph.replay)
+    recorder = bench_none.observe(graph.replay)
     assert ahead.tolist() == [12, 13]
     assert doubled.shape == (2, 1 << 20)
     kernels = 4 * bench_none.gpu.runtime.costs.memory(2 * hidden.nbytes)
-    assert tape.ops[0].end - tape.ops[0].start > kernels
+    assert recorder.ops[0].end - recorder.ops[0].start > kernels
 
 
 def _moved_cost(counts: torch.Tensor) -> Work:
@@ -222,7 +224,7 @@ def graph_test_moved(counts: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("trace", ["graph", "node"])
-def test_what_a_replay_moves_by_kernels_follows_from_its_values(opened: Any, trace: str) -> None:
+def test_bytes_moved_by_a_replay_follow_from_its_values(opened: Any, trace: str) -> None:
     with opened(graph_trace=trace) as bench:
         counts = torch.tensor([3, 4], device=bench.gpu.device)
         graph, _ = capture(lambda: [counts.add_(1), graph_test_moved(counts), graph_test_moved(counts)])

@@ -73,7 +73,7 @@ def test_it_is_not_registered_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> No
         register.__wrapped__()
 
 
-def test_torch_is_as_it_was_after_closing(opened: Any) -> None:
+def test_torch_is_restored_after_closing(opened: Any) -> None:
     def observed() -> list[object]:
         owners = [
             (torch, "empty"),
@@ -93,7 +93,7 @@ def test_torch_is_as_it_was_after_closing(opened: Any) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_two_are_not_open_at_once_but_one_after_the_other(opened: Any) -> None:
+def test_virtual_gpus_can_be_open_only_one_after_the_other(opened: Any) -> None:
     with opened() as first:
         _program(first.gpu)
         with pytest.raises(RuntimeError, match="already open"), opened():
@@ -118,7 +118,7 @@ def test_runs_repeat_exactly(opened: Any) -> None:
     def run() -> tuple[Any, ...]:
         with opened() as bench:
             seen = _program(bench.gpu, steps=20)
-        return seen, bench.tape.windows, bench.gpu.clock.now(), bench.gpu.sites, bench.gpu.streams
+        return seen, bench.recorder.windows, bench.gpu.clock.now(), bench.gpu.sites, bench.gpu.streams
 
     assert run() == run()
 
@@ -126,7 +126,7 @@ def test_runs_repeat_exactly(opened: Any) -> None:
 def test_overlap_hides_the_host(opened: Any) -> None:
     with opened() as bench:
         _program(bench.gpu, steps=20)
-    forward = [op for op in bench.tape.ops if op.forward]
+    forward = [op for op in bench.recorder.ops if op.forward]
     assert {op.name for op in forward} == {"neg_"} and {op.stream for op in forward} == {1}
     assert bench.gpu.streams == {0: "schedule", 1: "forward"}
 
@@ -137,7 +137,7 @@ def test_phases_cost_host_time_where_they_open(bench: Any, hardware: Any) -> Non
     before = clock.now()
     with observer.range("settle", 4, 64):
         assert clock.now() - before == phase.a.value + 64 * phase.b.value
-    [range_] = bench.observe(lambda: None).ranges or bench.tape.ranges or [None]
+    [range_] = bench.observe(lambda: None).ranges or bench.recorder.ranges or [None]
     assert range_ is None
     with observer.range("unheard of", 4, 64):
         before = clock.now()
@@ -182,19 +182,19 @@ def test_ranges_name_what_happens_inside_them(bench: Any) -> None:
             with observer.range("prepare", 6, 2):
                 x.sqrt_()
 
-    tape = bench.observe(body)
-    assert [(op.name, op.range, op.step, op.forward) for op in tape.ops] == [
+    recorder = bench.observe(body)
+    assert [(op.name, op.range, op.step, op.forward) for op in recorder.ops] == [
         ("neg_", "", -1, False),
         ("abs_", "of its own", 5, True),
         ("exp_", "sample", 5, True),
         ("sqrt_", "prepare", 6, False),
     ]
-    assert [(r.name, r.step, r.size) for r in tape.ranges] == [
+    assert [(r.name, r.step, r.size) for r in recorder.ranges] == [
         ("of its own", 5, 2),
         ("prepare", 6, 2),
         ("sample", 5, 2),
     ]
-    assert all(c.range == op.range for c, op in zip(tape.calls, tape.ops, strict=True))
+    assert all(c.range == op.range for c, op in zip(recorder.calls, recorder.ops, strict=True))
 
 
 def test_the_clock_sleeps_only_forward(bench: Any) -> None:
@@ -204,14 +204,14 @@ def test_the_clock_sleeps_only_forward(bench: Any) -> None:
     assert clock.now() == 1_000_000
 
 
-def test_windows_add_up(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often the timeline is cut, it holds the same records, each in the window in which it ended."""
+def test_windows_hold_every_record_once(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the timeline is cut, it holds the same records, each in the window in which it ended."""
 
     def run(steps_per_window: int) -> Any:
         monkeypatch.setattr("schedbench.profiles.vgpu.ledger.STEPS", steps_per_window)
         with opened() as bench:
             _program(bench.gpu, steps=50)
-        return bench.tape
+        return bench.recorder
 
     whole, cut = run(1000), run(7)
     assert len(whole.windows) == 1 and len(cut.windows) > 5
@@ -226,16 +226,16 @@ def test_windows_add_up(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(window.start <= end < window.end for end in ends)
 
 
-def test_no_window_tears_a_forward_apart(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_window_splits_a_forward(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedbench.profiles.vgpu.ledger.STEPS", 5)
     with opened() as bench:
         _program(bench.gpu, steps=50)
-    for before, after in zip(bench.tape.windows, bench.tape.windows[1:], strict=False):
+    for before, after in zip(bench.recorder.windows, bench.recorder.windows[1:], strict=False):
         steps = [{op.step for op in window.ops if op.forward} for window in (before, after)]
         assert not steps[0] & steps[1]
 
 
-def test_memory_stays_flat() -> None:
+def test_memory_does_not_grow() -> None:
     class Count:
         ops = 0
 
@@ -273,30 +273,30 @@ def _two_lines(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def test_source_lines(bench: Any) -> None:
+def test_calls_have_their_source_lines(bench: Any) -> None:
     x = torch.zeros(8, device=bench.gpu.device)
 
     def body() -> None:
         x.add_(1)
-        for value in _two_lines(x).tolist():  # a compound statement is named by its head
+        for value in _two_lines(x).tolist():  # a compound statement is named by its first line
             assert value == 1.0
         torch.get_device_module("vgpu").synchronize()
 
-    tape = bench.observe(body)
+    recorder = bench.observe(body)
     sites = bench.gpu.sites
-    named = [(op.name, sites[op.site]) for op in tape.ops]
-    function = "test_source_lines.<locals>.body"
+    named = [(op.name, sites[op.site]) for op in recorder.ops]
+    function = "test_calls_have_their_source_lines.<locals>.body"
     assert [(name, s.function, s.statement) for name, s in named] == [
         ("add_", function, "x.add_(1)"),
         ("cat", "_two_lines", "return torch.cat( [x, x], )"),
         (
             "Memcpy DtoH (Device -> Pageable)",
             function,
-            "for value in _two_lines(x).tolist(): # a compound statement is named by its head",
+            "for value in _two_lines(x).tolist(): # a compound statement is named by its first line",
         ),
     ]
     assert all(s.file == f"vgpu/{Path(__file__).name}" for _, s in named)
-    assert sites[tape.calls[-1].site].statement == 'torch.get_device_module("vgpu").synchronize()'
+    assert sites[recorder.calls[-1].site].statement == 'torch.get_device_module("vgpu").synchronize()'
     line = named[0][1].line
     assert Path(__file__).read_text().splitlines()[line - 1].strip() == "x.add_(1)"
 
@@ -304,8 +304,8 @@ def test_source_lines(bench: Any) -> None:
 def test_lines_outside_the_watched_folders_are_not_named(opened: Any, tmp_path: Path) -> None:
     with opened(watch=[tmp_path]) as bench:
         x = torch.zeros(8, device=bench.gpu.device)
-        tape = bench.observe(lambda: x.add_(1))
-        assert [op.site for op in tape.ops] == [-1] and not bench.gpu.sites
+        recorder = bench.observe(lambda: x.add_(1))
+        assert [op.site for op in recorder.ops] == [-1] and not bench.gpu.sites
 
 
 def test_the_scheduler_is_watched_by_default() -> None:
@@ -325,18 +325,18 @@ def session_test_scale(x: torch.Tensor, host: torch.Tensor, by: int) -> None:  #
 
 def test_a_custom_kernel_is_one_launch_with_its_own_cost(bench: Any) -> None:
     x, pinned = torch.ones(8, device=bench.gpu.device), torch.zeros(1 << 20, pin_memory=True)
-    tape = bench.observe(lambda: session_test_scale(x, pinned, 3))
-    [op] = tape.ops
+    recorder = bench.observe(lambda: session_test_scale(x, pinned, 3))
+    [op] = recorder.ops
     assert (op.kind, op.name, op.host_bytes) == ("kernel", "session_test_scale", pinned.nbytes)
     assert op.end - op.start == pytest.approx(pinned.nbytes / 5.0e10 * 1e9 + 1500, abs=2)
     assert x.tolist() == [3.0] * 8
 
 
-def test_an_op_of_nothing_is_no_launch(bench: Any) -> None:
-    """As torch has it: the call takes its time, and that is all."""
+def test_an_op_without_elements_is_no_launch(bench: Any) -> None:
+    """As in torch, the call takes its time on the host only."""
     empty, before = torch.empty(0, dtype=torch.int64, device=bench.gpu.device), bench.gpu.runtime.now
-    tape = bench.observe(lambda: (-empty, empty + 1, torch.arange(3, 3, device=bench.gpu.device)))
-    assert not tape.ops and bench.gpu.runtime.now > before
+    recorder = bench.observe(lambda: (-empty, empty + 1, torch.arange(3, 3, device=bench.gpu.device)))
+    assert not recorder.ops and bench.gpu.runtime.now > before
 
 
 @pytest.mark.parametrize("make", [lambda: torch.zeros(4), lambda: torch.zeros(2, 2)])

@@ -1,4 +1,4 @@
-"""Streams, events and syncs on the device; the two properties the whole thing is for."""
+"""Streams, events and syncs on the device, and the two properties that the virtual GPU exists for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_schedule_kernel_waits_for_at_most_one_forward_kernel(bench: Any, grap
     assert add.start - add.launched <= pair.kernel_ns
 
 
-def test_a_blocking_copy_returns_at_once_without_the_barrier_and_at_the_forwards_end_with_it(
+def test_a_blocking_copy_waits_for_the_forward_only_behind_the_barrier(
     bench: Any,
 ) -> None:
     pair, clock = Pair(bench.gpu), bench.gpu.clock
@@ -85,10 +85,10 @@ def test_a_stream_waits_for_an_event_and_the_wait_is_recorded(bench: Any) -> Non
         with bench.gpu.observer.range("of no cost", 7, 1):
             small.neg_()
 
-    tape = bench.observe(body)
-    first, second = tape.ops
+    recorder = bench.observe(body)
+    first, second = recorder.ops
     assert second.start == first.end
-    [wait] = tape.waits
+    [wait] = recorder.waits
     assert (wait.stream, wait.end, wait.step) == (0, first.end, 7)
     assert wait.start >= second.launched - 1
 
@@ -109,7 +109,7 @@ def test_events_measure_the_time_between_two_points_of_a_stream(bench: Any) -> N
         module.Event().elapsed_time(end)
 
 
-def test_query_and_unrecorded_events(bench: Any) -> None:
+def test_queries_and_unrecorded_events(bench: Any) -> None:
     module = torch.get_device_module("vgpu")
     event, x = module.Event(), torch.zeros(1 << 20, device=bench.gpu.device)
     assert event.query()
@@ -122,7 +122,7 @@ def test_query_and_unrecorded_events(bench: Any) -> None:
     assert event.query() and module.current_stream().query()
 
 
-def test_waiting_is_counted_from_where_the_host_stood_still(bench: Any) -> None:
+def test_waiting_is_counted_from_the_start_of_the_wait(bench: Any) -> None:
     x, event = torch.zeros(1 << 22, device=bench.gpu.device), torch.get_device_module("vgpu").Event()
 
     def body() -> None:
@@ -131,10 +131,10 @@ def test_waiting_is_counted_from_where_the_host_stood_still(bench: Any) -> None:
         event.synchronize()
         event.synchronize()
 
-    tape = bench.observe(body)
-    waiting, idle = [c for c in tape.calls if c.kind == "sync"]
+    recorder = bench.observe(body)
+    waiting, idle = [c for c in recorder.calls if c.kind == "sync"]
     assert waiting.waited == waiting.end - waiting.start > 0
-    assert waiting.end - tape.ops[0].end == idle.end - idle.start > 0
+    assert waiting.end - recorder.ops[0].end == idle.end - idle.start > 0
     assert idle.waited == 0
 
 
@@ -195,7 +195,7 @@ def streams_test_beside(x: torch.Tensor) -> None:
     """A millisecond of the bus."""
 
 
-def test_a_kernel_of_few_multiprocessors_leaves_the_others_and_the_copies_alone(bench: Any) -> None:
+def test_a_kernel_of_few_multiprocessors_overlaps_kernels_and_copies(bench: Any) -> None:
     module, x = torch.get_device_module("vgpu"), torch.ones(4, device=bench.gpu.device)
     side, host = module.Stream(), torch.empty(4, pin_memory=True)
 
