@@ -35,6 +35,15 @@ SMALL = (
 )
 # A pool too small for them, so that requests are retracted.
 TIGHT = ("engine.kv_tokens=1280", "engine.schedule_conservativeness=0.01")
+# For ``hisparse``: some sequences outgrow a hot buffer of 48 tokens, and some fit into it.
+OUTGROWING = (
+    "workload.requests=8",
+    "workload.arrival=burst",
+    "workload.prompt_tokens={dist: uniform, min: 20, max: 120}",
+    "workload.output_tokens={dist: uniform, min: 1, max: 30}",
+    "measure.warmup_requests=0",
+    "engine.chunked_prefill_size=96",
+)
 
 Listener = Callable[[Machine, Scheduler], Observer]
 """Makes an observer that may look into the machine and the scheduler."""

@@ -10,22 +10,13 @@ import pytest
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import SCHEDULE, Ask, copies, place, steps, times, waits, waits_of
-from tests.acceptance.runs import digest_of, result_of, statuses, value
+from tests.acceptance.runs import OUTGROWING, digest_of, result_of, statuses, value
 from tests.acceptance.test_disagg_cells import LATEST, PREBUILT
 from tests.acceptance.test_hisparse_cells import TOKEN
 
 PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
 NONE = "device.values=none"
-# Some sequences outgrow a buffer of 48 tokens, some fit into it.
-SMALL = (
-    "workload.requests=8",
-    "workload.arrival=burst",
-    "workload.prompt_tokens={dist: uniform, min: 20, max: 120}",
-    "workload.output_tokens={dist: uniform, min: 1, max: 30}",
-    "measure.warmup_requests=0",
-    "engine.chunked_prefill_size=96",
-)
 LAYERS = 2
 wide = pytest.mark.wide
 
@@ -34,7 +25,7 @@ wide = pytest.mark.wide
 def dense(*overrides: str) -> Result:
     """One worker, all KV on the device."""
     return result_of(
-        "hisparse", *SMALL, *overrides, "engine.hisparse={enabled: false}", "engine.relay=latest"
+        "hisparse", *OUTGROWING, *overrides, "engine.hisparse={enabled: false}", "engine.relay=latest"
     )
 
 
@@ -59,7 +50,7 @@ def plain(way: tuple[str, ...]) -> tuple[str, ...]:
     ],
 )
 def test_the_tokens_are_those_of_one_worker_with_all_kv_on_the_device(way: tuple[str, ...]) -> None:
-    result = result_of("hisparse", *SMALL, PAIR, *way)
+    result = result_of("hisparse", *OUTGROWING, PAIR, *way)
     assert statuses(result) == {"finished"}
     assert value(result, "retractions") == 0
     assert digest_of(result) == digest_of(dense(*plain(way)))
@@ -67,21 +58,23 @@ def test_the_tokens_are_those_of_one_worker_with_all_kv_on_the_device(way: tuple
 
 @wide
 def test_the_shipped_scenario_has_these_tokens_with_several_workers() -> None:
-    one, four = (result_of("disagg_hisparse", *SMALL, *way) for way in ((), (FOUR,)))
+    one, four = (result_of("disagg_hisparse", *OUTGROWING, *way) for way in ((), (FOUR,)))
     assert digest_of(one) == digest_of(four) == digest_of(dense())
 
 
 @pytest.mark.parametrize("hosted", ["true", "false"])
 def test_the_indexers_keys_are_transferred(hosted: str) -> None:
     """Without the indexer's keys a decode would choose other tokens, wherever KV is stored."""
-    result = result_of("hisparse", *SMALL, PAIR, f"engine.hisparse.enabled={hosted}", "engine.overlap=false")
+    result = result_of(
+        "hisparse", *OUTGROWING, PAIR, f"engine.hisparse.enabled={hosted}", "engine.overlap=false"
+    )
     assert digest_of(result) == digest_of(dense())
 
 
 @pytest.mark.parametrize("after", [0, pytest.param(3, marks=wide)])
 def test_aborted_requests_end_as_with_one_worker(after: int) -> None:
     abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
-    result, alone = result_of("disagg_hisparse", *SMALL, abort), dense(abort)
+    result, alone = result_of("disagg_hisparse", *OUTGROWING, abort), dense(abort)
     assert statuses(result) == {"finished", "aborted"}
     assert [(row.id, row.status, row.token_ids) for row in result.requests] == [
         (row.id, row.status, row.token_ids) for row in alone.requests

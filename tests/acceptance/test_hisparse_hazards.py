@@ -11,19 +11,11 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import HazardFinding, Hazards
 from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.relay.states import SLOT_REUSE, states
-from tests.acceptance.runs import resolved
+from tests.acceptance.runs import OUTGROWING, resolved
 
 pytestmark = pytest.mark.wide
 
-SMALL = (
-    "workload.requests=8",
-    "workload.arrival=burst",
-    "workload.prompt_tokens={dist: uniform, min: 20, max: 120}",
-    "workload.output_tokens={dist: uniform, min: 1, max: 30}",
-    "measure.warmup_requests=0",
-    "engine.max_running_requests=4",
-    "engine.chunked_prefill_size=96",
-)
+SMALL = (*OUTGROWING, "engine.max_running_requests=4")
 
 
 def hazards_of(*overrides: str) -> Hazards:

@@ -11,21 +11,11 @@ from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import digest_of, resolved, result_of, statuses, value
+from tests.acceptance.runs import OUTGROWING, digest_of, resolved, result_of, statuses, value
 
 pytestmark = pytest.mark.wide
 
-# Sequences outgrow a buffer of 48 tokens, of which a step attends to 32.
-SMALL = (
-    "workload.requests=8",
-    "workload.arrival=burst",
-    "workload.prompt_tokens={dist: uniform, min: 20, max: 120}",
-    "workload.output_tokens={dist: uniform, min: 1, max: 30}",
-    "measure.warmup_requests=0",
-    "engine.max_running_requests=5",
-    "engine.chunked_prefill_size=96",
-    "engine.relay=latest",
-)
+SMALL = (*OUTGROWING, "engine.max_running_requests=5", "engine.relay=latest")
 MODES = ("model.dtype=float32", "model.dtype=float64", "device.values=none")
 ON_THE_DEVICE = ("engine.hisparse={enabled: false}", "engine.overlap=false", "engine.kv_tokens=8192")
 LOOPS = ("engine.overlap=true", "engine.overlap=false")

@@ -22,6 +22,7 @@ from schedbench.profiles.record.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions
 from schedbench.sched.observe import StepInfo
+from tests.profiles.recorders import WindowRecorder
 
 
 class Event:
@@ -99,14 +100,6 @@ def device(module, kineto):
         identify=lambda streams: identified(streams, 7, 5),
         threads=this_thread,
     )
-
-
-class WindowRecorder:
-    def __init__(self):
-        self.windows = []
-
-    def feed(self, window):
-        self.windows.append(window)
 
 
 @pytest.fixture

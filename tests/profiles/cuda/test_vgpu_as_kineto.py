@@ -15,6 +15,7 @@ from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.runner import GatedSink, PreparedRun, unobserved
 from schedbench.scenarios.loader import load
+from tests.profiles.recorders import WindowRecorder
 
 MAIN = 4242
 MEMCPY = {
@@ -30,17 +31,6 @@ SMALL = [
     "workload.prompt_tokens={dist: uniform, min: 129, max: 300}",
     "measure.warmup_requests=0",
 ]
-
-
-class WindowRecorder:
-    def __init__(self):
-        self.windows = []
-
-    def feed(self, window):
-        self.windows.append(window)
-
-    def all(self, kind):
-        return [record for window in self.windows for record in getattr(window, kind)]
 
 
 RUNS = {
@@ -66,7 +56,7 @@ def recorder(request):
 
 def written(recorder):
     """Returns the Chrome trace and the log: every call has a correlation, and every operation that of its call."""
-    calls = sorted(recorder.all("calls"), key=lambda call: (call.start, call.end))
+    calls = sorted(recorder.calls, key=lambda call: (call.start, call.end))
     ends = [call.end for call in calls]
     events = [
         _event("cuda_runtime", call.name, call, MAIN, {"correlation": n}) for n, call in enumerate(calls)
@@ -76,7 +66,7 @@ def written(recorder):
             of_event = call.name == "cudaEventSynchronize"
             where = {"stream": -1, "wait_on_stream": call.stream} if of_event else {"stream": call.stream}
             events.append(_event("cuda_sync", call.name, call, 0, {"correlation": n, **where}))
-    for op in recorder.all("ops"):
+    for op in recorder.ops:
         correlation = bisect_left(ends, op.launched)
         name = MEMCPY.get((op.kind, op.host_memory), op.kind)
         category = {"kernel": "kernel", "memset": "gpu_memset"}.get(op.kind, "gpu_memcpy")
@@ -91,8 +81,11 @@ def _event(category, name, record, tid, args):
 
 
 def _log(recorder, calls):
-    log = Log(launched=recorder.all("launched"), settled=recorder.all("settled"))
-    ranges = sorted(recorder.all("ranges"), key=lambda r: (r.start, -r.end))
+    log = Log(
+        launched=[info for window in recorder.windows for info in window.launched],
+        settled=[info for window in recorder.windows for info in window.settled],
+    )
+    ranges = sorted(recorder.ranges, key=lambda r: (r.start, -r.end))
     edges = sorted({edge for r in ranges for edge in (r.start, r.end)})
     for edge in edges:
         context = NO_CONTEXT

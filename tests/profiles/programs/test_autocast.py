@@ -12,29 +12,19 @@ from torch import nn
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.autocast import rules
 from schedbench.profiles.programs.torch_cuda import cuda_answered
-from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
+from tests.profiles.recorders import WindowRecorder
 
 HALF, FLOAT = torch.float16, torch.float32
 
 
-class Recorded:
-    """A sink."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def feed(self, window: Window) -> None:
-        self.names += [op.name for op in window.ops]
-
-
-sink = Recorded()
+sink = WindowRecorder()
 
 
 @pytest.fixture
 def gpu() -> Iterator[VirtualGpu]:
-    sink.names.clear()
+    sink.windows.clear()
     with open_vgpu(load("h200"), sink=sink, gradients=True) as gpu, cuda_answered(gpu, load("h200")):
         yield gpu
 
@@ -42,7 +32,7 @@ def gpu() -> Iterator[VirtualGpu]:
 def casts(gpu: VirtualGpu, function: Callable[[], object]) -> int:
     """Returns how many casts the function launches."""
     gpu.flush()
-    sink.names.clear()
+    sink.windows.clear()
     function()
     gpu.flush()
     return sink.names.count("copy_")

@@ -16,21 +16,11 @@ import torch
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.hollow import HollowKernelError, HollowPackages, hollow_packages
 from schedbench.profiles.programs.torch_cuda import cuda_answered
-from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
+from tests.profiles.recorders import WindowRecorder
 
 NAME = "absent_kernels"
-
-
-class Recorded:
-    """A sink."""
-
-    def __init__(self) -> None:
-        self.ops: list[str] = []
-
-    def feed(self, window: Window) -> None:
-        self.ops += [op.name for op in window.ops]
 
 
 @pytest.fixture
@@ -147,7 +137,7 @@ def doubled_into(gpu: VirtualGpu, out: torch.Tensor, x: torch.Tensor) -> torch.T
 
 
 def test_a_replaced_function_is_one_kernel(hollow: HollowPackages, absent: Any) -> None:
-    sink = Recorded()
+    sink = WindowRecorder()
     with open_vgpu(load("h200"), sink=sink) as gpu:
         hollow.replaced(f"{NAME}.double", lambda out, x: doubled_into(gpu, out, x))
         out, x = torch.zeros(3, device=gpu.device), torch.arange(3.0, device=gpu.device)
@@ -158,8 +148,8 @@ def test_a_replaced_function_is_one_kernel(hollow: HollowPackages, absent: Any) 
         x.add_(1)
         graph.replay()
         assert (out.tolist(), result.tolist()) == ([2, 4, 6], [1, 2, 3])
-    assert [op for op in sink.ops if "double" in op or "graph" in op] == [f"{NAME}.double", "graph[1]"]
-    assert "ones" not in sink.ops
+    assert [op for op in sink.names if "double" in op or "graph" in op] == [f"{NAME}.double", "graph[1]"]
+    assert "ones" not in sink.names
     assert hollow.notes() == [
         f"{NAME} is not installed and was hollow",
         f"{NAME}.double was computed by a replacement",

@@ -14,18 +14,8 @@ from torch import nn
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.cuda_program import CudaProgram
 from schedbench.profiles.programs.torch_cuda import cuda_answered
-from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu.gpu import open_vgpu
-
-
-class Recorded:
-    """A sink."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def feed(self, window: Window) -> None:
-        self.names += [op.name for op in window.ops]
+from tests.profiles.recorders import WindowRecorder
 
 
 @pytest.fixture
@@ -59,14 +49,14 @@ def test_a_training_step_computes_what_the_cpu_computes(program: CudaProgram) ->
 @pytest.mark.parametrize("options", [{}, {"fused": True}])
 def test_an_optimizer_updates_all_parameters_at_once(options: dict[str, bool]) -> None:
     """As on CUDA, one kernel does one operation for all parameters, or the whole update."""
-    sink = Recorded()
+    sink = WindowRecorder()
     with open_vgpu(load("h200"), sink=sink, gradients=True) as gpu, cuda_answered(gpu, load("h200")):
         model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).cuda()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2, **options)
         model(torch.ones(2, 8, device="cuda")).sum().backward()
         optimizer.step()
         gpu.flush()
-        sink.names.clear()
+        sink.windows.clear()
         optimizer.step()
         gpu.flush()
     updates = {name for name in sink.names if name.startswith(("_foreach", "_fused"))}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -15,6 +12,7 @@ import pytest
 from schedbench.profiles.programs.process import run_watched
 from schedbench.profiles.programs.watch import WatchRequest
 from schedbench.profiles.record.result import Hazards
+from tests.json_programs import output_of
 
 NONE: list[str] = []
 RACE = ["race"]
@@ -41,16 +39,7 @@ WATCHED = """
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """The output of each case of ``triton_launches``. The variable must be set before the kernels are defined."""
-    program = Path(__file__).with_name("triton_launches.py")
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = output_of("profiles.programs.triton_launches", TRITON_INTERPRET="1")
     return answer
 
 

@@ -18,9 +18,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.programs.triton_kernels import triton_interpreted
-from schedbench.profiles.record.timeline import Op, Window
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
+from tests.profiles.recorders import WindowRecorder
 
 CASES: list[Callable[[], Any]] = []
 
@@ -30,19 +30,9 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-class Recorded:
-    """A sink."""
-
-    def __init__(self) -> None:
-        self.ops: list[Op] = []
-
-    def feed(self, window: Window) -> None:
-        self.ops += window.ops
-
-
 @contextmanager
-def opened(**options: Any) -> Iterator[tuple[VirtualGpu, Recorded]]:
-    sink = Recorded()
+def opened(**options: Any) -> Iterator[tuple[VirtualGpu, WindowRecorder]]:
+    sink = WindowRecorder()
     with (
         open_vgpu(load("h200"), sink=sink, watch=[Path(__file__)], **options) as gpu,
         cuda_answered(gpu, load("h200")),

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schedbench.profiles.ranks.nccl import gpu_of, joinable
-from schedbench.profiles.ranks.processes import local_addresses
+from tests.json_programs import rank_processes
 from tests.profiles.ranks.device_group_process import PIECE, PIECES
 
 pytestmark = pytest.mark.wide  # three processes once
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     """What each rank measured; the last one has no device."""
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.profiles.ranks.device_group_process",
-                str(place.rank),
-                str(place.port),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for place in local_addresses(3)
-    ]
-    try:
+    with rank_processes("profiles.ranks.device_group_process", 3) as processes:
         said = [process.communicate(timeout=90)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
     assert [process.returncode for process in processes] == [0, 0, 0]
     return [json.loads(text) for text in said]
 

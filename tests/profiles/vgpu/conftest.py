@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,35 +11,10 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile, load
-from schedbench.profiles.record.timeline import Call, FoundHazard, Op, Range, Wait, Window
+from schedbench.profiles.record.timeline import FoundHazard
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
-
-
-class WindowRecorder:
-    """A sink that keeps everything."""
-
-    def __init__(self) -> None:
-        self.windows: list[Window] = []
-
-    def feed(self, window: Window) -> None:
-        self.windows.append(window)
-
-    @property
-    def ops(self) -> Sequence[Op]:
-        return [op for window in self.windows for op in window.ops]
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        return [call for window in self.windows for call in window.calls]
-
-    @property
-    def ranges(self) -> Sequence[Range]:
-        return [range_ for window in self.windows for range_ in window.ranges]
-
-    @property
-    def waits(self) -> Sequence[Wait]:
-        return [wait for window in self.windows for wait in window.waits]
+from tests.profiles.recorders import WindowRecorder
 
 
 class Bench:

@@ -9,32 +9,22 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu.gpu import open_vgpu
-
-
-class Recorded:
-    """A sink."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-
-    def feed(self, window: Window) -> None:
-        self.kinds += [op.kind for op in window.ops]
+from tests.profiles.recorders import WindowRecorder
 
 
 def kinds(change: Callable[[torch.Tensor], object], shape: tuple[int, ...], like: torch.Tensor) -> list[str]:
     """Returns the device's operations for a change of a tensor [2, 3], which then has that shape and equals
     ``like``."""
-    sink = Recorded()
+    sink = WindowRecorder()
     with open_vgpu(load("h200"), sink=sink, hazards=True) as gpu:
         x = torch.arange(6.0).view(2, 3).to(gpu.device)
         torch.get_device_module(gpu.device).synchronize()
         gpu.flush()
-        sink.kinds.clear()
+        sink.windows.clear()
         change(x)
         gpu.flush()
-        made = list(sink.kinds)
+        made = sink.kinds
         assert (x.shape, x.cpu().shape) == (shape, shape)
         assert torch.equal(x.cpu(), like)
     return made
@@ -90,11 +80,11 @@ def test_tensors_without_values_have_sizes_and_addresses() -> None:
 
 
 def test_an_op_on_a_list_writes_all_tensors() -> None:
-    sink = Recorded()
+    sink = WindowRecorder()
     with open_vgpu(load("h200"), sink=sink) as gpu:
         tensors = [torch.ones(2, device=gpu.device), torch.zeros(3, device=gpu.device)]
         gpu.flush()
-        sink.kinds.clear()
+        sink.windows.clear()
         torch._foreach_add_(tensors, 1)
         gpu.flush()
         assert sink.kinds == ["kernel"]

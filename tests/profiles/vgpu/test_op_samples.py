@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.tensor import DeviceTensor
+from tests.profiles.recorders import WindowRecorder
 
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore")]  # torch warns of deprecated operators
 SAMPLES = 3  # per operator
@@ -61,27 +62,17 @@ def held(value: Any) -> Any:
     return value.held if type(value) is DeviceTensor else value
 
 
-class Kinds:
-    """A sink that counts the device's operations."""
-
-    def __init__(self) -> None:
-        self.count: Counter[str] = Counter()
-
-    def feed(self, window: Any) -> None:
-        self.count.update(op.kind for op in window.ops)
-
-
 def result_and_kinds(op: Any, given: Any, mode: Any) -> tuple[Any, Counter[str]]:
     """Returns the op's result, and the device's operations by kind."""
-    sink = Kinds()
+    sink = WindowRecorder()
     with open_vgpu(load("h200"), sink=sink) as gpu, mode():
         value, args, kwargs = tree_map(on_device, given)
         gpu.flush()
-        sink.count.clear()
+        sink.windows.clear()
         torch.manual_seed(0)
         out = tree_map(held, op.op(value, *args, **kwargs))
         gpu.flush()
-        return out, sink.count
+        return out, Counter(sink.kinds)
 
 
 def test_samples_agree_in_values_and_counts() -> None:

@@ -8,13 +8,8 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu.gpu import open_vgpu
-
-
-class Windows(list[Window]):
-    def feed(self, window: Window) -> None:
-        self.append(window)
+from tests.profiles.recorders import WindowRecorder
 
 
 @pytest.mark.parametrize(
@@ -23,11 +18,11 @@ class Windows(list[Window]):
     ids=["str", "repr", "format", "allclose"],
 )
 def test_reading_values_is_a_blocking_copy(look: Callable[[torch.Tensor], object]) -> None:
-    windows = Windows()
-    with open_vgpu(load("h200"), sink=windows) as gpu:
+    recorder = WindowRecorder()
+    with open_vgpu(load("h200"), sink=recorder) as gpu:
         x = torch.ones(3, device=gpu.device)
         gpu.flush()
-        windows.clear()
+        recorder.windows.clear()
         look(x)
-    assert [op.kind for window in windows for op in window.ops].count("d2h") == 1
-    assert [call.kind for window in windows for call in window.calls].count("sync") == 1
+    assert recorder.kinds.count("d2h") == 1
+    assert [call.kind for call in recorder.calls].count("sync") == 1

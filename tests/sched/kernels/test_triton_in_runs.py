@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.json_programs import output_of
 
 
 def sizes(prompt: tuple[int, int], output: tuple[int, int]) -> list[str]:
@@ -38,15 +32,6 @@ RUNS = {
 @pytest.mark.wide
 @pytest.mark.parametrize("run", RUNS)
 def test_kernels_compute_the_same_in_a_run(run: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.sched.kernels.triton_beside", *RUNS[run]],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads(done.stdout)
+    report = output_of("sched.kernels.triton_beside", *RUNS[run], TRITON_INTERPRET="1")
     assert report["finished"] and len(report["calls"]) >= 10
     assert report["wrong"] == {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,31 +14,17 @@ import torch
 
 from schedbench.sched.kernels.declare import on_cuda
 from schedbench.sched.kernels.registry import kernels
+from tests.json_programs import output_of
 from tests.sched.kernels.triton_parity import CASES, names
 
-ROOT = Path(__file__).resolve().parents[3]
 TRITON = {entry.name: entry for entry in kernels().values() if entry.triton}
-
-
-def output_of(program: str, **environment: str) -> dict[str, str]:
-    """Runs a program of this folder in its own process and returns the JSON that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"tests.sched.kernels.{program}"],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, str] = json.loads(done.stdout)
-    return answer
 
 
 @pytest.fixture(scope="session")
 def found() -> dict[str, str]:
     """What is wrong with each case. The variable must be set before the kernels are defined."""
-    return output_of("triton_parity", TRITON_INTERPRET="1")
+    answer: dict[str, str] = output_of("sched.kernels.triton_parity", TRITON_INTERPRET="1")
+    return answer
 
 
 @pytest.mark.wide
@@ -52,13 +36,15 @@ def test_the_result_equals_that_of_torch(found: dict[str, str], name: str) -> No
 @pytest.mark.wide
 def test_every_kernel_compiles_for_a_real_gpu(tmp_path: Path) -> None:
     assert not {
-        name: why for name, why in output_of("triton_compiled", TRITON_CACHE_DIR=str(tmp_path)).items() if why
+        name: why
+        for name, why in output_of("sched.kernels.triton_compiled", TRITON_CACHE_DIR=str(tmp_path)).items()
+        if why
     }
 
 
 @pytest.mark.wide
 def test_no_kernel_is_compiled_again_for_another_batch_size(tmp_path: Path) -> None:
-    assert output_of("triton_variants", TRITON_CACHE_DIR=str(tmp_path)) == {}
+    assert output_of("sched.kernels.triton_variants", TRITON_CACHE_DIR=str(tmp_path)) == {}
 
 
 def test_every_triton_kernel_has_a_case() -> None:

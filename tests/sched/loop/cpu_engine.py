@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
+import pytest
 import torch
 
 from schedbench.sched.batch import ForwardBatch, ModelOutput
@@ -37,6 +38,7 @@ PLAIN = Capabilities(pinned_memory=False, side_streams=False, events=True, graph
 VOCAB = 512
 EOS = 256
 GREEDY = SamplingParams()
+LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 
 
 class TickingClock:

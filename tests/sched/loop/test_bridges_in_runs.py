@@ -12,6 +12,7 @@ from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.relay.futures import UNSTASHED
 from schedbench.sched.request import Status
 from tests.sched.loop.cpu_engine import (
+    LOOPS,
     EngineRun,
     RunRecorder,
     config,
@@ -20,8 +21,6 @@ from tests.sched.loop.cpu_engine import (
     request,
     requests,
 )
-
-LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 
 
 def check_rows(scheduler: Scheduler) -> None:

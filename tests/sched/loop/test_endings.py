@@ -10,9 +10,8 @@ from schedbench.sched.config import SamplingParams
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request, Status
-from tests.sched.loop.cpu_engine import EOS, EngineRun, config, recalled_answer, request
+from tests.sched.loop.cpu_engine import EOS, LOOPS, EngineRun, config, recalled_answer, request
 
-LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 PROMPT = range(300, 340)
 
 

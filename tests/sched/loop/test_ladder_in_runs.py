@@ -8,6 +8,7 @@ from schedbench.sched.config import SamplingParams
 from schedbench.sched.relay.states import states
 from schedbench.sched.request import Status
 from tests.sched.loop.cpu_engine import (
+    LOOPS,
     EngineRun,
     RunRecorder,
     config,
@@ -18,7 +19,6 @@ from tests.sched.loop.cpu_engine import (
 )
 
 STATES = pytest.mark.parametrize("state", states())
-LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 BARRIERS = pytest.mark.parametrize("barrier", ["off", "top", "after-launch", "read-done"])
 
 

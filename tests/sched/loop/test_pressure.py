@@ -6,9 +6,8 @@ import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
-from tests.sched.loop.cpu_engine import EngineRun, RunRecorder, config, recalled_answer, request
+from tests.sched.loop.cpu_engine import LOOPS, EngineRun, RunRecorder, config, recalled_answer, request
 
-LOOPS = pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
 CARELESS = 0.02  # so little is expected of running requests that the pool is overbooked
 
 

@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.record.timeline import Window
-from schedbench.profiles.vgpu.device import VirtualGpu
-from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend
 from schedbench.sched.memory.pools import ReqToTokenPool
 from schedbench.sched.memory.radix import RadixCache
 from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+from tests.profiles.recorders import OperationCounter, counted_gpu
 
 PREFIX = array("q", range(32))
 
 
-class Tally:
-    """A sink that counts copies as ``h2d!`` (the host waited) or ``h2d``, and other ops by name."""
-
-    def __init__(self) -> None:
-        self.gpu: VirtualGpu | None = None
-        self.counts: Counter[str] = Counter()
-
-    def feed(self, window: Window) -> None:
-        for op in window.ops:
-            self.counts[op.name if op.kind == "kernel" else op.kind + "!" * op.blocking] += 1
-
-    def since_last(self) -> Counter[str]:
-        assert self.gpu is not None
-        self.gpu.flush()
-        counts, self.counts = self.counts, Counter()
-        return counts
-
-
 @pytest.fixture
-def tally() -> Iterator[Tally]:
-    tally = Tally()
-    with open_vgpu(load("h200"), sink=tally) as gpu:
-        tally.gpu = gpu
+def tally() -> Iterator[OperationCounter]:
+    with counted_gpu() as tally:
         yield tally
 
 
-def radix_cache(tally: Tally, page_size: int) -> RadixCache:
+def radix_cache(tally: OperationCounter, page_size: int) -> RadixCache:
     """A cache that holds ``PREFIX``, on the virtual GPU."""
-    assert tally.gpu is not None
     device = tally.gpu.device
     allocator = (
         TokenAllocator(256, device) if page_size == 1 else PagedAllocator(256, page_size, device=device)
@@ -69,7 +44,7 @@ def lens(*values: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(("page_size", "uploads"), [(1, 0), (16, 2)])
 def test_an_extend_uploads_one_length_per_missing_prefix_when_paged(
-    tally: Tally, page_size: int, uploads: int
+    tally: OperationCounter, page_size: int, uploads: int
 ) -> None:
     cache = radix_cache(tally, page_size)
     hit, miss = cache.match_prefix(PREFIX).device_indices, cache.match_prefix(array("q", [9])).device_indices
@@ -99,11 +74,11 @@ def test_an_extend_uploads_one_length_per_missing_prefix_when_paged(
         extend_lens=extend,
         out_cache_loc=slots,
     )
-    assert tally.since_last() == {"h2d!": 1, "write_cache_indices": 1}
+    assert tally.since_last() == {"h2d!": 1, "sync": 1, "write_cache_indices": 1}
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_decode_copies_nothing_and_waits_for_nothing(tally: Tally, page_size: int) -> None:
+def test_a_decode_copies_nothing_and_waits_for_nothing(tally: OperationCounter, page_size: int) -> None:
     cache = radix_cache(tally, page_size)
     (_, rows), (seq_cpu, seq) = lens(1, 2), lens(16, 20)
     tally.since_last()
@@ -111,12 +86,12 @@ def test_a_decode_copies_nothing_and_waits_for_nothing(tally: Tally, page_size: 
     alloc_for_decode(cache, req_pool_indices=rows, seq_lens=seq, seq_lens_cpu=seq_cpu)
 
     counts = tally.since_last()
-    assert not [name for name in counts if name.startswith(("h2d", "d2h"))]
+    assert not [name for name in counts if name.startswith(("h2d", "d2h", "sync"))]
     assert counts["alloc_decode_slots"] == (page_size > 1)
 
 
 @pytest.mark.parametrize(("page_size", "syncs"), [(1, 0), (16, 1)])
-def test_a_free_group_syncs_once_when_paged(tally: Tally, page_size: int, syncs: int) -> None:
+def test_a_free_group_syncs_once_when_paged(tally: OperationCounter, page_size: int, syncs: int) -> None:
     cache = radix_cache(tally, page_size)
     allocator = cache.token_to_kv_pool_allocator
     slots = allocator.alloc(64)
@@ -133,7 +108,7 @@ def test_a_free_group_syncs_once_when_paged(tally: Tally, page_size: int, syncs:
     assert counts["cat"] == 2
 
 
-def test_a_match_is_one_cat_and_a_miss_nothing(tally: Tally) -> None:
+def test_a_match_is_one_cat_and_a_miss_nothing(tally: OperationCounter) -> None:
     cache = radix_cache(tally, 1)
     cache.match_prefix(PREFIX[:8])
     tally.since_last()

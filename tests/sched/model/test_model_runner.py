@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.record.timeline import Window
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
@@ -23,25 +22,16 @@ from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.runner import ModelRunner
 from schedbench.sched.model.tags import TaggedDecoder, TagPool
 from schedbench.sched.model.weights import empty_weights, seeded_weights
+from tests.profiles.recorders import WindowRecorder
 
 CONFIG = replace(PRESETS["tiny-llama"], num_layers=1, max_positions=128)
 CONTEXT, ROWS = 96, 6
 
 
-class LaunchNames:
-    """A sink that records the names of the operations that ran."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def feed(self, window: Window) -> None:
-        self.names += [op.name for op in window.ops]
-
-
 class ModelOnDevice:
     """A device with a model, and requests of equal length."""
 
-    def __init__(self, gpu: VirtualGpu, launches: LaunchNames, *, values: str) -> None:
+    def __init__(self, gpu: VirtualGpu, launches: WindowRecorder, *, values: str) -> None:
         self.gpu, self.launches, self.values = gpu, launches, values
         self.rows = torch.arange(ROWS * CONTEXT).view(ROWS, CONTEXT) + 1
         padding = torch.zeros(1, CONTEXT, dtype=torch.int64)
@@ -106,17 +96,17 @@ class ModelOnDevice:
 
     def observe(self, body: Callable[[], object]) -> list[str]:
         self.gpu.flush()
-        self.launches.names.clear()
+        self.launches.windows.clear()
         body()
         self.gpu.flush()
-        return self.launches.names.copy()
+        return self.launches.names
 
 
 @pytest.fixture
 def on_device() -> Callable[..., AbstractContextManager[ModelOnDevice]]:
     @contextmanager
     def opened(values: str = "real") -> Iterator[ModelOnDevice]:
-        launches = LaunchNames()
+        launches = WindowRecorder()
         with open_vgpu(load("h200"), values=values, sink=launches) as gpu:  # type: ignore[arg-type]
             yield ModelOnDevice(gpu, launches, values=values)
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.record.timeline import Window
-from schedbench.profiles.vgpu.device import VirtualGpu
-from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.batch import ModelOutput
 from schedbench.sched.config import EngineConfig, SamplingParams
 from schedbench.sched.model.grammar import GrammarCache
@@ -20,6 +15,7 @@ from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.model.upload import Upload
 from schedbench.sched.request import Request
+from tests.profiles.recorders import OperationCounter, counted_gpu
 
 MakeRequests = Callable[..., list[Request]]
 
@@ -29,36 +25,14 @@ PENALISED = SamplingParams(
 )
 
 
-class Tally:
-    """A sink that counts copies as ``h2d!`` (the host waited) or ``h2d``, syncs, and other ops by name."""
-
-    def __init__(self) -> None:
-        self.gpu: VirtualGpu | None = None
-        self.counts: Counter[str] = Counter()
-
-    def feed(self, window: Window) -> None:
-        for op in window.ops:
-            self.counts[op.name if op.kind == "kernel" else op.kind + "!" * op.blocking] += 1
-        self.counts["sync"] += sum(call.kind == "sync" for call in window.calls)
-
-    def since_last(self) -> dict[str, int]:
-        assert self.gpu is not None
-        self.gpu.flush()
-        counts, self.counts = self.counts, Counter()
-        return {name: count for name, count in counts.items() if count}
-
-
 @pytest.fixture
-def tally() -> Iterator[Tally]:
-    tally = Tally()
-    with open_vgpu(load("h200"), sink=tally) as gpu:
-        tally.gpu = gpu
+def tally() -> Iterator[OperationCounter]:
+    with counted_gpu() as tally:
         yield tally
 
 
 @pytest.fixture
-def vgpu_config(tally: Tally, config: EngineConfig) -> EngineConfig:
-    assert tally.gpu is not None
+def vgpu_config(tally: OperationCounter, config: EngineConfig) -> EngineConfig:
     return replace(config, device=tally.gpu.device, capabilities=tally.gpu.capabilities)
 
 
@@ -71,7 +45,7 @@ def vgpu_config(tally: Tally, config: EngineConfig) -> EngineConfig:
     ],
 )
 def test_uploads_of_a_prefill(
-    tally: Tally,
+    tally: OperationCounter,
     vgpu_config: EngineConfig,
     make_requests: MakeRequests,
     how: Upload,
@@ -88,7 +62,7 @@ def test_uploads_of_a_prefill(
 
 
 def test_without_pinned_memory_every_upload_waits(
-    tally: Tally, vgpu_config: EngineConfig, make_requests: MakeRequests
+    tally: OperationCounter, vgpu_config: EngineConfig, make_requests: MakeRequests
 ) -> None:
     config = replace(vgpu_config, capabilities=replace(vgpu_config.capabilities, pinned_memory=False))
     SamplingInfo.from_requests(make_requests([PLAIN]), config=config, how="packed")
@@ -96,7 +70,7 @@ def test_without_pinned_memory_every_upload_waits(
 
 
 def test_merging_uploads_only_what_one_side_lacks(
-    tally: Tally, vgpu_config: EngineConfig, make_requests: MakeRequests
+    tally: OperationCounter, vgpu_config: EngineConfig, make_requests: MakeRequests
 ) -> None:
     running = SamplingInfo.from_requests(make_requests([PENALISED]), config=vgpu_config)
     joining = [SamplingInfo.from_requests(make_requests([p]), config=vgpu_config) for p in (PENALISED, PLAIN)]
@@ -109,7 +83,7 @@ def test_merging_uploads_only_what_one_side_lacks(
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_penalised_decode_neither_copies_nor_waits(
-    tally: Tally, vgpu_config: EngineConfig, make_requests: MakeRequests, exact: bool
+    tally: OperationCounter, vgpu_config: EngineConfig, make_requests: MakeRequests, exact: bool
 ) -> None:
     info = SamplingInfo.from_requests(make_requests([PENALISED, PLAIN]), config=vgpu_config, exact=exact)
     ids = torch.tensor([4, 5], device=vgpu_config.device)
@@ -126,7 +100,7 @@ def test_a_penalised_decode_neither_copies_nor_waits(
 
 @pytest.mark.parametrize(("pinned", "expected"), [(True, {"h2d": 1}), (False, {"h2d!": 1, "sync": 1})])
 def test_a_grammar_mask_is_one_upload_per_step(
-    tally: Tally,
+    tally: OperationCounter,
     vgpu_config: EngineConfig,
     make_requests: MakeRequests,
     pinned: bool,
@@ -159,9 +133,8 @@ def test_tokens_do_not_depend_on_how_parameters_travel(
 def test_values_none_takes_tokens_from_fingerprints(
     config: EngineConfig, make_requests: MakeRequests
 ) -> None:
-    tally = Tally()
-    with open_vgpu(load("h200"), sink=tally, values="none") as gpu:
-        tally.gpu = gpu
+    with counted_gpu("none") as tally:
+        gpu = tally.gpu
         config = replace(config, device=gpu.device, capabilities=gpu.capabilities)
         info = SamplingInfo.from_requests(make_requests([PLAIN, PENALISED]), config=config, how="packed")
         fingerprint = torch.tensor([12, -12], device=gpu.device)
