@@ -37,9 +37,9 @@ fuzz: $(READY)
 	  seed=$${SEED:-$$RANDOM}; echo "make fuzz SEED=$$seed"; \
 	  $(BIN)/pytest -q --tb=short --hypothesis-profile=fuzz --hypothesis-seed=$$seed tests/robustness || exit 1; done
 
-# A hundred thousand requests: nothing is left behind.
+# A hundred thousand requests, and a sweep of a thousand cells that is killed: nothing is left behind, nothing is lost.
 soak: $(READY)
-	$(BIN)/pytest -q -s -m slow tests/robustness/test_soak.py
+	$(BIN)/pytest -q -s -m slow tests/robustness/test_soak.py tests/robustness/test_soak_sweep.py
 
 # A quarter of an hour or more: places of the stream discipline taken away at random (docs/mutations.md).
 SEED ?= 2026
@@ -68,10 +68,13 @@ types: $(READY)
 arrows: $(READY)
 	PYTHONPATH=.typing $(BIN)/lint-imports
 
-# What the tool itself costs; TRACE adds the head of a Mooncake trace.
+# What the tool itself costs; TRACE adds the head of a Mooncake trace. AGAINST=REF alternates with that commit, and GATE=1
+# fails where a figure is worse by more than its noise.
+ROUNDS ?= 5
 TRACE ?= $(wildcard ../shared/data/mooncake_conversation_head1500.jsonl)
 bench: $(READY)
-	$(BIN)/schedbench bench $(if $(TRACE),--trace $(TRACE)) $(BENCH)
+	$(BIN)/schedbench bench $(if $(TRACE),--trace $(TRACE)) \
+	  $(if $(AGAINST),--against $(AGAINST) --rounds $(ROUNDS)) $(if $(GATE),--gate) $(BENCH)
 
 # The wheel, alone in an environment of its own, far from this checkout.
 wheel: $(READY)

@@ -1,139 +1,194 @@
-"""The cost of the tool itself: figures with their units and aims.
+"""The cost of the tool itself: figures with their units and aims, and their ratios to those of another commit.
 
-The figures are wall-clock times of this machine, and depend on its load.
+Whole runs are processes of the command line, so that any commit can be measured. Their figures are processor time, user
+and system, which depends little on other load of the machine. A step costs the difference between a long and a short
+run, divided by the number of steps. All processes compute with one thread.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
+from typing import Final, NamedTuple
 
-from ...scenarios.loader import load
-from ...scenarios.schema import Scenario
-from ...sched.observe import Observer, StepInfo
-from ..platform.resolve import resolve
-from ..ranks.execute import Options, execute
-from . import host as bench_host
-from . import vgpu as bench_vgpu
+from ..judge.remote import SOURCES
 
-_TEN_LINES = """
-import typer
-app = typer.Typer()
-@app.command()
-def a(): ...
-@app.command()
-def b(): ...
-app(["--help"])
-"""
+_FEW: Final = 8  # output tokens of a short run
+_STEPS: Final = {8: 1500, 50: 1000, 256: 300}  # of a long run beyond those, by the number of running requests
+_STEP_AIMS: Final = {50: 500.0}  # microseconds
+_TAIL: Final = 2000  # characters of the output of a failed process that are shown
+_TORCH: Final = ("-c", "import torch")
+
+
+class ProcessError(RuntimeError):
+    """A process of the bench failed."""
+
+
+class Usage(NamedTuple):
+    seconds: float  # of processor time
+    mib: float  # the most memory at a time
+
+
+class Processes:
+    """Runs each command once, with the sources of ``tree`` or with this package."""
+
+    def __init__(self, tree: Path | None = None) -> None:
+        path = {} if tree is None else {"PYTHONPATH": str(tree / SOURCES)}
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **path}
+        self._known: dict[tuple[str, ...], Usage] = {}
+
+    def usage(self, *arguments: str) -> Usage:
+        """``arguments`` are those of Python. Raises ProcessError."""
+        if arguments not in self._known:
+            self._known[arguments] = self._run(arguments)
+        return self._known[arguments]
+
+    def schedbench(self, *arguments: str) -> Usage:
+        return self.usage("-m", "schedbench", *arguments)
+
+    def beyond_torch(self, *arguments: str) -> float:
+        """Seconds of ``schedbench run`` without those of importing torch."""
+        return self.schedbench("run", *arguments).seconds - self.usage(*_TORCH).seconds
+
+    def _run(self, arguments: Sequence[str]) -> Usage:
+        with tempfile.TemporaryFile() as output:
+            command = [sys.executable, "-P", *arguments]
+            process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                output.seek(0)
+                text = output.read().decode(errors="replace")[-_TAIL:]
+                raise ProcessError(f"{' '.join(arguments)}: exit code {process.returncode}: {text}")
+        return Usage(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
 class BenchFigure(NamedTuple):
-    """``lower``: whether values below the aim meet it."""
+    """A cost: lower is better. ``values`` are of this version, ``others`` of the other commit, round by round."""
 
     name: str
-    value: float
     unit: str
-    aim: float | None = None
-    lower: bool = True
+    aim: float | None
+    values: Sequence[float]
+    others: Sequence[float] = ()
+
+    @property
+    def value(self) -> float:
+        return median(self.values)
 
     @property
     def met(self) -> bool | None:
-        if self.aim is None:
-            return None
-        return self.value <= self.aim if self.lower else self.value >= self.aim
+        return None if self.aim is None else self.value <= self.aim
+
+    @property
+    def ratios(self) -> list[float]:
+        """To the other commit, in ascending order."""
+        return sorted(mine / other for mine, other in zip(self.values, self.others, strict=False))
+
+    @property
+    def worse(self) -> bool:
+        """Whether every ratio is above one, and their median by more than the distance of the lowest and highest."""
+        ratios = self.ratios
+        return bool(ratios) and ratios[0] > 1 and median(ratios) - 1 > ratios[-1] - ratios[0]
+
+    def document(self) -> dict[str, object]:
+        return {**self._asdict(), "value": self.value, "ratios": self.ratios, "worse": self.worse}
 
 
 def conclusion(rows: Sequence[BenchFigure]) -> str:
-    """Return how many aims are met, and which figures miss theirs."""
+    """Return which aims are missed, and which figures are worse than those of the other commit."""
     aims = [row for row in rows if row.met is not None]
     missed = [row.name for row in aims if not row.met]
     which = f"; missed: {'; '.join(missed)}" if missed else ""
-    return f"{len(aims) - len(missed)} of {len(aims)} aims are met{which}."
+    said = f"{len(aims) - len(missed)} of {len(aims)} aims are met{which}."
+    if any(row.others for row in rows):
+        worse = [row.name for row in rows if row.worse]
+        said += f" Worse by more than their noise: {'; '.join(worse) or 'none'}."
+    return said
 
 
-Stage = Callable[[], Iterator[BenchFigure]]
+def measured(trace: Path | None, rounds: int, tree: Path | None, only: str = "") -> Iterator[BenchFigure]:
+    """Measure the figures whose names contain ``only``, of ``tree`` too where there is one: the two sides alternate.
+    A figure that ``tree`` cannot run has no ratio. ``trace`` is a Mooncake trace. Raises ProcessError."""
+    sides = [(Processes(), Processes(tree)) for _ in range(rounds)]
+    for name, unit, aim, cost in _whole_runs(trace):
+        if only in name:
+            values, others = list[float](), list[float]()
+            for number, (mine, other) in enumerate(sides):
+                turns = [(values, mine), *([] if tree is None else [(others, other)])]
+                for kept, side in reversed(turns) if number % 2 else turns:
+                    with nullcontext() if side is mine else suppress(ProcessError):
+                        kept.append(cost(side))
+            yield BenchFigure(name, unit, aim, values, others)
+    if tree is None:
+        yield from _parts(only)
 
 
-def stages(trace: Path | None) -> Sequence[Stage]:
-    """What to measure, the quickest first."""
-    return (_start_up, _device, _host, _mixed, _fifty, *((lambda: _mooncake(trace),) if trace else ()))
+_Cost = Callable[[Processes], float]
 
 
-def _start_up() -> Iterator[BenchFigure]:
-    ours = _best_of(5, [sys.executable, "-m", "schedbench", "--help"])
-    theirs = _best_of(5, [sys.executable, "-c", _TEN_LINES])
-    yield BenchFigure("--help", ours, "s", 0.12)
-    yield BenchFigure("--help over a ten-line Typer app", ours / theirs, "ratio", 1.4)
+def _whole_runs(trace: Path | None) -> Iterator[tuple[str, str, float | None, _Cost]]:
+    yield "--help", "s", 0.12, lambda side: side.schedbench("--help").seconds
+    yield "run start, beyond importing torch", "s", 0.6, lambda side: side.beyond_torch("start")
+    for running in _STEPS:
+        for state in ("latest", "pr25945"):
+            name = f"step, {running} running, {state}"
+            yield name, "us", _STEP_AIMS.get(running), partial(_step_us, running=running, state=state)
+    plain, watched = (partial(_step_us, running=50, state="latest", hazards=on) for on in ("off", "on"))
+    yield "step, 50 running, hazards on over off", "ratio", 1.5, lambda side: watched(side) / plain(side)
+    short, stages = _closed(64, 16, requests=2000), (*_closed(32, 32), *_PIPELINE)
+    yield "2,000 short requests", "s", None, lambda side: side.beyond_torch(*short)
+    yield "2,000 short requests, memory", "MiB", None, lambda side: side.schedbench("run", *short).mib
+    yield "eight stages", "s", None, lambda side: side.beyond_torch(*stages)
+    if trace is not None:
+        head = ("trace_mooncake", *_set(f"workload.trace={trace}", "workload.requests=1500"))
+        yield "head of a Mooncake trace", "s", None, lambda side: side.beyond_torch(*head)
 
 
-def _device() -> Iterator[BenchFigure]:
-    for name, us in bench_vgpu.over_torch_us().items():
-        yield BenchFigure(f"vgpu: {name}", us, "us over torch", 6.0)
-    yield BenchFigure("vgpu: decode step, values none", bench_vgpu.decode_step_us(), "us", 220.0)
-
-
-def _host() -> Iterator[BenchFigure]:
-    for name, us, aim in bench_host.figures():
-        yield BenchFigure(f"scheduler: {name}", us, "us", aim)
-
-
-def _mixed() -> Iterator[BenchFigure]:
-    yield from _run("mixed", load("mixed"))
-
-
-def _fifty() -> Iterator[BenchFigure]:
-    settings = ["arrival.concurrency=50", "requests=400", "output_tokens=256", "prompt_tokens=512"]
-    scenario = load("overlap_on", [f"workload.{setting}" for setting in settings])
-    yield from _run("50 running, values none", scenario, steps_aim=2000)
-
-
-def _mooncake(trace: Path) -> Iterator[BenchFigure]:
-    scenario = load("trace_mooncake", [f"workload.trace={trace}", "workload.requests=1500"])
-    yield from _run("Mooncake head", scenario, speed_aim=10)
-
-
-class _Steps(Observer):
-    def __init__(self) -> None:
-        self.count = 0
-        self.first = self.last = 0.0
-
-    def __enter__(self) -> _Steps:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
-        self.last = time.perf_counter()
-        self.first = self.first or self.last
-        self.count += 1
-
-
-def _run(
-    name: str, scenario: Scenario, *, steps_aim: float | None = None, speed_aim: float | None = None
-) -> Iterator[BenchFigure]:
-    """Steps per second of wall time between the first and the last settled step, and virtual over wall time."""
-    resolved = resolve(scenario)
-    steps = _Steps()
-    outcome = execute(
-        resolved, resolved.relays[0], Options(device="vgpu", hazards=False), observe=lambda *_: steps
+def _step_us(side: Processes, *, running: int, state: str, hazards: str = "off") -> float:
+    steps = _STEPS[running]
+    options = ("--relay", state, "--hazards", hazards)
+    long, short = (
+        side.schedbench("run", *_closed(running, tokens), *options) for tokens in (_FEW + steps, _FEW)
     )
-    yield BenchFigure(
-        f"{name}: steps", steps.count / (steps.last - steps.first), "1/s", steps_aim, lower=False
+    return 1e6 * (long.seconds - short.seconds) / steps
+
+
+def _closed(running: int, tokens: int, *, requests: int | None = None) -> tuple[str, ...]:
+    """A scenario of requests with that many output tokens, ``running`` at a time."""
+    return (
+        "overlap_on",
+        *_set(
+            f"engine.max_running_requests={running}",
+            f"engine.kv_tokens={running * (128 + tokens) + 8192}",
+            f"workload.requests={requests or running}",
+            f"workload.arrival.concurrency={running}",
+            "workload.prompt_tokens={dist: fixed, value: 64}",
+            f"workload.output_tokens={{dist: fixed, value: {tokens}}}",
+            "measure.warmup_requests=0",
+        ),
     )
-    speed = outcome.result.run.emulation_speed or 0.0
-    yield BenchFigure(f"{name}: virtual over wall time", speed, "ratio", speed_aim, lower=False)
 
 
-def _best_of(times: int, command: list[str]) -> float:
-    """Seconds of the fastest run."""
-    return min(_timed(command) for _ in range(times))
+def _set(*settings: str) -> tuple[str, ...]:
+    return tuple(word for setting in settings for word in ("--set", setting))
 
 
-def _timed(command: list[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - start
+_PIPELINE: Final = _set("engine.overlap=false", "engine.pipeline={stages: 8}")
+
+
+def _parts(only: str) -> Iterator[BenchFigure]:
+    """Parts of a step, which this version measures in its own process."""
+    from . import host, vgpu
+
+    for kind, figures in (("vgpu", vgpu.figures), ("scheduler", host.figures)):
+        if only in kind or kind in only:
+            found = (BenchFigure(f"{kind}: {name}", "us", aim, [us]) for name, us, aim in figures())
+            yield from (row for row in found if only in row.name)

@@ -68,7 +68,7 @@ class _Burst:
         self._stamps: list[int] = []
 
     def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
-        self._stamps.append(time.perf_counter_ns())
+        self._stamps.append(time.thread_time_ns())
         requests, self._requests = self._requests, ()
         return requests
 

@@ -18,6 +18,7 @@ from ..vgpu.device import VirtualGpu
 from ..vgpu.gpu import Values, open_vgpu
 
 Body = Callable[[], object]
+OP_AIM, STEP_AIM = 6.0, 220.0  # microseconds
 
 
 class _Count:
@@ -30,20 +31,18 @@ class _Count:
         self.ops += len(window.ops)
 
 
-def over_torch_us(repeat: int = 300) -> dict[str, float]:
-    """What the virtual GPU adds to torch's own time on the CPU, by op; takes some seconds."""
+def figures(repeat: int = 300) -> Iterator[tuple[str, float, float]]:
+    """The name, the microseconds and the aim of each figure: what the virtual GPU adds to torch's own time on the CPU,
+    and a decode step. Takes some seconds."""
     torch.set_num_threads(1)
     with torch.no_grad():
         host = {name: _best(body, repeat) for name, body in _small_ops(torch.device("cpu"))}
     with _opened("real") as gpu:
         own = {name: _best(body, repeat, gpu.flush) for name, body in _small_ops(gpu.device)}
-    return {name: own[name] - host[name] for name in own}
-
-
-def decode_step_us(repeat: int = 30) -> float:
-    torch.set_num_threads(1)
+    yield from ((name, own[name] - host[name], OP_AIM) for name in own)
     with _opened("none") as gpu:
-        return _best(_decode_step(gpu, requests=50, nodes=300), repeat, gpu.flush)
+        step = _best(_decode_step(gpu, requests=50, nodes=300), 30, gpu.flush)
+    yield "decode step, values none", step, STEP_AIM
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from ...scenarios.schema import Scenario
 from ..platform.pool import pool
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
 from ..record.result import RangePart, RangesPart, Result
-from ..run.machines import device_kind
+from ..run.machines import DeviceChoice, device_kind
 from .drawn_runs import run_each
 from .draws import DRAWS, drawn_profile, draws, followed, uncertain
 from .metric_values import table
@@ -22,14 +23,21 @@ FIGURES: Final = (
 
 def unrepeatable(question: Resolved, options: Options) -> str:
     """Return why another run would not have the same times to the last digit; empty if it would."""
+    measured = measured_times(question.scenario, options.device)
     reasons = (
         ("it takes one relay", len(question.relays) > 1),
-        ("times are measured on CUDA", device_kind(options.device, question.scenario) == "cuda"),
-        ("device.host=measured measures the host's times", question.scenario.device.host == "measured"),
+        (measured, bool(measured)),
         ("an adversary's times mean nothing", options.adversary is not None),
         ("ranks in processes have clocks of their own", options.world == "distributed"),
     )
     return next((reason for reason, holds in reasons if holds), "")
+
+
+def measured_times(scenario: Scenario, device: DeviceChoice) -> str:
+    """Return which times of a run are measured, so that it may not share the machine; empty where none are."""
+    if device_kind(device, scenario) == "cuda":
+        return "times are measured on CUDA"
+    return "device.host=measured measures the host's times" if scenario.device.host == "measured" else ""
 
 
 def refusal(question: Resolved, options: Options) -> str:

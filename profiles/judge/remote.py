@@ -51,6 +51,10 @@ class WorkerSide:
     def seeds(self) -> None:
         return None
 
+    @property
+    def spreads(self) -> bool:
+        return False  # it is a process already
+
     def all(self) -> Sequence[Sample]:
         return ()
 

@@ -12,11 +12,12 @@ from typing import Final
 from ...scenarios.overrides import expand
 from ..captures.files import SUFFIXES, Reader, captures_in
 from ..engines.names import is_engine
-from ..platform.pool import MapFunction
+from ..platform.pool import MapFunction, require_alone
 from ..platform.resolve import EngineChoice
 from ..record.result import Result
 from .drawn_runs import Profiles, run_each
 from .margins import margin
+from .ranges import measured_times
 from .remote import SOURCES, SideError, here, working, worktree
 from .trial import Question, Sample, TrialRequest, resolved_for, run_trial
 from .trials import Side
@@ -57,6 +58,10 @@ class LocalSide:
     def seeds(self) -> None:
         return None
 
+    @property
+    def spreads(self) -> bool:
+        return True
+
     def run(self, seed: int | None) -> Sample:
         return run_trial(self.question, replace(self.order, seed=seed))
 
@@ -88,6 +93,10 @@ class StoredSide:
     @property
     def seeds(self) -> Collection[int]:
         return self.samples.keys()
+
+    @property
+    def spreads(self) -> bool:
+        return False
 
     def run(self, seed: int | None) -> Sample:
         """Raises SideError where no result of that seed is there."""
@@ -178,8 +187,12 @@ def opened(
     """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike; an engine
     always does.
 
-    Raises SideError, ResultError, CaptureError, MapError, MachineError.
+    Raises SideError, ResultError, CaptureError, MapError, MachineError, MeasuredAloneError.
     """
+    for spec in (a, b):
+        if question is not None and not spec.stored:
+            scenario = question.scenario(spec.overrides if spec.ref is None else ())
+            require_alone(measured_times(scenario, order.device))
     apart = a.ref is not None or b.ref is not None
     with ExitStack() as stack:
         baseline = _side(stack, question, a, order, apart=apart)

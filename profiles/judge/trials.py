@@ -3,14 +3,15 @@ measured, and all results where they are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from ..platform import hardware
-from ..platform.pool import MapFunction, pool, prepare_pool
+from ..platform.pool import MapFunction, pool, prepare_pool, spread
 from ..record.result import Result
 from .divergence import Divergence, comparable, first_divergence, same_tokens
 from .drawn_runs import HARDWARE, Profiles
@@ -35,13 +36,16 @@ class WorkloadError(RuntimeError):
 
 class Side(Protocol):
     """Runs of one side. ``seeds`` are those that it has, None where it can run any. Seed None of ``run`` is the
-    scenario's own."""
+    scenario's own. ``spreads``: whether ``run`` may be called in another process."""
 
     @property
     def label(self) -> str: ...
 
     @property
     def seeds(self) -> Collection[int] | None: ...
+
+    @property
+    def spreads(self) -> bool: ...
 
     def run(self, seed: int | None) -> Sample: ...
 
@@ -206,20 +210,41 @@ def _seeds(a: Side, b: Side, plan: TrialPlan) -> list[int]:
 
 
 def _over_seeds(
-    a: Side, b: Side, seeds: Iterable[int], plan: TrialPlan, notice: Notice, *, first: tuple[Sample, Sample]
+    a: Side, b: Side, seeds: Sequence[int], plan: TrialPlan, notice: Notice, *, first: tuple[Sample, Sample]
 ) -> Trials:
     """Stops after the first seed whose tokens differ, since there can be no verdict then, and where the second seed
     gives the same run: the workload has no randomness."""
-    if plan.draws:
-        prepare_pool()
     pairs = [first]
-    for seed in list(seeds)[1:]:
-        if _diverged(*pairs[-1], plan):
-            break
-        pairs.append((_run(a, "a", seed, notice), _run(b, "b", seed, notice)))
-        if len(pairs) == 2 and all(map(_is_same_run, *pairs)):
+    if seeds[1:] and not _diverged(*first, plan):
+        if plan.draws:
+            prepare_pool()
+        pairs.append((_run(a, "a", seeds[1], notice), _run(b, "b", seeds[1], notice)))
+        if all(map(_is_same_run, *pairs)):
             return Trials("seeds", (first[0],), (first[1],), one_run=True)
+        if not _diverged(*pairs[-1], plan):
+            pairs.extend(_later_pairs(a, b, seeds[2:], plan, notice, first[0].result))
     return Trials("seeds", tuple(x for x, _ in pairs), tuple(y for _, y in pairs))
+
+
+def _later_pairs(
+    a: Side, b: Side, seeds: Sequence[int], plan: TrialPlan, notice: Notice, known: Result
+) -> Iterator[tuple[Sample, Sample]]:
+    """Both sides of these seeds up to the first whose tokens differ. They run side by side where that saves time,
+    judged by a ``known`` run."""
+    tasks = [(side, seed) for seed in seeds for side in (a, b)]
+    spreads = tasks and known.labels.exact and a.spreads and b.spreads
+    with spread(len(tasks), known.run.wall_s, known.run.import_s) if spreads else nullcontext(map) as each:
+        samples = iter(each(_sample, tasks))
+        for _ in seeds:
+            pair = _finished(a, "a", next(samples), notice), _finished(b, "b", next(samples), notice)
+            yield pair
+            if _diverged(*pair, plan):
+                return
+
+
+def _sample(task: tuple[Side, int]) -> Sample:
+    side, seed = task
+    return side.run(seed)
 
 
 def _in_blocks(a: Side, b: Side, plan: TrialPlan, notice: Notice, *, seed: int) -> Trials:
@@ -234,7 +259,10 @@ def _in_blocks(a: Side, b: Side, plan: TrialPlan, notice: Notice, *, seed: int) 
 
 
 def _run(side: Side, name: Name, seed: int, notice: Notice) -> Sample:
-    sample = side.run(seed)
+    return _finished(side, name, side.run(seed), notice)
+
+
+def _finished(side: Side, name: Name, sample: Sample, notice: Notice) -> Sample:
     notice(name, sample)
     if sample.result.run.cancelled:
         raise KeyboardInterrupt

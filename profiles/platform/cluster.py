@@ -20,6 +20,10 @@ class WorkersError(ValueError):
     """The workers that were asked for are not there, or cannot run what this process runs."""
 
 
+class MeasuredAloneError(WorkersError):
+    """Workers were chosen for runs whose times are measured."""
+
+
 @contextmanager
 def cluster(address: str) -> Iterator[tuple[Executor, int]]:
     """The executor of the cluster whose scheduler has that address, and its number of workers. What was submitted and

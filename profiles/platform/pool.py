@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from math import ceil
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import psutil
 
-from .cluster import cluster
+from .cluster import MeasuredAloneError, WorkersError, cluster
 from .own_process import claim_process
 
 T = TypeVar("T")
@@ -55,6 +56,13 @@ def use_workers(workers: Workers) -> None:
 
 def uses_cluster() -> bool:
     return bool(_workers.cluster)
+
+
+def require_alone(measured: str) -> None:
+    """Raises MeasuredAloneError where workers were chosen and times are measured, for the reason given."""
+    if measured and (uses_cluster() or (_workers.jobs or 1) > 1):
+        option = "--executor" if uses_cluster() else f"--jobs {_workers.jobs}"
+        raise MeasuredAloneError(f"{option}: a measured run shares no machine with other runs: {measured}")
 
 
 class MapFunction(Protocol):
@@ -115,9 +123,14 @@ def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
 def _results(
     executor: Executor, function: Callable[[T], R], started: deque[Future[R]], waiting: Iterator[T]
 ) -> Iterator[R]:
-    """The results in order. A task is submitted for each one that is read."""
+    """The results in order. A task is submitted for each one that is read. Raises WorkersError."""
     while started:
-        result = started.popleft().result()
+        try:
+            result = started.popleft().result()
+        except BrokenProcessPool:
+            raise WorkersError(
+                "a process ended abruptly, maybe for want of memory: try fewer --jobs"
+            ) from None
         started.extend(_submit(executor, function, islice(waiting, 1)))
         yield result
 

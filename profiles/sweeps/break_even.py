@@ -65,11 +65,10 @@ def _signed(found: Sequence[Cell], row: tuple[str, ...]) -> list[Cell]:
 
 
 def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossing], count: int) -> str:
-    results = [result for cell in found for result in cell.results]
     keys = {axis.key for axis in plan.axes} | {key for side in plan.sides for key in side.varied}
     reasons = (
         ("not asked for", not count),
-        ("times were measured", not all(result.labels.exact for result in results)),
+        ("times were measured", not all(result.labels.exact for cell in found for result in cell.results)),
         (f"the sweep sets {HARDWARE}", HARDWARE in keys),
         (
             "the profile has no range for any constant",

@@ -15,10 +15,10 @@ from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
 from ..judge.document import line_part
 from ..judge.effects import LineEffect
-from ..judge.ranges import unrepeatable
+from ..judge.ranges import measured_times, unrepeatable
 from ..measure.budget import RunOutcome
 from ..platform.inputs import scenario_part
-from ..platform.pool import spread
+from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, execute
 from ..record.provenance import ScenarioPart
@@ -119,7 +119,8 @@ def _apart(
 
 def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = unobserved) -> Ladder:
     """Run the scenario with each of its relays: the first observed, and the others side by side where that saves time
-    and no time is measured. Raises as ``execute`` does."""
+    and no time is measured. Raises as ``execute`` does, WorkersError."""
+    require_alone(measured_times(resolved.scenario, options.device))
     first, *rest = (replace(resolved, relays=(relay,)) for relay in resolved.relays)
     found = [_run(options, first, observe=observe)]
     if not found[0].result.run.cancelled:

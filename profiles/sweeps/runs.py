@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from ...scenarios.problems import ScenarioError
+from ...scenarios.records import TraceError
 from ...sched.memory.allocation import OutOfKVMemoryError
+from ...sched.model.checkpoint import CheckpointError
 from ..engines.client import EngineFailedError, engine_source
 from ..engines.names import EngineError
 from ..judge.ranges import unrepeatable
-from ..platform.cluster import WorkersError
 from ..platform.inputs import inputs
-from ..platform.pool import spread, uses_cluster
+from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.environment import tool
@@ -56,8 +57,7 @@ class Runs:
         would save time."""
         reasons = (unrepeatable(question, self._options) for question in questions)
         measured = next(filter(None, reasons), "")
-        if measured and uses_cluster():
-            raise WorkersError(f"the runs of this sweep cannot be spread over a cluster: {measured}")
+        require_alone(measured)
         alone = len(questions) if measured else 1
         begin = time.perf_counter()
         yield from map(partial(run, self._options), questions[:alone])
@@ -99,7 +99,7 @@ def run(options: Options, question: Resolved) -> Answer:
         result = execute(question, question.relays[0], options).result
     except ScenarioError as error:
         return reasons(error)
-    except OutOfKVMemoryError as error:
+    except (OutOfKVMemoryError, TraceError, CheckpointError) as error:
         return str(error)
     except (EngineError, EngineFailedError) as error:
         return str(error).partition("\n")[0]

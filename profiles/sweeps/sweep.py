@@ -6,6 +6,8 @@ indicates where to compare.
 
 from __future__ import annotations
 
+import pickle
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -84,15 +86,21 @@ class SweepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``values``, ``results`` and ``files`` have one entry per side. Where a side did not run there is only the
-    ``refusal``."""
+    """``values``, ``packed`` and ``files`` have one entry per side. Where a side did not run there is only the
+    ``refusal``. Results are packed because a sweep may have any number of cells, and the objects of a result take
+    120 KiB."""
 
     place: tuple[str, ...]
     refusal: str = ""
     values: tuple[MetricValue, ...] = ()
     tokens: Tokens = "not applicable"
-    results: tuple[Result, ...] = field(default=(), compare=False, repr=False)
+    packed: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
     files: tuple[str, ...] = ()
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Without what grows with the workload."""
+        return tuple(pickle.loads(zlib.decompress(one)) for one in self.packed)
 
     @property
     def delta(self) -> float | None:
@@ -204,13 +212,12 @@ def _cell(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
     refusal = next((answer for answer in answers if isinstance(answer, str)), "")
     if refusal:
         return Cell(place, refusal=refusal)
-    found = answered(plan, place, [answer for answer in answers if not isinstance(answer, str)])
-    return replace(found, results=tuple(map(_headline, found.results)))
+    return answered(plan, place, [answer for answer in answers if not isinstance(answer, str)])
 
 
-def _headline(result: Result) -> Result:
-    """The result without what grows with the workload, so that a sweep may have any number of cells."""
-    return result.model_copy(update={"requests": (), "copies": (), "syncs": (), "outputs": _NOT_KEPT})
+def _packed(result: Result) -> bytes:
+    kept = result.model_copy(update={"requests": (), "copies": (), "syncs": (), "outputs": _NOT_KEPT})
+    return zlib.compress(pickle.dumps(kept))
 
 
 def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result]) -> Cell:
@@ -220,7 +227,7 @@ def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result])
     known = tuple(value for value in found if value is not None)
     if unfinished or len(known) < len(found):
         return Cell(place, refusal=unfinished or f"{plan.metric}: abstained")
-    return Cell(place, values=known, tokens=_tokens(results), results=tuple(results))
+    return Cell(place, values=known, tokens=_tokens(results), packed=tuple(map(_packed, results)))
 
 
 def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved:
@@ -233,7 +240,9 @@ def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved
 
 
 def _unfinished(result: Result) -> str:
-    """Why there is nothing to compare, where no request finished."""
+    """Why there is nothing to compare, where the run broke off or no request finished."""
+    if result.run.failure:
+        return f"broke off: {result.run.failure}"
     if not result.requests or any(row.status in ("finished", "aborted") for row in result.requests):
         return ""
     return f"no request finished; the reason of the first: {result.requests[0].reason}"

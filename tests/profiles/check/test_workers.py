@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,12 +14,31 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.platform.cluster import WorkersError
 from schedbench.profiles.platform.pool import pool
+from schedbench.profiles.platform.resolve import ask
+from schedbench.scenarios.problems import ScenarioError
 
 
 def test_answers_come_in_order() -> None:
     with pool(3) as each:
         assert list(each(operator.neg, [3, 1, 2])) == [-3, -1, -2]
+
+
+def test_a_process_that_ends_abruptly_is_an_error_of_the_workers() -> None:
+    with pytest.raises(WorkersError, match="ended abruptly"), pool(2) as each:
+        list(each(os._exit, [3, 3]))
+
+
+def test_a_scenario_error_travels_between_processes() -> None:
+    with pytest.raises(ScenarioError) as error:
+        ask("mixed", ["engine.foo=1"])
+    again = pickle.loads(pickle.dumps(error.value))
+    assert (type(again), str(again), again.problems) == (
+        ScenarioError,
+        str(error.value),
+        error.value.problems,
+    )
 
 
 def test_work_that_cannot_be_pickled_is_an_error() -> None:

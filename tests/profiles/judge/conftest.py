@@ -61,6 +61,7 @@ class FakeSide:
     samples: list[Sample | BaseException]
     asked: list[int | None] = field(default_factory=list)
     seeds: Sequence[int] | None = None
+    spreads: bool = False
 
     def run(self, seed: int | None) -> Sample:
         self.asked.append(seed)
