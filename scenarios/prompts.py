@@ -6,6 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +55,22 @@ def packed(tokens: Counts) -> array[int]:
 
 
 def _keys(seed: int, purpose: RandomStream, *, ids: Sequence[int]) -> NDArray[np.uint64]:
-    start = np.array([seed], dtype=np.uint64)
-    return _mixed(_mixed(_mixed(start) + np.uint64(purpose)) + np.array(ids, dtype=np.uint64))
+    return _mixed(_stream_key(seed, purpose) + np.array(ids, dtype=np.uint64))
+
+
+@cache
+def _stream_key(seed: int, purpose: RandomStream) -> NDArray[np.uint64]:
+    """[1]."""
+    return _mixed(_mixed(np.array([seed], dtype=np.uint64)) + np.uint64(purpose))
+
+
+@lru_cache(maxsize=64)
+def _positions(length: int) -> NDArray[np.uint64]:
+    return np.arange(1, length + 1, dtype=np.uint64) * _WEYL
 
 
 def _tokens(keys: NDArray[np.uint64], *, length: int, vocab_size: int) -> Counts:
-    positions = np.arange(1, length + 1, dtype=np.uint64) * _WEYL
-    ids = _mixed(keys[:, None] + positions[None, :]) % np.uint64(vocab_size)
+    ids = _mixed(keys[:, None] + _positions(length)) % np.uint64(vocab_size)
     return ids.astype(np.int64)
 
 

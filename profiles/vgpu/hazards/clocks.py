@@ -8,6 +8,7 @@ counts as zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice, zip_longest
 
 Clock = list[int]
 
@@ -75,10 +76,8 @@ class VectorClocks:
         """The clock that every later operation comes after: the host's, or what all streams' clocks have in common."""
         host = self._clocks[self.host]
         streams = [clock for actor, clock in self._clocks.items() if actor != self.host]
-        return [
-            max(of_host, min((clock[k] if k < len(clock) else 0 for clock in streams), default=0))
-            for k, of_host in enumerate(host)
-        ]
+        columns = islice(zip_longest(host, *streams, fillvalue=0), len(host))
+        return [max(of_host, min(of_streams, default=0)) for of_host, *of_streams in columns]
 
 
 def _join(clock: Clock, other: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Final
 
 from ...record.timeline import OrderingPlace, OrderKind, Site
@@ -128,4 +129,4 @@ def _without(known: Sequence[int], place: int) -> Sequence[int]:
 
 def _least(clocks: Sequence[Clock]) -> Clock:
     """The least number of each component; as long as the first clock."""
-    return [min(clock[k] if k < len(clock) else 0 for clock in clocks) for k in range(len(clocks[0]))]
+    return [min(numbers) for numbers in islice(zip_longest(*clocks, fillvalue=0), len(clocks[0]))]
