@@ -113,6 +113,10 @@ class RunBridge:
         """A range of the step that is planned next, or of ``step``."""
         return self.observer.range(name, self.next_step if step == NO_STEP else step, size)
 
+    def between_steps(self, name: str, size: int) -> AbstractContextManager[object]:
+        """A range that belongs to no step."""
+        return self.observer.range(name, NO_STEP, size)
+
     def planned(self, kind: StepKind) -> None:
         self.observer.planned(self.next_step, kind)
 

@@ -16,10 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
+from ...sched.disagg.layout import RankLayout
 from ...sched.relay.choice import RelayChoice
 from ..platform.resolve import EngineChoice, Resolved
 from ..record.result import Result
-from ..run.task import Options
+from ..run.task import Options, RankReport, RouterReport
 from .adapter_file import find_adapter
 from .names import EngineError, parse_engine
 from .server import NEEDED, SIGNALLED, Answer, packed, unpacked
@@ -39,15 +40,33 @@ class EngineFailedError(RuntimeError):
     """The engine raised an error, or its process ended or did not advance."""
 
 
-def run_engine(choice: EngineChoice, resolved: Resolved, relay: RelayChoice, options: Options) -> Result:
-    """Run once on that engine. Raises EngineError, EngineFailedError, KeyboardInterrupt, and what a run raises."""
+def run_engine(
+    choice: EngineChoice,
+    resolved: Resolved,
+    relay: RelayChoice,
+    options: Options,
+    places: Sequence[RankLayout | None],
+) -> Sequence[RankReport | RouterReport]:
+    """Run once on that engine. ``places``: None for a run on one rank; else the workers and the router, which are
+    independent of each other where no KV is sent. Each worker runs in a process of its own, one after the other.
+    Raises EngineError, EngineFailedError, KeyboardInterrupt, and what a run raises."""
     if options.device == "cuda":
         raise EngineError(
             f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
         )
-    if ranks := resolved.scenario.engine.ranks - 1:
-        raise EngineError(f"{choice.name}: the engine runs on one rank, and the scenario has {ranks + 1}")
-    return engine_process(choice).run(resolved, relay, options)
+    engine = resolved.scenario.engine
+    if len(places) > 1 and engine.disaggregation.transfer != "fake":
+        raise EngineError(
+            f"{choice.name}: the engine runs on one rank, and the scenario has {engine.ranks}; only the workers of"
+            " engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
+        )
+    process = engine_process(choice)
+    return [
+        RouterReport((), "", 0)
+        if place is not None and place.role == "router"
+        else process.run(resolved, relay, options, place)
+        for place in places
+    ]
 
 
 _engines: dict[EngineChoice, EngineProcess] = {}  # those that were used last are at the end
@@ -121,14 +140,16 @@ class EngineProcess:
         self._raise(answer, "its import")
         self.import_s, self.threads, self.hollow = (answer[key] for key in ("loaded", "threads", "hollow"))
 
-    def run(self, resolved: Resolved, relay: RelayChoice, options: Options) -> Result:
+    def run(
+        self, resolved: Resolved, relay: RelayChoice, options: Options, place: RankLayout | None
+    ) -> RankReport:
         """Raises what ``run_engine`` raises."""
-        task = packed((resolved, relay, options))
+        task = packed((resolved, relay, options, place))
         answer = self._ask({"run": task, "cwd": os.getcwd()}, "the run")
         self._raise(answer, "the run")
-        result = Result.from_document(answer["result"], name=self._choice.name)
+        result = Result.from_document(answer["result"]["document"], name=self._choice.name)
         run = result.run.model_copy(update={"import_s": self.import_s})
-        return result.model_copy(update={"run": run})
+        return RankReport(result.model_copy(update={"run": run}), *unpacked(answer["result"]["rest"]))
 
     @property
     def pid(self) -> int | None:

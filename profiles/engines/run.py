@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from ...sched.disagg.layout import RankLayout
 from ...sched.observe import StepKind
 from ...sched.relay.choice import RelayChoice
 from ..measure.steps import STEADY
@@ -20,10 +21,10 @@ from ..record.provenance import EdgePart
 from ..record.result import Result
 from ..record.timeline import Names, Window
 from ..run.machines import one_thread, open_machine
-from ..run.rank_context import ALONE
+from ..run.rank_context import RankContext
 from ..run.runner import GatedSink
 from ..run.system import System, SystemParts
-from ..run.task import Options, RunTask
+from ..run.task import Options, RankReport, RunTask
 from ..vgpu.device import CURRENT
 from ..vgpu.gpu import open_vgpu
 from .adapter import EngineAdapter
@@ -84,9 +85,10 @@ def run_on_engine(
     resolved: Resolved,
     relay: RelayChoice,
     options: Options,
-) -> Result:
-    """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages. Raises
-    EngineError, MachineError."""
+    place: RankLayout | None = None,
+) -> RankReport:
+    """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages, or the
+    part of the worker at ``place``. Raises EngineError, MachineError."""
     sink, steps = GatedSink(), StepKinds()
     hollow.used_in.clear()
     machine = open_machine(
@@ -106,7 +108,7 @@ def run_on_engine(
 
         task = RunTask(resolved, relay, options, "vgpu", heartbeat, steps, make_system=make_system)
         try:
-            result = task.run(opened, sink, ALONE).result
+            report = task.run(opened, sink, RankContext(place=place))
         except (HollowKernelError, TritonKernelError) as error:
             raise EngineError(f"the engine cannot be run with this scenario: {error}") from error
     edge = EdgePart(
@@ -116,8 +118,9 @@ def run_on_engine(
         autotuned=tuple(sorted(kernels.autotuned)),
         uncounted=steps.uncounted(hollow),
     )
-    labels = result.labels.model_copy(update={"engine": source.part(edge)})
-    return _without(edge.uncounted, result.model_copy(update={"labels": labels}))
+    labels = report.result.labels.model_copy(update={"engine": source.part(edge)})
+    result = report.result.model_copy(update={"labels": labels})
+    return report._replace(result=_without(edge.uncounted, result))
 
 
 def _without(kinds: Mapping[str, str], result: Result) -> Result:

@@ -236,12 +236,13 @@ class LoadedEngine:
         return cls(source, adapter, hollow, seconds)
 
     def run(self, task: str, answers: Answers) -> Answer:
-        """The result document of one run; ``task`` is the question, the relay and the options."""
+        """The report of one run, its result as a document; ``task``: the arguments of ``EngineProcess.run``."""
         from .heartbeat import beating
         from .run import run_on_engine
 
         beating(lambda: answers.write(beat=True))
-        return run_on_engine(self._adapter, self.source, self.hollow, *unpacked(task)).document()
+        report = run_on_engine(self._adapter, self.source, self.hollow, *unpacked(task))
+        return {"document": report.result.document(), "rest": packed(report[1:])}
 
 
 def lacking(version: tuple[int, ...], requires: Mapping[str, str]) -> str:

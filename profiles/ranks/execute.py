@@ -32,7 +32,9 @@ def execute(
     EngineFailedError of an engine of another project."""
     read = inputs(resolved)  # before the run, which may outlast an edit
     if resolved.engine is not None:
-        result = run_engine(resolved.engine, resolved, relay, options)
+        specs = rank_specs(resolved)
+        reports = run_engine(resolved.engine, resolved, relay, options, [spec.place for spec in specs])
+        result = join(resolved, specs, reports, ())
     else:
         kind = device_kind(options.device, resolved.scenario)
         result = _own(RunTask(resolved, relay, options, kind, observe, extra_sink, guard))

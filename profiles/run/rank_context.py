@@ -9,7 +9,7 @@ import torch
 
 from ...sched.data_parallel.sync import PartitionedSource, RankShare
 from ...sched.disagg.layout import RankLayout
-from ...sched.disagg.router import RoutedSource
+from ...sched.disagg.router import RoutedSource, WorkerSource
 from ...sched.link import Link
 from ...sched.model.config import ModelConfig
 from ...sched.model.runner import GraphInput
@@ -38,7 +38,9 @@ class RankContext(NamedTuple):
 
     @property
     def rank(self) -> int:
-        return 0 if self.link is None else self.link.rank
+        if self.link is not None:
+            return self.link.rank
+        return 0 if self.place is None else self.place.rank
 
     def layers(self, model: ModelConfig) -> range:
         """The layers of the model that this rank computes."""
@@ -46,7 +48,9 @@ class RankContext(NamedTuple):
 
     def source(self, source: RequestSource) -> RequestSource:
         """Where the rank's requests come from."""
-        if self.place is not None and self.link is not None:
+        if self.place is not None:
+            if self.link is None:
+                return WorkerSource(source, self.place)
             return RoutedSource(self.link, self.place)
         if self.share is not None:
             return PartitionedSource(source, self.share)

@@ -192,7 +192,7 @@ class RunTask:
                 done = prepared.measure(observe if recording is None else _recorded(recording, observe))
                 found = measured(prepared, done, save_tokens=options.save_tokens, traced=options.traced)
             sink.finish(machine.names)
-        world = None if context.link is None else options.world
+        world = None if context.link is None and context.place is None else options.world
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         if machine.untimed:

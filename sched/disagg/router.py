@@ -1,4 +1,4 @@
-"""The router in front of several workers, and the request source of a worker behind it."""
+"""The router in front of several workers, and the request sources of workers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_router(source: RequestSource, link: Link, clock: Clock, layout: RankLayo
 
 
 class RoutedSource:
-    """The request source of a worker. A prefill worker's part of a request is its first token."""
+    """The request source of a worker behind a router."""
 
     def __init__(self, link: Link, layout: RankLayout) -> None:
         self.layout = layout
@@ -87,7 +87,7 @@ class RoutedSource:
         while (message := self._link.poll(REQUEST)) is not None:
             self.over = message.value is None
             if message.value is not None:
-                arrived.append(self._own_part(message.value))
+                arrived.append(_part_of(self.layout, message.value))
         return arrived
 
     def next_at(self) -> int | None:
@@ -112,7 +112,33 @@ class RoutedSource:
         over, self.over = self.over, False
         return over
 
-    def _own_part(self, req: Request) -> Request:
-        if self.layout.role == "prefill":
-            req.sampling = replace(req.sampling, max_new_tokens=1)
-        return req
+
+class WorkerSource:
+    """A worker's requests of ``source``, where workers are independent (``transfer: fake``) and no router sends them.
+    Every worker runs the whole source; requests of other workers end as they arrive."""
+
+    def __init__(self, source: RequestSource, layout: RankLayout) -> None:
+        self._source = source
+        self._layout = layout
+
+    def due(self, now: int) -> Sequence[Request]:
+        own: list[Request] = []
+        for req in self._source.due(now):
+            if self._layout.rank in self._layout.workers_of(req.index):
+                own.append(_part_of(self._layout, req))
+            else:
+                self._source.ended(req, now)
+        return own
+
+    def next_at(self) -> int | None:
+        return self._source.next_at()
+
+    def ended(self, request: Request, now: int) -> None:
+        self._source.ended(request, now)
+
+
+def _part_of(layout: RankLayout, req: Request) -> Request:
+    """The part of the request that the worker has: a prefill worker's ends with the first token."""
+    if layout.role == "prefill":
+        req.sampling = replace(req.sampling, max_new_tokens=1)
+    return req

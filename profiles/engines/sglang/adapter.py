@@ -31,8 +31,6 @@ _REFUSED: Final = {
     "pipeline": "a process for each stage (GroupCoordinator.send_tensor_dict in SchedulerPPMixin.event_loop_pp)",
     "hisparse": "a CUDA kernel (load_cache_to_device_buffer_mla in HiSparseCoordinator.swap_in_selected_pages)",
     "data-parallel ranks": "a process for each rank (prepare_mlp_sync_batch_raw)",
-    "disaggregation": "a process for each role, whose batches begin with what another sends"
-    " (SchedulerDisaggregationDecodeMixin.event_loop_overlap_disagg_decode)",
     "replicas": "a router, which is a program of its own (sglang_router)",
     "split prefill": "a CUDA kernel (create_greenctx_stream_by_value in initialize_stream_groups)",
     "hidden states": "the states of its model, which is a stub (LogitsProcessorOutput.hidden_states)",
@@ -86,6 +84,9 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
     for mode, reason in _REFUSED.items():
         if MODES[mode].on(scenario):
             yield f"{mode} needs {reason}"
+    pair = scenario.engine.disaggregation
+    if pair.mode == "pair" and pair.transfer != "fake":
+        yield "disaggregation needs transfers between processes (get_kv_class), unless they are {transfer: fake}"
     if MODES["speculation"].on(scenario):
         if scenario.workload.sampling.temperature:
             yield "speculation with a temperature needs a CUDA kernel (tree_speculative_sampling_target_only)"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ....scenarios.combinations import overlaps
 from ....sched.config import EngineConfig
+from ....sched.disagg.layout import Role
 from ....sched.request import Request
 from ...platform.resolve import Resolved
 from ..names import EngineError
@@ -31,8 +32,9 @@ _DECISIVE: Final = (
 )
 
 
-def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
-    """Raises EngineError where this SGLang lacks or changes an argument that decides what is scheduled."""
+def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Role | None) -> Any:
+    """``role``: of a worker of a pair. Raises EngineError where this SGLang lacks or changes an argument that decides
+    what is scheduled."""
     kind = import_module("sglang.srt.server_args").ServerArgs
     engine, rows = resolved.scenario.engine, config.max_running_requests
     wanted = {
@@ -80,6 +82,15 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
             "enable_beta_spec": True,
         }
         decisive = (*_DECISIVE, *(name for name in wanted if name.startswith("speculative")))
+    if role is not None:
+        wanted |= {
+            "disaggregation_mode": role,
+            "disaggregation_transfer_backend": "nixl",  # a prefill worker refuses "fake": see ``fake_transfers``
+            "disaggregation_decode_retraction_backup": "cpu_tensor",  # as in versions without a choice
+            "disable_radix_cache": role == "decode" or not engine.radix_cache,
+            "num_reserved_decode_tokens": engine.disaggregation.reserved_decode_tokens,
+        }
+        decisive = (*decisive, "disaggregation_mode", "disaggregation_transfer_backend")
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
@@ -93,7 +104,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path) -> Any:
 
 
 def tokenized(request: Request) -> Any:
-    """SGLang's message of a request whose prompt is tokenized."""
+    """SGLang's message of a request whose prompt is tokenized. Only the workers of a pair read its bootstrap fields."""
     messages = import_module("sglang.srt.managers.io_struct")
     kind = messages.TokenizedGenerateReqInput
     ids = request.origin_input_ids
@@ -110,6 +121,8 @@ def tokenized(request: Request) -> Any:
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
+        bootstrap_host=import_module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST,
+        bootstrap_room=request.index,
     )
 
 

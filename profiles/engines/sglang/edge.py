@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..model import process_group_of_one
+from ..names import EngineError
 from .kernels import JitModule, compiled_kernels
 
 
@@ -45,6 +46,22 @@ def _replace(module: str, name: str, value: Any) -> bool:
             setattr(found, name, value)
             return True
     return False
+
+
+def fake_transfers() -> None:
+    """Let SGLang take its own classes for transfers that are never made, whatever the backend is called. Its requests
+    with such transfers are warm-ups, which it keeps out of the prefix cache: here they are requests like others."""
+    backends = import_module("sglang.srt.disaggregation.utils")
+
+    def get_kv_class(_: Any, kind: Any) -> Any:
+        found = backends.get_kv_class(backends.TransferBackend.FAKE, kind)
+        if found is None:
+            raise EngineError(f"this SGLang has no {kind.value} for transfers that are never made (get_kv_class)")
+        return found
+
+    for module in ("prefill", "decode"):
+        _replace(f"sglang.srt.disaggregation.{module}", "get_kv_class", get_kv_class)
+    _replace("sglang.srt.managers.schedule_batch", "FAKE_BOOTSTRAP_HOST", None)
 
 
 def groups_of_one(defaults: set[str]) -> Any:

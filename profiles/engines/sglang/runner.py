@@ -130,9 +130,13 @@ class RunnerStub:
         runner.max_running_requests = args.max_running_requests
         runner.full_max_total_num_tokens = runner.swa_max_total_num_tokens = tokens
         common = {"device": "cuda", "dtype": torch.bfloat16, "page_size": page_size}
+        decodes = args.disaggregation_mode == "decode"
         runner.req_to_token_pool = fitted(
-            pools.ReqToTokenPool,
+            import_module("sglang.srt.disaggregation.decode").DecodeReqToTokenPool
+            if decodes
+            else pools.ReqToTokenPool,
             size=args.max_running_requests,
+            pre_alloc_size=2 * args.max_running_requests,  # of a decode worker, as SGLang has it up to 32 requests
             max_context_len=runner.model_config.context_len + 4 + self._overhang(),
             device="cuda",
             enable_memory_saver=False,

@@ -29,18 +29,24 @@ from ..bridge import AllEnded, EndOfRequest, RunBridge
 from ..model import model_folder
 from .arguments import aborted, server_args, tokenized
 from .eagle import wrap_worker
-from .edge import fitted, groups_of_one
+from .edge import fake_transfers, fitted, groups_of_one
 from .runner import RunnerStub
 
 _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
 
 # Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
 _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
+# Where a worker of a pair keeps requests that are in no batch.
+_QUEUES: Final = (
+    *("disagg_prefill_bootstrap_queue", "disagg_prefill_inflight_queue"),
+    *("disagg_decode_prealloc_queue", "disagg_decode_transfer_queue"),
+)
 
 
 class SglangSystem(System):
     def __init__(self, parts: SystemParts) -> None:
         self._parts = parts
+        self._role = None if parts.context.place is None else parts.context.place.role
         self._spec = speculative_config(parts.resolved.scenario.engine.speculative)
         self.simulated = self._spec is not None and self._spec.acceptance is not None
         self._bridge = RunBridge(parts, speculates=self._spec is not None)
@@ -68,10 +74,9 @@ class SglangSystem(System):
         with contextlib.suppress(AllEnded):
             if hasattr(scheduler, "run_event_loop"):
                 scheduler.run_event_loop()
-            elif scheduler.enable_overlap:
-                scheduler.event_loop_overlap()
             else:
-                scheduler.event_loop_normal()
+                loop = "event_loop_overlap" if scheduler.enable_overlap else "event_loop_normal"
+                getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
     def forget(self) -> None:
         self.scheduler.flush_cache()
@@ -94,9 +99,11 @@ class SglangSystem(System):
     def _opened(self) -> Any:
         module = import_module("sglang.srt.managers.scheduler")
         resolved, machine = self._parts.resolved, self._parts.machine
+        if self._role is not None:
+            fake_transfers()
         with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
             model = model_folder(resolved.model, Path(folder))
-            args = server_args(resolved, engine_config(resolved, machine), model)
+            args = server_args(resolved, engine_config(resolved, machine), model, self._role)
             if not _published(module, args, self.runner.defaults):
                 groups_of_one(self.runner.defaults)
                 with contextlib.suppress(ImportError):
@@ -159,8 +166,15 @@ class SglangSystem(System):
             ("get_new_batch_prefill", self._admit),
             ("run_batch", self._launch),
             ("process_batch_result", self._settle),
+            # of workers of a pair
+            ("get_next_disagg_prefill_batch_to_run", self._plan),
+            ("get_next_disagg_decode_batch_to_run", self._plan),
+            ("process_decode_queue", self._preallocate),
+            ("process_batch_result_disagg_prefill", self._settle),
+            ("process_disagg_prefill_inflight_queue", self._end_sent),
         ):
-            setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
+            if hasattr(scheduler, name):
+                setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
         if self._spec is not None:
             wrap_worker(scheduler.draft_worker, self._bridge, self._reports)
         cache = scheduler.tree_cache
@@ -175,8 +189,14 @@ class SglangSystem(System):
             ("prepare_for_decode", self._prepare(self._decode_kind)),
             ("mix_with_running", self._mix),
             ("retract_decode", self._retract),
+            # of a decode worker, from old to new
+            ("prepare_for_prebuilt_extend", self._prebuild),
+            ("process_prebuilt_extend", self._conclude),
+            ("prepare_for_prebuilt", self._prebuild),
+            ("process_prebuilt", self._conclude),
         ):
-            setattr(kind, name, _method(around, getattr(kind, name)))
+            if hasattr(kind, name):
+                setattr(kind, name, _method(around, getattr(kind, name)))
 
     def _capture_outputs(self) -> None:
         """Take the messages that would go to clients: of them, the ends of requests that never ran."""
@@ -196,10 +216,15 @@ class SglangSystem(System):
                 or getattr(scheduler, "last_batch", None)
                 or getattr(scheduler, "chunked_req", None)
                 or self._gone
+                or any(self._queued(name) for name in _QUEUES)
             )
             arrived = [tokenized(request) for request in self._reports.due(not busy)]
             messages, self._gone = [*arrived, *self._gone], []
             return messages
+
+    def _queued(self, name: str) -> bool:
+        queue = getattr(self.scheduler, name, None)
+        return bool(getattr(queue, "queue", queue))
 
     def _plan(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Everything of the next step that is in no other range, such as the removal of rows that have ended."""
@@ -208,6 +233,11 @@ class SglangSystem(System):
 
     def _admit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._reports.range("admit", len(self.scheduler.waiting_queue)):
+            return original(*args, **kwargs)
+
+    def _preallocate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Rows and pages for the KV that a decode worker will get."""
+        with self._reports.between_steps("admit", len(self.scheduler.waiting_queue)):
             return original(*args, **kwargs)
 
     def _prepare(self, kind: StepKind) -> Callable[..., Any]:
@@ -245,6 +275,37 @@ class SglangSystem(System):
         result.schedbench_step = step
         return result
 
+    def _prebuild(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """A decode worker's batch of prompts whose KV has come: a step without a forward, which settles at once."""
+        self._reports.planned("prebuilt")
+        batch.schedbench_step = self._reports.begin_step({req.rid: int(req.cached_tokens) for req in batch.reqs})
+        with self._reports.range("prepare", len(batch.reqs), batch.schedbench_step):
+            return original(batch, *args, **kwargs)
+
+    def _conclude(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        step, reqs = batch.schedbench_step, list(batch.reqs)
+        with self._reports.range("prepare", len(reqs), step):
+            out = original(batch, *args, **kwargs)
+        info = StepInfo(step, "prebuilt", len(reqs), 0, steady=False)
+        self._reports.launched(info, [req.rid for req in reqs], False)
+        self._reports.settled(step, self._advance(reqs))
+        return out
+
+    def _end_sent(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A prefill worker's requests end when their KV has been sent."""
+        sent = original(*args, **kwargs)
+        self._advance(sent)
+        return sent
+
+    def _advance(self, reqs: Sequence[Any]) -> bool:
+        """Report the tokens of requests, and the ends of those that have ended; returns whether one has."""
+        ended = [req for req in reqs if req.finished()]
+        for req in reqs:
+            self._reports.advance(req.rid, req.output_ids_through_stop)
+        for req in ended:
+            self._reports.end(req.rid, _end(req.finished_reason))
+        return bool(ended)
+
     def _used_tokens(self) -> int:
         pool, cache = self.scheduler.token_to_kv_pool_allocator, self.scheduler.tree_cache
         return int(pool.size - pool.available_size() - cache.evictable_size())
@@ -260,7 +321,9 @@ class SglangSystem(System):
     def _settle(
         self, original: Callable[..., Any], batch: Any, result: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        step = result.schedbench_step
+        step = vars(result).pop("schedbench_step", None)
+        if step is None:  # a method that another one of these has called
+            return original(batch, result, *args, **kwargs)
         running = [req for req in batch.reqs if req.rid in self._bridge.requests]
         with self._reports.range("settle", len(batch.reqs), step):
             out = original(batch, result, *args, **kwargs)
@@ -268,12 +331,7 @@ class SglangSystem(System):
             accepted = dict(zip([req.rid for req in batch.reqs], result.accept_lens.tolist(), strict=True))
             for req in running:
                 self._reports.verified(req.rid, accepted[req.rid])
-        for req in running:
-            self._reports.advance(req.rid, req.output_ids_through_stop)
-        ended = [req for req in running if req.finished()]
-        for req in ended:
-            self._reports.end(req.rid, _end(req.finished_reason))
-        self._reports.settled(step, bool(ended))
+        self._reports.settled(step, self._advance(running))
         return out
 
     def _sent(self, message: Any, *_: Any, **__: Any) -> None:

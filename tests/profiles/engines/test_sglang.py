@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,7 +234,7 @@ COUNTED = ("h2d_pinned", "h2d_pageable", "h2d_blocking", "d2h", "d2h_blocking", 
 # Uploads that our states have and SGLang's source does not: seeds of the sampler's noise, which make
 # tokens independent of batching.
 SEEDS = {"h2d_pageable": 1, "h2d_blocking": 1, "sync": 1}
-KNOWN = {"prefill": SEEDS, "decode.steady": {}}
+KNOWN = {"prefill": SEEDS, "decode.steady": {}, "prebuilt": SEEDS}
 # Copies on the device in a prefill depend on which requests of a common prefix meet in a batch, and so on times.
 UNCOMPARED = {("prefill", "d2d")}
 
@@ -247,7 +247,28 @@ def test_a_ladder_state_has_the_counts_of_sglang_at_its_commit(state: str, overl
     theirs = run(f"sglang:{CLONE}@{LADDER[state]}", *overrides)
     ours = run(None, *overrides, f"engine.relay={state}")
     assert ours.outputs == theirs.outputs
-    for kind, known in KNOWN.items():
+    assert "prebuilt" not in ours.per_step | theirs.per_step
+    compare_counts(ours, theirs, KNOWN.keys() - {"prebuilt"})
+
+
+@given
+@pytest.mark.parametrize("overlap", ["true", "false"])
+@pytest.mark.parametrize("state", LADDER)
+def test_both_workers_of_a_pair_count_what_the_source_at_its_commit_does(state: str, overlap: str) -> None:
+    """Each worker runs as if the other were infinitely fast, so that tokens mean nothing."""
+    pair = "engine.disaggregation={mode: pair, transfer: fake}"
+    overrides = ("workload.requests=12", f"engine.overlap={overlap}", pair)
+    theirs = run(f"sglang:{CLONE}@{LADDER[state]}", *overrides)
+    ours = run(None, *overrides, f"engine.relay={state}")
+    for result in (ours, theirs):
+        assert {row.status for row in result.requests} == {"finished"}
+        assert [rank.role for rank in result.ranks] == ["prefill", "decode"]
+    compare_counts(ours, theirs, KNOWN.keys())
+
+
+def compare_counts(ours: Result, theirs: Result, kinds: Iterable[str]) -> None:
+    for kind in kinds:
+        known = KNOWN[kind]
         for stream in ("schedule", "forward", "copy"):
             more = {
                 name: median(ours, kind, stream, name) - median(theirs, kind, stream, name)
