@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from array import array
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from ....scenarios.combinations import overlaps
-from ....sched.config import EngineConfig
+from ....scenarios.schema import EngineSection
+from ....sched.config import EngineConfig, SpeculativeConfig
 from ....sched.disagg.layout import Role
 from ....sched.request import Request
 from ...platform.resolve import Resolved
@@ -71,26 +71,12 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "enable_metrics": False,
         "stream_interval": 1,
     }
-    decisive: Sequence[str] = _DECISIVE
-    if (spec := config.speculative) is not None:
-        wanted |= {
-            "speculative_algorithm": "EAGLE",
-            "speculative_draft_model_path": str(model),
-            "speculative_num_steps": spec.steps,
-            "speculative_eagle_topk": spec.topk,
-            "speculative_num_draft_tokens": spec.draft_tokens,
-            "enable_beta_spec": True,
-        }
-        decisive = (*_DECISIVE, *(name for name in wanted if name.startswith("speculative")))
-    if role is not None:
-        wanted |= {
-            "disaggregation_mode": role,
-            "disaggregation_transfer_backend": "nixl",  # a prefill worker refuses "fake": see ``fake_transfers``
-            "disaggregation_decode_retraction_backup": "cpu_tensor",  # as in versions without a choice
-            "disable_radix_cache": role == "decode" or not engine.radix_cache,
-            "num_reserved_decode_tokens": engine.disaggregation.reserved_decode_tokens,
-        }
-        decisive = (*decisive, "disaggregation_mode", "disaggregation_transfer_backend")
+    more = _speculation(config.speculative, model) | _worker(engine, role)
+    wanted |= more
+    decisive = (
+        *_DECISIVE,
+        *(name for name in more if name.startswith(("speculative", "disaggregation_mode"))),
+    )
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
@@ -101,6 +87,31 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
                 f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"
             )
     return args
+
+
+def _speculation(spec: SpeculativeConfig | None, model: Path) -> dict[str, Any]:
+    if spec is None:
+        return {}
+    return {
+        "speculative_algorithm": "EAGLE",
+        "speculative_draft_model_path": str(model),
+        "speculative_num_steps": spec.steps,
+        "speculative_eagle_topk": spec.topk,
+        "speculative_num_draft_tokens": spec.draft_tokens,
+        "enable_beta_spec": True,
+    }
+
+
+def _worker(engine: EngineSection, role: Role | None) -> dict[str, Any]:
+    if role is None:
+        return {}
+    return {
+        "disaggregation_mode": role,
+        "disaggregation_transfer_backend": "nixl",  # a prefill worker refuses "fake": see ``fake_transfers``
+        "disaggregation_decode_retraction_backup": "cpu_tensor",  # as in versions without a choice
+        "disable_radix_cache": role == "decode" or not engine.radix_cache,
+        "num_reserved_decode_tokens": engine.disaggregation.reserved_decode_tokens,
+    }
 
 
 def tokenized(request: Request) -> Any:

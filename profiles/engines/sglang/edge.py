@@ -56,7 +56,9 @@ def fake_transfers() -> None:
     def get_kv_class(_: Any, kind: Any) -> Any:
         found = backends.get_kv_class(backends.TransferBackend.FAKE, kind)
         if found is None:
-            raise EngineError(f"this SGLang has no {kind.value} for transfers that are never made (get_kv_class)")
+            raise EngineError(
+                f"this SGLang has no {kind.value} for transfers that are never made (get_kv_class)"
+            )
         return found
 
     for module in ("prefill", "decode"):

@@ -136,7 +136,8 @@ class RunnerStub:
             if decodes
             else pools.ReqToTokenPool,
             size=args.max_running_requests,
-            pre_alloc_size=2 * args.max_running_requests,  # of a decode worker, as SGLang has it up to 32 requests
+            pre_alloc_size=2
+            * args.max_running_requests,  # of a decode worker, as SGLang has it up to 32 requests
             max_context_len=runner.model_config.context_len + 4 + self._overhang(),
             device="cuda",
             enable_memory_saver=False,

@@ -278,7 +278,9 @@ class SglangSystem(System):
     def _prebuild(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """A decode worker's batch of prompts whose KV has come: a step without a forward, which settles at once."""
         self._reports.planned("prebuilt")
-        batch.schedbench_step = self._reports.begin_step({req.rid: int(req.cached_tokens) for req in batch.reqs})
+        batch.schedbench_step = self._reports.begin_step(
+            {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        )
         with self._reports.range("prepare", len(batch.reqs), batch.schedbench_step):
             return original(batch, *args, **kwargs)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from schedbench.profiles.run.rank_context import RankContext
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.disagg.fake import FakeLink
 from schedbench.sched.disagg.layout import RankLayout
@@ -130,6 +131,26 @@ def test_a_prefill_worker_generates_one_token(rank: int, most: int) -> None:
     source.ended(found, 0)
     assert link.sent == ([(2, ENDED, "r0")] if rank else [])
     assert (source.closes(), source.closes()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("rank", "own", "most"), [(0, ["r0", "r2"], 1), (1, ["r1"], 1), (2, ["r0", "r1", "r2"], 9)]
+)
+def test_an_independent_worker_takes_its_requests_and_ends_those_of_others(
+    rank: int, own: list[str], most: int
+) -> None:
+    client = Client(3)
+    context = RankContext(place=RankLayout(rank, prefill=2, decode=1))
+    source = context.source(client)
+    taken = []
+    while source.next_at() is not None:
+        for req in source.due(0):
+            assert req.sampling.max_new_tokens == most
+            taken.append(req.id)
+            source.ended(req, 0)
+    assert taken == own
+    assert client.ends == ["r0", "r1", "r2"]
+    assert (context.rank, context.reports_requests) == (rank, rank == 2)
 
 
 def test_the_fake_link_answers_handshakes_itself() -> None:
