@@ -114,9 +114,11 @@ def _worker(engine: EngineSection, role: Role | None) -> dict[str, Any]:
     }
 
 
-def tokenized(request: Request) -> Any:
-    """SGLang's message of a request whose prompt is tokenized. Only the workers of a pair read its bootstrap fields."""
+def tokenized(request: Request, role: Role | None) -> Any:
+    """SGLang's message of a request whose prompt is tokenized. ``role``: of the worker of a pair that gets it, whose
+    transfers are never made."""
     messages = import_module("sglang.srt.managers.io_struct")
+    hosts = import_module("sglang.srt.disaggregation.utils")
     kind = messages.TokenizedGenerateReqInput
     ids = request.origin_input_ids
     arrays = "array" in str(kind.__annotations__.get("input_ids", ""))
@@ -132,7 +134,7 @@ def tokenized(request: Request) -> Any:
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
-        bootstrap_host=import_module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST,
+        bootstrap_host=None if role is None else hosts.FAKE_BOOTSTRAP_HOST,
         bootstrap_room=request.index,
     )
 

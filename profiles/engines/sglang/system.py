@@ -218,7 +218,7 @@ class SglangSystem(System):
                 or self._gone
                 or any(self._queued(name) for name in _QUEUES)
             )
-            arrived = [tokenized(request) for request in self._reports.due(not busy)]
+            arrived = [tokenized(request, self._role) for request in self._reports.due(not busy)]
             messages, self._gone = [*arrived, *self._gone], []
             return messages
 
