@@ -153,7 +153,8 @@ def compare(
     sides that are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated,
     finished runs are in --output-dir.
     """
-    scenario, a, b = _named(names or [], a, b)
+    scenario, a, b = _named(names or [], a, b, overrides or [])
+    gates = _gates(gate or ())
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.trials import TrialPlan
@@ -163,7 +164,7 @@ def compare(
         overrides or [],
         device,
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
-        VerdictRules(min_effect, min_engagement, allow_divergence, _gates(gate or ()), undecided == "pass"),
+        VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass"),
         Reader(meaning, nsys, command_line()),
         partial(chosen_engine, python=engine_python, wheels=engine_wheels),
         is_wanted(form, picture),
@@ -258,13 +259,13 @@ def case_of(scenario: str, overrides: list[str]) -> Case | None:
     return Question.of(scenario, overrides).scenario().case
 
 
-def _named(names: Sequence[str], a: str, b: str) -> tuple[str | None, str, str]:
-    """The scenario, if there is one, and the sides. A wrong name is refused before torch is imported."""
+def _named(names: Sequence[str], a: str, b: str, overrides: list[str]) -> tuple[str | None, str, str]:
+    """The scenario, if there is one, and the sides."""
     if len(names) < 2:
         if names and names[0] != _LIBRARY:
-            from ..scenarios.loader import opened
+            from ..scenarios.loader import refuse_mistyped
 
-            opened(names[0])
+            refuse_mistyped(names[0], overrides)
         return (names[0] if names else None), a, b
     if len(names) > 2 or a or b:
         raise UsageError(

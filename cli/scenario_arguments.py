@@ -89,12 +89,10 @@ def resolved(
     engine: EngineChoice | None = None,
 ) -> Resolved:
     """Raises UsageError, ScenarioError, FaultError and RelayError."""
-    from ..scenarios.loader import opened
-
-    opened(name)  # a wrong name is refused before torch is imported, which takes seconds
+    found = _resolved(name, overrides or (), relay, budgets or ())
     from ..profiles.check.faults import with_faults
 
-    found = with_faults(_resolved(name, overrides or (), relay, budgets or ()), faults or ())
+    found = with_faults(found, faults or ())
     if engine is None:
         return found
     for option, given in (("--relay", relay), ("--fault", faults), ("engine.relays", len(found.relays) > 1)):
@@ -146,7 +144,7 @@ def make_output_dir(path: Path | None) -> None:
 
 
 def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: Sequence[str]) -> Resolved:
-    from ..profiles.platform.resolve import ask
+    from ..scenarios.loader import refuse_mistyped
     from ..scenarios.problems import ScenarioError
 
     for budget in budgets:
@@ -162,6 +160,9 @@ def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: S
         "--expect": "expect" if budgets else None,
     }
     try:
+        refuse_mistyped(name, given)
+        from ..profiles.platform.resolve import ask
+
         found = ask(name, given)
     except ScenarioError as error:
         raise ScenarioError([_as_typed(problem, options) for problem in error.problems]) from None

@@ -71,7 +71,12 @@ def sweep(
     what there is was kept.
     """
     _require_usable(
-        scenario, resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None)
+        scenario,
+        overrides or [],
+        resume=resume,
+        kept=output_dir is not None,
+        alone=alone,
+        sided=(a, b) != (None, None),
     )
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
@@ -94,12 +99,13 @@ def sweep(
     raise typer.Exit(INTERRUPTED if cancelled else 0)
 
 
-def _require_usable(scenario: str, *, resume: bool, kept: bool, alone: bool, sided: bool) -> None:
-    """Refuses a wrong name, and options that exclude each other, before torch is imported. Raises ScenarioError,
-    UsageError."""
-    from ..scenarios.loader import opened
+def _require_usable(
+    scenario: str, overrides: list[str], *, resume: bool, kept: bool, alone: bool, sided: bool
+) -> None:
+    """Refuses a wrong name, wrong overrides, and options that exclude each other. Raises ScenarioError, UsageError."""
+    from ..scenarios.loader import refuse_mistyped
 
-    opened(scenario)
+    refuse_mistyped(scenario, overrides)
     if resume and not kept:
         raise UsageError("--resume needs the --output-dir of an earlier sweep")
     if alone and sided:

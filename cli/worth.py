@@ -51,13 +51,13 @@ def worth(
 
     Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
     """
+    use_workers(jobs, executor)
+    question = resolved(scenario, overrides, relay=relay, faults=fault)
     from ..profiles.ranks.execute import Options
     from .console import status
     from .outcome import show_worth
     from .run import executed, exit_code
 
-    use_workers(jobs, executor)
-    question = resolved(scenario, overrides, relay=relay, faults=fault)
     options = Options(device="vgpu", command=command_line())
     require_worth(question, options)
     make_output_dir(output_dir)

@@ -46,6 +46,19 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
     return loads(content, file=file, folder=folder, overrides=overrides)
 
 
+def refuse_mistyped(path_or_name: str, overrides: Sequence[str]) -> None:
+    """Raises ScenarioError for a wrong name, and where keys or types of overrides are wrong. Imports no torch, which
+    takes seconds; ``load`` finds these problems too, together with all others."""
+    content, file, folder = opened(path_or_name)
+    document = read(content, file)
+    source = ScenarioSource(document.places, folder, frozenset(_apply(document, overrides)))
+    problems = document.problems
+    if isinstance(document.data, dict):
+        problems = [*problems, *_scenario(document.data, source)[1].values()]
+    if typed := [problem for problem in problems if problem.place.file == "--set"]:
+        raise ScenarioError(typed)
+
+
 def loads(
     content: bytes, *, file: str = "scenario", folder: Path = Path(), overrides: Sequence[str] = ()
 ) -> Scenario:

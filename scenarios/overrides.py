@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import get_origin
 
 from pydantic import BaseModel
 
+from ..sched.relay.switch_names import SWITCH_NAMES
 from .diagnosis import models_in, sections
 from .document import Document, Value, compose
 from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, unknown
@@ -61,7 +62,7 @@ def split(key: str) -> KeyPath:
 
 def expand(key: str, *, switches: bool = True) -> str:
     """The full key that a shortened one means: ``overlap`` is ``engine.overlap``. A switch of the relay may be named
-    alone, if ``switches`` allows it, for which torch is imported.
+    alone, if ``switches`` allows it.
 
     The match nearest to the root wins; two at one depth are ambiguous. Raises ScenarioError.
     """
@@ -72,15 +73,9 @@ def expand(key: str, *, switches: bool = True) -> str:
     nearest = [path for path in found if len(path) == min(map(len, found))]
     if len(nearest) == 1:
         return ".".join((*nearest[0], rest) if rest else nearest[0])
-    if not found and switches and key in _switches():
+    if not found and switches and key in SWITCH_NAMES:
         return f"engine.relay.{key}"
     return _refuse(key, found=nearest)
-
-
-def _switches() -> Mapping[str, object]:
-    from ..sched.relay.choice import switches  # imports torch
-
-    return switches()
 
 
 def _refuse(key: str, *, found: list[tuple[str, ...]]) -> str:

@@ -24,9 +24,11 @@ from .states import (
     State,
     states,
 )
+from .switch_names import SWITCH_NAMES
 from .switches import DRAFT_SWITCHES, OVERLAPPED_ONLY, SWITCHES
 
 _ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
+assert _ALL_SWITCHES.keys() == SWITCH_NAMES
 
 
 class RelayError(ValueError):

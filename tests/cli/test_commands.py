@@ -59,6 +59,7 @@ def test_reading_stored_results_and_wrong_names_import_no_torch(cli, tmp_path):
     made = cli.invoke(app, ["run", "mixed", "--set", "workload.requests=2", "--output-dir", str(tmp_path)])
     assert made.exit_code == 0
     commands = [["report", str(tmp_path / "result.json")], ["trace", str(tmp_path)], ["run", "mixd"]]
+    commands += [[verb, "mixed", "--set", "overlpa=1"] for verb in ("run", "check", "worth")]
     commands += [["compare", "mixd", "--b", "overlap=false"], ["sweep", "mixd", "--over", "overlap=true"]]
     program = """
 import sys
@@ -73,6 +74,7 @@ for command in eval(sys.argv[1]):
     done = subprocess.run([sys.executable, "-c", program, repr(commands)], capture_output=True, text=True)
     assert done.stderr.splitlines() == [f"{command[0]} False" for command in commands]
     assert done.stdout.count("did you mean 'mixed'?") == 3
+    assert done.stdout.count("did you mean 'overlap'?") == 3
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
