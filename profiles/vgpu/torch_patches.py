@@ -64,7 +64,8 @@ def _call(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     """
     gpu = CURRENT.get(None)
     handler = None if gpu is None or kwargs else gpu.handlers.direct.get(id(op))
-    if handler is None or torch._C._len_torch_function_stack() or DeviceTensor not in map(type, args):
+    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    if handler is None or modes or DeviceTensor not in map(type, args):
         return op._op(*args, **kwargs)
     out = handler(args, kwargs)
     return tuple(out) if type(out) is list else out

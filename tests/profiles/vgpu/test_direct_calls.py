@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedbench.profiles.platform.hardware import HardwareProfile
 from schedbench.profiles.vgpu.device import VirtualGpu
@@ -17,12 +18,22 @@ from schedbench.profiles.vgpu.tensor import DeviceTensor
 from schedbench.sched.kernels.rows import decode_positions
 
 
-class Seen(TorchFunctionMode):
+class SeenFunctions(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.functions: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class SeenOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.functions.append(func)
         return func(*args, **(kwargs or {}))
 
@@ -56,10 +67,11 @@ def test_torch_dispatches_a_kernels_first_call_only(gpu: VirtualGpu, dispatched:
     assert dispatched.count(decode_positions) == 2
 
 
-def test_modes_see_every_call(gpu: VirtualGpu) -> None:
+@pytest.mark.parametrize("mode", [SeenFunctions, SeenOperators])
+def test_modes_see_every_call(gpu: VirtualGpu, mode: type[SeenFunctions] | type[SeenOperators]) -> None:
     lens = torch.tensor([3, 1], device=gpu.device)
     decode_positions(lens)
-    with Seen() as seen:
+    with mode() as seen:
         decode_positions(lens)
     assert decode_positions in seen.functions
 
