@@ -70,14 +70,10 @@ def sweep(
     Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
     what there is was kept.
     """
-    _require_usable(
-        scenario,
-        overrides or [],
-        resume=resume,
-        kept=output_dir is not None,
-        alone=alone,
-        sided=(a, b) != (None, None),
-    )
+    from ..scenarios.loader import refuse_mistyped
+
+    refuse_mistyped(scenario, overrides or ())
+    _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
     from ..profiles.sweeps.runs import Runs
@@ -99,13 +95,8 @@ def sweep(
     raise typer.Exit(INTERRUPTED if cancelled else 0)
 
 
-def _require_usable(
-    scenario: str, overrides: list[str], *, resume: bool, kept: bool, alone: bool, sided: bool
-) -> None:
-    """Refuses a wrong name, wrong overrides, and options that exclude each other. Raises ScenarioError, UsageError."""
-    from ..scenarios.loader import refuse_mistyped
-
-    refuse_mistyped(scenario, overrides)
+def _require_usable(*, resume: bool, kept: bool, alone: bool, sided: bool) -> None:
+    """Raises UsageError for options that exclude each other."""
     if resume and not kept:
         raise UsageError("--resume needs the --output-dir of an earlier sweep")
     if alone and sided:

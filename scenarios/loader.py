@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from . import checks, combinations, shipped
 from .diagnosis import diagnose
 from .document import MAX_BYTES, Document, Value, read
-from .overrides import override, split
+from .overrides import OPTION, override, split
 from .problems import (
     KeyPath,
     Problem,
@@ -47,16 +47,16 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def refuse_mistyped(path_or_name: str, overrides: Sequence[str]) -> None:
-    """Raises ScenarioError for a wrong name, and where keys or types of overrides are wrong. Imports no torch, which
-    takes seconds; ``load`` finds these problems too, together with all others."""
+    """Raises ScenarioError for a wrong name, for misspelt keys of overrides, and where every override is wrong. Imports
+    no torch, which takes seconds; ``load`` finds these problems too, together with all others."""
     content, file, folder = opened(path_or_name)
     document = read(content, file)
     source = ScenarioSource(document.places, folder, frozenset(_apply(document, overrides)))
-    problems = document.problems
-    if isinstance(document.data, dict):
-        problems = [*problems, *_scenario(document.data, source)[1].values()]
-    if typed := [problem for problem in problems if problem.place.file == "--set"]:
-        raise ScenarioError(typed)
+    misspelt = [problem for problem in document.problems if problem.place == OPTION]
+    wrong = _scenario(document.data, source)[1].values() if isinstance(document.data, dict) else ()
+    problems = [*misspelt, *(problem for problem in wrong if problem.place == OPTION)]
+    if misspelt or (overrides and len(problems) == len(overrides)):
+        raise ScenarioError(problems)
 
 
 def loads(
