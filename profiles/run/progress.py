@@ -24,13 +24,16 @@ class NoProgressError(RuntimeError):
 
 class ProgressWatch(Observer):
     """Raises NoProgressError at a turn of the loop, once MOST_TURNS turns or MOST_STEPS steps have passed in which no
-    request got a token, was prefilled or ended, and the loop did not wait for an arrival or a message."""
+    request got a token, was prefilled or ended, and the loop did not wait for an arrival or a message.
+
+    Tokens are counted each time that so many have passed, since a hook for each token costs more than all others."""
 
     def __init__(self, system: System, clock: Clock) -> None:
         self._system = system
         self._clock = clock
         self._asleep_since: int | None = None
         self._turns = self._steps = 0
+        self._tokens: int | None = 0  # of unfinished requests when they were counted last
         self._since = system.next_step
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
@@ -47,15 +50,12 @@ class ProgressWatch(Observer):
     def launched(self, info: StepInfo) -> None:  # noqa: ARG002
         self._steps += 1
 
-    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
-        if count:
-            self._advance()
-
     def ended(self, request: Request) -> None:  # noqa: ARG002
         self._advance()
 
-    def _advance(self) -> None:
+    def _advance(self, tokens: int | None = None) -> None:
         self._turns = self._steps = 0
+        self._tokens = tokens
 
     def _turn(self) -> None:
         slept, self._asleep_since = self._asleep_since, None
@@ -66,9 +66,11 @@ class ProgressWatch(Observer):
         self._turns += 1
         if self._turns <= MOST_TURNS and self._steps <= MOST_STEPS:
             return
-        if found := self._system.unfinished():
+        found = self._system.unfinished()
+        tokens = sum(len(request.output_ids) for request in found)
+        if found and tokens == self._tokens:
             raise NoProgressError(_stuck(found, self._turns, self._steps, self._since))
-        self._advance()  # a data-parallel rank without requests takes part in the others' steps
+        self._advance(tokens)  # a data-parallel rank without requests takes part in the others' steps
 
 
 def _stuck(found: Sequence[Request], turns: int, steps: int, since: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from schedbench.profiles.run.progress import SHORTEST_WAIT, NoProgressError, Pro
 from schedbench.sched.disagg.messages import KV
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import NO_STEP, SLEEP, LogicalClock, StepInfo
+from schedbench.sched.request import Request, Status
 from tests.acceptance.runs import resolved
 
 FEW = ("workload.requests=3", "workload.arrival=burst", "measure.warmup_requests=0")
@@ -42,8 +44,6 @@ def verifying_nothing(scheduler: Scheduler) -> None:
         scheduler.receive()
         info = StepInfo(scheduler.take_step(), "verify", 1, 1, steady=False)
         scheduler.engine.observer.launched(info)
-        for req in scheduler.waiting_queue:
-            scheduler.engine.observer.tokens(req, 0)
         scheduler.engine.observer.settled(info)
 
 
@@ -77,6 +77,34 @@ def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.Mon
     with pytest.raises(NoProgressError) as stuck:
         execute(question, question.relays[0], Options(device="vgpu"))
     assert exit_code(stuck.value) == WORKLOAD_FAILED
+
+
+def test_tokens_are_progress_and_equal_sums_of_other_requests_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request ends, and the others get as many tokens as it had: only the same requests' sums are compared."""
+    monkeypatch.setattr(progress, "MOST_STEPS", 5)
+    ended, going = SimpleNamespace(output_ids=[]), SimpleNamespace(output_ids=[])
+    found = [ended, going]
+    watched: Any = SimpleNamespace(next_step=0, unfinished=lambda: found)
+    watch = ProgressWatch(watched, LogicalClock())
+    info = StepInfo(0, "decode", 1, 1, steady=True)
+
+    def steps(count: int, tokens: int) -> None:
+        for _ in range(count):
+            watch.launched(info)
+            going.output_ids.extend([0] * tokens)
+            watch.range("receive", 0, 0)
+
+    ended.output_ids.extend([0] * 6)
+    steps(6, 0)
+    found.remove(ended)
+    watch.ended(cast(Request, ended))
+    steps(6, 1)
+    steps(60, 1)
+    going.id, going.status = "r1", Status.RUNNING
+    with pytest.raises(NoProgressError, match=r"6 steps.*\(r1 is running, with 66 tokens\)"):
+        steps(12, 0)
 
 
 def test_waiting_and_idle_ranks_count_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
