@@ -14,7 +14,7 @@ from schedbench.cli.app import app
 from tests.conftest import RunCommand
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"^    (?:\$ )?schedbench (.*)$|`schedbench ([^`]+)`", re.MULTILINE)
+COMMAND = re.compile(r"^(?:    (?:\$ )?|\$ )schedbench (.*)$|`schedbench ([^`]+)`", re.MULTILINE)
 NO_COMMAND = re.compile(
     r"\.\.\.|…|──|[|\[\]]|^\w+$|\\$"
 )  # a pattern, a diagram, the name of a command, a part of a line
