@@ -159,4 +159,5 @@ def _show(content: dict[str, Any], form: Format, *, every_table: bool) -> None:
         lambda _: sweep_page.page(content, most=most),
         json=lambda: canonical(content),
         csv=lambda: sweep_page.as_csv(content),
+        every_table=every_table,
     )
