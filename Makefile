@@ -12,6 +12,9 @@ OUT ?= gpu-results
 run: $(USABLE)
 	$(BIN)/schedbench run $(SCENARIO)
 
+# Tests start many processes: their modules, and pytest's rewritten ones, are compiled once.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Far more than any test takes: one that hangs fails, and says where.
 HANGS := --timeout 400
 # The tests of a file run in one process, because they share runs.

@@ -6,19 +6,25 @@ import html
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from . import check_page, compare_page, result_page
+from . import cases_page, check_page, compare_page, ladder_page, onebatch_page, result_page, sweep_page
+from .console import results
 from .errors import UsageError
 from .html_page import to_html
 from .outcome import csv_of
-from .page import WIDE, Document, Page, to_csv
+from .page import UNLIMITED, WIDE, Document, Drawn, Page, show, tables_csv, to_csv, with_picture
+from .scenario_arguments import Format
+from .source_lines import LINES, hazard_lines
+from .text import echo
 
 if TYPE_CHECKING:
+    from ..profiles.captures.files import Reader
     from ..profiles.measure.budget import RunOutcome
     from ..profiles.record.result import Result
 
@@ -46,11 +52,23 @@ class Answer(ABC):
         """Whether the command would exit with 0."""
 
     @abstractmethod
-    def page(self, width: int = WIDE) -> Page: ...
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:
+        """``few``: only so many rows of a table as the first screenful has."""
 
-    @abstractmethod
     def to_csv(self) -> str:
         """The figures, as ``frame`` has them."""
+        return tables_csv(self.page(UNLIMITED))
+
+    def show(self, form: Format, *, every_table: bool = False, picture: Drawn = ()) -> None:
+        """Print the answer on stdout, as its command does."""
+        few = form == "table" and not every_table
+        show(
+            form,
+            lambda width: with_picture(self.page(width, few=few), picture),
+            json=self.to_json,
+            csv=self.to_csv,
+            every_table=every_table,
+        )
 
     def to_json(self) -> str:
         from ..profiles.record.result import canonical
@@ -62,6 +80,11 @@ class Answer(ABC):
         from ..profiles.record.files import write_whole
 
         write_whole(Path(path), self.to_json())
+
+    def keep(self, folder: Path | None, name: str) -> None:
+        """Write the document into a folder, if there is one."""
+        if folder is not None:
+            self.save(folder / name)
 
     def frame(self, library: Library | None = None) -> Any:
         """The figures as a data frame of ``library``; of the first that is installed, if it is None. Raises UsageError
@@ -109,8 +132,20 @@ class RunAnswer(Answer):
 
         return exit_code(self.outcome) == 0
 
-    def page(self, width: int = WIDE) -> Page:
-        return result_page.page(self.document, width, breaches=self.outcome.breaches)
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:
+        lines = result_page.FEW if few else LINES
+        return result_page.page(self.document, width, breaches=self.outcome.breaches, lines=lines)
+
+    def show(self, form: Format, *, every_table: bool = False, picture: Drawn = ()) -> None:
+        """Broken budgets and hazards also go to stderr where stdout is a document."""
+        super().show(form, every_table=every_table, picture=picture)
+        if form != "table" and self.outcome.breaches:
+            for line in result_page.budget(self.outcome.breaches, width=results().width):
+                echo(line.plain, err=True)
+        if form != "table" and self.outcome.undeclared:
+            echo(hazard_lines(self.document["hazards"]), err=True)
+        for kind in self.outcome.untested:
+            echo(f"expect: no step was of kind {kind}; its budget is untested", err=True)
 
     def to_csv(self) -> str:
         return csv_of([self.document])
@@ -143,14 +178,18 @@ class RunAnswer(Answer):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ComparisonAnswer(Answer):
-    """Two sides and the verdict."""
+class DocumentAnswer(Answer):
+    """An answer that is its document."""
 
     content: Document
 
     @property
     def document(self) -> Document:
         return self.content
+
+
+class ComparisonAnswer(DocumentAnswer):
+    """Two sides and the verdict."""
 
     @property
     def verdict(self) -> str:
@@ -160,38 +199,131 @@ class ComparisonAnswer(Answer):
     @property
     def passed(self) -> bool:
         """Whether all gates passed, and the tokens are equal unless others were allowed."""
-        from ..profiles.judge.verdict import Reason
+        from ..profiles.judge.reasons import Reason
 
         found = self.content["comparison"]
         gates = all(gate["outcome"] == "passed" for gate in found["gates"])
         return gates and Reason.OUTPUT_DIFF not in found["reasons"]
 
-    def page(self, width: int = WIDE) -> Page:
-        return compare_page.page(self.content, width)
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:
+        return compare_page.page(self.content, width, most=compare_page.FEW if few else compare_page.LINES)
 
     def to_csv(self) -> str:
-        metrics = self.content["comparison"]["metrics"]
-        return to_csv(
-            ("metric", *_COMPARED), ([name, *map(row.get, _COMPARED)] for name, row in metrics.items())
-        )
+        """One row per metric, and per count of a kind and stream, whose ``a`` and ``b`` are means over steps."""
+        found = self.content["comparison"]
+        rows = [[name, *map(row.get, _COMPARED)] for name, row in found["metrics"].items()]
+        for count in found["counts"]:
+            means = [tally and tally["mean"] for tally in (count["a"], count["b"])]
+            name = ".".join(count[part] for part in ("kind", "stream", "counter"))
+            rows.append([name, "mean/step", "", *means, None, None, None, count["change"]])
+        return to_csv(("metric", *_COMPARED), rows)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class CheckAnswer(Answer):
-    """The checks of a scenario."""
-
-    content: Document
+class CasesAnswer(DocumentAnswer):
+    """The comparisons of the library of cases."""
 
     @property
-    def document(self) -> Document:
-        return self.content
+    def passed(self) -> bool:
+        return all(ComparisonAnswer(case).passed for case in self.content["cases"].values())
+
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+        return cases_page.page(self.content["cases"], self.conclusion)
+
+
+class CheckAnswer(DocumentAnswer):
+    """The checks of a scenario."""
 
     @property
     def passed(self) -> bool:
         return bool(self.content["passed"])
 
-    def page(self, width: int = WIDE) -> Page:  # noqa: ARG002
-        return check_page.page(self.content)
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+        return check_page.page(self.content, most=check_page.FEW if few else None)
 
     def to_csv(self) -> str:
         return check_page.as_csv(self.content)
+
+
+class SweepAnswer(DocumentAnswer):
+    """A grid of cells, and where the better side changes."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.content["run"]["cancelled"]
+
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+        return sweep_page.page(self.content, most=sweep_page.FEW if few else None)
+
+    def to_csv(self) -> str:
+        return sweep_page.as_csv(self.content)
+
+
+class LadderAnswer(DocumentAnswer):
+    """A scenario with each of several relays."""
+
+    @property
+    def runs(self) -> list[RunAnswer]:
+        from ..profiles.record.result import Result
+
+        return [RunAnswer.of(Result.from_document(rung["result"])) for rung in self.content["rungs"]]
+
+    @property
+    def passed(self) -> bool:
+        return self.content["ladder"]["tokens_agree"] and all(run.passed for run in self.runs)
+
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+        return ladder_page.page(self.content)
+
+    def to_csv(self) -> str:
+        return ladder_page.as_csv(self.content)
+
+
+class BatchesAnswer(DocumentAnswer):
+    """The latencies of static batches."""
+
+    @property
+    def passed(self) -> bool:
+        return not all(point["refused"] for point in self.content["points"])
+
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+        return onebatch_page.page(self.content)
+
+    def to_csv(self) -> str:
+        return onebatch_page.as_csv(self.content)
+
+
+# By a key that no other kind of document has.
+_KINDS: Final[Mapping[str, type[DocumentAnswer]]] = {
+    "comparison": ComparisonAnswer,
+    "cases": CasesAnswer,
+    "reports": CheckAnswer,
+    "faults": CheckAnswer,
+    "cells": SweepAnswer,
+    "rungs": LadderAnswer,
+    "points": BatchesAnswer,
+}
+_FILES: Final = ("result.json", "ladder.json", "compare.json", "check.json", "sweep.json", "onebatch.json")
+
+
+def stored(path: Path, reader: Reader) -> Answer:
+    """The answer in a stored document, in the folder that a command kept one in, or in a capture. Raises ResultError,
+    CaptureError, MapError."""
+    from ..profiles.captures.capture import CaptureFileError
+    from ..profiles.captures.chrome_trace import read_json
+    from ..profiles.record.result import ResultError
+
+    if path.is_dir():
+        path = next((path / name for name in _FILES if (path / name).is_file()), path)
+    document = None
+    with suppress(OSError, CaptureFileError):  # which the reader reports
+        document = read_json(path) if path.suffix == ".json" and path.is_file() else None
+    kind = next((_KINDS[key] for key in _KINDS if isinstance(document, dict) and key in document), None)
+    if not isinstance(document, dict) or kind is None:
+        return RunAnswer.of(reader.read(path))
+    answer = kind(document)
+    try:
+        answer.page()
+    except (LookupError, TypeError, ValueError, AttributeError):
+        version = document.get("schema_version")
+        raise ResultError(f"{path}: its schema_version, {version}, is not understood") from None
+    return answer

@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .answers import Answer, CheckAnswer, ComparisonAnswer, RunAnswer
+from .answers import (
+    Answer,
+    CheckAnswer,
+    ComparisonAnswer,
+    RunAnswer,
+    stored,
+)
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,23 +123,15 @@ def compare(
     sides = (case.a, case.b) if case else (a, b)
     specs = (_spec(sides[0], "A", options), _spec(sides[1], "B", options))
     found = compared(options, scenario, specs, case, notice=lambda *_: None, update=_silence)
-    return ComparisonAnswer(found.document)
+    return found.answer
 
 
 def load(path: str | Path) -> Answer:
-    """The answer in a stored document or capture. Raises what ``schedbench report`` raises."""
-    from ..profiles.captures.capture import CaptureFileError
-    from ..profiles.captures.chrome_trace import read_json
+    """The answer in a stored document of any command, in its folder, or in a capture. Raises what ``schedbench report``
+    raises."""
     from ..profiles.captures.files import Reader
 
-    document = None
-    with suppress(OSError, CaptureFileError):  # which the reader reports
-        document = read_json(Path(path)) if str(path).endswith(".json") else None
-    if isinstance(document, dict) and "comparison" in document:
-        return ComparisonAnswer(document)
-    if isinstance(document, dict) and "reports" in document:
-        return CheckAnswer(document)
-    return RunAnswer.of(Reader(command=_typed("load", path)).read(Path(path)))
+    return stored(Path(path), Reader(command=_typed("load", path)))
 
 
 def settings(keys: Mapping[str, Value]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 
@@ -57,14 +57,11 @@ def save(
 
 
 @baseline.command("list")
-def listing(
-    folder: Folder = FOLDER, form: Annotated[Literal["table", "json"], typer.Option("--format")] = "table"
-) -> None:
+def listing(folder: Folder = FOLDER, form: Form = "table") -> None:
     """List the baselines."""
-    import json
-
     from ..profiles.record.result import read
     from .list import table
+    from .page import show_entries
 
     entries = []
     for place in sorted(folder.glob("*/")):
@@ -73,7 +70,7 @@ def listing(
             scenario, relay = found[0].scenario.expanded.get("name"), found[0].relay.state
             about = f"{scenario} · relay {relay} · {len(found)} run{'s' * (len(found) > 1)} · {found[0].run.started}"
             entries.append({"name": place.name, "about": about})
-    echo(json.dumps(entries, indent=1, ensure_ascii=False) if form == "json" else table(entries))
+    show_entries(form, "baselines", entries, table(entries))
 
 
 @baseline.command("show")

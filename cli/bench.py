@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .errors import GATE_FAILED, UsageError
+from .scenario_arguments import Form
 from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.bench.bench import BenchFigure
+    from .page import Page
 
 
 def bench(
@@ -28,30 +29,28 @@ def bench(
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit with 1 where a figure is worse by more than its noise.")
     ] = False,
-    form: Annotated[Literal["table", "json"], typer.Option("--format")] = "table",
+    form: Form = "table",
 ) -> None:
     """Measure the processor time of schedbench itself: its start, steps, whole runs, and parts of a step."""
     if gate and (against is None or rounds < 3):
         raise UsageError("--gate needs --against REF, and --rounds of 3 or more to see the noise")
     from ..profiles.bench.bench import conclusion, measured
     from ..profiles.judge.remote import here, worktree
+    from ..profiles.record.result import canonical
+    from .page import show
 
     rows = []
     with nullcontext() if against is None else worktree(here(), against) as tree:
         for row in measured(trace, rounds, tree, only):
             rows.append(row)
             echo(f"{row.name}: {row.value:.4g} {row.unit} {_ratio(row)}".rstrip(), err=True)
-    if form == "json":
-        document = {"conclusion": conclusion(rows), "figures": [row.document() for row in rows]}
-        echo(json.dumps(document, indent=1))
-    else:
-        _show(rows, conclusion(rows), against)
+    document = {"conclusion": conclusion(rows), "figures": [row.document() for row in rows]}
+    show(form, lambda _: _page(rows, conclusion(rows), against), json=lambda: canonical(document))
     raise typer.Exit(GATE_FAILED if gate and any(row.worse for row in rows) else 0)
 
 
-def _show(rows: list[BenchFigure], said: str, against: str | None) -> None:
-    from .console import results
-    from .page import Page, framed, print_page
+def _page(rows: list[BenchFigure], said: str, against: str | None) -> Page:
+    from .page import Page, framed
     from .text import MISSING, number
 
     ratio = [] if against is None else [f">ratio to {against}"]
@@ -62,7 +61,7 @@ def _show(rows: list[BenchFigure], said: str, against: str | None) -> None:
         aim = MISSING if row.aim is None else f"≤ {number(row.aim)}"
         verdict = {None: "", True: "met", False: "missed"}[row.met]
         table.add_row(row.name, number(row.value), row.unit, aim, verdict, *([_ratio(row)] if ratio else []))
-    print_page(Page("bench", [table], said), results())
+    return Page("bench", [table], said)
 
 
 def _ratio(row: BenchFigure) -> str:

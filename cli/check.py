@@ -176,18 +176,8 @@ def _all_faults(seeds: int, clock: Stopwatch, report: _Report) -> dict[str, Any]
 
 
 def _show(content: dict[str, Any], output_dir: Path | None, form: Format, *, every_table: bool) -> None:
-    from ..profiles.check.report import to_json
-    from ..profiles.record.files import write_whole
-    from . import check_page
-    from .page import show
+    from .answers import CheckAnswer
 
-    if output_dir is not None:
-        write_whole(output_dir / "check.json", to_json(content))
-    most = check_page.FEW if form == "table" and not every_table else None
-    show(
-        form,
-        lambda _: check_page.page(content, most=most),
-        json=lambda: to_json(content),
-        csv=lambda: check_page.as_csv(content),
-        every_table=every_table,
-    )
+    answer = CheckAnswer(content)
+    answer.keep(output_dir, "check.json")
+    answer.show(form, every_table=every_table)

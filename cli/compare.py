@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -25,6 +25,7 @@ from .scenario_arguments import (
     Format,
     Jobs,
     chosen_engine,
+    typed_as,
     use_workers,
 )
 from .stopwatch import Stopwatch, command_line
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
-    from ..profiles.platform.resolve import EngineChoice
+    from ..profiles.platform.engine_choice import EngineChoice
     from ..scenarios.schema import Case
+    from .answers import ComparisonAnswer
     from .page import Drawn
 
 _LIBRARY = "cases"
@@ -112,7 +114,7 @@ class ComparisonOptions(NamedTuple):
 
 
 class Compared(NamedTuple):
-    document: dict[str, Any]
+    answer: ComparisonAnswer
     picture: Drawn
     broken: bool
     undecided: bool
@@ -174,8 +176,7 @@ def compare(
         found = _library(wanted._replace(picture=False), output_dir=output_dir, form=form)
     else:
         found = [_compared(wanted, scenario, a, b, output_dir)]
-        _keep(found[0].document, output_dir)
-        _show(found[0], form, every_table=every_table)
+        found[0].answer.show(form, every_table=every_table, picture=found[0].picture)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
     raise typer.Exit(GATE_FAILED if failed else 0)
 
@@ -190,20 +191,12 @@ def _gates(texts: Sequence[str]) -> tuple[Gate, ...]:
 def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: Format) -> list[Compared]:
     """Compare the sides of every case, and print one table."""
     from ..profiles.judge.conclusion import cases_conclusion
-    from ..profiles.record.result import canonical
     from ..scenarios.shipped import case_names
-    from . import cases_page
-    from .page import show
+    from .answers import CasesAnswer
 
-    found = {}
-    for name in case_names():
-        folder = output_dir and output_dir / name
-        found[name] = _compared(wanted, name, "", "", folder)
-        _keep(found[name].document, folder)
-    documents = {name: one.document for name, one in found.items()}
-    said = cases_conclusion(documents)
-    content = {"conclusion": said, "cases": documents}
-    show(form, lambda _: cases_page.page(documents, said), json=lambda: canonical(content))
+    found = {name: _compared(wanted, name, "", "", output_dir and output_dir / name) for name in case_names()}
+    documents = {name: one.answer.document for name, one in found.items()}
+    CasesAnswer({"conclusion": cases_conclusion(documents), "cases": documents}).show(form)
     return [*found.values()]
 
 
@@ -216,12 +209,13 @@ def _compared(
     sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
     try:
         with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
-            return compared(
-                wanted, scenario, sides, case, notice=_kept(output_dir, wanted.plan, update), update=update
-            )
+            notice = _kept(output_dir, wanted.plan, update)
+            found = compared(wanted, scenario, sides, case, notice=notice, update=update)
     except KeyboardInterrupt:
         echo("schedbench: interrupted: there is no verdict", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    found.answer.keep(output_dir, "compare.json")
+    return found
 
 
 def compared(
@@ -236,12 +230,14 @@ def compared(
     """Run both sides and judge them; of a ``case``, by its metric."""
     from ..profiles.judge.compare import judge
     from ..profiles.judge.document import document
-    from ..profiles.worth.difference import compared_with_worth, require_sides
+    from .answers import ComparisonAnswer
 
     question, first = _question(scenario, wanted.overrides, *sides)
     plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
     rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
     if wanted.worth:
+        from ..profiles.worth.difference import compared_with_worth, require_sides
+
         require_sides(question, *sides)
     clock = Stopwatch(wanted.reader.command)
     trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
@@ -249,7 +245,7 @@ def compared(
     if wanted.worth and question is not None:
         found = compared_with_worth(found, question, *sides, update)
     content = document(found, a=sides[0].label, b=sides[1].label, run=clock.run(), case=case)
-    return Compared(content, picture, broken=found.broken, undecided=found.undecided)
+    return Compared(ComparisonAnswer(content), picture, broken=found.broken, undecided=found.undecided)
 
 
 def case_of(scenario: str, overrides: list[str]) -> Case | None:
@@ -281,7 +277,11 @@ def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpe
         raise UsageError(
             "compare needs --a and --b, or one of them against the scenario as it stands, or a case"
         )
-    return parse(a, wanted.reader, wanted.choose), parse(b, wanted.reader, wanted.choose)
+    found = []
+    for option, text in (("--a", a), ("--b", b)):
+        with typed_as(option, [""]):
+            found.append(parse(text, wanted.reader, wanted.choose))
+    return found[0], found[1]
 
 
 def _question(
@@ -296,7 +296,11 @@ def _question(
     from ..profiles.judge.trial import Question
 
     question = Question.of(name, overrides)
-    sides = [question.scenario(spec.overrides) for spec in (a, b) if spec.ref is None and not spec.stored]
+    sides = []
+    for option, spec in (("--a", a), ("--b", b)):
+        if spec.ref is None and not spec.stored:
+            with typed_as(option, spec.varied):
+                sides.append(question.scenario(spec.overrides))
     for scenario in sides or [question.scenario()]:
         if scenario.faults:
             raise scenario.source.refuse(
@@ -353,25 +357,3 @@ def _kept(output_dir: Path | None, plan: TrialPlan, update: Callable[[str], None
             sample.result.write(output_dir / name)
 
     return keep
-
-
-def _show(found: Compared, form: Format, *, every_table: bool) -> None:
-    from ..profiles.judge.document import to_json
-    from . import compare_page
-    from .page import show, with_picture
-
-    most = compare_page.FEW if form == "table" and not every_table else compare_page.LINES
-    show(
-        form,
-        lambda width: with_picture(compare_page.page(found.document, width, most=most), found.picture),
-        json=lambda: to_json(found.document),
-        every_table=every_table,
-    )
-
-
-def _keep(content: dict[str, Any], output_dir: Path | None) -> None:
-    from ..profiles.judge.document import to_json
-    from ..profiles.record.files import write_whole
-
-    if output_dir is not None:
-        write_whole(output_dir / "compare.json", to_json(content))

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import listed
+from ..profiles.record.definitions import IDLE_NAMES
 from .page import UNLIMITED, Document, Page, framed
 from .page_charts import of_comparison
 from .result_page import scheduler
@@ -19,16 +20,6 @@ _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _SHOWED = "where the host's waiting showed"
 _REST = (_OTHERS, _COUNTS, _SHOWED)
-_PARTS = (
-    ("host_late", "host late"),
-    ("exposed_stall", "  exposed stall"),
-    ("exposed_host", "  exposed host work"),
-    ("dependency", "waiting on an event or stream"),
-    ("kernel_gap", "kernel gap"),
-    ("no_work", "no work"),
-    ("residue", "residue"),
-    ("forward_idle", "forward idle"),
-)
 
 
 def page(document: Document, width: int, *, most: int = LINES) -> Page:
@@ -148,14 +139,15 @@ def every(found: Document, *, width: int, most: int) -> list[Table]:
 def metrics(found: Document, *, headline: bool) -> Table:
     """The metrics that the verdict is about, or all others."""
     drawn = headline and found["draws"]["count"] > 0
-    headings = ["metric", "unit", ">A", ">B", ">Δ %", f">{_interval(found)}", ">n"]
-    headings += [">Δ % over draws", "verdict"] if drawn else ["verdict"]
-    table = framed("headline" if headline else _OTHERS, *headings, caption=_basis(found))
+    headings = ["metric\nunit", ">A", ">B", f">Δ %, range\n{_interval(found)}"]
+    headings += [">Δ %, range\nover draws", "verdict"] if drawn else ["verdict"]
+    table = framed("headline" if headline else _OTHERS, *headings, caption=_basis(found), no_wrap=True)
+    table.padding = (0, 1, 0, 0)
     for name, metric in sorted(found["metrics"].items()):
         if (name in found["headline"]) != headline:
             continue
         over_draws = [_over_draws(metric["firmness"])] if drawn else []
-        table.add_row(name, metric["unit"], *_figures(metric), *over_draws, _verdict(metric))
+        table.add_row(f"{name}\n{metric['unit']}", *_figures(metric), *over_draws, _verdict(metric))
     return table
 
 
@@ -166,14 +158,14 @@ def _over_draws(firmness: Document | None) -> str:
     if "abstained" in firmness:
         return str(firmness["abstained"])
     extent = f"{_signed(firmness['low'])} … {_signed(firmness['high'])}"
-    return f"{extent} ({firmness['holding']} of {firmness['draws']})"
+    return f"{extent}\n{firmness['holding']} of {firmness['draws']}"
 
 
 def _figures(metric: Document) -> tuple[str, ...]:
     low, high = metric["ci_low"], metric["ci_high"]
     interval = MISSING if low is None or high is None else f"{_signed(low)} … {_signed(high)}"
     delta = MISSING if metric["delta_pct"] is None else _signed(metric["delta_pct"])
-    return number(metric["a"]), number(metric["b"]), delta, interval, number(metric["n"])
+    return number(metric["a"]), number(metric["b"]), f"{delta}\n{interval}"
 
 
 def _signed(value: float) -> str:
@@ -181,12 +173,12 @@ def _signed(value: float) -> str:
 
 
 def _verdict(metric: Document) -> Text:
-    reasons = f" {', '.join(metric['reasons'])}" if metric["reasons"] else ""
+    reasons = f"\n{', '.join(metric['reasons'])}" if metric["reasons"] else ""
     return Text(metric["verdict"] + reasons, style=_MARKS.get(metric["verdict"], ""))
 
 
 def _interval(found: Document) -> str:
-    return "range of the median" if found["design"] == "seeds" else "95 % CI"
+    return "of the median" if found["design"] == "seeds" else "95 % CI"
 
 
 def _basis(found: Document) -> str:
@@ -256,12 +248,13 @@ def gpu_waits(found: Document) -> Table:
     table = framed("where the GPU waited", "", ">A", ">B", ">Δ", ">share of A, %", caption=caption)
     idle = {part["part"]: (part["a"], part["b"]) for part in found["idle"]}
     total = idle["forward_idle"][0]
-    for name, title in _PARTS:
-        if all(reasons) and name != "forward_idle":
+    for name in IDLE_NAMES:
+        if name not in idle or (all(reasons) and name != "forward_idle"):
             continue
         a, b = idle[name]
         delta = MISSING if a is None or b is None else _signed(round(b - a, 6))
         share = percent(a / total) if a is not None and total else MISSING
+        title = f"{'  ' * name.startswith('exposed')}{IDLE_NAMES[name]}"
         table.add_row(title, number(a), number(b), delta, share, end_section=name == "residue")
     return table
 

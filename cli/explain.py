@@ -1,4 +1,4 @@
-"""``schedbench explain``: print the definition of a metric, or the meaning of a scenario key."""
+"""``schedbench explain``: print the definition of a metric, or the meaning of a scenario key or a reason code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from .errors import UsageError
+from .scenario_arguments import Form
 from .text import cut_right, echo
 
 WIDTH = 80  # of prose where stdout is not a terminal
@@ -20,17 +21,22 @@ WIDTH = 80  # of prose where stdout is not a terminal
 
 def explain(
     name: Annotated[
-        str | None, typer.Argument(help="A metric, counter or scenario key; without one, all metrics.")
+        str | None,
+        typer.Argument(help="A metric, counter, scenario key or reason code; without one, all metrics."),
     ] = None,
-    form: Annotated[
-        Literal["table", "md"],
-        typer.Option("--format", help="md: all metrics with formulas, as in docs/metrics.md."),
-    ] = "table",
+    form: Form = "table",
 ) -> None:
-    """Print how a metric is defined, or what a key of a scenario means."""
-    if form == "md" and name is not None:
-        raise UsageError("--format md prints all metrics: leave out the name")
-    echo(_markdown() if form == "md" else _all() if name is None else _one(name))
+    """Print how a metric is defined, or what a key of a scenario or a reason for no verdict means. --format md is
+    docs/metrics.md."""
+    from ..profiles.record.definitions import DEFINITIONS
+    from .page import show_entries
+
+    if form != "table" and name is not None:
+        raise UsageError(f"--format {form} prints all metrics: leave out the name")
+    if name is not None or form == "md":
+        echo(_markdown() if name is None else _one(name))
+    else:
+        show_entries(form, "metrics", [entry._asdict() for entry in DEFINITIONS.values()], _all())
 
 
 def _markdown() -> str:
@@ -71,8 +77,11 @@ def _width() -> int | None:
 
 
 def _one(metric: str) -> str:
+    from ..profiles.judge.reasons import ABOUT
     from ..profiles.record.definitions import DEFINITIONS, definition
 
+    if metric in ABOUT:
+        return f"{metric}\n\n{textwrap.fill(ABOUT[metric], _width() or WIDTH)}"
     try:
         entry = definition(metric)
     except KeyError:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import typer
 
-from .text import echo, number
+from .scenario_arguments import Form
+from .text import number
 
 Entry = dict[str, Any]
 What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "maps", "engines"]
-Format = Literal["table", "json"]
 
 
 def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
-    form: Annotated[Format, typer.Option("--format", help="A table, or a list of objects.")] = "table",
+    form: Form = "table",
 ) -> None:
     """List the scenarios, cases, relay states, faults, models, hardware profiles, maps of ranges or other projects'
     engines that can be named."""
+    from .page import show_entries
+
     entries = _SOURCES[what]()
-    if form == "json":
-        echo(json.dumps(entries, indent=1, ensure_ascii=False))
-    else:
-        echo(_LAYOUTS.get(what, table)(entries))
+    show_entries(form, what, entries, _LAYOUTS.get(what, table)(entries))
 
 
 def table(entries: list[Entry]) -> str:
@@ -89,7 +87,8 @@ def _cases() -> list[Entry]:
 
 def _relays() -> list[Entry]:
     from ..sched.relay.choice import changes, choose
-    from ..sched.relay.states import ALIASES, states
+    from ..sched.relay.names import ALIASES
+    from ..sched.relay.states import states
 
     known = states()
     return [

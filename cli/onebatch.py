@@ -38,26 +38,17 @@ def onebatch(
     shapes = _shapes(_numbers("--batch", batch), _numbers("--prompt", prompt), output)
     question = _question(scenario, overrides, relay, fault)
     make_output_dir(output_dir)
-    from ..profiles.record.files import write_whole
-    from ..profiles.record.result import canonical
     from ..profiles.run.one_batch_document import document
-    from . import onebatch_page
+    from .answers import BatchesAnswer
     from .console import status
-    from .page import show
 
     clock = Stopwatch()
     with status("batches") as notice:
         content = document(question, shapes, device, notice)
-    content["run"] = clock.run()
-    if output_dir is not None:
-        write_whole(output_dir / "onebatch.json", canonical(content))
-    show(
-        form,
-        lambda _: onebatch_page.page(content),
-        json=lambda: canonical(content),
-        csv=lambda: onebatch_page.as_csv(content),
-    )
-    if all(point["refused"] for point in content["points"]):
+    answer = BatchesAnswer(content | {"run": clock.run()})
+    answer.keep(output_dir, "onebatch.json")
+    answer.show(form)
+    if not answer.passed:
         raise UsageError(f"no batch fits: {content['points'][0]['refused']}")
 
 

@@ -1,4 +1,4 @@
-"""The outcome of a run in the format that the user chose, and results as CSV."""
+"""Results as CSV, and what ``worth`` prints."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..profiles.record.conclusion import engine_name
 from . import result_page
-from .console import results
-from .page import Document, Drawn, to_csv, with_picture
+from .page import Document, to_csv
 from .page import show as show_page
 from .scenario_arguments import Format
-from .source_lines import LINES, hazard_lines
-from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
@@ -24,30 +21,6 @@ _FIGURES = (
     *("median", "mean", "max", "steps_with", "abstained"),
     *("low", "high"),  # under draws of the hardware's constants
 )
-
-
-def show(outcome: RunOutcome, form: Format, *, every_table: bool = False, picture: Drawn = ()) -> None:
-    """Print the outcome on stdout. Broken budgets and hazards also go to stderr where stdout is a document.
-    ``every_table``: more than the first screenful, in formats that have one."""
-    document = outcome.result.document()
-    lines = result_page.FEW if form == "table" and not every_table else LINES
-    show_page(
-        form,
-        lambda width: with_picture(
-            result_page.page(document, width, breaches=outcome.breaches, lines=lines), picture
-        ),
-        json=outcome.result.to_json,
-        csv=lambda: csv_of([document]),
-        every_table=every_table,
-    )
-    if form != "table":
-        if outcome.breaches:
-            for line in result_page.budget(outcome.breaches, width=results().width):
-                echo(line.plain, err=True)
-        if outcome.undeclared:
-            echo(hazard_lines(document["hazards"]), err=True)
-    for kind in outcome.untested:
-        echo(f"expect: no step was of kind {kind}; its budget is untested", err=True)
 
 
 def show_worth(outcome: RunOutcome, form: Format) -> None:

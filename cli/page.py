@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json as json_text
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
@@ -22,7 +23,7 @@ from .console import results
 from .errors import UsageError
 from .scenario_arguments import Format
 from .strip import strips
-from .text import MISSING, printable, printable_json
+from .text import MISSING, echo, printable, printable_json
 
 Document = dict[str, Any]
 
@@ -123,6 +124,26 @@ def show(
             sys.stdout.write(printable_json(json()))
         case "csv":
             sys.stdout.write(printable(csv() if csv is not None else tables_csv(page(UNLIMITED))))
+
+
+def show_entries(form: Format, title: str, entries: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Print records with the same fields: ``text`` in a terminal, else a table of the fields with a single value, and
+    all of them as JSON."""
+    if form == "table":
+        echo(text)
+        return
+    first = entries[0] if entries else {}
+    names = [name for name in first if not any(isinstance(e[name], dict | list | tuple) for e in entries)]
+    rows = [["" if entry[name] is None else str(entry[name]) for name in names] for entry in entries]
+    table = framed(title, *names)
+    for row in rows:
+        table.add_row(*row)
+    show(
+        form,
+        lambda _: Page(title, [table]),
+        json=lambda: json_text.dumps(entries, indent=1, ensure_ascii=False) + "\n",
+        csv=lambda: to_csv(names, rows),
+    )
 
 
 def with_picture(page: Page, drawn: Drawn) -> Page:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from ..profiles.picture.model import KINDS
 from ..profiles.record.conclusion import mean_value
+from ..profiles.record.definitions import IDLE_NAMES
 from ..profiles.record.recording import RecordedTimeline
 from ..profiles.sweeps.conclusion import rung_labels
 from .charts import Chart, ChartKind, PointValue
@@ -15,7 +15,6 @@ from .page import Document
 _POINTS = 200  # of a line
 _LINES = 12  # that are worth most
 _EFFECTS = ("output_throughput", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")  # beside the headline
-_EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 Point = Mapping[str, PointValue]
 
 
@@ -123,7 +122,7 @@ def of_comparison(found: Document) -> Iterator[Chart]:
     parts = [part for part in found["idle"] if part["part"] not in ("forward_idle", "host_late")]
     waits = [
         {
-            "y": KINDS.get(part["part"], part["part"]).removeprefix("idle: "),
+            "y": IDLE_NAMES[part["part"]],
             "x": part[side],
             "series": side.upper(),
         }
@@ -145,11 +144,11 @@ def of_ladder(ladder: Document) -> Iterator[Chart]:
     exposed = [
         {
             "y": label,
-            "x": mean_value(result, name),
-            "series": name.removesuffix("_us_per_step").replace("_", " "),
+            "x": mean_value(result, f"{name}_us_per_step"),
+            "series": IDLE_NAMES[name],
         }
         for label, result in rungs
-        for name in _EXPOSED
+        for name in ("exposed_stall", "exposed_host")
     ]
     yield Chart("exposed time of the rungs", "bar", "µs/step", "", exposed)
 

@@ -44,7 +44,7 @@ def profile(
 
     Exit codes: 0 done; 2 usage or scenario; 3 no such tool here, or it recorded nothing; 4 the run failed.
     """
-    from .outcome import show
+    from .answers import RunAnswer
 
     question = resolved(scenario, overrides, relay=relay)
     make_output_dir(output_dir)
@@ -54,7 +54,7 @@ def profile(
         arguments = [scenario, *(f"--set={text}" for text in overrides or [])]
         arguments += [] if relay is None else [f"--set=engine.relay={relay}"]
         outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
-    show(outcome, form)
+    RunAnswer(outcome).show(form)
     outcome.result.write(output_dir / "result.json")
 
 

@@ -1,4 +1,4 @@
-"""``schedbench report``: print stored results, and captures made by other tools."""
+"""``schedbench report``: print stored documents, and captures made by other tools."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .stopwatch import command_line
 from .text import printable, printable_json
 
 if TYPE_CHECKING:
-    from ..profiles.record.result import Result
+    from .answers import Answer
     from .page import Drawn
 
 Files = Annotated[
     list[Path],
     typer.Argument(
-        help="result.json, .nsys-rep, its .sqlite export, or a trace of torch's profiler (.json, .json.gz)."
+        help="The document or the --output-dir of a command, .nsys-rep, its .sqlite export, or a trace of torch's "
+        "profiler (.json, .json.gz)."
     ),
 ]
 Meaning = Annotated[
@@ -52,11 +53,12 @@ def report(
     picture: WantsPicture = False,
     form: Form = "table",
 ) -> None:
-    """Print stored results and captures in the same way as run prints its result.
+    """Print stored results of run, compare, check, sweep and onebatch as these commands do, and captures as run does.
 
     Exit codes: 0 done; 2 a file of another kind, or an invalid map; 3 an .nsys-rep and no nsys to export it with.
     """
     from ..profiles.captures.files import Reader
+    from .answers import RunAnswer, stored
 
     reader = Reader(meaning, nsys, command_line())
     if scrubbed is not None:
@@ -64,25 +66,26 @@ def report(
             raise UsageError("--scrubbed takes one capture")
         reader.scrubbed(files[0], scrubbed)
         files = [scrubbed]
-    found = [reader.read(path) for path in files]
-    shows = wanted(form, picture)
+    found = [stored(path, reader) for path in files]
+    folders = [path if path.is_dir() else path.parent for path in files]
     pictures = [
-        drawn(result, path.parent) if shows else () for result, path in zip(found, files, strict=True)
+        drawn(answer.result, folder) if wanted(form, picture) and isinstance(answer, RunAnswer) else ()
+        for answer, folder in zip(found, folders, strict=True)
     ]
     _show(found, pictures, form, every_table=every_table)
 
 
-def _show(found: list[Result], pictures: list[Drawn], form: Format, *, every_table: bool) -> None:
-    from ..profiles.measure.budget import RunOutcome, asked, breaches
-    from .outcome import csv_of, show
+def _show(found: list[Answer], pictures: list[Drawn], form: Format, *, every_table: bool) -> None:
+    from .answers import RunAnswer
+    from .outcome import csv_of
 
-    if form == "csv":
-        sys.stdout.write(printable(csv_of([result.document() for result in found])))
+    runs = [answer for answer in found if isinstance(answer, RunAnswer)]
+    if form == "csv" and len(runs) == len(found):
+        sys.stdout.write(printable(csv_of([run.document for run in runs])))
     elif form == "json" and len(found) > 1:
-        sys.stdout.write(printable_json("[\n" + ",\n".join(result.to_json() for result in found) + "]\n"))
+        sys.stdout.write(printable_json("[\n" + ",\n".join(answer.to_json() for answer in found) + "]\n"))
     else:
-        for number, (result, picture) in enumerate(zip(found, pictures, strict=True)):
+        for number, (answer, drawing) in enumerate(zip(found, pictures, strict=True)):
             if number:
                 sys.stdout.write("\n")
-            outcome = RunOutcome(result, tuple(breaches(asked(result).budget, result)), ())
-            show(outcome, form, every_table=every_table, picture=picture)
+            answer.show(form, every_table=every_table, picture=drawing)

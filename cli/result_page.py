@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import conclusion, engine_name, listed, mean_value
-from ..profiles.record.definitions import DEFINITIONS, shown_in
+from ..profiles.record.definitions import DEFINITIONS, IDLE_NAMES, shown_in
 from ..profiles.record.result import IDLE_PARTS, PROGRAM
 from ..scenarios.schema import Stream
 from . import rank_tables, worth_page
@@ -39,6 +39,7 @@ _NAMED = 6  # packages and queries that are shown
 _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
 FEW: Final = 4  # source lines in a table of the first screenful
 _PATH: Final = "critical path"
+_OF_HOST_LATE: Final = {"exposed_stall": 1, "exposed_host": 1, "unnamed_host": 2, "launch_latency": 1}
 _REST: Final = ("summary", "workload, tokens", "copies by source line", "where the GPU waited", _PATH)
 
 
@@ -357,20 +358,11 @@ def _idle_rows(result: Document, total: float) -> list[tuple[str, float]]:
     idle = result["idle"]
     whole = sum(idle[f"{name}_us"] for name in IDLE_PARTS)
     part = {name.removesuffix("_us"): total * us / whole if whole else 0.0 for name, us in idle.items()}
-    stall, work = (mean_value(result, f"exposed_{what}_us_per_step") or 0.0 for what in ("stall", "host"))
-    unnamed = [("    outside any range", part["unnamed_host"])] if part["unnamed_host"] else []
-    return [
-        ("host late", part["host_late"]),
-        ("  exposed stall", stall),
-        ("  exposed host work", work),
-        *unnamed,
-        ("  launch latency", part["launch_latency"]),
-        ("waiting on an event or stream", part["dependency"]),
-        ("kernel gap", part["kernel_gap"]),
-        ("no work", part["no_work"]),
-        ("residue", part["residue"]),
-        ("forward idle", total),
-    ]
+    for name in ("exposed_stall", "exposed_host"):
+        part[name] = mean_value(result, f"{name}_us_per_step") or 0.0
+    part["forward_idle"] = total
+    shown = [name for name in IDLE_NAMES if name != "unnamed_host" or part[name]]
+    return [("  " * _OF_HOST_LATE.get(name, 0) + IDLE_NAMES[name], part[name]) for name in shown]
 
 
 def not_asked(result: Document) -> Mapping[str, str]:

@@ -219,12 +219,10 @@ def _climb(
     worth: bool,
 ) -> int:
     """Run every relay of the scenario. Returns the worst of their exit codes."""
-    from ..profiles.record.files import write_whole
     from ..profiles.sweeps.ladder import climb
     from ..profiles.worth.difference import climbed_with_worth
-    from . import ladder_page
+    from .answers import LadderAnswer
     from .console import status
-    from .page import show
 
     found = climb(question, options, observe=_watch)
     interrupted = False
@@ -234,24 +232,17 @@ def _climb(
                 found = climbed_with_worth(found, notice)
         except KeyboardInterrupt:
             interrupted = True
-    document = found.document()
-    if output_dir is not None:
-        write_whole(output_dir / "ladder.json", found.to_json())
-    show(
-        form,
-        lambda _: ladder_page.page(document),
-        json=found.to_json,
-        csv=lambda: ladder_page.as_csv(document),
-        every_table=every_table,
-    )
+    answer = LadderAnswer(found.document())
+    answer.keep(output_dir, "ladder.json")
+    answer.show(form, every_table=every_table)
     codes = [exit_code(rung.outcome) for rung in found.rungs]
     return INTERRUPTED if interrupted else max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
 def _show(outcome: RunOutcome, form: Format, *, every_table: bool, picture: Drawn) -> None:
-    from .outcome import show
+    from .answers import RunAnswer
 
-    show(outcome, form, every_table=every_table, picture=picture)
+    RunAnswer(outcome).show(form, every_table=every_table, picture=picture)
     for line in (*_unfinished(outcome.result), *_failures(outcome.result)):
         echo(line, err=True)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
@@ -17,8 +18,8 @@ import typer
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from ..profiles.platform.resolve import EngineChoice, Resolved
-    from ..scenarios.problems import Problem
+    from ..profiles.platform.engine_choice import EngineChoice
+    from ..profiles.platform.resolve import Resolved
     from ..scenarios.schema import Kind
 
 Format = Literal["table", "json", "md", "csv", "html", "svg"]
@@ -112,7 +113,7 @@ def engine_choice(name: str | None, python: str | None, wheels: Path | None) -> 
 
 
 def chosen_engine(name: str, python: str | None, wheels: Path | None) -> EngineChoice:
-    from ..profiles.platform.resolve import EngineChoice
+    from ..profiles.platform.engine_choice import EngineChoice
 
     return EngineChoice(name, python or sys.executable, wheels or Path())
 
@@ -145,7 +146,6 @@ def make_output_dir(path: Path | None) -> None:
 
 def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: Sequence[str]) -> Resolved:
     from ..scenarios.loader import refuse_mistyped
-    from ..scenarios.problems import ScenarioError
 
     for budget in budgets:
         if "=" not in budget:
@@ -155,17 +155,14 @@ def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: S
     given = [*overrides, *(f"expect.{budget}" for budget in budgets)]
     if relay is not None:
         given.append(f"engine.relay={relay}")
-    options = {
-        "--relay": "engine.relay" if relay is not None else None,
-        "--expect": "expect" if budgets else None,
-    }
-    try:
+    with (
+        typed_as("--relay", ["engine.relay"] * (relay is not None)),
+        typed_as("--expect", ["expect"] * bool(budgets)),
+    ):
         refuse_mistyped(name, given)
         from ..profiles.platform.resolve import ask
 
         found = ask(name, given)
-    except ScenarioError as error:
-        raise ScenarioError([_as_typed(problem, options) for problem in error.problems]) from None
     for budget in budgets:
         _refuse_unasked(budget, found)
     return found
@@ -191,9 +188,19 @@ def _refuse_unasked(budget: str, found: Resolved) -> None:
         )
 
 
-def _as_typed(problem: Problem, options: dict[str, str | None]) -> Problem:
-    """Names the option that was typed, not the key that it stands for."""
-    for option, key in options.items():
-        if key is not None and problem.place.file == "--set" and problem.path.startswith(key):
-            return problem._replace(place=problem.place._replace(file=option))
-    return problem
+@contextmanager
+def typed_as(option: str, keys: Collection[str]) -> Iterator[None]:
+    """Problems of overrides with these keys, and of all overrides where ``""`` is among them, name the option that was
+    typed."""
+    from ..scenarios.overrides import OPTION
+    from ..scenarios.problems import ScenarioError, SourceLocation
+
+    try:
+        yield
+    except ScenarioError as error:
+        raise ScenarioError(
+            problem._replace(place=SourceLocation(option))
+            if problem.place == OPTION and problem.path.startswith(tuple(keys))
+            else problem
+            for problem in error.problems
+        ) from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +18,6 @@ from .scenario_arguments import (
     EveryTable,
     ExecutorName,
     Form,
-    Format,
     Jobs,
     Name,
     chosen_engine,
@@ -74,24 +74,24 @@ def sweep(
 
     refuse_mistyped(scenario, overrides or ())
     _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
+    from ..profiles.sweeps.sweep import planned
+
+    use_workers(jobs, executor)
+    sides = _sides(a, b, over, alone=alone)
+    choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
+    plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
     from ..profiles.sweeps.runs import Runs
-    from ..profiles.sweeps.sweep import has_own_sides, planned
+    from .answers import SweepAnswer
 
-    use_workers(jobs, executor)
-    sides = _sides(a, b, alone=alone or (a is None and b is None and has_own_sides(over)))
-    choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
-    plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
-    folder = None if output_dir is None else output_dir / "runs"
-    runs = Runs(Options(device=device, command=command_line()), folder=folder, resume=resume)
+    options = Options(device=device, command=command_line())
+    runs = Runs(options, folder=output_dir and output_dir / "runs", resume=resume)
     clock = Stopwatch()
-    found, cancelled = _found(plan, runs)
-    drawn, stopped = _drawn(plan, found, 0 if cancelled else draws)
-    cancelled = cancelled or stopped
-    run = clock.run(cancelled=cancelled)
-    content = _kept(document(plan, found, drawn, run=run), output_dir)
-    _show(content, form, every_table=every_table)
+    found, drawn, cancelled = _swept(plan, runs, draws)
+    answer = SweepAnswer(document(plan, found, drawn, run=clock.run(cancelled=cancelled)))
+    answer.keep(output_dir, "sweep.json")
+    answer.show(form, every_table=every_table)
     raise typer.Exit(INTERRUPTED if cancelled else 0)
 
 
@@ -103,16 +103,18 @@ def _require_usable(*, resume: bool, kept: bool, alone: bool, sided: bool) -> No
         raise UsageError("--alone has no sides: leave out --a and --b")
 
 
-def _sides(a: str | None, b: str | None, *, alone: bool) -> tuple[str, ...]:
-    from ..profiles.sweeps.sweep import OVERLAP_PAYS
+def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) -> tuple[str, ...]:
+    from ..profiles.sweeps.sweep import OVERLAP_PAYS, has_own_sides
 
-    if alone:
+    unsided = a is None and b is None
+    if alone or (unsided and has_own_sides(over)):
         return ()
-    return OVERLAP_PAYS if a is None and b is None else (a or "", b or "")
+    return OVERLAP_PAYS if unsided else (a or "", b or "")
 
 
-def _found(plan: SweepPlan, runs: Runs) -> tuple[list[Cell], bool]:
-    """The cells, and whether the user interrupted the sweep."""
+def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCrossings, bool]:
+    """The cells, their break-evens under draws of the hardware's constants, and whether the user interrupted them."""
+    from ..profiles.sweeps.break_even import DrawnCrossings, ask_again
     from ..profiles.sweeps.sweep import SweepError, cells
     from .console import status
 
@@ -120,44 +122,9 @@ def _found(plan: SweepPlan, runs: Runs) -> tuple[list[Cell], bool]:
     try:
         with status("starting") as update:
             found.extend(cells(plan, runs, update))
+            if not any(cell.values for cell in found):
+                raise SweepError(f"no cell could run: {found[0].refusal}")
+            update("the break-evens under draws of the hardware's constants")
+            return found, ask_again(plan, found, draws), False
     except KeyboardInterrupt:
-        return found, True
-    if not any(cell.values for cell in found):
-        raise SweepError(f"no cell could run: {found[0].refusal}")
-    return found, False
-
-
-def _drawn(plan: SweepPlan, found: list[Cell], draws: int) -> tuple[DrawnCrossings, bool]:
-    """The break-evens under draws of the hardware's constants, and whether the user interrupted them."""
-    from ..profiles.sweeps.break_even import DrawnCrossings, ask_again
-    from .console import status
-
-    try:
-        with status("the break-evens under draws of the hardware's constants"):
-            return ask_again(plan, found, draws), False
-    except KeyboardInterrupt:
-        return DrawnCrossings({}, "interrupted"), True
-
-
-def _kept(content: dict[str, Any], output_dir: Path | None) -> dict[str, Any]:
-    from ..profiles.record.files import write_whole
-    from ..profiles.record.result import canonical
-
-    if output_dir is not None:
-        write_whole(output_dir / "sweep.json", canonical(content))
-    return content
-
-
-def _show(content: dict[str, Any], form: Format, *, every_table: bool) -> None:
-    from ..profiles.record.result import canonical
-    from . import sweep_page
-    from .page import show
-
-    most = sweep_page.FEW if form == "table" and not every_table else None
-    show(
-        form,
-        lambda _: sweep_page.page(content, most=most),
-        json=lambda: canonical(content),
-        csv=lambda: sweep_page.as_csv(content),
-        every_table=every_table,
-    )
+        return found, DrawnCrossings({}, "interrupted"), True

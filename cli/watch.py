@@ -44,7 +44,7 @@ def watch(
     from ..profiles.programs.process import run_watched
     from ..profiles.programs.watch import WatchRequest
     from ..profiles.record.result import Hazards
-    from .outcome import show
+    from .answers import RunAnswer
 
     if output_dir is not None:
         make_output_dir(output_dir)
@@ -53,7 +53,7 @@ def watch(
     found = run_watched(python, request)
     found = found.model_copy(update={"run": found.run.model_copy(update=clock.run())})
     findings = found.hazards.findings if isinstance(found.hazards, Hazards) else ()
-    show(RunOutcome(found, (), ()), form)
+    RunAnswer(RunOutcome(found, (), ())).show(form)
     if output_dir is not None:
         found.write(output_dir / "result.json")
     if findings:

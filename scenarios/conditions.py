@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..sched.relay.names import ALIASES
 from .combinations import Finding
 from .diagnosis import diagnose
 from .overrides import BARE, expand, keys
@@ -73,6 +74,8 @@ def unmet(when: Mapping[str, Any], expanded: Mapping[str, Any], *, relay: str, o
     for key, wanted in when.items():
         path = condition_path(key)
         found = relay if path == RELAY_STATE else _value(expanded, path)
+        if path == RELAY_STATE:
+            wanted = ALIASES.get(wanted, wanted)
         if path == _OVERLAP and found == "auto" != wanted:
             found = overlap
         if not _equal(found, wanted):

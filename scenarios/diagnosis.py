@@ -69,6 +69,8 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
     path = _written(loc, source)
     if kind == "missing":
         return _Complaint((*path, loc[-1]), (), _MISSING)
+    if kind == "name":
+        return _Complaint(path, (), context["message"])
     if kind == "union_tag_not_found":
         return _Complaint((*path, _discriminator(context)), (), _MISSING)
     if kind == "extra_forbidden":

@@ -41,7 +41,7 @@ class _Window:
         self.file, self.name = file, name
         self.text = ""
         self.place = 0  # in the text, of what comes next
-        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self.newlines = 0
 
     def line(self) -> TraceLine:
@@ -76,7 +76,7 @@ class _Window:
         self.text, self.place = self.text[self.place :], 0
         raw = self.file.read(max(_CHUNK, len(self.text)))
         try:
-            self.text += self.decoder.decode(raw, final=not raw).removeprefix("\ufeff")
+            self.text += self.decoder.decode(raw, final=not raw)
         except UnicodeDecodeError:
             raise self.line().error("expected UTF-8 text") from None
         return bool(raw)

@@ -102,9 +102,13 @@ def _salvaged(data: Value, source: ScenarioSource, *, faulty: Iterable[KeyPath])
 
 def _scenario(data: Value, source: ScenarioSource) -> tuple[Scenario | None, dict[KeyPath, Problem]]:
     try:
-        return Scenario.model_validate(data), {}
+        found = Scenario.model_validate(data)
     except ValidationError as error:
         return None, diagnose(error, root=Scenario, source=source)
+    at = ("engine", "relays" if found.engine.relays else "relay")
+    files = [source.locate(("engine", "relay"), relay.own[0]) for relay in found.relays if relay.own]
+    absent = [f"{file}: no such file with a relay state" for file in files if not file.is_file()]
+    return found, {at: source.problem(at, absent[0])} if absent else {}
 
 
 def _checked(
@@ -176,6 +180,9 @@ def _unreadable(path: Path, error: Exception) -> str:
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
     if path.parent == Path(shipped.CASES):
         return f"no such file{meant(f'{shipped.CASES}/{path.stem}', shipped.case_names())}"
+    twin = path.with_suffix({".yml": ".yaml", ".yaml": ".yml"}.get(path.suffix, path.suffix))
+    if twin.is_file():
+        return f"no such file, did you mean '{twin}'?"
     if path.suffix or path.parent != Path():
         return f"no such file{meant(path.stem, shipped.names())}"
     return f"no such file, {unknown('scenario', path.name, shipped.names())}"

@@ -7,7 +7,7 @@ from typing import get_origin
 
 from pydantic import BaseModel
 
-from ..sched.relay.switch_names import SWITCH_NAMES
+from ..sched.relay.names import SWITCH_NAMES
 from .diagnosis import models_in, sections
 from .document import Document, Value, compose
 from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, unknown

@@ -38,6 +38,11 @@ class ScenarioError(Exception):
         self.problems = tuple(sorted(problems, key=lambda problem: problem.place.line or sys.maxsize))
         super().__init__("\n".join(map(str, self.problems)))
 
+    @property
+    def reasons(self) -> str:
+        """The problems in one line, without their places."""
+        return "; ".join(dict.fromkeys(f"{problem.path}: {problem.message}" for problem in self.problems))
+
     def __reduce__(self) -> tuple[type[ScenarioError], tuple[object]]:
         """Pickled as the problems, without the rest that a subclass has: raised in another process."""
         return ScenarioError, (self.problems,)

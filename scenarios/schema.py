@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -16,10 +17,13 @@ from pydantic import (
     GetPydanticSchema,
     PrivateAttr,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
 )
+from pydantic_core import PydanticCustomError
 
 from ..sched.observe import StepKind, StreamName
+from ..sched.relay.names import ALIASES, STATE_NAMES
 from .fields import (
     Count,
     Fraction,
@@ -35,7 +39,7 @@ from .fields import (
     Switch,
     bare,
 )
-from .problems import ScenarioSource
+from .problems import ScenarioSource, unknown
 from .workload_schema import WorkloadSection
 
 Kind = Literal[StepKind, "decode.steady"]
@@ -56,6 +60,7 @@ Counter = Literal[
     "d2h_blocking",
 ]
 
+_OWN_STATE: Final = re.compile(r"(.+\.py):(\w+)")
 # The type checker wants text as the keys of further fields; the validator wants the name of a stream.
 _StreamKey = Annotated[str, GetPydanticSchema(lambda _, handler: handler(Stream))]
 
@@ -107,6 +112,20 @@ class RelaySection(Section):
 
     state: str = "latest"
     """A state of `schedbench list relays`, or one of your own: FILE.py:NAME."""
+
+    @field_validator("state")
+    @classmethod
+    def _named(cls, state: str) -> str:
+        names = (*STATE_NAMES, *ALIASES)
+        if state in names or _OWN_STATE.fullmatch(state):
+            return state
+        raise PydanticCustomError("name", "{message}", {"message": unknown("relay state", state, names)})
+
+    @property
+    def own(self) -> tuple[str, str] | None:
+        """File and name of a state of the user's own; None for a state of the ladder."""
+        found = _OWN_STATE.fullmatch(self.state)
+        return None if found is None else (found[1], found[2])
 
     @property
     def switches(self) -> dict[str, bool | int | float | str]:

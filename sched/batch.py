@@ -27,17 +27,10 @@ class ForwardMode(Enum):
     DRAFT = "draft"
     DRAFT_EXTEND = "draft_extend"
 
-    @property
-    def is_extend(self) -> bool:
-        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
-
-    @property
-    def is_decode(self) -> bool:
-        return self is ForwardMode.DECODE
-
-    @property
-    def is_idle(self) -> bool:
-        return self is ForwardMode.IDLE
+    def __init__(self, name: str) -> None:
+        self.is_extend = name in ("extend", "mixed")
+        self.is_decode = name == "decode"
+        self.is_idle = name == "idle"
 
 
 class RowState(Protocol):

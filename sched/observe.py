@@ -6,6 +6,7 @@ metrics are observers.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -57,6 +58,9 @@ class Observer:
     """Receives what a scheduler does; the methods of this base class do nothing. All methods are called on the
     scheduler's thread."""
 
+    range_names: Collection[str] | None = None
+    """The names of the ranges that this observer is asked for; None: all."""
+
     _no_range = nullcontext()
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:  # noqa: ARG002
@@ -76,8 +80,9 @@ class Observer:
     def settled(self, info: StepInfo) -> None:
         """The result of a step has been read and applied to its requests."""
 
-    def tokens(self, request: Request, count: int) -> None:
-        """``count`` new tokens of ``request`` have been read on the host."""
+    def tokens(self, requests: Sequence[Request], count: int) -> None:
+        """``count`` new tokens of each request have been read on the host. A request that is aborted now ends with
+        them."""
 
     def verified(self, request: Request, accepted: int) -> None:
         """A verify step has accepted ``accepted`` tokens of ``request``, the bonus included. If the request ends among

@@ -28,9 +28,8 @@ class Status(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    @property
-    def terminal(self) -> bool:
-        return self not in (Status.WAITING, Status.RUNNING)
+    def __init__(self, name: str) -> None:
+        self.terminal = name not in ("waiting", "running")
 
 
 @dataclass(slots=True, eq=False)

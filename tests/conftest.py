@@ -4,17 +4,21 @@ time."""
 from __future__ import annotations
 
 import gc
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from schedbench.cli.app import main
+from schedbench.profiles.platform import pool
 
 # By marker: what its tests need, and whether that is available.
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
@@ -53,11 +57,12 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def freeze_heap() -> Iterator[Callable[[], None]]:
-    """Runs do not freeze and unfreeze the heap themselves."""
+    """Runs neither freeze and unfreeze the heap themselves nor count what is frozen, which walks all of it."""
     freeze = gc.freeze
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "freeze", lambda: None)
         patch.setattr(gc, "unfreeze", lambda: None)
+        patch.setattr(gc, "get_freeze_count", lambda: 1)
         yield freeze
     gc.unfreeze()  # The interpreter collects at its end.
 
@@ -70,6 +75,32 @@ def cheap_garbage_collection(freeze_heap: Callable[[], None]) -> None:
     """
     gc.collect()
     freeze_heap()
+
+
+class PicklingExecutor(Executor):
+    """Runs each task at once in this process, on a copy that pickle made, as it does for other processes."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            call, given, named = pickle.loads(pickle.dumps((function, args, kwargs)))
+            done.set_result(pickle.loads(pickle.dumps(call(*given, **named))))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+@pytest.fixture(autouse=True)
+def pools_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools start no processes, each of which imports torch, except in tests that are marked ``processes``."""
+
+    @contextmanager
+    def inline(_: int) -> Iterator[tuple[Executor, int]]:
+        yield PicklingExecutor(), 1
+
+    if request.node.get_closest_marker("processes") is None:
+        monkeypatch.setattr(pool, "_processes_of", inline)
+        monkeypatch.setattr(pool.forkserver, "ensure_running", lambda: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,15 +8,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cli.answers import Answer, CheckAnswer, ComparisonAnswer, RunAnswer
+    from .cli.answers import (
+        Answer,
+        BatchesAnswer,
+        CasesAnswer,
+        CheckAnswer,
+        ComparisonAnswer,
+        LadderAnswer,
+        RunAnswer,
+        SweepAnswer,
+    )
     from .cli.api import check, compare, load, run, worth
 
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
+    "BatchesAnswer",
+    "CasesAnswer",
     "CheckAnswer",
     "ComparisonAnswer",
+    "LadderAnswer",
     "RunAnswer",
+    "SweepAnswer",
     "check",
     "compare",
     "load",
@@ -28,6 +41,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .cli import api
+    from .cli import answers, api
 
-    return getattr(api, name)
+    return getattr(answers if name.endswith("Answer") else api, name)

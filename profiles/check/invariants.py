@@ -158,6 +158,8 @@ class _WatchedRunner:
 
 
 class _InvariantObserver(Observer):
+    range_names = ("receive", "prepare")
+
     def __init__(self, scheduler: Scheduler, peek: Peek, violations: Violations) -> None:
         self.peek = peek
         self._scheduler = scheduler
@@ -233,11 +235,14 @@ class _InvariantObserver(Observer):
             if req.id not in self._retracted:
                 self.starts.setdefault(req.id, []).append(start)
 
-    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
-        if request.finished:
-            text = f"request {request.id} got a token after it had ended"
-            self._violations.add([Violation("a request ends once", "output_ids", text, request=request.id)])
-        self._compare(request)
+    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
+        for request in requests:
+            if request.finished:
+                text = f"request {request.id} got a token after it had ended"
+                self._violations.add(
+                    [Violation("a request ends once", "output_ids", text, request=request.id)]
+                )
+            self._compare(request)
 
     def retracted(self, request: Request) -> None:
         self._fed.pop(request, None)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from ...sched.relay.choice import RelayChoice
 from ..record.environment import environment, tool
 from ..record.provenance import ScenarioPart
-from ..record.result import Result, SitePart, canonical
+from ..record.result import Result, SitePart
 from ..record.timeline import OrderKind
 from .conclusion import conclusion
 
@@ -127,7 +127,3 @@ def check_part(check: Check) -> Document:
             for evidence in check.evidence
         ],
     }
-
-
-def to_json(content: Document) -> str:
-    return canonical(content)

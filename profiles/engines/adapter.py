@@ -24,6 +24,8 @@ class EngineAdapter(Protocol):
         str, str
     ]  # modules that cannot be absent, with the requirement that pip installs them by
 
+    # ``stages``, which may be left out: ``open`` makes the scheduler of one stage of a pipeline, too.
+
     def load(self) -> None:
         """Import all that a run needs of the engine."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Final, NamedTuple
 
 from ...sched.batch import FIRST_STEP, STEP_STRIDE, draft_step, extend_step
@@ -14,6 +14,9 @@ from ..run.system import SystemParts
 
 class AllEnded(BaseException):
     """Raised into the engine's loop, which runs for ever, when every request has ended."""
+
+
+_REQUESTS: Final = "requests"  # of a turn of the loop, None after the last one
 
 
 class EndOfRequest(NamedTuple):
@@ -44,6 +47,7 @@ class RunBridge:
         self.observer: Observer = parts.observer
         self._clock = parts.clock
         self._source = parts.source
+        self._link, self._stage = parts.context.link, parts.context.stage
         self._rows: Sequence[str] = ()
         self._launched: dict[int, _Step] = {}
 
@@ -51,7 +55,27 @@ class RunBridge:
 
     def due(self, idle: bool) -> Sequence[Request]:
         """The requests that have arrived. An ``idle`` scheduler has lost those that have not ended, and sleeps until
-        the next arrival. Raises AllEnded where it is idle and there is none."""
+        the next arrival. Raises AllEnded where it is idle and there is none. The later stages of a pipeline have the
+        requests of the first one."""
+        stage = self._stage
+        arrived: Sequence[Request] | None = None
+        if stage is not None and not stage.is_first:
+            assert self._link is not None
+            arrived = self._link.receive(stage.preceding, _REQUESTS).value
+        else:
+            with suppress(AllEnded):
+                arrived = list(self._arrived(idle))
+        if stage is not None and not stage.is_last:
+            assert self._link is not None
+            self._link.send(stage.following, _REQUESTS, arrived)
+        if arrived is None:
+            raise AllEnded
+        for request in arrived:
+            self.requests[request.id] = request
+            request.status = Status.RUNNING
+        return arrived
+
+    def _arrived(self, idle: bool) -> Sequence[Request]:
         if idle:
             for request_id in list(self.requests):
                 self.end(request_id, LOST)
@@ -62,9 +86,6 @@ class RunBridge:
                 raise AllEnded
             self._clock.sleep_until(instant)
             arrived = self._source.due(self._clock.now())
-        for request in arrived:
-            self.requests[request.id] = request
-            request.status = Status.RUNNING
         return arrived
 
     def advance(self, request_id: str, output_ids: Sequence[int]) -> None:
@@ -76,7 +97,7 @@ class RunBridge:
         request.output_ids.extend(new)
         if request.first_token_at is None:
             request.first_token_at = self._clock.now()
-        self.observer.tokens(request, len(new))
+        self.observer.tokens([request], len(new))
 
     def ending(self, request_id: str, row: int) -> None:
         """The engine is about to release the KV of the request, whose slots are in that row of its page table."""

@@ -16,10 +16,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
-from ...sched.disagg.layout import RankLayout
 from ...sched.relay.choice import RelayChoice
-from ..platform.resolve import EngineChoice, Resolved
+from ..platform.engine_choice import EngineChoice
+from ..platform.resolve import Resolved
 from ..record.result import Result
+from ..run.rank_context import RankContext
 from ..run.task import Options, RankReport, RouterReport
 from .adapter_file import find_adapter
 from .names import EngineError, parse_engine
@@ -45,27 +46,31 @@ def run_engine(
     resolved: Resolved,
     relay: RelayChoice,
     options: Options,
-    places: Sequence[RankLayout | None],
+    ranks: Sequence[RankContext],
 ) -> Sequence[RankReport | RouterReport]:
-    """Run once on that engine. ``places``: None for a run on one rank; else the workers and the router, which are
-    independent of each other where no KV is sent. Each worker runs in a process of its own, one after the other.
-    Raises EngineError, EngineFailedError, KeyboardInterrupt, and what a run raises."""
+    """Run once on that engine. Each of several ``ranks`` runs in a process of its own: the stages of a pipeline at the
+    same time, and workers, which are independent of each other where no KV is sent, one after the other. Raises
+    EngineError, EngineFailedError, KeyboardInterrupt, and what a run raises."""
     if options.device == "cuda":
         raise EngineError(
             f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
         )
     engine = resolved.scenario.engine
-    if len(places) > 1 and engine.disaggregation.transfer != "fake":
+    opened = _opened(choice)
+    staged = ranks[0].stage is not None and opened.has_stages
+    if len(ranks) > 1 and engine.disaggregation.transfer != "fake" and not staged:
         raise EngineError(
             f"{choice.name}: the engine runs on one rank, and the scenario has {engine.ranks}; only the workers of"
             " engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
         )
     process = engine_process(choice)
+    if staged:
+        return process.run(resolved, relay, options, ranks)
     return [
         RouterReport((), "", 0)
-        if place is not None and place.role == "router"
-        else process.run(resolved, relay, options, place)
-        for place in places
+        if rank.place is not None and rank.place.role == "router"
+        else process.run(resolved, relay, options, [rank])[0]
+        for rank in ranks
     ]
 
 
@@ -115,6 +120,7 @@ class EngineProcess:
         self._ours = self._stack.enter_context(_our_package())
         self._output = self._stack.enter_context(_output())
         self._printed_before = 0
+        self.has_stages = getattr(self._adapter, "stages", False)
         self.import_s = 0.0
         self.threads: Sequence[str] = ()  # that the import has started, and a run does not have
         self.hollow: Sequence[str] = ()  # packages that are absent
@@ -141,15 +147,18 @@ class EngineProcess:
         self.import_s, self.threads, self.hollow = (answer[key] for key in ("loaded", "threads", "hollow"))
 
     def run(
-        self, resolved: Resolved, relay: RelayChoice, options: Options, place: RankLayout | None
-    ) -> RankReport:
-        """Raises what ``run_engine`` raises."""
-        task = packed((resolved, relay, options, place))
+        self, resolved: Resolved, relay: RelayChoice, options: Options, ranks: Sequence[RankContext]
+    ) -> Sequence[RankReport]:
+        """The reports of the ``ranks``, which run at the same time. Raises what ``run_engine`` raises."""
+        task = packed((resolved, relay, options, ranks))
         answer = self._ask({"run": task, "cwd": os.getcwd()}, "the run")
         self._raise(answer, "the run")
-        result = Result.from_document(answer["result"]["document"], name=self._choice.name)
+        return [self._report(part) for part in answer["result"]]
+
+    def _report(self, part: Answer) -> RankReport:
+        result = Result.from_document(part["document"], name=self._choice.name)
         run = result.run.model_copy(update={"import_s": self.import_s})
-        return RankReport(result.model_copy(update={"run": run}), *unpacked(answer["result"]["rest"]))
+        return RankReport(result.model_copy(update={"run": run}), *unpacked(part["rest"]))
 
     @property
     def pid(self) -> int | None:

@@ -7,6 +7,7 @@ values none it makes the same launches, and tokens follow from tags in the KV sl
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder, Model
 from ...sched.model.draft import EagleDraft
 from ...sched.model.tags import TaggedDecoder, TagPool
+from ...sched.pipeline.stage import StageDecoder
 from ..run.compose import engine_config
 from ..run.compose_model import draft_weights, kv_pool, model_weights
-from ..run.rank_context import ALONE
 from ..run.system import SystemParts
 
 
@@ -29,8 +30,9 @@ class EngineModel:
         self._resolved = resolved = parts.resolved
         self.config = config = engine_config(resolved, parts.machine)
         self.tags: TagPool | None = None
-        self._weights = model_weights(resolved, config.device, ALONE)
-        self._kv = kv_pool(resolved.model, config)
+        self._stage, layers = parts.context.stage, parts.context.layers(resolved.model)
+        self._weights = model_weights(resolved, config.device, parts.context)
+        self._kv = kv_pool(replace(resolved.model, num_layers=len(layers)), config)
         self.hidden = resolved.model.hidden_size, resolved.model.dtype
         if resolved.scenario.device.values == "none" and config.speculative is None:
             slots = config.kv_tokens + config.page_size
@@ -38,7 +40,8 @@ class EngineModel:
 
     def decoder(self, pages: torch.Tensor) -> Model:
         """The decoder that finds KV slots in the table ``pages``, [rows, context] int32. Launches nothing."""
-        return self.tagged(self.bare_decoder(pages), pages)
+        decoder = self.bare_decoder(pages)
+        return self.tagged(decoder if self._stage is None else StageDecoder(decoder, self._stage), pages)
 
     def bare_decoder(self, pages: torch.Tensor) -> Decoder:
         """The decoder without tags."""
@@ -88,3 +91,10 @@ def process_group_of_one() -> Any:
     with torch._C.DisableTorchFunction():
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     return distributed.group.WORLD
+
+
+def another_group_of_one() -> Any:
+    """A further one, beside that of ``process_group_of_one``."""
+    distributed: Any = torch.distributed
+    with torch._C.DisableTorchFunction():
+        return distributed.new_group([0])

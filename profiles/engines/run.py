@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Final
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, cast
 
-from ...sched.disagg.layout import RankLayout
 from ...sched.observe import StepKind
 from ...sched.relay.choice import RelayChoice
 from ..measure.steps import STEADY
@@ -26,11 +26,16 @@ from ..run.runner import GatedSink
 from ..run.system import System, SystemParts
 from ..run.task import Options, RankReport, RunTask
 from ..vgpu.device import CURRENT
-from ..vgpu.gpu import open_vgpu
+from ..vgpu.engine import QUEUES, Simulation
+from ..vgpu.gpu import open_vgpu, patched
 from .adapter import EngineAdapter
 from .heartbeat import heartbeat
 from .names import EngineError
 from .source import EngineSource
+from .stages import StageLink, messages_answered
+
+if TYPE_CHECKING:
+    from ...sched.link import Link
 
 _IMPORTED_ON: Final = "h200"  # modules ask for a CUDA device, and for nothing that differs between profiles
 
@@ -85,21 +90,35 @@ def run_on_engine(
     resolved: Resolved,
     relay: RelayChoice,
     options: Options,
-    place: RankLayout | None = None,
+    context: RankContext,
+    link: StageLink | None,
 ) -> RankReport:
     """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages, or the
-    part of the worker at ``place``. Raises EngineError, MachineError."""
+    part of that rank, which has a ``link`` to other stages of a pipeline. Raises EngineError, MachineError."""
     sink, steps = GatedSink(), StepKinds()
     hollow.used_in.clear()
-    machine = open_machine(
-        "vgpu",
-        resolved,
-        sink,
-        hazards=options.hazards,
-        adversary=options.adversary,
-        watch=[source.watched],
-    )
-    with machine as opened, _answered(resolved.hardware) as (program, kernels):
+    with ExitStack() as stack:
+        simulation = None
+        if link is not None:
+            context = context._replace(link=cast("Link", link))  # a run sends and receives values alone
+            options = replace(options, world="distributed")
+            gap = round(resolved.hardware.kernels.gap.value)
+            # Streams are numbered apart from other stages', for the hazard checker.
+            simulation = Simulation(gap=gap, first=context.rank * QUEUES)
+            stack.enter_context(patched(hazards=options.hazards))
+        machine = open_machine(
+            "vgpu",
+            resolved,
+            sink,
+            hazards=options.hazards,
+            adversary=options.adversary,
+            watch=[source.watched],
+            simulation=simulation,
+        )
+        opened = stack.enter_context(machine)
+        program, kernels = stack.enter_context(_answered(resolved.hardware))
+        if link is not None:
+            stack.enter_context(messages_answered(link, CURRENT.get()))
         system: list[System] = []
 
         def make_system(parts: SystemParts) -> System:
@@ -108,7 +127,7 @@ def run_on_engine(
 
         task = RunTask(resolved, relay, options, "vgpu", heartbeat, steps, make_system=make_system)
         try:
-            report = task.run(opened, sink, RankContext(place=place))
+            report = task.run(opened, sink, context)
         except (HollowKernelError, TritonKernelError) as error:
             raise EngineError(f"the engine cannot be run with this scenario: {error}") from error
     edge = EdgePart(

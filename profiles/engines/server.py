@@ -33,8 +33,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from ..programs.hollow import HollowPackages
+    from ..run.rank_context import RankContext
     from .adapter import EngineAdapter
     from .source import EngineSource
+    from .stages import StageLink
 
 OLDEST: Final = (3, 11)  # the Python that schedbench needs
 # What schedbench itself imports in these processes, by module, and what pip installs for it.
@@ -235,14 +237,22 @@ class LoadedEngine:
         gc.freeze()
         return cls(source, adapter, hollow, seconds)
 
-    def run(self, task: str, answers: Answers) -> Answer:
-        """The report of one run, its result as a document; ``task``: the arguments of ``EngineProcess.run``."""
+    def run(self, task: str, answers: Answers) -> list[Answer]:
+        """The reports of one run's ranks, results as documents; ``task``: the arguments of ``EngineProcess.run``."""
         from .heartbeat import beating
         from .run import run_on_engine
+        from .stages import run_stages
 
         beating(lambda: answers.write(beat=True))
-        report = run_on_engine(self._adapter, self.source, self.hollow, *unpacked(task))
-        return {"document": report.result.document(), "rest": packed(report[1:])}
+        resolved, relay, options, ranks = unpacked(task)
+
+        def run(context: RankContext, link: StageLink | None) -> Answer:
+            report = run_on_engine(
+                self._adapter, self.source, self.hollow, resolved, relay, options, context, link
+            )
+            return {"document": report.result.document(), "rest": packed(report[1:])}
+
+        return run_stages(ranks, run, lambda error: failure(error, str(self.source.watched)))
 
 
 def lacking(version: tuple[int, ...], requires: Mapping[str, str]) -> str:
@@ -262,6 +272,8 @@ def failure(error: BaseException, engine: str) -> Answer:
     """The answer for a run or an import that raised. ``engine``: the folder of the engine whose lines are reported."""
     if isinstance(error, KeyboardInterrupt):
         return {"interrupted": True}
+    if (of_stage := getattr(error, "of_stage", None)) is not None:
+        return dict(of_stage)
     if _is_ours(error):
         return {"raised": packed(error)}
     name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)

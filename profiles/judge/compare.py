@@ -14,13 +14,13 @@ from .gates import Gate, GateOutcome
 from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_environments
 from .metric_values import MetricValue, table
 from .pairs import percent
+from .reasons import Reason
 from .trial import Sample
 from .trials import NOT_DRAWN, DrawnRuns, Trials
 from .verdict import (
     MIN_EFFECT,
     MIN_SEEDS,
     Judgement,
-    Reason,
     Verdict,
     corrected,
     judge_blocks,

@@ -11,7 +11,8 @@ from ..record.result import Abstained
 from .compare import Comparison
 from .divergence import Divergence
 from .effects import CounterEffect
-from .verdict import Judgement, Reason
+from .reasons import Reason
+from .verdict import Judgement
 
 _PLAIN: Final = frozenset({"h2d", "d2h", "sync"})
 _SHOWN: Final = 3  # counts

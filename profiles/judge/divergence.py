@@ -45,8 +45,8 @@ class TokenSteps(Observer):
         if self._first is None:
             self._first = info.step
 
-    def tokens(self, request: Request, count: int) -> None:
-        self._new.append((request.id, count))
+    def tokens(self, requests: Sequence[Request], count: int) -> None:
+        self._new += [(request.id, count) for request in requests]
 
     def settled(self, info: StepInfo) -> None:
         step = info.step - (self._first or 0)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from ...scenarios import checks, combinations
-from ..platform.hardware import HardwareProfile
 from ..platform.pool import MapFunction, saves_time
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.result import Result
+from .draws import Profiles
 
-Profiles = Sequence[HardwareProfile]
-
-HARDWARE: Final = "device.hardware"
 _OPTIONS: Final = Options(device="vgpu")
 
 

@@ -13,13 +13,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
-from scipy.stats import qmc, spearmanr
 
 from ..platform.hardware import HardwareProfile, Quantity
 from ..record.result import Abstained
 
 DRAWS: Final = 16
 
+HARDWARE: Final = "device.hardware"  # the key that a draw replaces
+
+Profiles = Sequence[HardwareProfile]
 Draw = Mapping[str, float]  # a value for each uncertain constant, by its dotted path in the profile
 
 
@@ -50,6 +52,8 @@ def draws(profile: HardwareProfile, count: int = DRAWS, *, seed: int = 0) -> lis
     constants = uncertain(profile)
     if not constants:
         return []
+    from scipy.stats import qmc  # this import takes longer than a comparison of stored results
+
     quantiles = qmc.LatinHypercube(d=len(constants), rng=np.random.default_rng(seed)).random(count)
     return [
         {path: _at(quantity, float(q)) for (path, quantity), q in zip(constants.items(), row, strict=True)}
@@ -93,6 +97,8 @@ def followed(values: Sequence[float], drawn: Sequence[Draw]) -> tuple[str, float
 
 
 def _correlations(values: Sequence[float], drawn: Sequence[Draw]) -> Iterator[tuple[str, float]]:
+    from scipy.stats import spearmanr
+
     if len(set(values)) < 2:
         return
     for path in drawn[0]:

@@ -6,8 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from scipy import stats
-
 from ..record.result import Result
 from .effects import rows_of_steps
 from .fingerprint import StepPrint
@@ -115,6 +113,8 @@ def _distance(a: Counter[str], b: Counter[str]) -> DifferingShare:
 
 def _homogeneous(a: Counter[str], b: Counter[str]) -> bool:
     """Whether both can be samples of one distribution of shapes."""
+    from scipy import stats
+
     shapes = sorted({*a, *b})
     table = [[side[shape] for shape in shapes] for side in (a, b)]
     return len(shapes) == 1 or float(stats.chi2_contingency(table).pvalue) > CHANCE

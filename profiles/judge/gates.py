@@ -21,7 +21,8 @@ from ..record.definitions import DEFINITIONS, Direction, definition
 from ..record.result import Abstained, Result
 from .effects import ADDABLE, CounterEffect, added
 from .metric_values import full_name
-from .verdict import Judgement, Reason
+from .reasons import Reason
+from .verdict import Judgement
 
 Passed = Literal["passed", "failed", "undecided"]
 

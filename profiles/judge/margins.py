@@ -6,7 +6,7 @@ those of the run that it repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -57,9 +57,8 @@ class _Finder(Observer):
         self.found: Request | None = None
         self._id = request
 
-    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
-        if request.id == self._id:
-            self.found = request
+    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
+        self.found = next((request for request in requests if request.id == self._id), self.found)
 
 
 def margin(question: Question, order: TrialRequest, request: str, position: int) -> float | None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from .pairs import Effect, Floats, abba
 
@@ -34,6 +33,8 @@ def levelled(blocks: Sequence[float]) -> Floats:
 
 def drift(departures: Floats) -> float:
     """Change over the whole run in percent, by the median slope; 0 unless the rank correlation is significant."""
+    from scipy import stats
+
     time = np.arange(len(departures))
     if np.ptp(departures) == 0 or float(stats.spearmanr(time, departures).pvalue) > SURE:
         return 0.0
@@ -45,6 +46,8 @@ def ramp(departures: Floats, *, min_effect: float) -> bool:
     first, rest = departures[:LEADING], departures[LEADING:]
     if len(rest) < 2 * LEADING or not (np.all(first > 0) or np.all(first < 0)):
         return False
+    from scipy import stats
+
     spread = float(stats.median_abs_deviation(rest, scale="normal")) / LEADING**0.5
     distance = abs(float(np.mean(first) - np.median(rest)))
     return distance > max(SUSPICIOUS * spread, min_effect)

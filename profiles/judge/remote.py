@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 from ..platform.machine import MachineError
 from ..platform.pool import MapFunction
 from ..record.result import Result
-from .drawn_runs import HARDWARE, Profiles
+from .draws import HARDWARE, Profiles
 from .trial import Question, Sample, TrialRequest
 
 _TAIL: Final = 60  # lines of a crash that are shown

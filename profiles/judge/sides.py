@@ -12,14 +12,12 @@ from typing import Final
 from ...scenarios.overrides import expand
 from ..captures.files import SUFFIXES, Reader, captures_in
 from ..engines.names import is_engine
+from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, require_alone
-from ..platform.resolve import EngineChoice
 from ..record.result import Result
-from .drawn_runs import Profiles, run_each
-from .margins import margin
-from .ranges import measured_times
+from .draws import Profiles
 from .remote import SOURCES, SideError, here, working, worktree
-from .trial import Question, Sample, TrialRequest, resolved_for, run_trial
+from .trial import Question, Sample, TrialRequest
 from .trials import Side
 
 _GIT: Final = "git:"
@@ -44,42 +42,6 @@ class SideSpec:
         """The keys that this side sets."""
         engine = () if self.engine is None else (ENGINE,)
         return frozenset((*(override.partition("=")[0] for override in self.overrides), *engine))
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSide:
-    """A side whose runs happen in this process, or in that of an engine."""
-
-    label: str
-    question: Question
-    order: TrialRequest
-
-    @property
-    def seeds(self) -> None:
-        return None
-
-    @property
-    def spreads(self) -> bool:
-        return True
-
-    def run(self, seed: int | None) -> Sample:
-        return run_trial(self.question, replace(self.order, seed=seed))
-
-    def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:
-        order = replace(self.order, seed=seed, record=str(folder))
-        return run_trial(self.question, order).result, folder
-
-    def margin(self, seed: int, request: str, position: int) -> float | None:
-        if self.order.engine is not None:
-            return None
-        return margin(self.question, replace(self.order, seed=seed), request, position)
-
-    def all(self) -> Sequence[Sample]:
-        return ()
-
-    def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
-        order = replace(self.order, seed=known.scenario.seed)
-        return run_each(each, resolved_for(self.question, order), known, profiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,30 +151,35 @@ def opened(
 
     Raises SideError, ResultError, CaptureError, MapError, MachineError, MeasuredAloneError.
     """
-    for spec in (a, b):
-        if question is not None and not spec.stored:
-            scenario = question.scenario(spec.overrides if spec.ref is None else ())
-            require_alone(measured_times(scenario, order.device))
-    apart = a.ref is not None or b.ref is not None
     with ExitStack() as stack:
-        baseline = _side(stack, question, a, order, apart=apart)
-        yield baseline, _side(stack, question, b, order, apart=apart)
+        apart = a.ref is not None or b.ref is not None
+        trees = [_sources(stack, spec) if apart and spec.engine is None else None for spec in (a, b)]
+        yield _side(stack, question, a, order, trees[0]), _side(stack, question, b, order, trees[1])
+
+
+def _sources(stack: ExitStack, spec: SideSpec) -> Path:
+    """The sources of the side's version, or of the working tree."""
+    root = here()
+    return (root if spec.ref is None else stack.enter_context(worktree(root, spec.ref))) / SOURCES
 
 
 def _side(
-    stack: ExitStack, question: Question | None, spec: SideSpec, order: TrialRequest, *, apart: bool
+    stack: ExitStack, question: Question | None, spec: SideSpec, order: TrialRequest, sources: Path | None
 ) -> Side:
+    """``sources``: of the version that runs in a process; None for this process."""
     if spec.stored:
         folders = [stored.parent for stored in spec.stored if isinstance(stored, Path)]
         return StoredSide(spec.label, _read(spec), folders[0] if folders else None)
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
+    from .local import LocalSide
+    from .ranges import measured_times
+
+    require_alone(measured_times(question.scenario(() if spec.ref else spec.overrides), order.device))
     order = replace(order, overrides=spec.overrides, engine=spec.engine)
-    if not apart or spec.engine is not None:
+    if sources is None:
         return LocalSide(spec.label, question, order)
-    root = here()
-    tree = root if spec.ref is None else stack.enter_context(worktree(root, spec.ref))
-    return stack.enter_context(working(spec.label, question, order, sources=tree / SOURCES))
+    return stack.enter_context(working(spec.label, question, order, sources=sources))
 
 
 def _read(spec: SideSpec) -> dict[int, tuple[Sample, ...]]:

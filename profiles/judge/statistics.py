@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from .pairs import CONFIDENCE, RESAMPLES, Floats, Interval, percent, quantiles
 
@@ -16,12 +17,16 @@ POWER: Final = 0.8
 
 def wilcoxon(differences: Floats) -> float:
     """Two-sided p of the signed-rank test, exact up to 50 differences without ties."""
+    from scipy import stats
+
     nonzero = differences[differences != 0]
     return float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
 
 
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
     """Two-sided p for values that were not measured in pairs."""
+    from scipy import stats
+
     return float(stats.mannwhitneyu(a, b).pvalue)
 
 
@@ -40,8 +45,8 @@ def order_interval(values: Sequence[float], *, confidence: float = 0.9375) -> In
     15th for twenty."""
     ordered = sorted(values)
     n = len(ordered)
-    tails = 2 * stats.binom.cdf(np.arange(n // 2), n, 0.5)
-    outer = max(int(np.count_nonzero(tails <= 1 - confidence)) - 1, 0)
+    tails = accumulate(2 * math.comb(n, k) / 2**n for k in range(n // 2))
+    outer = max(sum(tail <= 1 - confidence for tail in tails) - 1, 0)
     return Interval(ordered[outer], ordered[n - 1 - outer])
 
 
@@ -60,7 +65,8 @@ def pairs_needed(interval: Interval, *, n: int, resolve: float, band: float) -> 
     within ``band``, the effects that count as no change."""
     if resolve <= band:
         return None
-    sigma_now = (interval.high - interval.low) / 2 / float(stats.norm.ppf((1 + CONFIDENCE) / 2))
-    reach = float(stats.norm.ppf((1 + CONFIDENCE) / 2) + stats.norm.ppf(POWER))
+    outer = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    sigma_now = (interval.high - interval.low) / 2 / outer
+    reach = outer + NormalDist().inv_cdf(POWER)
     needed = math.ceil(n * (reach * sigma_now / (resolve - band)) ** 2)
     return max(needed + needed % 2, 2)  # whole ABBA blocks

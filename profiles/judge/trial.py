@@ -1,22 +1,21 @@
-"""One run of one side, in this process, in a worker process, or in a worker of another checkout."""
+"""What is asked of a side, and the sample that a run of it gives. Imports no torch until a question is resolved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...scenarios.loader import loads, opened
 from ...scenarios.schema import Scenario
-from ...sched.observe import Clock, Observer
-from ..platform.resolve import EngineChoice, Resolved, resolve
-from ..ranks.execute import Options, execute
+from ..platform.engine_choice import EngineChoice
 from ..record.result import Result
-from ..run.machines import DeviceChoice
-from .divergence import TokenSteps
-from .fingerprint import Fingerprints, StepPrint
+from .fingerprint import StepPrint
+
+if TYPE_CHECKING:
+    from ..platform.resolve import Resolved
+    from ..run.machines import DeviceChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +96,11 @@ class Sample(NamedTuple):
 
 def resolved_for(question: Question, order: TrialRequest) -> Resolved:
     """Raises ScenarioError, also where the scenario names several relays."""
+    from ..platform.resolve import resolve
+
     seed = () if order.seed is None else (f"measure.seed={order.seed}",)
     scenario = question.scenario((*order.overrides, *seed))
     resolved = resolve(scenario)
     if len(resolved.relays) != 1:
         raise scenario.source.refuse(("engine", "relays"), "a side has one relay: give it as relay=NAME")
     return replace(resolved, engine=order.engine)
-
-
-def run_trial(question: Question, order: TrialRequest) -> Sample:
-    """Raises what ``execute`` and ``resolved_for`` raise."""
-    resolved = resolved_for(question, order)
-    prints, tokens = Fingerprints(), TokenSteps()
-
-    @contextmanager
-    def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
-        yield tokens
-
-    record = Path(order.record) if order.record else None
-    options = Options(device=order.device, save_tokens=True, command=order.command, record=record)
-    outcome = execute(resolved, resolved.relays[0], options, observe=watch, extra_sink=prints)
-    if resolved.engine is not None:  # whose steps are in another process
-        return Sample(outcome.result)
-    return Sample(outcome.result, prints.steps, dict(tokens.steps))

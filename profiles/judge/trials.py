@@ -14,8 +14,7 @@ from ..platform import hardware
 from ..platform.pool import MapFunction, pool, prepare_pool, spread
 from ..record.result import Result
 from .divergence import Divergence, comparable, first_divergence, same_tokens
-from .drawn_runs import HARDWARE, Profiles
-from .draws import Draw, drawn_profile, draws
+from .draws import HARDWARE, Draw, Profiles, drawn_profile, draws
 from .likeness import LikenessError, ScenarioDifference, unlike
 from .pairs import Side as Name
 from .pairs import abba

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from statistics import median
 from typing import Final, Literal
 
@@ -13,6 +12,7 @@ from ..record.result import Abstained
 from . import noise
 from .draws import Firmness
 from .pairs import Interval, PairedDifferences, abba, centred, estimate, paired, percent, same_side
+from .reasons import Reason
 from .statistics import holm, mann_whitney, order_interval, pairs_needed, unpaired, wilcoxon
 
 Verdict = Literal["better", "worse", "no change", "inconclusive"]
@@ -24,19 +24,6 @@ DEFAULT_PAIRS: Final = 20
 ALPHA: Final = 0.05
 THROTTLED_SHARE: Final = 0.25
 RESOLVE: Final = 1.0  # percent that the power hint is about, at least twice the minimum effect
-
-
-class Reason(StrEnum):
-    LOW_N = "LOW_N"  # too few pairs or seeds, or too noisy for them
-    DRIFT = "DRIFT"
-    THROTTLED = "THROTTLED"
-    WARMUP_RAMP = "WARMUP_RAMP"
-    NOT_ENGAGED = "NOT_ENGAGED"  # too few steps of B differ from A's on the device
-    OUTPUT_DIFF = "OUTPUT_DIFF"
-    PROFILED = "PROFILED"
-    CONFIG_DIFF = "CONFIG_DIFF"  # measured in different environments
-    ORDER_EFFECT = "ORDER_EFFECT"
-    CONSTANTS = "CONSTANTS"  # the hardware profile's constants are not known well enough
 
 
 @dataclass(frozen=True, slots=True)

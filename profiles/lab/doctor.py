@@ -18,8 +18,8 @@ from ..captures.nsys.record import find
 from ..engines.client import EngineFailedError, EngineProcess
 from ..engines.names import EngineError
 from ..platform import hardware
+from ..platform.engine_choice import EngineChoice
 from ..platform.machine import MachineError
-from ..platform.resolve import EngineChoice
 from ..record.environment import environment
 from ..vgpu.gpu import open_vgpu
 

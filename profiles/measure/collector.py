@@ -15,10 +15,8 @@ from ..record.result import (
     CriticalPathPart,
     IdlePart,
     KindCounts,
-    Outputs,
     RequestRow,
     SyncRow,
-    digest,
 )
 from ..record.timeline import Names, Window
 from .counts import CountsSink, copy_rows, per_step, sync_rows
@@ -53,7 +51,6 @@ class ResultParts(NamedTuple):
     syncs: tuple[SyncRow, ...]
     idle: IdlePart | Abstained
     requests: tuple[RequestRow, ...]
-    outputs: Outputs
     critical_path: dict[str, CriticalPathPart]
 
 
@@ -98,11 +95,16 @@ class RunCollector:
     """A sink for the windows of the timeline, and the observers of the scheduler.
 
     ``sync_return`` is the virtual GPU's, in ns. A real device has no critical path: its records do not say what an
-    operation started after.
+    operation started after. ``bubble`` is of a pipeline's stage.
     """
 
     def __init__(
-        self, clock: Clock, lookups: LookupCount | None = None, *, sync_return: int | None = None
+        self,
+        clock: Clock,
+        lookups: LookupCount | None = None,
+        *,
+        sync_return: int | None = None,
+        bubble: BubbleSink | None = None,
     ) -> None:
         self._lookups = lookups
         self.requests = RequestLog(clock)
@@ -110,7 +112,7 @@ class RunCollector:
         self.acceptance = AcceptanceLog()
         self.waiting = WaitingSink()
         self.counts = CountsSink(self.waiting.take_exposed)
-        self.bubble = BubbleSink()
+        self.bubble = bubble
         self._path = None if sync_return is None else CriticalPathSink(sync_return)
 
     @property
@@ -120,7 +122,8 @@ class RunCollector:
     def feed(self, window: Window) -> None:
         self.waiting.feed(window)
         self.counts.feed(window)
-        self.bubble.feed(window)
+        if self.bubble is not None:
+            self.bubble.feed(window)
         periods = self.waiting.take_periods()
         if self._path is not None:
             self._path.feed(window, periods)
@@ -147,7 +150,6 @@ class RunCollector:
             syncs=sync_rows(self.counts.lines.calls, names),
             idle=idle_part(waiting),
             requests=tuple(request_row(record, save_tokens=save_tokens) for record in records),
-            outputs=Outputs(digest=digest((record.id, record.output_ids) for record in records)),
             critical_path=self._critical_path(),
         )
 

@@ -64,8 +64,8 @@ class LineTotals:
     """Sums of copies and calls by ``CopyLine`` and ``CallLine``."""
 
     def __init__(self, exposed: Callable[[Call], int]) -> None:
-        self.copies: dict[CopyLine, Cost] = {}
-        self.calls: dict[CallLine, Cost] = {}
+        self.copies: defaultdict[CopyLine, Cost] = defaultdict(Cost)
+        self.calls: defaultdict[CallLine, Cost] = defaultdict(Cost)
         self._exposed = exposed
 
     def fold(self, kind: str, copies: list[Op], calls: list[Call]) -> None:
@@ -78,7 +78,7 @@ class LineTotals:
                 others.pop(id(call), None)
         for call in others.values():
             line = CallLine(call.site, call.range, kind, call.stream, call.name, call.kind == "sync")
-            cost = self.calls.setdefault(line, Cost())
+            cost = self.calls[line]
             cost.count += 1
             self._charge(cost, call)
 
@@ -87,7 +87,7 @@ class LineTotals:
         direction = KERNEL_COPY if kernel else op.kind
         memory = "pinned" if kernel else op.host_memory
         line = CopyLine(op.site, op.range, kind, op.stream, direction, memory, op.blocking)
-        cost = self.copies.setdefault(line, Cost())
+        cost = self.copies[line]
         cost.count += 1
         cost.bytes += op.host_bytes if kernel else op.bytes
         return cost
@@ -192,15 +192,19 @@ class CountsSink:
             entry.counts[call.stream, "sync"] += 1
 
     def _fold(self, complete: Iterable[StepInfo]) -> None:
+        alike: Counter[tuple[tuple[str, ...], tuple[tuple[tuple[int, str], int], ...]]] = Counter()
         for info in complete:
             kinds = labels(info)
-            self.steps.update(kinds)
+            for kind in kinds:
+                self.steps[kind] += 1
             entry = self._pending.pop(info.step, None)
             if entry is not None:
-                for (stream, counter), count in entry.counts.items():
-                    for kind in kinds:
-                        self._seen[CounterKey(kind, stream, counter)][count] += 1
+                alike[kinds, tuple(entry.counts.items())] += 1
                 self.lines.fold(kinds[-1], entry.copies, entry.calls)
+        for (kinds, counts), steps in alike.items():
+            for kind in kinds:
+                for (stream, counter), count in counts:
+                    self._seen[CounterKey(kind, stream, counter)][count] += steps
 
     def _fold_outside(self) -> None:
         """Folds records of no step, or of a step that was passed over, which count for no kind of step."""

@@ -24,9 +24,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from ...sched.observe import SLEEP
 from ..record.timeline import Call, Op, Range, Window
@@ -35,6 +38,7 @@ from .steps import StepPeriod
 KERNEL, COPY, LAUNCH, WAIT, GAP, NO_WORK, UNNAMED = (
     "kernels", "copies", "launches", "waits", "gaps", "no work", "host in no range",
 )  # fmt: skip
+_HOST: Final = "host"  # part of the path that the host's ranges and calls split further
 _CHUNK: Final = 64  # steps whose records are followed at once
 _AHEAD: Final = 16  # later steps from which the path comes
 
@@ -48,16 +52,8 @@ class PathTimes:
         self.parts: Counter[str] = Counter()
 
 
-# Start, end and part, of the path or of the host's time, and the call that waits meanwhile. A run has many of them,
-# and a NamedTuple takes several times as long to make.
-_Piece = tuple[int, int, str, Call | None]
-
-
-class _Jump(NamedTuple):
-    """The path goes on at ``now``: at the end of operation number ``at``, or on the host."""
-
-    now: int
-    at: int | None
+_Piece = tuple[int, int, str]  # start, end and part of the path
+_Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CriticalPathSink:
@@ -77,7 +73,7 @@ class CriticalPathSink:
         """``periods``: of the steps that the window completes, in order."""
         self._ops += window.ops
         self._calls += [call for call in window.calls if call.end > call.start]
-        self._ranges += window.ranges
+        self._ranges += [entry for entry in window.ranges if entry.end > entry.start]
         self._held |= {(wait.stream, wait.end) for wait in window.waits}
         self._periods += periods
         if len(self._periods) >= _CHUNK + _AHEAD:
@@ -93,7 +89,7 @@ class CriticalPathSink:
             return
         done, self._periods = self._periods[:count], self._periods[count:]
         last = (self._periods or done)[-1].end
-        path = _Path(self._ops, self._held, _pieces(self._ranges, self._calls), self._sync_return)
+        path = _Path(self._ops, self._held, self._calls, self._sync_return)
         self._attribute(done, path.back(last, done[0].start))
         reached = done[-1].end
         self._ops = [op for op in self._ops if op.end >= reached]
@@ -101,133 +97,143 @@ class CriticalPathSink:
         self._ranges = [entry for entry in self._ranges if entry.end > reached]
         self._held = {(stream, end) for stream, end in self._held if end >= reached}
 
-    def _attribute(self, periods: Sequence[StepPeriod], pieces: Iterable[_Piece]) -> None:
-        """Both in reverse order; ``pieces`` begin at or behind the end of the last period, and leave no instant out."""
-        left = list(periods)
-        for start, end, part, _ in pieces:
-            while left and end > left[-1].start:
-                period = left[-1]
-                times = self.kinds[period.kind]
-                if start > period.start:
-                    times.parts[part] += max(min(end, period.end) - start, 0)
-                    break
-                times.parts[part] += max(min(end, period.end) - period.start, 0)
-                times.steps += 1
-                left.pop()
+    def _attribute(self, periods: Sequence[StepPeriod], path: Sequence[_Piece]) -> None:
+        """Cut time where the path, the host's work or the period changes, and add up the cuts by kind and part.
+        ``path`` begins at or behind the end of the last period, is in reverse order and leaves no instant out."""
+        kinds, names = _Numbers(), _Numbers()
+        begins, kind_of = _columns([(period.start, kinds[period.kind]) for period in periods], 2)
+        starts, part_of = _columns([(start, names[part]) for start, _, part in reversed(path)], 2)
+        changes, host_part = _innermost(self._ranges, self._calls, names)
+        cuts = np.sort(np.concatenate([begins, starts, changes, [periods[-1].end, path[0][1]]]))
+        cuts = cuts[(cuts >= begins[0]) & (cuts <= path[0][1])]
+        at = cuts[:-1]
+        part = _value(at, starts, part_of)
+        part = np.where(part == names[_HOST], _value(at, changes, host_part), part)
+        place = _value(at, begins, kind_of) * len(names) + part
+        times = np.zeros(len(kinds) * len(names), np.int64)
+        np.add.at(times, place, np.diff(np.minimum(cuts, periods[-1].end)))
+        for kind, steps in Counter(period.kind for period in periods).items():
+            self.kinds[kind].steps += steps
+        for number in dict.fromkeys(place[::-1].tolist()):
+            kind, named = divmod(number, len(names))
+            self.kinds[[*kinds][kind]].parts[[*names][named]] += int(times[number])
+
+
+class _Numbers(dict[str, int]):
+    """Numbers of names, in the order of their first use."""
+
+    def __missing__(self, name: str) -> int:
+        number = self[name] = len(self)
+        return number
+
+
+def _columns(rows: Sequence[tuple[int, ...]], width: int) -> _Integers:
+    return np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * width).reshape(-1, width).T
+
+
+def _value(instants: _Integers, changes: _Integers, values: _Integers) -> _Integers:
+    """The value that holds at each instant, of values that hold from their change on."""
+    return values[np.searchsorted(changes, instants, side="right") - 1]
+
+
+def _innermost(
+    ranges: Sequence[Range], calls: Sequence[Call], names: _Numbers
+) -> tuple[_Integers, _Integers]:
+    """When the innermost range or call of the host changes, in order, and which part it is from then on."""
+    rows = [
+        (entry.start, entry.end, names[NO_WORK if entry.name == SLEEP else f"host {entry.name}"])
+        for entry in ranges
+    ]
+    launch, wait, unnamed = names[LAUNCH], names[WAIT], names[UNNAMED]
+    rows += [(call.start, call.end, launch) for call in calls]
+    rows += [(call.end - call.waited, call.end, wait) for call in calls if call.waited]
+    starts, ends, parts = _columns(rows, 3)
+    alphabetical = np.argsort(np.argsort([*names]))
+    nested = np.lexsort((alphabetical[parts], -ends, starts))  # at one instant, the longest first
+    starts, ends, parts = starts[nested], ends[nested], parts[nested]
+    order = np.argsort(np.concatenate([ends, starts]), kind="stable")  # at one instant, ends before starts
+    opens = order >= len(ends)
+    depth = np.cumsum(np.where(opens, 1, -1))
+    found = np.full(len(order), unnamed)
+    # Of one depth, the entry that was opened last is open.
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        opened = np.maximum.accumulate(np.where(opens & (depth == level), np.arange(len(order)), -1))
+        here = depth == level
+        found[here] = parts[order[opened[here]] - len(ends)]
+    changes = np.concatenate([ends, starts])[order]
+    return np.append(np.iinfo(np.int64).min, changes), np.append(unnamed, found)
 
 
 class _Path:
     """Follows the records backwards. An operation's number is its place in the order of ends."""
 
     def __init__(
-        self, ops: Sequence[Op], held: set[tuple[int, int]], host: list[_Piece], sync_return: int
+        self, ops: Sequence[Op], held: set[tuple[int, int]], calls: Sequence[Call], sync_return: int
     ) -> None:
         self._ops = sorted(ops, key=attrgetter("end", "start"))
         self._ends = [op.end for op in self._ops]
-        self._host = host
-        self._host_starts = [start for start, *_ in host]
+        newest: dict[int, int] = {}
+        self._before: list[int | None] = []  # the operation before each on its stream
+        for number, op in enumerate(self._ops):
+            self._before.append(newest.get(op.stream))
+            newest[op.stream] = number
+        # Calls that waited for an operation, not for another rank.
+        self._waits = sorted((c for c in calls if c.waited and c.kind != "link"), key=attrgetter("end"))
+        self._wait_starts = [call.end - call.waited for call in self._waits]
         self._held = held
         self._sync_return = sync_return
 
-    def back(self, last: int, first: int) -> Iterator[_Piece]:
+    def back(self, last: int, first: int) -> list[_Piece]:
         """What bounds the time from ``first`` to ``last``, the latest part first."""
-        jump = _Jump(last, self._ended_at(last, len(self._ops)))
-        while jump.now > first:
-            now, at = jump
-            jump = yield from self._on_host(now, first) if at is None else self._on_device(at)
+        pieces: list[_Piece] = []
+        now, at = last, self._ended_at(last)
+        while now > first:
+            end = now
+            if at is None:
+                now, at = self._on_host(end, first)
+                pieces.append((now, end, _HOST))
+                continue
+            op = self._ops[at]
+            pieces.append((op.start, op.end, KERNEL if op.kind == "kernel" else COPY))
+            now, at = self._cause(op, at)
+            if now < op.start:
+                held = at is None or (op.stream, op.start) in self._held
+                pieces.append((now, op.start, WAIT if held else GAP))
+        return pieces
 
-    def _on_device(self, at: int) -> Generator[_Piece, None, _Jump]:
-        """The operation, and the gap before it if there is one."""
-        op = self._ops[at]
-        yield op.start, op.end, KERNEL if op.kind == "kernel" else COPY, None
+    def _cause(self, op: Op, at: int) -> tuple[int, int | None]:
+        """When what the operation could not start without was done, and its number; that of the host is None, as is
+        that of something that is not on this device."""
         if op.launched >= op.start:
-            return _Jump(op.start, None)
-        before = self._ended_at(op.start, at, op.stream)
-        if before is None:
-            before = self._last_on(op.stream, at, after=op.launched)
-        if before is None:  # it waited for something that is not on this device
-            yield op.launched, op.start, WAIT, None
-            return _Jump(op.launched, None)
-        end = self._ends[before]
-        if end < op.start:
-            yield end, op.start, WAIT if (op.stream, op.start) in self._held else GAP, None
-        return _Jump(end, before)
+            return op.start, None
+        before = self._before[at]
+        if before is None or self._ends[before] != op.start:
+            other = self._ended_at(op.start, below=at)
+            if other is not None:
+                return op.start, other
+            if before is None or self._ends[before] <= op.launched:
+                return op.launched, None
+        return self._ends[before], before
 
-    def _ended_at(self, instant: int, below: int, stream: int | None = None) -> int | None:
-        """The last number below ``below`` of an operation that ended at that instant, on ``stream`` if there is one."""
-        last = at = min(bisect_right(self._ends, instant), below) - 1
+    def _ended_at(self, instant: int, *, below: int | None = None, stream: int | None = None) -> int | None:
+        """The last operation before number ``below`` that ended at that instant, on ``stream`` if one did there."""
+        at = bisect_right(self._ends, instant) - 1
+        last = at = at if below is None else min(at, below - 1)
         while at >= 0 and self._ends[at] == instant:
             if stream is None or self._ops[at].stream == stream:
                 return at
             at -= 1
         return None if at == last else last
 
-    def _last_on(self, stream: int, below: int, *, after: int) -> int | None:
-        """The last operation of the stream before number ``below`` that ended later than ``after``."""
-        for at in range(below - 1, -1, -1):
-            if self._ends[at] <= after:
-                return None
-            if self._ops[at].stream == stream:
-                return at
-        return None
-
-    def _on_host(self, now: int, first: int) -> Generator[_Piece, None, _Jump]:
-        """The host's time back to a call that waited for an operation, or to ``first``."""
-        number = bisect_left(self._host_starts, now) - 1
-        while now > first:
-            start, end, part, call = self._host[number] if number >= 0 else (0, first, UNNAMED, None)
-            if end < now:
-                yield end, now, UNNAMED, None
-                now = end
-            at = None if call is None else self._awaited(call, now)
-            start = start if at is None else self._ends[at]
-            if start < now:
-                yield start, now, part, None
-            now, number = start, number - 1
-            if at is not None:
-                return _Jump(now, at)
-        return _Jump(now, None)
-
-    def _awaited(self, call: Call, now: int) -> int | None:
-        """The number of the operation whose end the call waited for; None where that is another rank."""
-        for instant in () if call.kind == "link" else (call.end, call.end - self._sync_return):
-            if call.end - call.waited < instant <= now:
-                at = self._ended_at(instant, len(self._ops), call.stream)
-                if at is not None:
-                    return at
-        return None
-
-
-_Entry = tuple[int, int, str, Call | None]  # start, end below 0 so that the outer one comes first, part, call
-
-
-def _pieces(ranges: Sequence[Range], calls: Sequence[Call]) -> list[_Piece]:
-    """The host's time by the innermost range or call, in order."""
-    entries: list[_Entry] = [
-        (entry.start, -entry.end, NO_WORK if entry.name == SLEEP else f"host {entry.name}", None)
-        for entry in ranges
-    ]
-    entries += [(call.start, call.waited - call.end, LAUNCH, None) for call in calls]
-    entries += [(call.end - call.waited, -call.end, WAIT, call) for call in calls if call.waited]
-    found: list[_Piece] = []
-    stack: list[_Entry] = []
-    reached = 0
-
-    def close(until: int) -> None:
-        nonlocal reached
-        if until > reached:
-            found.append((reached, until, stack[-1][2], stack[-1][3]))
-            reached = until
-
-    for entry in sorted(entries):
-        while stack and -stack[-1][1] <= entry[0]:
-            close(-stack[-1][1])
-            stack.pop()
-        if stack:
-            close(entry[0])
-        reached = max(reached, entry[0])
-        stack.append(entry)
-    while stack:
-        close(-stack[-1][1])
-        stack.pop()
-    return found
+    def _on_host(self, now: int, first: int) -> tuple[int, int | None]:
+        """The end and number of the last operation that the host waited for before ``now``, or else ``first``."""
+        for number in range(bisect_left(self._wait_starts, now) - 1, -1, -1):
+            call = self._waits[number]
+            if call.end <= first:
+                break
+            for instant in (call.end, call.end - self._sync_return):
+                if call.end - call.waited < instant <= now:
+                    at = self._ended_at(instant, stream=call.stream)
+                    if at is not None:
+                        return instant, at
+        return first, None

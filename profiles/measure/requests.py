@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice
+from operator import sub
 from typing import TYPE_CHECKING, Literal
 
 from ...sched.observe import Clock, Observer
@@ -123,17 +124,19 @@ class RequestLog(Observer):
         # Of requests that have not ended.
         self._events: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
 
-    def tokens(self, request: Request, count: int) -> None:
-        now = self._clock.now()
-        self._events[request.id].append(now)
-        self.totals.tokens.add(now, count)
+    def tokens(self, requests: Sequence[Request], count: int) -> None:
+        now, events = self._clock.now(), self._events
+        for request in requests:
+            events[request.id].append(now)
+        if requests:
+            self.totals.tokens.add(now, count * len(requests))
 
     def ended(self, request: Request) -> None:
         record = self._record(request)
         self.totals.records.append(record)
         events = self._events.pop(request.id, ())
         if record.finished:
-            self.totals.gaps.extend(after - before for before, after in pairwise(events))
+            self.totals.gaps.extend(map(sub, islice(events, 1, None), events))
 
     def _record(self, request: Request) -> RequestRecord:
         finished_at = request.finished_at

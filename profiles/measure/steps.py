@@ -114,6 +114,8 @@ class StepPeriods(Observer):
     """Times from each launch to the next, ns, without periods in which the scheduler slept. Under overlap a period
     belongs to no single step: it contains the settling of one step and the preparing of another."""
 
+    range_names = (SLEEP,)
+
     def __init__(self, clock: Clock) -> None:
         self.periods = Distribution()
         self._clock = clock

@@ -127,6 +127,8 @@ class WaitingSink:
         for info in self._gate.feed(window):
             self._fold(info.step, info.kind, info.batch_size)
         self._settle_kernels()
+        for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
+            track.forget(self._cursor)
 
     def finish(self) -> Waiting:
         """Totals of the run; nothing may be fed afterwards."""
@@ -162,10 +164,11 @@ class WaitingSink:
                 others.append((op.start, op.end, (kernel, op.stream)))
                 continue
             forwards.append((op.start, op.end))
-            if op.step in spans:
-                spans[op.step].extend(op)
-            else:
+            span = spans.get(op.step)
+            if span is None:
                 spans[op.step] = _StepSpan(op)
+            else:
+                span.extend(op)
         self._others.add(others)
         self._forward_kernels.add(forwards)
         self._kernels.add([(op.start, op.end) for op in ops if op.kind == "kernel"])
@@ -199,11 +202,6 @@ class WaitingSink:
         self._totals["steps"] += kind not in PARTS
         self.forwards[kind].add(span.end - span.start)
         self.requests[kind] += requests
-        self._forget()
-
-    def _forget(self) -> None:
-        for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
-            track.forget(self._cursor)
 
     def _split_idle(self, span: _StepSpan, step: int) -> int:
         """The idle from the cursor to the span's start, split at the instant its first op was enqueued. Returns the

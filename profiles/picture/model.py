@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from ..measure.waiting import Cause
+from ..record.definitions import IDLE_NAMES
 
 Activity = Literal["phase", "stall", "kernel", "copy", "held"]
 Kind = Activity | Cause
@@ -19,12 +20,12 @@ KINDS: Final[Mapping[Kind, str]] = {
     "kernel": "kernel",
     "copy": "copy",
     "held": "stream waits for an event",
-    "exposed_host": "idle: exposed host work",
-    "exposed_stall": "idle: exposed stall",
-    "launch_latency": "idle: launch latency",
-    "dependency": "idle: waiting on an event or stream",
-    "kernel_gap": "idle: kernel gap",
-    "no_work": "idle: no work",
+    "exposed_host": f"idle: {IDLE_NAMES['exposed_host']}",
+    "exposed_stall": f"idle: {IDLE_NAMES['exposed_stall']}",
+    "launch_latency": f"idle: {IDLE_NAMES['launch_latency']}",
+    "dependency": f"idle: {IDLE_NAMES['dependency']}",
+    "kernel_gap": f"idle: {IDLE_NAMES['kernel_gap']}",
+    "no_work": f"idle: {IDLE_NAMES['no_work']}",
 }
 HOST: Final = "host"
 IDLE: Final = "GPU idle"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
-from ...scenarios.conditions import RELAY_STATE, condition_path
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, ModelSection, RelaySection, Scenario, Speculative
@@ -25,22 +23,14 @@ from ...sched.model.draft import read_draft_config
 from ...sched.model.grammar import GrammarCache, GrammarError
 from ...sched.model.presets import PRESETS
 from ...sched.relay.choice import RelayChoice, RelayError, choose, named, refusals, switches
-from ...sched.relay.states import ALIASES, State, states
+from ...sched.relay.states import State
 from ..record.definitions import DEFINITIONS
+from .engine_choice import EngineChoice
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
-from .user_files import UserState, relay_place, user_state
+from .user_files import UserState, user_state
 
 T = TypeVar("T")
-
-
-class EngineChoice(NamedTuple):
-    """An engine of another project by its name (``profiles.engines.names``), the interpreter that runs it, and the
-    folder with the wheels of releases."""
-
-    name: str
-    python: str = sys.executable
-    wheels: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +95,6 @@ def resolve(scenario: Scenario) -> Resolved:
     )
     misnamed = (
         *_misnamed(scenario),
-        *_conditions(scenario),
         *_unmeasured(scenario),
         *_hisparse_findings(scenario, model, hardware),
         *_encoder_findings(scenario, model),
@@ -186,9 +175,6 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             state = _state(scenario, relay)
         except RelayError as error:
             yield at, str(error)
-        else:
-            if state is None:
-                yield at, unknown("relay state", relay.state, [*states(), *ALIASES])
         for switch, value in relay.switches.items():
             settings = switches().get(switch, ())
             if not settings:
@@ -200,14 +186,6 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 yield from (((*at, switch), why) for why in refusals(shown, {switch: _word(value)}))
 
 
-def _conditions(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """Conditions of budgets on relay states that do not exist."""
-    for kind, expectation in scenario.expect.items():
-        for key, value in (expectation.when or {}).items():
-            if condition_path(key) == RELAY_STATE and value not in states():
-                yield ("expect", kind, "when", key), unknown("relay state", str(value), list(states()))
-
-
 def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     case = scenario.case
     if case is not None and case.metric not in DEFINITIONS:
@@ -216,10 +194,9 @@ def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
 
 def _state(scenario: Scenario, relay: RelaySection) -> State | None:
     """The state of the ladder, or that of a file of the user's. Raises RelayError for such a file."""
-    place = relay_place(relay.state)
-    if place is None:
+    if relay.own is None:
         return named(relay.state)
-    file, name = place
+    file, name = relay.own
     return user_state(scenario.source.locate(("engine", "relay"), file), name)
 
 

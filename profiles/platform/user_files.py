@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from ...sched.relay.choice import RelayError
-from ...sched.relay.states import ALIASES, State, states
-
-_PLACE: Final = re.compile(r"(.+\.py):(\w+)")
+from ...sched.relay.names import ALIASES, STATE_NAMES
+from ...sched.relay.states import State
 
 
 def imported(file: Path, kind: str) -> ModuleType:
@@ -48,12 +46,6 @@ class UserState(State):
         return user_state, (self.file, self.name)
 
 
-def relay_place(text: str) -> tuple[str, str] | None:
-    """File and name in ``FILE.py:NAME``; None for the name of a shipped state."""
-    found = _PLACE.fullmatch(text)
-    return None if found is None else (found[1], found[2])
-
-
 def user_state(file: Path, name: str) -> UserState:
     """The state that the file defines under that name, which is its name in results. Raises RelayError."""
     try:
@@ -62,7 +54,7 @@ def user_state(file: Path, name: str) -> UserState:
         raise RelayError(str(error)) from error
     if not isinstance(found, State):
         raise RelayError(f"{file}: {name} is no State of schedbench.sched.relay.states")
-    if name in (*states(), *ALIASES):
+    if name in (*STATE_NAMES, *ALIASES):
         raise RelayError(f"{file}: {name} is the name of a shipped state")
     values = {field.name: getattr(found, field.name) for field in fields(State)}
     return UserState(**{**values, "name": name}, file=file.resolve())

@@ -33,7 +33,7 @@ def execute(
     read = inputs(resolved)  # before the run, which may outlast an edit
     if resolved.engine is not None:
         specs = rank_specs(resolved)
-        reports = run_engine(resolved.engine, resolved, relay, options, [spec.place for spec in specs])
+        reports = run_engine(resolved.engine, resolved, relay, options, [spec.alone() for spec in specs])
         result = join(resolved, specs, reports, ())
     else:
         kind = device_kind(options.device, resolved.scenario)

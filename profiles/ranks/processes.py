@@ -36,14 +36,13 @@ from ..run.machines import NO_ADVERSARY, open_machine
 from ..run.runner import GatedSink
 from ..run.task import RunTask
 from ..vgpu.device import CURRENT
-from ..vgpu.engine import Simulation
+from ..vgpu.engine import QUEUES, Simulation
 from ..vgpu.gpu import patched
 from .join import Report
 from .message_types import MESSAGE_TYPES, RESULT
 from .nccl import nccl_transport, take_gpu
 from .nixl import NixlTransport, require_nixl
 from .process_link import ProcessLink
-from .shared_simulation import QUEUES
 from .specs import RankSpec, rank_specs
 from .staging import DeviceStaging, TensorStaging, VirtualStaging
 from .torchrun import ProcessAddress, launched

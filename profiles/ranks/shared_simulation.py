@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from ..vgpu.engine import EventRecording, Simulation
+from ..vgpu.engine import QUEUES, EventRecording, Simulation
 from .rank_threads import AwaitedMark, Member
-
-QUEUES: Final = 32  # of one rank; more than any rank has
 
 
 class SharedSimulation(Simulation):

@@ -33,6 +33,10 @@ class RankSpec:
     def is_router(self) -> bool:
         return self.place is not None and self.place.role == "router"
 
+    def alone(self) -> RankContext:
+        """The rank without a link."""
+        return RankContext(stage=self.stage, place=self.place, share=self.share)
+
     def context(self, link: Link, fault_injector: FaultInjector | None) -> RankContext:
         if self.fake_transfer and self.place is not None:
             link = FakeLink(link, self.place)

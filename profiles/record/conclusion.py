@@ -6,15 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from .definitions import IDLE_NAMES
+
 Document = dict[str, Any]
 
-_CAUSES: Final = {
-    "exposed_host": "late host work",
-    "exposed_stall": "waits of the host",
-    "launch_latency": "launch latency",
-    "dependency": "waits for an event or stream",
-    "kernel_gap": "gaps between kernels",
-}
+_CAUSES: Final = ("exposed_host", "exposed_stall", "launch_latency", "dependency", "kernel_gap")
 _COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "device copy", "kernel": "kernel copy"}
 _COMMIT: Final = 10  # characters of a commit that are shown
 _ACCOUNTS: Final = 0.1  # percent of throughput; less than that from one line is not named
@@ -108,7 +104,7 @@ def _idle(result: Document) -> Iterator[str]:
         yield "GPU never idle between forwards for want of work that was there"
         return
     cause = max(causes, key=lambda name: causes[name])
-    share = f"{_share(causes[cause] / late)} {_CAUSES[cause]}"
+    share = f"{_share(causes[cause] / late)} {IDLE_NAMES[cause]}"
     yield f"GPU idle {100 * late / (step - resting):.2g} % of a step ({_number(late)} µs) between forwards, {share}"
 
 
@@ -116,13 +112,9 @@ def _causes(result: Document) -> dict[str, float]:
     """Us per step of each cause but the lack of work."""
     total = mean_value(result, "forward_idle_us_per_step") or 0.0
     idle = result["idle"]
-    whole = sum(
-        idle[f"{name}_us"] for name in ("host_late", "dependency", "kernel_gap", "no_work", "residue")
-    )
-    parts = {name: total * idle[f"{name}_us"] / whole if whole else 0.0 for name in list(_CAUSES)[2:]}
-    exposed = {
-        name: mean_value(result, f"{name}_us_per_step") or 0.0 for name in ("exposed_host", "exposed_stall")
-    }
+    whole = sum(idle[f"{name}_us"] for name in ("host_late", *_CAUSES[3:], "no_work", "residue"))
+    parts = {name: total * idle[f"{name}_us"] / whole if whole else 0.0 for name in _CAUSES[2:]}
+    exposed = {name: mean_value(result, f"{name}_us_per_step") or 0.0 for name in _CAUSES[:2]}
     return exposed | parts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import StepKind
 
@@ -26,6 +26,21 @@ ReportTable = Literal[
     "rank requests",  # rows of the table by rank, where each rank has requests of its own
     "rank device",
 ]
+
+
+# The parts of forward idle, and what each is called in tables, pictures and sentences.
+IDLE_NAMES: Final = {
+    "host_late": "host late",
+    "exposed_stall": "exposed stall",
+    "exposed_host": "exposed host work",
+    "unnamed_host": "outside any range",
+    "launch_latency": "launch latency",
+    "dependency": "dependency",
+    "kernel_gap": "kernel gap",
+    "no_work": "no work",
+    "residue": "residue",
+    "forward_idle": "forward idle",
+}
 
 
 class Definition(NamedTuple):
@@ -184,8 +199,8 @@ _TABLE = (
         "busy time.",
         "union of kernels / forward window", tables=("summary", "rank device")),
     _of_timeline("forward_idle_us_per_step", "us/step", "lower",
-        "Forward idle lies between the spans of forward kernels. It is split into host late, waiting on an"
-        " event or stream, kernel gap and no work; the parts sum to the whole and the residue is printed. "
+        "Forward idle lies between the spans of forward kernels. It is split into host late, dependency, kernel gap "
+        "and no work; the parts sum to the whole and the residue is printed. "
         "What the GPU waits inside spans is apart: forward_gap_us_per_step.",
         "(forward window - sum of step spans) / steps", tables=("gpu waits", "rank device")),
     _of_timeline("forward_gap_us_per_step", "us/step", "lower",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@cache
 def version(package: str) -> str | None:
     """The installed version of a package, or None."""
     try:
@@ -47,8 +49,10 @@ def _cpu() -> str:
     )
 
 
+@cache
 def _git() -> tuple[str | None, bool | None]:
-    """The commit of the running checkout and whether it has changes; None when installed as a package."""
+    """The commit of the checkout that this process runs, and whether it had changes at the first call; None when
+    installed as a package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None, None

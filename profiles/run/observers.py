@@ -14,12 +14,14 @@ from ...sched.observe import NO_STEP, Observer
 from ...sched.request import Request
 from .feed import ABORTED, Feed
 
-_HOOKS = [name for name in vars(Observer) if not name.startswith("_") and name != "range"]
+_HOOKS = [
+    name for name in vars(Observer) if not name.startswith("_") and name not in ("range", "range_names")
+]
 
 
 class ObserverGroup(Observer):
-    """Several observers as one. ``set`` replaces them; the scheduler keeps the same group. A hook that none of them
-    overrides costs one lookup."""
+    """Several observers as one. ``set`` replaces them; the scheduler keeps the same group. Each hook, and each range,
+    calls those of them alone that override it or ask for it."""
 
     members: tuple[Observer, ...] = ()
 
@@ -32,10 +34,10 @@ class ObserverGroup(Observer):
         self.members = tuple(observers)
         for hook in _HOOKS:
             setattr(self, hook, _call_all([getattr(x, hook) for x in observers if _overrides(x, hook)]))
-        self._range = _nested([x.range for x in observers if _overrides(x, "range")])
+        self._rangers = _RangersByName([x for x in observers if _overrides(x, "range")])
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        return self._range(name, step, size)
+        return self._rangers[name](name, step, size)
 
 
 def _overrides(observer: Observer, hook: str) -> bool:
@@ -55,6 +57,18 @@ def _call_all(calls: list[Callable[..., None]]) -> Callable[..., None]:
 
 _NO_RANGE = Observer().range("", NO_STEP, 0)  # of an observer that does nothing when the range ends
 Ranger = Callable[[str, int, int], AbstractContextManager[object]]
+
+
+class _RangersByName(dict[str, Ranger]):
+    """Opens a range by its name, as all observers do that ask for it."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def __missing__(self, name: str) -> Ranger:
+        asking = [x for x in self._observers if x.range_names is None or name in x.range_names]
+        self[name] = _nested([x.range for x in asking])
+        return self[name]
 
 
 def _nested(rangers: Sequence[Ranger]) -> Ranger:
@@ -120,6 +134,7 @@ class ScriptedAborts(Observer):
         self._feed = feed
         self._system = system
 
-    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
-        if self._feed.aborts_now(request):
-            self._system.abort(request, ABORTED)
+    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
+        for request in requests:
+            if self._feed.aborts_now(request):
+                self._system.abort(request, ABORTED)

@@ -36,6 +36,8 @@ class ProgressWatch(Observer):
         self._tokens: int | None = 0  # of unfinished requests when they were counted last
         self._since = system.next_step
 
+    range_names = ("receive", SLEEP)
+
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
         if name == "receive":
             self._turn()

@@ -25,6 +25,7 @@ from ...sched.request import Status
 from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
 from ..measure.collector import RunCollector
 from ..measure.steps import SleepAnnouncingClock, TimelineError
+from ..measure.waiting import BubbleSink
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.timeline import Names, Sink, Window
@@ -197,7 +198,8 @@ class PreparedRun:
     def _collector(self) -> RunCollector:
         host = self.resolved.hardware.host
         sync_return = round(host.sync_return.value) if self.machine.labels.emulated else None
-        return RunCollector(self._clock, self.system.lookups(), sync_return=sync_return)
+        bubble = None if self.context.stage is None else BubbleSink()
+        return RunCollector(self._clock, self.system.lookups(), sync_return=sync_return, bubble=bubble)
 
     def measure(self, observe: ObserverFactory) -> Pass:
         """Run the scenario's workload once. Ctrl-C, the loss of another rank, and a loop in which no request advances

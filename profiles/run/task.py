@@ -125,8 +125,8 @@ class Options:
 class RankReport(NamedTuple):
     """What a rank with a device reports: its own result, and what a result of several ranks is computed from.
 
-    ``stage_time``: busy and idle times of a device, None where no kernel ran. ``damage``: by request, the sum of its KV
-    tags that do not add up. ``end``: ns of the rank's own clock."""
+    ``stage_time``: busy and idle times of a pipeline's stage, None where no kernel ran. ``damage``: by request, the sum
+    of its KV tags that do not add up. ``end``: ns of the rank's own clock."""
 
     result: Result
     account: RequestTotals
@@ -204,7 +204,7 @@ class RunTask:
             result_of(self.resolved.scenario, prepared.system, machine, found, run, world),
             done.collector.requests.totals,
             done.collector.acceptance,
-            done.collector.bubble.found(),
+            None if done.collector.bubble is None else done.collector.bubble.found(),
             done.damage,
             done.end,
         )

@@ -98,7 +98,7 @@ def run(options: Options, question: Resolved) -> Answer:
     try:
         result = execute(question, question.relays[0], options).result
     except ScenarioError as error:
-        return reasons(error)
+        return error.reasons
     except (OutOfKVMemoryError, TraceError, CheckpointError) as error:
         return str(error)
     except (EngineError, EngineFailedError) as error:
@@ -106,7 +106,3 @@ def run(options: Options, question: Resolved) -> Answer:
     if result.run.cancelled:
         raise KeyboardInterrupt
     return result
-
-
-def reasons(error: ScenarioError) -> str:
-    return "; ".join(dict.fromkeys(f"{problem.path}: {problem.message}" for problem in error.problems))

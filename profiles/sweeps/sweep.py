@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
+from ...scenarios.loader import load
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
 from ..engines.names import expanded, is_engine
@@ -20,9 +21,12 @@ from ..judge.divergence import comparable, same_tokens
 from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.pairs import percent
 from ..judge.sides import ENGINE, SideSpec, parse, split
-from ..platform.resolve import EngineChoice, Resolved, ask
+from ..platform.engine_choice import EngineChoice
 from ..record.result import Abstained, Result
-from .runs import Answer, Runs, reasons
+
+if TYPE_CHECKING:
+    from ..platform.resolve import Resolved
+    from .runs import Answer, Runs
 
 Tone = Literal["better", "worse", "even"]
 Tokens = Literal["equal", "different", "not applicable"]
@@ -38,7 +42,7 @@ class SweepError(ValueError):
 _NOT_KEPT: Final = Abstained(abstained="a sweep keeps no outputs")
 
 Place = tuple[str, ...]
-Questions = Sequence[Resolved] | str
+Questions: TypeAlias = "Sequence[Resolved] | str"
 """What a cell asks, one question for each side, or why it cannot run."""
 
 
@@ -147,7 +151,9 @@ def planned(
         raise SweepError(
             f"no metric {metric!r} that has a better side; schedbench explain lists them"
         ) from None
-    return SweepPlan(scenario, tuple(overrides), axes, specs, name, choose)
+    plan = SweepPlan(scenario, tuple(overrides), axes, specs, name, choose)
+    _require_usable(plan, [place for place in plan.places if not _can_be_read(plan, place)], load)
+    return plan
 
 
 def has_own_sides(over: Sequence[str]) -> bool:
@@ -167,8 +173,10 @@ def _axis(text: str) -> Axis:
 def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
     """The cells in order, each as soon as it has run. Raises SweepError, before anything runs, for a value that
     the scenario cannot have; MachineError, WorkersError, KeyboardInterrupt."""
+    from ..platform.resolve import ask
+
     asked = [(place, questions_at(plan, place)) for place in plan.places]
-    _require_usable(plan, asked)
+    _require_usable(plan, [place for place, found in asked if isinstance(found, str)], ask)
     answers = runs.answers([one for _, found in asked if not isinstance(found, str) for one in found])
     for number, (place, questions) in enumerate(asked, start=1):
         report(f"cell {number} of {len(asked)}: {', '.join(place)}")
@@ -183,29 +191,34 @@ def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
     try:
         return [_resolved(plan, place, side) for side in plan.sides]
     except ScenarioError as error:
-        return reasons(error)
+        return error.reasons
 
 
-def _require_usable(plan: SweepPlan, asked: Sequence[tuple[tuple[str, ...], Questions]]) -> None:
-    """Raises SweepError for values of an axis that the scenario cannot have, such as misspelt names. A value that only
-    the rest of its cell rules out is a refusal of that cell."""
-    usable = {
-        (axis, value)
-        for place, questions in asked
-        if not isinstance(questions, str)
-        for axis, value in zip(plan.axes, place, strict=True)
-    }
-    named = dict.fromkeys(
-        (axis, value) for place, _ in asked for axis, value in zip(plan.axes, place, strict=True)
-    )
+def _require_usable(
+    plan: SweepPlan, refused: Collection[Place], read: Callable[[str, Sequence[str]], object]
+) -> None:
+    """Raises SweepError for values of an axis that the scenario cannot have, such as misspelt names: all of their cells
+    are ``refused``, and ``read`` refuses them alone. A value that only the rest of its cell rules out is a refusal of
+    that cell."""
+    named = {place: list(zip(plan.axes, place, strict=True)) for place in plan.places}
+    usable = {value for place, values in named.items() if place not in refused for value in values}
     problems = []
-    for axis, value in (one for one in named if one not in usable):
+    for axis, value in dict.fromkeys(value for values in named.values() for value in values):
+        if (axis, value) in usable:
+            continue
         try:
-            ask(plan.scenario, axis.overrides(value))
+            read(plan.scenario, axis.overrides(value))
         except ScenarioError as error:
-            problems.append(f"--over {axis.key}={value}: no cell could run: {reasons(error)}")
+            problems.append(f"--over {axis.key}={value}: no cell could run: {error.reasons}")
     if problems:
         raise SweepError("\n".join(problems))
+
+
+def _can_be_read(plan: SweepPlan, place: Place) -> bool:
+    try:
+        return bool([load(plan.scenario, plan.overrides_at(place, side)) for side in plan.sides])
+    except ScenarioError:
+        return False
 
 
 def _cell(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
@@ -231,6 +244,8 @@ def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result])
 
 
 def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved:
+    from ..platform.resolve import ask
+
     resolved = ask(plan.scenario, plan.overrides_at(place, side))
     if len(resolved.relays) > 1:
         raise resolved.scenario.source.refuse(("engine", "relays"), "a cell has one relay: give it as relay")

@@ -138,6 +138,11 @@ def receive(
 
 def _placed(gpu: VirtualGpu, value: torch.Tensor) -> DeviceTensor:
     tensor = new(gpu, value.shape, value.stride(), value.dtype)
+    land(gpu, tensor, value)
+    return tensor
+
+
+def land(gpu: VirtualGpu, tensor: DeviceTensor, value: torch.Tensor) -> None:
+    """What another device has sent is in ``tensor`` for later work of the current stream."""
     gpu.executor.upload(tensor.held, value, pinned=False, waits=False)
     gpu.watcher.generated("receive", tensor)
-    return tensor

@@ -18,6 +18,7 @@ import numpy as np
 
 COMPUTE, H2D, D2H, BESIDE, LINK = range(5)
 FOREVER = 1 << 62
+QUEUES = 32  # of one rank; more than any rank has
 PENDING = 256  # operations left unsettled before a launch settles what the clock has passed
 
 Row = tuple[Any, ...]

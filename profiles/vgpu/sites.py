@@ -65,7 +65,7 @@ class Sites:
         return index
 
     def _is_watched(self, code: CodeType) -> bool:
-        path = Path(code.co_filename).resolve()
+        path = _resolved(code.co_filename)
         if path in self._unwatched:
             return False
         inside = (path.relative_to(root).parts for root in self._watch if path.is_relative_to(root))
@@ -73,7 +73,7 @@ class Sites:
 
     def _site(self, code: CodeType, offset: int) -> Site:
         line = list(code.co_positions())[offset // 2][0] or code.co_firstlineno
-        path = Path(code.co_filename).resolve()
+        path = _resolved(code.co_filename)
         root = next(root for root in self._watch if path.is_relative_to(root))
         name = path.relative_to(root.parent).as_posix()
         return Site(name, code.co_qualname, line, _statement(code.co_filename, line))
@@ -89,6 +89,12 @@ class LastSite(Sites):
         return self.last
 
 
+@cache
+def _resolved(filename: str) -> Path:
+    return Path(filename).resolve()
+
+
+@cache
 def _statement(filename: str, line: int) -> str:
     """The innermost statement at that line, joined to one line; of a compound statement only the head."""
     spans = [span for span in _spans(filename) if span[0] <= line <= span[1]]

@@ -193,14 +193,14 @@ def _remaining(req: Request) -> int:
 def next_step_tokens(reqs: Sequence[Request], config: EngineConfig) -> int:
     """Tokens in whole pages: for one token of each request, or for the slots that a speculative step allocates."""
     page, spec = config.page_size, config.speculative
+    if spec is None:  # all that is allocated is committed
+        return len(reqs) if page == 1 else page * sum(req.kv_committed_len % page == 0 for req in reqs)
     ends = [_end(req, spec) for req in reqs]
     held = [req.kv_allocated_len for req in reqs]
     return page * sum(-(-end // page) - -(-start // page) for start, end in zip(held, ends, strict=True))
 
 
-def _end(req: Request, spec: SpeculativeConfig | None) -> int:
-    if spec is None:
-        return req.kv_committed_len + 1
+def _end(req: Request, spec: SpeculativeConfig) -> int:
     if spec.mode == "v1":
         return req.kv_committed_len + spec.alloc_len
     return allocation_end(req, spec)

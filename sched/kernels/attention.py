@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .declare import kernel, meta_tensor, nbytes, reads
+from .declare import kernel, meta_tensor, nbytes, reads, total_length
 from .registry import Access, Work
 from .tiles import Bounds, Branches, Pages, paged_attention, ragged
 
@@ -44,11 +44,10 @@ def attention_work(
 def _cost(paged: PagedQueries, extend_lens: Tensor | None) -> Work:
     """Each position of the cache is read once. The flops are those of the pairs that are not masked: of L positions,
     n of them new, these are n(2L - n + 1)/2."""
-    seq_lens = paged.seq_lens.numpy()
-    cached = pairs = int(seq_lens.sum())
+    cached = pairs = total_length(paged.seq_lens)
     if extend_lens is not None:
         new = extend_lens.numpy()
-        pairs = int(new @ (2 * seq_lens - new + 1)) // 2
+        pairs = int(new @ (2 * paged.seq_lens.numpy() - new + 1)) // 2
     slot_bytes = paged.req_to_token.element_size()
     return attention_work(paged.q, paged.k_cache, slot_bytes=slot_bytes, cached=cached, pairs=pairs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .declare import INT64, kernel, meta_tensor, nbytes, reads
+from .declare import INT64, kernel, meta_tensor, nbytes, reads, total_length
 from .registry import Access, Work
 
 Rows = tuple[Tensor, Tensor, Tensor]
@@ -17,7 +17,7 @@ def _meta(req_to_token: Tensor, seq_lens: Tensor, max_seq_len: int) -> Rows:
 
 
 def _cost(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> Work:
-    copied = 2 * req_to_token.element_size() * int(seq_lens.numpy().sum())
+    copied = 2 * req_to_token.element_size() * total_length(seq_lens)
     return Work(copied + nbytes(req_pool_indices, seq_lens) + 3 * INT64 * seq_lens.shape[0])
 
 

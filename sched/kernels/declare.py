@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -121,7 +121,12 @@ def meta_like(tensor: Tensor) -> Tensor:
 
 def nbytes(*tensors: Tensor | None) -> int:
     """Bytes of all elements; those that are None count nothing."""
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+    return sum([t.nbytes for t in tensors if t is not None])  # a list is faster than a generator here
+
+
+def total_length(lens: Tensor) -> int:
+    """The sum of lengths [b] in the host's memory. A list is added in less time than torch or NumPy need for few."""
+    return sum(cast("list[int]", lens.tolist()))
 
 
 def reads(*tensors: Tensor | None) -> tuple[Access, ...]:

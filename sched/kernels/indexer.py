@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .declare import INT32, kernel, meta_tensor, nbytes, reads
+from .declare import INT32, kernel, meta_tensor, nbytes, reads, total_length
 from .invariant import TILE, ceil_to, halving_sum, widened
 from .registry import Access, Work
 from .tiles import BLOCK, ragged
@@ -120,7 +120,7 @@ def index_work(q: Tensor, index_cache: Tensor, req_to_token: Tensor, *, cached: 
 
 
 def _select_cost(scored: Scored, top_k: int) -> Work:
-    cached = int(scored.seq_lens.numpy().sum())
+    cached = total_length(scored.seq_lens)
     work = index_work(scored.q, scored.index_cache, scored.req_to_token, cached=cached, pairs=cached)
     written = INT32 * top_k * scored.q.shape[0]
     return work._replace(bytes=work.bytes + nbytes(scored.weights) + written)

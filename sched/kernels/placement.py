@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .allocation import alloc_decode_slots, alloc_extend_slots, write_runs
-from .declare import INT64, kernel, meta_tensor, nbytes, reads
+from .declare import INT64, kernel, meta_tensor, nbytes, reads, total_length
 from .registry import Access, Work
 
 
@@ -55,7 +56,10 @@ def place_decode(
     else:
         last_loc = req_to_token[req_pool_indices, seq_lens - 1]
         slots = alloc_decode_slots(longer, last_loc, free_pages, page_size)
-    req_to_token[req_pool_indices, seq_lens] = slots.to(req_to_token.dtype)
+    if slots.is_cpu:  # NumPy indexes in a third of torch's time
+        req_to_token.numpy()[req_pool_indices.numpy(), seq_lens.numpy()] = slots.numpy()
+    else:
+        req_to_token[req_pool_indices, seq_lens] = slots.to(req_to_token.dtype)
     return slots, longer, orig_seq_lens + 1
 
 
@@ -108,7 +112,7 @@ def place_extend(prompts: NewPrompts) -> Tensor:
 
 def page_bytes(req_to_token: Tensor, seq_lens: Tensor) -> int:
     """Bytes that a copy of the requests' page-table entries reads and writes."""
-    return 2 * req_to_token.element_size() * int(seq_lens.numpy().sum())
+    return 2 * req_to_token.element_size() * total_length(seq_lens)
 
 
 def copy_rows(
@@ -118,9 +122,13 @@ def copy_rows(
     if pages.device.type != "cpu":  # the host does not know the lengths; entries beyond them are never read
         pages[req_pool_indices, :max_seq_len] = req_to_token[req_pool_indices, :max_seq_len]
         return
-    target, source = pages.numpy(), req_to_token.numpy()
-    for row, length in zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True):
-        target[row, :length] = source[row, :length]
+    context = req_to_token.shape[1]
+    begins = req_pool_indices.numpy() * context
+    ends = begins + np.minimum(np.maximum(seq_lens.numpy(), 0), context)
+    # A slice of a memoryview is copied in half of the time that one of an array takes.
+    target, source = pages.view(-1).numpy().data, req_to_token.view(-1).numpy().data
+    for entries in map(slice, begins.tolist(), ends.tolist()):
+        target[entries] = source[entries]
 
 
 def _copy_cost(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> Work:

@@ -32,6 +32,7 @@ GOLDEN64 = -7046029254386353131  # 0x9e3779b97f4a7c15
 _MIX64 = (-4658895280553007687, -7723592293110705685)  # 0xbf58476d1ce4e5b9, 0x94d049bb133111eb
 _MIX32 = (0x7FEB352D, -2073254261)  # 0x7feb352d, 0x846ca68b
 _WORD64 = (1 << 64) - 1
+_NOT_NEGATIVE = np.array(_WORD64 >> 1, dtype=np.uint64)
 
 # A draw reads the logits once. A filtered draw is costed as the sort-free kernels are built: one pass for the
 # maximum and the mass, one to find the threshold, one to draw.
@@ -143,12 +144,15 @@ def _scores(draw: Draw) -> Tensor:
 
 def _tagged_ids(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) -> Tensor:
     """The (h mod n)-th of the n allowed ids, h a hash of the fingerprint. Only the logits' shape is used."""
-    hashed = mixed(fingerprint.numpy().view(np.uint64).copy()) & np.uint64(_WORD64 >> 1)
-    words = torch.from_numpy(hashed.view(np.int64))
+    hashed = mixed(fingerprint.numpy().view(np.uint64).copy())
+    hashed &= _NOT_NEGATIVE
+    words = hashed.view(np.int64)
     if vocab_mask is None:
-        return words % logits.shape[1]
+        words %= logits.shape[1]
+        return torch.from_numpy(words)
     allowed = unpack_mask(vocab_mask, logits.shape[1]).cumsum(1)
-    return torch.searchsorted(allowed, (words.unsqueeze(1) % allowed[:, -1:]) + 1).squeeze(1)
+    nth = torch.from_numpy(words).unsqueeze(1) % allowed[:, -1:] + 1
+    return torch.searchsorted(allowed, nth).squeeze(1)
 
 
 def _ids_meta(logits: Tensor) -> Tensor:

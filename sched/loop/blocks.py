@@ -118,7 +118,7 @@ def _append(engine: Engine, req: Request, tokens: Sequence[int]) -> None:
     count, ending = take_tokens(engine, req, tokens, ())
     if req.first_token_at is None:
         req.first_token_at = engine.clock.now()
-    engine.observer.tokens(req, count)
+    engine.observer.tokens([req], count)
     if ending is not None:
         finish(engine, req, *ending)
 

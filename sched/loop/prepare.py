@@ -154,7 +154,8 @@ def filter_rows(
     """Keep the running requests except ``without``, or the rows ``keep`` in that order. An empty batch keeps stale
     tensors and must not be merged."""
     if keep is None:
-        keep = [i for i, req in enumerate(batch.reqs) if req.status is Status.RUNNING and req not in without]
+        running = Status.RUNNING
+        keep = [i for i, req in enumerate(batch.reqs) if req.status is running and req not in without]
     if len(keep) == len(batch.reqs):
         return
     batch.rows_changed = True

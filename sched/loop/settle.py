@@ -82,29 +82,61 @@ def _keep_hidden_states(batch: ScheduleBatch, result: StepResult) -> None:
 def _settle_extend(
     engine: Engine, batch: ScheduleBatch, token_ids: list[int], draft: DraftInput | None
 ) -> None:
-    decoding = set(map(id, batch.decoding_reqs))
-    for row, (req, token) in enumerate(zip(batch.reqs, token_ids, strict=True)):
+    prompts = batch.batch_size - len(batch.decoding_reqs)  # a mixed batch's decodes come after its prompts
+    for row, (req, token) in enumerate(zip(batch.reqs[:prompts], token_ids[:prompts], strict=True)):
         if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
             continue
-        if req.inflight_middle_chunks > 0 and id(req) not in decoding:
+        if req.inflight_middle_chunks > 0:
             req.inflight_middle_chunks -= 1  # more chunks of the prompt follow: this token has no meaning
             if engine.outbox is not None:
                 engine.outbox.chunk_computed(req)
         elif engine.outbox is not None:
             _send_prompt(engine, req, token, () if draft is None else _draft_row(draft, row))
-        elif not _append(engine, req, token) and id(req) not in decoding:
-            engine.cache.cache_unfinished_req(req)
-            engine.tier.admit(req)
+        else:
+            req.output_ids.append(token)
+            if not announce_token(engine, req):
+                engine.cache.cache_unfinished_req(req)
+                engine.tier.admit(req)
+    _append_tokens(engine, batch.reqs[prompts:], token_ids[prompts:])
 
 
 def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
     engine.allocator.free_group_begin()
-    all_continue = True
-    for req, token in zip(batch.reqs, token_ids, strict=True):
-        if req.status is not Status.RUNNING or _append(engine, req, token):
-            all_continue = False
+    all_continue = _append_tokens(engine, batch.reqs, token_ids)
     engine.allocator.free_group_end()
     return all_continue
+
+
+def _append_tokens(engine: Engine, reqs: list[Request], token_ids: list[int]) -> bool:
+    """Append and announce a decoded token of each request that still runs. Returns whether all requests continue.
+
+    An end takes time on the host, so that the tokens up to each end are announced together before it.
+    """
+    new: list[Request] = []
+    running = Status.RUNNING
+    for req, token in zip(reqs, token_ids, strict=True):
+        if req.status is not running:  # it ended, or its KV was taken back, after the launch
+            continue
+        req.output_ids.append(token)
+        new.append(req)
+        ending = _ending(engine, req, token)
+        if ending is not None:
+            _announce_tokens(engine, new)
+            new = []
+            if req.status is running:
+                finish(engine, req, *ending)
+    aborted = _announce_tokens(engine, new)
+    return len(new) == len(reqs) and not aborted
+
+
+def _announce_tokens(engine: Engine, reqs: list[Request]) -> bool:
+    """Announce the last output token of each request, and end the requests that an observer aborts then. Returns
+    whether there were any."""
+    engine.observer.tokens(reqs, 1)
+    aborted = [req for req in reqs if req.to_finish]
+    for req in aborted:
+        finish(engine, req, Status.ABORTED, req.to_finish)
+    return bool(aborted)
 
 
 def _draft_row(draft: DraftInput, row: int) -> tuple[torch.Tensor, ...]:
@@ -117,7 +149,7 @@ def _send_prompt(engine: Engine, req: Request, token: int, draft: tuple[torch.Te
     assert engine.outbox is not None
     req.output_ids.append(token)
     req.first_token_at = engine.clock.now()
-    engine.observer.tokens(req, 1)
+    engine.observer.tokens([req], 1)
     engine.cache.cache_unfinished_req(req)
     metadata = Metadata(
         token,
@@ -130,19 +162,12 @@ def _send_prompt(engine: Engine, req: Request, token: int, draft: tuple[torch.Te
     engine.outbox.finish(req, metadata)
 
 
-def _append(engine: Engine, req: Request, token: int) -> bool:
-    """Append and announce an output token. Returns whether the request ended with it."""
-    req.output_ids.append(token)
-    return announce_token(engine, req)
-
-
 def announce_token(engine: Engine, req: Request) -> bool:
     """Announce the last output token of ``req``. Returns whether the request ended with it."""
-    token = req.output_ids[-1]
     if req.first_token_at is None:
         req.first_token_at = engine.clock.now()
-    engine.observer.tokens(req, 1)
-    ending = _ending(engine, req, token)
+    engine.observer.tokens([req], 1)
+    ending = _ending(engine, req, req.output_ids[-1])
     if ending is not None:
         finish(engine, req, *ending)
     return ending is not None
@@ -264,7 +289,7 @@ def _announce(engine: Engine, req: Request, verified: VerifiedTokens) -> bool:
     """Announce the tokens. Returns whether the request ended with them."""
     req.verify_ct += 1
     engine.observer.verified(req, verified.accepted)
-    engine.observer.tokens(req, verified.kept)
+    engine.observer.tokens([req], verified.kept)
     if verified.ending is not None:
         finish(engine, req, *verified.ending)
     return verified.ending is not None

@@ -9,9 +9,9 @@ from typing import Any
 from . import ordering, placeholders, rows, tokens
 from .drafts import resolve_on_the_forward_stream
 from .faults import Fault, Loop
+from .names import ALIASES, SWITCH_NAMES
 from .row import DraftRow, RelayRow, Speculation
 from .states import (
-    ALIASES,
     CHUNK_REWRITE,
     DEAD_PUBLISH,
     DEAD_STASH,
@@ -24,7 +24,6 @@ from .states import (
     State,
     states,
 )
-from .switch_names import SWITCH_NAMES
 from .switches import DRAFT_SWITCHES, OVERLAPPED_ONLY, SWITCHES
 
 _ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import rows
+from .names import STATE_NAMES
 from .row import DraftRow, RelayRow
 
 # Races and defects of the states, as results declare them.
@@ -242,7 +243,7 @@ _STATES = {
         ),
     )
 }
-ALIASES: Mapping[str, str] = {"pr26020-before": "pr25944"}
+assert tuple(_STATES) == STATE_NAMES
 
 
 def states() -> Mapping[str, State]:

@@ -108,7 +108,7 @@ def test_requests_too_long_for_the_pool_are_refused_as_with_one_worker() -> None
 
 @pytest.mark.parametrize("scenario", ["grammar", "penalties"])
 def test_sampling_state_is_kept_between_workers(scenario: str) -> None:
-    few = ("workload.requests=6", "engine.relay=latest")
+    few = ("workload.requests=5", "workload.output_tokens.max=16", "engine.relay=latest")
     assert digest(scenario, *few, PAIR) == digest(scenario, *few)
 
 

@@ -86,7 +86,7 @@ def test_every_state_has_the_tokens_of_one_rank_in_every_mode(
     ],
 )
 def test_sampling_gives_the_tokens_of_one_rank(sampling: str) -> None:
-    knobs = (f"workload.sampling={sampling}", "engine.relay=latest")
+    knobs = (f"workload.sampling={sampling}", "engine.relay=latest", "workload.requests=5")
     assert digest("mixed", *SMALL, TWO, *knobs) == alone(*knobs)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ from tests.conftest import RunCommand
 
 # Some requests end while others decode, and prompts are computed beside both.
 NONE = "device.values=none"
-CROWD = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 24, max: 40}", NONE)
+CROWD = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 8, max: 20}", NONE)
 LATEST = "engine.relay=latest"
 PAGED = "engine.page_size=16"
 
@@ -72,7 +71,7 @@ def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("scenario", ["penalties", "grammar", "retraction", "shared_prefix"])
 def test_latest_shows_no_hazard_in_other_scenarios(scenario: str) -> None:
-    assert found(watched(scenario, LATEST, "workload.requests=6")) == Hazards()
+    assert found(watched(scenario, LATEST, "workload.requests=4")) == Hazards()
 
 
 def test_a_state_shows_exactly_its_declared_hazards() -> None:
@@ -148,7 +147,7 @@ def test_a_state_shows_exactly_its_declared_hazards_under_speculation(state: str
     relay = f"{{state: {state}, barrier: {barrier}}}"
     eagle = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false")
     speculation = "engine.speculative={algorithm: eagle, mode: v2}"
-    overrides = (*eagle, speculation, f"engine.relay={relay}", "engine.overlap=true")
+    overrides = (*eagle, speculation, f"engine.relay={relay}", "engine.overlap=true", "workload.requests=7")
     shown: set[str] = set()
     for sampling in ("{temperature: 0.0}", "{frequency_penalty: 0.5}"):
         # With exact penalties the schedule stream waits for the forward whenever rows change.
@@ -289,8 +288,10 @@ def test_hazard_checking_changes_nothing_else() -> None:
 
 
 @pytest.mark.wide
-def test_hazard_checking_costs_less_than_the_run() -> None:
-    assert median(seconds(True) / seconds(False) for _ in range(3)) < 2
+def test_hazard_checking_costs_less_than_three_quarters_of_the_run() -> None:
+    """The least of several times, since other work of the machine only adds to them."""
+    checked, plain = zip(*((seconds(True), seconds(False)) for _ in range(6)), strict=True)
+    assert min(checked) / min(plain) < 1.75
 
 
 def seconds(hazards: bool) -> float:

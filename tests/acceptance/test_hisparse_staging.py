@@ -4,6 +4,7 @@ in that phase."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -31,6 +32,7 @@ def run(*overrides: str) -> Result:
     return result_of("hisparse", *SMALL, *overrides)
 
 
+@cache
 def plain(*overrides: str) -> Result:
     device = ("engine.hisparse={enabled: false}", "engine.kv_tokens=8192", "engine.overlap=false")
     return result_of("hisparse", *SMALL, *overrides, *device)

@@ -22,7 +22,13 @@ from tests.acceptance.runs import command_line, plain_environment
 from tests.conftest import RunCommand
 
 FORMS = ("table", "json", "md", "csv", "html", "svg")
-BRIEF = ("run", "mixed", "--set", "workload.requests=4", "--set", "device.values=none")
+FEW = (
+    "workload.requests=4",
+    "workload.output_tokens.max=16",
+    "measure.warmup_requests=0",
+    "device.values=none",
+)
+BRIEF = ("run", "mixed", *(word for override in FEW for word in ("--set", override)))
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
 
@@ -188,12 +194,13 @@ def test_a_budget_that_holds_is_not_mentioned(run_command: RunCommand) -> None:
     assert (said.code, said.err) == (0, "")
 
 
-def test_no_color_keeps_bold_escapes_on_a_terminal() -> None:
-    seen = on_a_terminal(*BRIEF, env={"NO_COLOR": "1"})
+def test_no_color_keeps_bold_escapes_on_a_terminal(printed: Printed, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(printed("json"))
+    seen = on_a_terminal("report", tmp_path / "result.json", env={"NO_COLOR": "1"})
     assert "\x1b[" in seen and not COLOUR.search(seen)
 
 
-def on_a_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
+def on_a_terminal(*arguments: str | Path, env: dict[str, str] | None = None) -> str:
     """Returns what is written to stdout where stdout is a terminal."""
     screen, out = pty.openpty()
     seen = b""

@@ -19,6 +19,8 @@ SCENARIO = (
     f"engine.pipeline.stages={STAGES}",
     "engine.chunked_prefill_size=none",
     "engine.mixed_chunk=false",
+    "workload.requests=5",
+    "workload.output_tokens={dist: uniform, min: 2, max: 8}",
 )
 READ = Copy("_host_tokens", "schedule", "d2h", "pageable B")
 PROMPT_NOW = Copy("upload_now", "schedule", "h2d", "pinned nb")

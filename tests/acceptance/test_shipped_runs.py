@@ -20,8 +20,8 @@ REQUESTS = {
     "dp_idle": 3,
     "grammar": 16,
     "penalties": 12,
-    "prefill_heavy": 32,
-    "retraction": 24,
+    "prefill_heavy": 12,
+    "retraction": 16,
     "shared_prefix": 24,
     "spec_grammar": 16,
 }
@@ -192,7 +192,7 @@ def test_shared_prefixes_come_from_the_cache() -> None:
 
 def test_mixed_has_mixed_steps_and_prefill_heavy_has_chunks() -> None:
     assert run("mixed", NONE).per_step["mixed"].steps > 10
-    prefill_heavy = run("prefill_heavy", NONE, "workload.requests=12")
+    prefill_heavy = run("prefill_heavy", NONE, "workload.requests=4")
     assert max(row.prompt_tokens for row in prefill_heavy.requests) > 8192
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -119,10 +120,11 @@ class Gaps(Observer):
         self._clock = clock
         self._last: dict[str, int] = {}
 
-    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
+    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
         now = self._clock.now()
-        self.longest = max(self.longest, now - self._last.get(request.id, now))
-        self._last[request.id] = now
+        for request in requests:
+            self.longest = max(self.longest, now - self._last.get(request.id, now))
+            self._last[request.id] = now
 
 
 def longest_gap(*overrides: str) -> int:

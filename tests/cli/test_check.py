@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from schedbench.cli import check_page
 from schedbench.cli.page import markdown, screenful
-from schedbench.profiles.check import all_faults
+from schedbench.profiles.check import all_faults, examine
 from schedbench.profiles.check.conclusion import conclusion
 from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
 from tests.conftest import RunCommand
@@ -40,19 +39,16 @@ def test_all_checks_of_a_correct_scenario_pass(run_command: RunCommand) -> None:
         assert any(line.startswith(name) for line in said.out.splitlines())
 
 
-def test_a_document_has_every_check_with_its_verdict(run_command: RunCommand, tmp_path: Path) -> None:
+def test_a_document_has_every_check_and_unproven_places(run_command: RunCommand, tmp_path: Path) -> None:
     said = run_command("check", *TINY, "--relay", "latest", "--format", "json", "--output-dir", tmp_path)
     [report] = reports(said.out)
     assert (tmp_path / "check.json").read_text() == said.out
     assert report["relay"] == {"state": "latest", "switches": {}, "faults": []}
     assert {check["verdict"] for check in report["checks"]} == {"passed", "not applicable"}
     assert report["hazards_s"] > 0 and len(report["outputs"]["digest"]) == 64
-
-
-def test_unproven_places_are_named_with_their_lines(run_command: RunCommand) -> None:
-    said = run_command("check", *TINY, "--relay", "latest", "--format", "md")
-    assert "<summary>Not reached</summary>" in said.out
-    assert "| `context.streams.record(source, context.streams.forward)` |" in said.out
+    unproven = markdown(check_page.page(json.loads(said.out)))
+    assert "<summary>Not reached</summary>" in unproven
+    assert "| `context.streams.record(source, context.streams.forward)` |" in unproven
 
 
 def test_every_format_lists_skipped_checks_in_one_line(run_command: RunCommand, tmp_path: Path) -> None:
@@ -76,6 +72,7 @@ def test_every_format_lists_skipped_checks_in_one_line(run_command: RunCommand, 
     assert f"not asked: {line}" in markdown(page).splitlines()
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_one_adversary_leaves_all_others_out(run_command: RunCommand) -> None:
     said = run_command("check", SMALL[0], *SETS, "--adversarial", "8", "--format", "json")
     left_out = json.loads(said.out)["not_asked"]
@@ -83,6 +80,7 @@ def test_one_adversary_leaves_all_others_out(run_command: RunCommand) -> None:
     assert left_out["random orders"] == "all but seed 8"
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_the_files_that_were_read_are_named_with_their_digests(
     run_command: RunCommand, tmp_path: Path
 ) -> None:
@@ -98,6 +96,7 @@ def test_the_files_that_were_read_are_named_with_their_digests(
     assert part["key"] == "workload.trace" and part["sha256"] == sha256(trace.read_bytes()).hexdigest()
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_a_hazard_is_reported_with_both_lines(run_command: RunCommand) -> None:
     said = run_command("check", *SMALL, "--relay", "pr25945", "--fault", "no-barrier")
     assert said.code == 1 and said.out.startswith("mixing FAILED: hazards with pr25945 · fault no-barrier; ")
@@ -105,6 +104,7 @@ def test_a_hazard_is_reported_with_both_lines(run_command: RunCommand) -> None:
     assert "sched/model/decoder.py:" in said.out and "sched/kernels/allocation.py:" in said.out
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_an_adversary_is_reported_with_the_first_wrong_token(run_command: RunCommand) -> None:
     said = run_command("check", "faults/mixing", "--adversarial", "0", "--fault", "staging-refilled")
     text = " ".join(said.out.split())
@@ -112,6 +112,7 @@ def test_an_adversary_is_reported_with_the_first_wrong_token(run_command: RunCom
     assert "adversary 0 (all work as late as possible): request r" in text and "instead of" in text
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_a_broken_budget_fails_with_its_lines(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--expect", "prefill.schedule.h2d=0")
     text = " ".join(said.out.split())
@@ -119,12 +120,14 @@ def test_a_broken_budget_fails_with_its_lines(run_command: RunCommand) -> None:
     assert "budget: prefill.schedule.h2d:" in text and "0 allowed" in text and "sched/loop/split.py:" in text
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_an_untested_budget_does_not_pass(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--expect", "idle.schedule.h2d=0", "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
     assert budget["verdict"] == "not applicable" and "idle" in budget["about"]
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_one_untested_kind_does_not_hide_a_passed_budget(run_command: RunCommand) -> None:
     both = ("--expect", "idle.schedule.h2d=0", "--expect", "decode.schedule.d2h=9")
     said = run_command("check", *TINY, *both, "--format", "json")
@@ -132,12 +135,14 @@ def test_one_untested_kind_does_not_hide_a_passed_budget(run_command: RunCommand
     assert budget["verdict"] == "passed" and "no step was of kind idle" in budget["about"]
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_a_failing_run_is_a_failed_check(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--fault", "never-resolve", "--format", "json")
     verdicts = {check["name"]: check["verdict"] for check in reports(said.out)[0]["checks"]}
     assert said.code == 1 and verdicts["run"] == "failed" and verdicts["tokens"] == "not applicable"
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_the_token_check_does_not_apply_to_lagging_penalties(run_command: RunCommand) -> None:
     penalised = ("--set", "workload.sampling.presence_penalty=0.5")
     said = run_command("check", *TINY, "--relay", "pr25945", *penalised, "--format", "json")
@@ -145,12 +150,14 @@ def test_the_token_check_does_not_apply_to_lagging_penalties(run_command: RunCom
     assert said.code == 0 and tokens["verdict"] == "not applicable" and "penalties" in tokens["about"]
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_every_relay_of_a_ladder_is_checked(run_command: RunCommand) -> None:
     relays = "engine.relays=[{state: pr26425}, {state: latest}]"
     said = run_command("check", *TINY, "--set", relays, "--format", "json")
     assert [report["relay"]["state"] for report in reports(said.out)] == ["pr26425", "latest"]
 
 
+@pytest.mark.usefixtures("nothing_unproven")
 def test_markdown_has_a_table_and_the_evidence(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--fault", "never-resolve", "--format", "md")
     assert "| run | failed |" in said.out and "has no input ids" in said.out
@@ -188,12 +195,11 @@ def test_hazards_and_an_adversary_exclude_each_other(run_command: RunCommand) ->
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examines faults in this process; the processes of a pool would import torch first."""
-    monkeypatch.setattr(all_faults, "pool", lambda _: nullcontext(map))
+def nothing_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the search for unproven waits, which takes runs of its own."""
+    monkeypatch.setattr(examine, "unproven", lambda *_: [])
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_all_faults_are_checked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = fault_scenarios()["never-resolve"]
     one = {"never-resolve": replace(fault, overrides=(*fault.overrides, *FEW))}
@@ -211,7 +217,6 @@ def test_all_faults_are_checked_off_and_on(run_command: RunCommand, monkeypatch:
     assert "| never-resolve | pr25945 | passed | contract |" in page
 
 
-@pytest.mark.usefixtures("in_this_process")
 def test_a_fault_that_no_check_finds_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault is harmless here: it stashes before sampling, and no sample is delayed."""
     fault = fault_scenarios()["stash-before-sampling"]

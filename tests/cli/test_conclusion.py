@@ -25,7 +25,7 @@ def document() -> dict[str, Any]:
 
 def test_the_conclusion_has_throughput_idle_time_its_cause_and_a_line(document: dict[str, Any]) -> None:
     assert conclusion(document) == (
-        "18,235 output tokens/s; GPU idle 2.7 % of a step (94.1 µs) between forwards, half of it late host work; "
+        "18,235 output tokens/s; GPU idle 2.7 % of a step (94.1 µs) between forwards, half of it exposed host work; "
         "most exposed wait: sched/relay/lengths.py:41, 0.5 blocking downloads per decode step."
     )
 

@@ -150,7 +150,6 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
         (("run", "mixed", "--engine", "sglang:."), 3, "no python/sglang and no sglang in that folder"),
         (("run", "mixed", "--engine-python", "python"), 2, "--engine-python: no engine is named"),
         (("check", "mixed", "--engine", "sglang:.", "--device", "cuda"), 2, "runs on the virtual GPU"),
-        (("run", "pp2", "--engine", "sglang:."), 3, "runs on one rank"),
         (("compare", "mixed", "--a", "sglang==9", "--b", ""), 3, "pip download --no-deps sglang==9"),
     ],
 )

@@ -7,6 +7,7 @@ import io
 
 import pytest
 
+from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.record.definitions import definition
 from tests.conftest import RunCommand
 
@@ -57,3 +58,9 @@ def test_every_name_of_a_result_has_a_definition(run_command: RunCommand, scenar
 def test_the_idle_time_of_each_rank_is_in_a_table(run_command: RunCommand) -> None:
     found = run_command("run", "pp2", *SMALL)
     assert any(line.split()[:2] == ["idle", "ms"] for line in found.out.splitlines())
+
+
+def test_every_reason_for_no_verdict_is_explained(run_command: RunCommand) -> None:
+    for reason in Reason:
+        found = run_command("explain", reason)
+        assert found.code == 0 and found.out.startswith(f"{reason}\n\n") and found.out.rstrip().endswith(".")

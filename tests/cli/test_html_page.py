@@ -184,10 +184,10 @@ def test_a_page_without_charts_has_no_library(document, html):
 def test_a_comparison_has_every_format(folder, form):
     done = CliRunner().invoke(app, ["compare", *[str(folder / "result.json")] * 2, "--format", form])
     assert done.exit_code == 0, done.output
-    begin = {"svg": "<svg", "csv": "table,row,name,column,value\n", "html": "<!DOCTYPE html>", "json": "{"}
+    begin = {"svg": "<svg", "csv": "metric,unit,direction,a,b,", "html": "<!DOCTYPE html>", "json": "{"}
     assert done.output.startswith(begin.get(form, ""))
     if form == "csv":
-        assert "\nheadline,1,output_throughput,verdict," in done.output
+        assert "\nprefill.schedule.sync,mean/step," in done.output
     if form == "svg":
         assert (
             "A forward" in done.output

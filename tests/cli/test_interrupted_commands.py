@@ -19,6 +19,8 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from tests.conftest import RunCommand
 
+pytestmark = pytest.mark.processes
+
 SMALL = ("--set", "requests=2", "--set", "output_tokens=4", "--set", "values=none")
 TWO = ("--over", "max_running_requests=1,2", "--alone")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}

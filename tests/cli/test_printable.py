@@ -19,12 +19,13 @@ from tests.conftest import RunCommand
 
 HOSTILE = "a\x1b]0;title\x07\x1b[31m\x9b2J\x7f"
 CONTROLS = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))} - set("\t\n")
-SHORT = ("--set", "workload.requests=2", "--set", f"name={json.dumps(HOSTILE)}")
+BRIEF = ("--set", "workload.requests=2", "--set", "workload.output_tokens=4")
+NAMED = (*BRIEF, "--set", f"name={json.dumps(HOSTILE)}")
 
 
 @pytest.mark.parametrize("form", get_args(Format))
 def test_the_name_of_a_scenario_is_printed_without_its_escapes(run_command: RunCommand, form: str) -> None:
-    done = run_command("run", "overlap_on", *SHORT, "--format", form)
+    done = run_command("run", "overlap_on", *NAMED, "--format", form)
     assert done.code == 0, done.err
     assert not CONTROLS & set(done.out + done.err)
     if form == "json":
@@ -53,5 +54,5 @@ def test_a_console_writes_only_its_own_escapes(terminal: bool) -> None:
 
 def test_every_stream_with_a_name_can_have_a_budget(run_command: RunCommand) -> None:
     assert set(get_args(StreamName)) < set(get_args(Stream))
-    done = run_command("run", "overlap_on", *SHORT[:2], "--expect", "decode.lengths.d2h=0")
+    done = run_command("run", "overlap_on", *BRIEF, "--expect", "decode.lengths.d2h=0")
     assert done.code == 0, done.err

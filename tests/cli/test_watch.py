@@ -31,36 +31,26 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "program.py"
 
 
-def test_a_watched_program_has_a_result(watch: RunCommand, script: Path, tmp_path: Path) -> None:
+def test_programs_have_results_that_are_compared_by_line(
+    watch: RunCommand, run_parent_command: RunCommand, script: Path, tmp_path: Path
+) -> None:
     script.write_text(GOOD)
-    done = watch("--output-dir", str(tmp_path / "out"), "--format", "json", "--", "python", str(script))
+    done = watch("--output-dir", tmp_path / "good", "--format", "json", "--", "python", script)
     assert (done.code, done.err) == (0, "sum 3.0\n")
     document = json.loads(done.out)
-    assert document == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert document == json.loads((tmp_path / "good" / "result.json").read_text())
     assert [row["site"]["statement"] for row in document["syncs"]] == ["print('sum', x.sum().item())"]
 
-
-def test_a_hazard_fails_the_command(watch: RunCommand, script: Path) -> None:
     script.write_text(RACE)
-    done = watch("--", "python", str(script))
+    done = watch("--output-dir", tmp_path / "race", "--", "python", script)
     assert done.code == 1
     assert done.out.startswith("the host never waited for the device.\n")
     assert "hazards 1 undeclared" in done.out
     assert "x + 1" in done.out
 
-
-def test_versions_are_compared_by_line(
-    watch: RunCommand, run_parent_command: RunCommand, tmp_path: Path
-) -> None:
-    results = []
-    for number, text in enumerate((GOOD, "import torch\nx = torch.ones(3, device='cuda')\n")):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "program.py").write_text(text)
-        assert watch("--output-dir", str(folder), "--", "python", str(folder / "program.py")).code == 0
-        results.append(str(folder / "result.json"))
-    done = run_parent_command("compare", *results)
-    assert "program default d2h 1 -> 0, program default sync 1 -> 0" in " ".join(done.out.split())
+    results = (tmp_path / name / "result.json" for name in ("good", "race"))
+    compared = " ".join(run_parent_command("compare", *results).out.split())
+    assert "program default d2h 1 -> 0, program default sync 1 -> 0" in compared
 
 
 def test_a_failing_program_shows_its_traceback_and_one_sentence(watch: RunCommand, script: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,17 @@ def test_sides_without_counterfactual_runs_are_refused(
 ) -> None:
     done = run_command("compare", *arguments, "--worth")
     assert (done.code, done.out) == (2, "") and "worth: " in done.err and reason in done.err
+
+
+def test_hazards_are_watched_in_the_run_as_it_is(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watching changes no time, so that the counterfactual runs, which are not watched, differ by what they change."""
+    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
+    monkeypatch.setattr("schedbench.profiles.worth.worth.source_lines", lambda *_: [])
+    tiny = ("--set", "requests=1", "--set", "output_tokens=2", "--set", "values=none", "--format", "json")
+    alone, watched = (
+        json.loads(run_command("run", "mixed", "--worth", "--hazards", on, *tiny).out) for on in ("off", "on")
+    )
+    assert watched["worth"] == alone["worth"] and watched["metrics"] == alone["metrics"]
+    assert watched["hazards"]["findings"] == [] and "abstained" in alone["hazards"]

@@ -22,9 +22,11 @@ from typing import Any, Final
 from schedbench.profiles.calibrate.own_time import own_times
 from schedbench.profiles.engines.client import EngineFailedError, EngineProcess
 from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.platform.resolve import EngineChoice, ask
+from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.recording import FILE, read_recording
 from schedbench.profiles.record.result import Hazards, Outputs, Result
+from schedbench.profiles.run.rank_context import ALONE
 from schedbench.profiles.run.task import Options
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -132,7 +134,7 @@ def named(scenario: tuple[str, Sequence[str]]) -> str:
 
 def run(engine: EngineProcess, scenario: tuple[str, Sequence[str]], options: Options) -> Result:
     question = ask(*scenario)
-    return engine.run(question, question.relays[0], options)
+    return engine.run(question, question.relays[0], options, [ALONE])[0]
 
 
 def host_times(engines: Mapping[str, EngineProcess], number_of_round: int) -> dict[str, dict[str, float]]:

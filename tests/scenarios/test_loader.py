@@ -312,6 +312,12 @@ def test_a_path_that_cannot_be_read_is_refused(name: str, message: str) -> None:
     assert str(refused.value) == message
 
 
+def test_a_file_with_the_other_suffix_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    with pytest.raises(ScenarioError, match=r"no such file, did you mean '.*mine\.yaml'\?"):
+        load(str(tmp_path / "mine.yml"))
+
+
 def test_a_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
     file = tmp_path / "replay.yaml"
     file.write_text("name: r\nmodel: {preset: tiny-llama}\nworkload: {trace: t.jsonl, format: jsonl}\n")

@@ -106,6 +106,18 @@ def test_sharegpt_counts_four_bytes_per_token_and_leaves_out_unanswered_texts() 
     assert [record.line for record in records("sharegpt", SHAREGPT)] == [2, 24]
 
 
+def test_a_byte_order_mark_is_left_out_at_the_beginning_of_the_file_only() -> None:
+    def tokens(padding: int) -> int:
+        text = "x" * padding + "\ufeffx"
+        turns = [{"value": text}, {"value": "y"}]
+        [record] = records("sharegpt", "\ufeff" + json.dumps([{"conversations": turns}], ensure_ascii=False))
+        return record.prompt_tokens
+
+    # The file is read in pieces of 64 KiB: in one of these lengths, the character inside the text begins a piece.
+    lengths = range((1 << 16) - 48, (1 << 16) + 4)
+    assert [tokens(length) for length in lengths] == [-(-(length + 4) // 4) for length in lengths]
+
+
 def test_jsonl_has_ids_or_lengths_and_its_own_sampling() -> None:
     ids, drawn = records("jsonl", JSONL)
 

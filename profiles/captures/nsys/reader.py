@@ -128,7 +128,6 @@ _MARK, _PUSHED, _STARTED, _DOMAIN = 34, 59, 60, 75  # eventType
 _COLUMNS: Final = ("eventType", "start", "end", "globalTid", "endGlobalTid", "domainId", "text", "textId")
 _WHOLE: Final = ("int64Value", "uint64Value", "int32Value", "uint32Value")
 _REAL: Final = ("doubleValue", "floatValue")
-_PROCESS: Final = ~0xFFFFFF
 
 
 def spans(tables: Tables, strings: Mapping[int, str]) -> list[CapturedRange]:
@@ -152,7 +151,7 @@ def _domains(tables: Tables, strings: Mapping[int, str]) -> dict[tuple[int, Any]
     """Names of domains by process and number."""
     rows = tables.rows(EVENTS, ("eventType", "globalTid", "domainId", "text", "textId"))
     return {
-        (number(thread) & _PROCESS, domain): _message(text, text_id, strings)
+        (number(thread) & PROCESS, domain): _message(text, text_id, strings)
         for kind, thread, domain, text, text_id in rows
         if kind == _DOMAIN
     }
@@ -171,7 +170,7 @@ def _span(
         start=begin,
         end=begin if kind == _MARK else max(whole(end, f"{EVENTS}.end"), begin),
         thread=number(thread),
-        domain=domains.get((number(thread) & _PROCESS, domain), ""),
+        domain=domains.get((number(thread) & PROCESS, domain), ""),
         payload=_payload(payload),
     )
 

@@ -28,7 +28,7 @@ _REQUIRES: Final = (
 _REFUSED: Final = {
     "speculation v1": "a worker of its own (EAGLEWorker.forward_batch_generation): v2 runs in the serial loop too",
     "draft trees": "a CUDA kernel (build_tree_kernel_efficient)",
-    "pipeline": "a process for each stage (GroupCoordinator.send_tensor_dict in SchedulerPPMixin.event_loop_pp)",
+    "dynamic chunks": "forwards that time chunks in advance (profile_and_init_predictor)",
     "hisparse": "a CUDA kernel (load_cache_to_device_buffer_mla in HiSparseCoordinator.swap_in_selected_pages)",
     "data-parallel ranks": "a process for each rank (prepare_mlp_sync_batch_raw)",
     "replicas": "a router, which is a program of its own (sglang_router)",
@@ -54,6 +54,7 @@ class SglangAdapter:
 
     package = "sglang"
     python_path = "python"
+    stages = True
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
         "SGLANG_ENABLE_SPEC_V2": "1",  # the overlapped worker, where there is a serial one too

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 from array import array
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from ....scenarios.combinations import overlaps
+from ....scenarios.combinations import overlaps, staged
 from ....scenarios.schema import EngineSection
 from ....sched.config import EngineConfig, SpeculativeConfig
 from ....sched.disagg.layout import Role
@@ -17,6 +18,7 @@ from ...platform.resolve import Resolved
 from ..names import EngineError
 from .edge import fitted
 
+_SKIP: Final = "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM"
 _FOREVER: Final = 1e9  # s
 # Arguments by which a scenario decides what is scheduled: a run without them would be of another scenario.
 _DECISIVE: Final = (
@@ -54,7 +56,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "schedule_conservativeness": config.schedule_conservativeness,
         "context_length": config.context_len,
         "disable_radix_cache": not engine.radix_cache,
-        "disable_overlap_schedule": not overlaps(resolved.scenario),
+        "disable_overlap_schedule": staged(resolved.scenario) or not overlaps(resolved.scenario),
         "page_size": config.page_size,
         "random_seed": config.seed,
         "load_format": "dummy",
@@ -71,11 +73,11 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "enable_metrics": False,
         "stream_interval": 1,
     }
-    more = _speculation(config.speculative, model) | _worker(engine, role)
+    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
     wanted |= more
     decisive = (
         *_DECISIVE,
-        *(name for name in more if name.startswith(("speculative", "disaggregation_mode"))),
+        *(name for name in more if name.startswith(("speculative", "disaggregation_mode", "pp_"))),
     )
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
@@ -100,6 +102,17 @@ def _speculation(spec: SpeculativeConfig | None, model: Path) -> dict[str, Any]:
         "speculative_num_draft_tokens": spec.draft_tokens,
         "enable_beta_spec": True,
     }
+
+
+def _stages(engine: EngineSection) -> dict[str, Any]:
+    if engine.pipeline.stages == 1:
+        return {}
+    if engine.pipeline.skip_chunk_outputs:
+        if not hasattr(import_module("sglang.srt.environ").envs, _SKIP):
+            raise EngineError(f"this SGLang sends the outputs of every chunk: it has no {_SKIP}")
+        os.environ[_SKIP] = "1"
+    depth = engine.pipeline.async_depth
+    return {"pp_size": engine.pipeline.stages} | ({"pp_async_batch_depth": depth} if depth else {})
 
 
 def _worker(engine: EngineSection, role: Role | None) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import MethodType
 from typing import Any
 
 import torch
 
-from ..model import process_group_of_one
+from ....sched.pipeline.stage import Stage
+from ..model import another_group_of_one, process_group_of_one
 from ..names import EngineError
 from .kernels import JitModule, compiled_kernels
 
@@ -66,15 +68,33 @@ def fake_transfers() -> None:
     _replace("sglang.srt.managers.schedule_batch", "FAKE_BOOTSTRAP_HOST", None)
 
 
-def groups_of_one(defaults: set[str]) -> Any:
-    """Make every process group of SGLang a group of one rank; what is asked of it in vain enters ``defaults``."""
-    state = import_module("sglang.srt.distributed.parallel_state")
+def groups_of_one(defaults: set[str], stage: Stage | None) -> Any:
+    """Make every process group of SGLang a group of one rank, but that of a pipeline's stages; what is asked of it in
+    vain enters ``defaults``."""
+    state: Any = import_module("sglang.srt.distributed.parallel_state")
     one = GroupOfOne(process_group_of_one(), defaults)
     for name, value in list(vars(state).items()):
         if name.startswith("_") and name[1:].isupper() and value is None:
             setattr(state, name, one)
     _attention_groups(one)
+    if stage is not None:
+        state._PP = _group_of_stages(stage, defaults)
     return one
+
+
+def _group_of_stages(stage: Stage, defaults: set[str]) -> GroupOfOne:
+    """SGLang's group of a pipeline's stages, whose messages are SGLang's own."""
+    state: Any = import_module("sglang.srt.distributed.parallel_state")
+    group = GroupOfOne(another_group_of_one(), defaults)
+    group.rank = group.rank_in_group = stage.index
+    group.world_size, group.ranks, group.last_rank = stage.count, tuple(range(stage.count)), stage.count - 1
+    group.is_first_rank, group.is_last_rank = stage.is_first, stage.is_last
+    for name in ("send_object", "recv_object", "send_tensor_dict", "recv_tensor_dict"):
+        setattr(group, name, MethodType(getattr(state.GroupCoordinator, name), group))
+    # Requests have no images, and each stage has the seed already.
+    _replace("sglang.srt.managers.mm_utils", "_get_is_default_transport", lambda: True)
+    _replace("sglang.srt.managers.tp_worker", "broadcast_pyobj", lambda data, *_, **__: data)
+    return group
 
 
 def _attention_groups(one: GroupOfOne) -> None:
@@ -98,7 +118,7 @@ class GroupOfOne:
 
     unique_name = "one"
     rank = local_rank = rank_in_group = first_rank = last_rank = 0
-    ranks = (0,)
+    ranks: Sequence[int] = (0,)
     world_size = 1
     is_first_rank = is_last_rank = True
     device = torch.device("cpu")

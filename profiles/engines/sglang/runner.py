@@ -33,6 +33,8 @@ _SHARED = (
         "swa_max_total_num_tokens",
     ),
 )
+# What a stage of a pipeline sends to the next one; the ids where KV has tags.
+_PROXIES = ("hidden_states", "residual", "input_ids")
 # Components that later versions make in steps of their own, and that scheduling asks for.
 _MADE = ("init_spec_aux_hidden_state", "init_ngram_embedding_manager", "init_kv_index_translator")
 
@@ -63,8 +65,8 @@ class RunnerStub:
         def absent(runner: Any, name: str) -> Any:
             return self._default(runner, name)
 
-        def forward(runner: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
-            return self._forward(runner, forward_batch)
+        def forward(runner: Any, forward_batch: Any, *_: Any, pp_proxy_tensors: Any = None, **__: Any) -> Any:
+            return self._forward(runner, forward_batch, pp_proxy_tensors)
 
         def sampled(runner: Any, output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             with self._reports.range("sample", forward_batch.batch_size, self._bridge.step):
@@ -77,8 +79,10 @@ class RunnerStub:
         args = given["server_args"]
         runner.server_args, runner.model_config = args, given["model_config"]
         runner.device, runner.gpu_id, runner.page_size = "cuda", 0, args.page_size
-        runner.tp_rank = runner.pp_rank = runner.moe_ep_rank = 0
-        runner.tp_size = runner.pp_size = runner.dp_size = 1
+        runner.tp_rank = runner.moe_ep_rank = 0
+        runner.tp_size = runner.dp_size = 1
+        runner.pp_group = group = import_module("sglang.srt.distributed.parallel_state")._PP
+        runner.pp_rank, runner.pp_size = group.rank_in_group, group.world_size
         runner.is_draft_worker, runner.is_generation = given.get("is_draft_worker", False), True
         runner.forward_pass_id = 0
         if "ps" in given:
@@ -117,7 +121,8 @@ class RunnerStub:
                     simulate(config.speculative.acceptance)
                 self._eagle = EagleForwards(model, decoder, pages)
                 config = replace(config, cuda_graph=False)  # no step is a decode
-            runner.decoder = DecoderRunner(decoder, config)
+            proxies = self._parts.context.proxies(self._parts.resolved.model, model.tags)
+            runner.decoder = DecoderRunner(decoder, config, proxies)
 
     def _pools(self, runner: Any, args: Any) -> None:
         """SGLang's own pools; the decoder's KV lies in a pool of its own, under the same slot numbers."""
@@ -180,8 +185,11 @@ class RunnerStub:
             return 1
         return 0 if name.endswith(("_rank", "_bytes", "_time")) else None
 
-    def _forward(self, runner: Any, batch: Any) -> Any:
+    def _forward(self, runner: Any, batch: Any, proxies: Any) -> Any:
         runner.forward_pass_id += 1
+        batch.schedbench_proxies = (
+            () if proxies is None else tuple(proxies[name] for name in _PROXIES if name in proxies.tensors)
+        )
         logits = self._logits(runner, batch)
         kind: Callable[..., Any] | None = getattr(self._module, "ModelRunnerOutput", None)
         if kind is None:
@@ -191,6 +199,9 @@ class RunnerStub:
     def _logits(self, runner: Any, batch: Any) -> Any:
         processor = import_module("sglang.srt.layers.logits_processor")
         logits, hidden = self._computed(runner, batch)
+        if not runner.is_draft_worker and not runner.pp_group.is_last_rank:
+            batches = import_module("sglang.srt.model_executor.forward_batch_info")
+            return batches.PPProxyTensors(dict(zip(_PROXIES, runner.output.proxies, strict=False)))
         return processor.LogitsProcessorOutput(next_token_logits=logits, hidden_states=hidden)
 
     def _computed(self, runner: Any, batch: Any) -> Sequence[torch.Tensor | None]:
@@ -237,6 +248,7 @@ def _forward_batch(batch: Any, context_len: int, *, draft: bool) -> ForwardBatch
         extend_prefix_lens=batch.extend_prefix_lens if mode.is_extend else None,
         max_extend_len=max(batch.extend_seq_lens_cpu) if mode.is_extend else 1,
         capture_hidden=batch.capture_hidden_mode.need_capture(),
+        proxies=getattr(batch, "schedbench_proxies", ()),
     )
 
 

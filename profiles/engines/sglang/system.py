@@ -19,6 +19,8 @@ import torch
 
 from ....sched.model.config import ModelConfig
 from ....sched.observe import StepInfo, StepKind, StreamName
+from ....sched.pipeline.stage import Stage
+from ....sched.relay.choice import loop_of
 from ....sched.request import Request, Status
 from ...platform.resolve import speculative_config
 from ...record.provenance import NO_RELAY, RelayPart
@@ -47,6 +49,9 @@ class SglangSystem(System):
     def __init__(self, parts: SystemParts) -> None:
         self._parts = parts
         self._role = None if parts.context.place is None else parts.context.place.role
+        self._stage = parts.context.stage
+        self.aborts = self._stage is None or self._stage.is_first  # the first stage sends them on
+        self._turns = 0  # of the loop since the last step
         self._spec = speculative_config(parts.resolved.scenario.engine.speculative)
         self.simulated = self._spec is not None and self._spec.acceptance is not None
         self._bridge = RunBridge(parts, speculates=self._spec is not None)
@@ -67,7 +72,8 @@ class SglangSystem(System):
         return self._bridge.next_step
 
     def relay_part(self) -> RelayPart:
-        return RelayPart(state=NO_RELAY, loop="overlapped" if self.scheduler.enable_overlap else "serial")
+        loop = loop_of(overlap=self.scheduler.enable_overlap, staged=self._stage is not None)
+        return RelayPart(state=NO_RELAY, loop=loop)
 
     def run(self) -> None:
         scheduler, self._named = self.scheduler, False
@@ -76,6 +82,7 @@ class SglangSystem(System):
                 scheduler.run_event_loop()
             else:
                 loop = "event_loop_overlap" if scheduler.enable_overlap else "event_loop_normal"
+                loop = loop if self._stage is None else "event_loop_pp"
                 getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
     def forget(self) -> None:
@@ -104,8 +111,9 @@ class SglangSystem(System):
         with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
             model = model_folder(resolved.model, Path(folder))
             args = server_args(resolved, engine_config(resolved, machine), model, self._role)
-            if not _published(module, args, self.runner.defaults):
-                groups_of_one(self.runner.defaults)
+            rank = 0 if self._stage is None else self._stage.index
+            if not _published(module, args, self._stage, self.runner.defaults):
+                groups_of_one(self.runner.defaults, self._stage)
                 with contextlib.suppress(ImportError):
                     servers = import_module("sglang.srt.server_args")
                     getattr(servers, "set_global_server_args_for_scheduler", lambda _: None)(args)
@@ -118,7 +126,7 @@ class SglangSystem(System):
                 gpu_id=0,
                 tp_rank=0,
                 moe_ep_rank=0,
-                pp_rank=0,
+                pp_rank=rank,
                 attn_cp_rank=0,
                 moe_dp_rank=0,
                 dp_rank=None,
@@ -157,10 +165,12 @@ class SglangSystem(System):
     def _wrap_scheduler(self) -> None:
         scheduler = self.scheduler
         receiver = getattr(scheduler, "request_receiver", None)
+        holder = scheduler if receiver is None else receiver
+        receive = functools.partial(self._receive, holder.recv_requests)
         if receiver is None:
-            scheduler.recv_requests = self._receive
+            scheduler.recv_requests = receive
         else:
-            scheduler.request_receiver = _Receiver(receiver, self._receive)
+            scheduler.request_receiver = _Receiver(receiver, receive)
         for name, around in (
             ("get_next_batch_to_run", self._plan),
             ("get_new_batch_prefill", self._admit),
@@ -204,7 +214,7 @@ class SglangSystem(System):
         for name in ("send_to_tokenizer", "send_to_detokenizer"):
             getattr(channels, name).send_output = self._sent
 
-    def _receive(self, *_: Any, **__: Any) -> list[Any]:
+    def _receive(self, original: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list[Any]:
         scheduler = self.scheduler
         if not self._named:
             self._name_streams()
@@ -212,15 +222,26 @@ class SglangSystem(System):
         with self._reports.range("receive", 0):
             busy = (
                 scheduler.waiting_queue
-                or scheduler.running_batch.reqs
-                or getattr(scheduler, "last_batch", None)
-                or getattr(scheduler, "chunked_req", None)
                 or self._gone
+                or self._launches()
                 or any(self._queued(name) for name in _QUEUES)
             )
+            self._turns += 1
             arrived = [tokenized(request, self._role) for request in self._reports.due(not busy)]
+            if self._stage is not None and not self._stage.is_first:
+                return original(*args, **kwargs)
             messages, self._gone = [*arrived, *self._gone], []
             return messages
+
+    def _launches(self) -> bool:
+        """Whether a step is in flight, or can follow. A stage of a pipeline keeps its batches for each microbatch, and
+        has none in flight if it has launched none for two rounds."""
+        if self._stage is not None:
+            return self._turns <= 2 * self._stage.microbatches
+        names = ("last_batch", "chunked_req")
+        return bool(
+            self.scheduler.running_batch.reqs or any(getattr(self.scheduler, name, None) for name in names)
+        )
 
     def _queued(self, name: str) -> bool:
         queue = getattr(self.scheduler, name, None)
@@ -259,6 +280,7 @@ class SglangSystem(System):
         return out
 
     def _launch(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._turns = 0
         cached = {req.rid: int(req.cached_tokens) for req in batch.reqs}
         kind = _kind(batch.forward_mode)
         self._reports.kv_usage(self._used_tokens())
@@ -272,7 +294,8 @@ class SglangSystem(System):
             result = original(batch, *args, **kwargs)
         info = StepInfo(step, kind, len(cached), tokens, steady=False)
         self._reports.launched(info, list(cached), penalised)
-        result.schedbench_step = step
+        # A stage of a pipeline settles another result, of the same batch.
+        (result if self._stage is None else batch).schedbench_step = step
         return result
 
     def _prebuild(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,7 +346,7 @@ class SglangSystem(System):
     def _settle(
         self, original: Callable[..., Any], batch: Any, result: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        step = vars(result).pop("schedbench_step", None)
+        step = vars(result if self._stage is None else batch).pop("schedbench_step", None)
         if step is None:  # a method that another one of these has called
             return original(batch, result, *args, **kwargs)
         running = [req for req in batch.reqs if req.rid in self._bridge.requests]
@@ -373,17 +396,18 @@ def _end(reason: Any) -> EndOfRequest:
     return EndOfRequest(Status.FINISHED, "stop")
 
 
-def _published(module: Any, args: Any, defaults: set[str]) -> bool:
+def _published(module: Any, args: Any, stage: Stage | None, defaults: set[str]) -> bool:
     """Publish the configuration for the process, as later versions do; returns whether this one does."""
     if not hasattr(module, "SpawnRanks"):
         return False
-    rank = module.spawn_world_rank(args, tp_rank=0, pp_rank=0)
+    rank = module.spawn_world_rank(args, tp_rank=0, pp_rank=0 if stage is None else stage.index)
     module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0))
-    one = groups_of_one(defaults)
+    one = groups_of_one(defaults, stage)
     parallel = import_module("sglang.srt.runtime_context").get_parallel()
     if hasattr(parallel, "override_permanently"):
         groups = [name for name in dir(type(parallel)) if name.endswith("_group")]
-        parallel.override_permanently(**dict.fromkeys(groups, one))
+        stages = import_module("sglang.srt.distributed.parallel_state")._PP
+        parallel.override_permanently(**{**dict.fromkeys(groups, one), "pp_group": stages})
     module.bootstrap.init_parallel_runtime = lambda **_: None
     return True
 

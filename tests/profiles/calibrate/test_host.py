@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.calibrate import calibration
 from schedbench.profiles.calibrate.calibration import main, probed
 from schedbench.profiles.calibrate.host import (
     HostTimes,
@@ -87,7 +88,10 @@ def test_a_failing_probe_is_reported_and_left_out() -> None:
     ]
 
 
-def test_earlier_probes_are_used_and_named(tmp_path: Path) -> None:
+def test_earlier_probes_are_used_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: HostTimes
+) -> None:
+    monkeypatch.setattr(calibration, "measure", lambda *_, **__: times)
     spread = {"n": 9, "p10": 1, "median": 800, "p90": 1000}
     costs = {"events": dict.fromkeys(("record", "wait", "stream_synchronize_done"), spread)}
     (tmp_path / "probe-costs.json").write_text(json.dumps(costs))

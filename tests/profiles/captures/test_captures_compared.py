@@ -9,11 +9,11 @@ import pytest
 
 from schedbench.profiles.judge.compare import Comparison, judge
 from schedbench.profiles.judge.likeness import LikenessError
+from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.remote import SideError
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct
-from schedbench.profiles.judge.verdict import Reason
 from tests.profiles.captures.exports import Export, sglang_loop
 
 

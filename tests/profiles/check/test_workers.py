@@ -19,6 +19,8 @@ from schedbench.profiles.platform.pool import pool
 from schedbench.profiles.platform.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 
+pytestmark = pytest.mark.processes
+
 
 def test_answers_come_in_order() -> None:
     with pool(3) as each:

@@ -11,7 +11,8 @@ from textwrap import dedent
 import pytest
 
 from schedbench.profiles.engines import client
-from schedbench.profiles.platform.resolve import EngineChoice, Resolved, ask
+from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schedbench.profiles.engines.bridge import LOST, AllEnded, EndOfRequest, RunBridge
+from schedbench.profiles.run.rank_context import ALONE
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.observe import LogicalClock, Observer, StepInfo
 from schedbench.sched.request import Request, Status
@@ -43,8 +44,8 @@ class Log(Observer):
         self.launches: list[tuple[int, str, int]] = []
         self.ends: list[tuple[str, Status, str]] = []
 
-    def tokens(self, request: Request, count: int) -> None:
-        self.tokens_of.append((request.id, count))
+    def tokens(self, requests: Sequence[Request], count: int) -> None:
+        self.tokens_of += [(request.id, count) for request in requests]
 
     def ended(self, request: Request) -> None:
         self.ends.append((request.id, request.status, request.reason))
@@ -58,7 +59,7 @@ class Log(Observer):
 
 def bridge_of(source: Source, *, speculates: bool = False) -> tuple[RunBridge, Log, LogicalClock]:
     log, clock = Log(), LogicalClock()
-    parts: Any = SimpleNamespace(observer=log, clock=clock, source=source)
+    parts: Any = SimpleNamespace(observer=log, clock=clock, source=source, context=ALONE)
     return RunBridge(parts, speculates=speculates), log, clock
 
 

@@ -16,7 +16,8 @@ import pytest
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.platform.resolve import EngineChoice, ask
+from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Result
 from schedbench.profiles.run.system import SystemParts

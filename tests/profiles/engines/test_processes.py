@@ -22,8 +22,9 @@ from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
 from schedbench.profiles.judge import drawn_runs
 from schedbench.profiles.judge.gates import check, parse
+from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.pool import pool
-from schedbench.profiles.platform.resolve import EngineChoice, Resolved, ask
+from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.environment import tool
 
@@ -191,13 +192,6 @@ def test_a_run_succeeds_after_a_hang_or_a_killed_process(
     assert len(run(question, scripted("")).requests) == 2
 
 
-def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:
-    run(question, scripted("import subprocess; subprocess.Popen(['sleep', '98765'])"))
-    assert sleepers(98765)
-    client.end_engines()
-    assert not sleepers(98765)
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -205,11 +199,16 @@ def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: 
             "raise ImportError('needs a GPU')",
             "its import failed: ImportError: needs a GPU (at python/toy/loop.py:1)\n",
         ),
-        (
+        pytest.param(
             "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(7)",
             "its import did not end: the engine's process exited with 7",
+            marks=pytest.mark.wide,
         ),
-        ("import time; time.sleep(1000)", "its import made no progress for 0.1 s, and was ended"),
+        pytest.param(
+            "import time; time.sleep(1000)",
+            "its import made no progress for 0.1 s, and was ended",
+            marks=pytest.mark.wide,
+        ),
     ],
 )
 @pytest.mark.usefixtures("ended_engines")
@@ -221,6 +220,7 @@ def test_a_failing_import_is_described(
     assert says in failure(question, toy(f"{text}\n{QUIET}"))
 
 
+@pytest.mark.wide
 def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
     engine = toy("import subprocess\ndef step(device):\n    subprocess.run(['sleep', '87654'])\n")
     program = subprocess.Popen(
@@ -356,6 +356,8 @@ def test_kernels_of_an_absent_package_are_not_counted(question: Resolved, toy: W
     assert (gate.outcome, gate.why) == ("undecided", reason)
 
 
+@pytest.mark.processes
+@pytest.mark.wide
 def test_draws_of_an_engine_run_in_parallel_where_that_is_faster(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -380,3 +382,11 @@ def test_several_ranks_and_a_real_device_are_refused(question: Resolved, toy: Wr
         execute(stages, stages.relays[0], Options())
     with pytest.raises(EngineError, match="runs on the virtual GPU"):
         execute(single, single.relays[0], Options(device="cuda"))
+
+
+def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:
+    """The last test of the file, because all others share the engine that ends here."""
+    run(question, scripted("import subprocess; subprocess.Popen(['sleep', '98765'])"))
+    assert sleepers(98765)
+    client.end_engines()
+    assert not sleepers(98765)

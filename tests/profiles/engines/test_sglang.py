@@ -21,7 +21,8 @@ import pytest
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.platform.resolve import EngineChoice, ask
+from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Result
 from schedbench.profiles.run.system import SystemParts
@@ -71,13 +72,13 @@ def changed(file: Path, old: str, new: str) -> None:
 MODES = ("embedding", "encoder_decoder", "block_diffusion", "deferred")
 
 
-@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "disagg", "grammar", *MODES])
+@pytest.mark.parametrize("scenario", ["spec_v1", "hisparse", "disagg", "grammar", *MODES])
 def test_a_refused_mode_names_the_function_that_prevents_it(scenario: str) -> None:
     assert re.search(r"cannot be run with this scenario yet: .* needs .*\(\w+", refusal(scenario))
 
 
-def refusal(scenario: str) -> str:
-    question = ask(scenario)
+def refusal(scenario: str, *overrides: str) -> str:
+    question = ask(scenario, overrides)
     parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
     with pytest.raises(EngineError) as refused:
         adapter_named("sglang").open(parts)
@@ -85,7 +86,7 @@ def refusal(scenario: str) -> str:
 
 
 @given
-@pytest.mark.parametrize("scenario", ["spec_v1", "pp2", "hisparse", "dp_idle", "disagg", "grammar", *MODES])
+@pytest.mark.parametrize("scenario", ["spec_v1", "hisparse", "dp_idle", "disagg", "grammar", *MODES])
 def test_the_named_functions_exist_in_sglang(scenario: str) -> None:
     functions = re.findall(r"\(([\w. ]+)\)", refusal(scenario))
     assert functions
@@ -160,6 +161,26 @@ def test_hazards_of_a_draft_are_found() -> None:
 def test_speculation_that_cannot_run_is_refused(override: str, function: str) -> None:
     with pytest.raises(EngineError, match=function):
         run(f"sglang:{CLONE}@{AFTER}", override, scenario="spec_v2")
+
+
+STAGES = ("engine.pipeline={stages: 2}", "engine.overlap=auto")
+
+
+@given
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("device.values=none",), ("engine.page_size=16",)],
+    ids=["values", "values none", "pages"],
+)
+def test_two_stages_give_the_tokens_of_one(overrides: tuple[str, ...]) -> None:
+    staged = run(f"sglang:{CLONE}@{AFTER}", *overrides, *STAGES, hazards=True)
+    assert staged.outputs == run(None, *overrides).outputs
+    assert staged.run.failure is None
+    assert {row.status for row in staged.requests} == {"finished"}
+    assert [rank.role for rank in staged.ranks] == ["pipeline", "pipeline"]
+    for rank in staged.ranks:
+        assert rank.per_step["decode"].steps == staged.ranks[0].per_step["decode"].steps
+        assert rank.per_step["decode"].streams["forward"]["kernel"].median > 0
 
 
 @given

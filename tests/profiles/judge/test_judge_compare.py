@@ -15,9 +15,10 @@ from schedbench.profiles.judge.compare import VerdictRules, judge, overall
 from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.document import document, to_json
 from schedbench.profiles.judge.gates import parse
+from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.trial import Sample
 from schedbench.profiles.judge.trials import Trials, compared
-from schedbench.profiles.judge.verdict import Reason, judge_seeds
+from schedbench.profiles.judge.verdict import judge_seeds
 from tests.profiles.judge.conftest import OTHER_STEPS, STEPS
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured", "outputs": {"abstained": "CUDA"}}

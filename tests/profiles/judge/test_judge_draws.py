@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.judge.draws import Firmness, drawn_profile, draws, firmness, uncertain
-from schedbench.profiles.judge.verdict import Reason, judge_seeds
+from schedbench.profiles.judge.reasons import Reason
+from schedbench.profiles.judge.verdict import judge_seeds
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.record.result import Abstained
 

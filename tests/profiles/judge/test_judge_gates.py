@@ -11,7 +11,8 @@ import pytest
 from schedbench.profiles.judge.draws import Firmness
 from schedbench.profiles.judge.effects import counts
 from schedbench.profiles.judge.gates import GateError, check, parse
-from schedbench.profiles.judge.verdict import Judgement, Reason, judge_seeds
+from schedbench.profiles.judge.reasons import Reason
+from schedbench.profiles.judge.verdict import Judgement, judge_seeds
 from schedbench.profiles.record.result import Abstained
 
 ROOT = Path(__file__).parents[3]

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from schedbench.profiles.judge import worker
+from schedbench.profiles.judge.local import run_trial
 from schedbench.profiles.judge.margins import margin
 from schedbench.profiles.judge.remote import SOURCES, CrashError, SideError, here, working, worktree
 from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
-from schedbench.profiles.judge.trial import Question, Sample, TrialRequest, run_trial
+from schedbench.profiles.judge.trial import Question, Sample, TrialRequest
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.record.recording import read_ranks

@@ -109,6 +109,7 @@ def judged(jobs: int) -> object:
     return content
 
 
+@pytest.mark.processes
 @pytest.mark.wide
 def test_one_process_and_two_give_the_same_document(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = judged(1)

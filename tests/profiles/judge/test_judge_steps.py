@@ -250,6 +250,6 @@ def test_tokens_belong_to_the_step_that_settles_them():
     for at in (5, 6):
         log.launched(StepInfo(at, "decode", 1, 1, False))
     for at, count in ((5, 1), (6, 2)):
-        log.tokens(FakeRequest("r"), count)
+        log.tokens([FakeRequest("r")], count)
         log.settled(StepInfo(at, "decode", 1, 1, False))
     assert list(log.steps["r"]) == [0, 1, 1]

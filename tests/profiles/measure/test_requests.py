@@ -121,7 +121,7 @@ def test_itl_is_a_gap_between_events_of_any_size(clock, request_of_three):
     log = RequestLog(clock)
     for instant, count in ((10, 1), (14, 3), (20, 1)):
         clock.sleep_until(instant)
-        log.tokens(request_of_three, count)
+        log.tokens([request_of_three], count)
     request_of_three.status = Status.FINISHED
     log.ended(request_of_three)
     assert (len(log.totals.gaps), log.totals.gaps.min, log.totals.gaps.max) == (2, 4, 6)
@@ -133,7 +133,7 @@ def test_itl_counts_finished_requests_only(clock, request_of_three, status):
     log = RequestLog(clock)
     for instant in (10, 14):
         clock.sleep_until(instant)
-        log.tokens(request_of_three, 1)
+        log.tokens([request_of_three], 1)
     request_of_three.status = status
     log.ended(request_of_three)
     assert (len(log.totals.gaps), log.totals.tokens.total) == (0, 2)

@@ -29,7 +29,8 @@ WATCHED = """
     for step in range(3):
         with torch.cuda.stream(side):
             fill_row[(1,)](table, step % 2, step, WIDTH=8)
-        seen = table[{row}].clone()
+        seen = table[1].clone()
+        table[2].clone()
         torch.cuda.current_stream().wait_stream(side)
         side.wait_stream(torch.cuda.current_stream())
     print(seen.tolist())
@@ -82,14 +83,13 @@ def test_without_values_races_are_found_and_reads_of_floats_are_reported(found: 
     assert "add_one reads floats that are not computed" in said
 
 
-@pytest.mark.parametrize(("row", "kinds"), [(1, RACE), (2, NONE)])
-def test_a_race_of_a_watched_program_is_found_by_the_row(tmp_path: Path, row: int, kinds: list[str]) -> None:
+def test_a_race_of_a_watched_program_is_found_by_the_row(tmp_path: Path) -> None:
+    """The kernel writes the rows 0 and 1."""
     script = tmp_path / "program.py"
-    script.write_text(dedent(WATCHED).replace("{row}", str(row)))
+    script.write_text(dedent(WATCHED))
     result = run_watched(sys.executable, WatchRequest(str(script), (), "h200", True, None))
     assert isinstance(result.hazards, Hazards)
-    assert len(result.hazards.findings) == len(kinds)
-    for finding in result.hazards.findings:
-        assert finding.second is not None
-        sites = [access.site.statement for access in (finding.first, finding.second) if access.site]
-        assert sites == ["fill_row[(1,)](table, step % 2, step, WIDTH=8)", "seen = table[1].clone()"]
+    [finding] = result.hazards.findings
+    assert finding.second is not None
+    sites = [access.site.statement for access in (finding.first, finding.second) if access.site]
+    assert sites == ["fill_row[(1,)](table, step % 2, step, WIDTH=8)", "seen = table[1].clone()"]

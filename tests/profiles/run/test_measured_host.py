@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from schedbench.profiles.judge.sides import LocalSide
+from schedbench.profiles.judge.local import LocalSide
 from schedbench.profiles.judge.trial import Question, TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, conduct
 from schedbench.profiles.platform.resolve import ask

@@ -12,7 +12,8 @@ from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.record.result import Result
 from schedbench.profiles.sweeps.break_even import crossings
 from schedbench.profiles.sweeps.ladder import Ladder, climb
-from schedbench.profiles.sweeps.sweep import Runs, SweepPlan, cells, planned
+from schedbench.profiles.sweeps.runs import Runs
+from schedbench.profiles.sweeps.sweep import SweepPlan, cells, planned
 
 SMALL = (
     "workload.requests=6",

@@ -19,6 +19,8 @@ from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import Cell, cells, planned
 
+pytestmark = pytest.mark.processes
+
 OF_THE_RUN = ("run", "environment")
 NOWHERE = "dask:tcp://127.0.0.1:1"
 FEW = ("workload.requests=4", "workload.output_tokens={dist: fixed, value: 8}", "device.values=none")

@@ -112,6 +112,15 @@ def test_the_pages_copy_holds_exactly_what_a_forward_reads() -> None:
     assert int((pages >= 0).sum()) == 13
 
 
+def test_a_copied_row_ends_where_the_table_does() -> None:
+    table = torch.arange(ROWS * CONTEXT, dtype=torch.int32).view(ROWS, CONTEXT)
+    pages = torch.full_like(table, -1)
+    copy_pages(pages, table, ids([4, 2, 0]), ids([CONTEXT + 3, -1000, -1]), CONTEXT)
+    expected = torch.full_like(table, -1)
+    expected[4] = table[4]
+    assert torch.equal(pages, expected)
+
+
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_decodes_inputs_come_in_one_launch(copied: bool) -> None:
     table = torch.arange(ROWS * CONTEXT, dtype=torch.int32).view(ROWS, CONTEXT)

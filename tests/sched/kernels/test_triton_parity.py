@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
@@ -53,22 +51,10 @@ def test_every_triton_kernel_has_a_case() -> None:
     }
 
 
-@pytest.mark.parametrize("name", TRITON)
-def test_a_launch_function_takes_arguments_of_its_op(name: str) -> None:
-    entry = TRITON[name]
-    launch = getattr(import_module(f"schedbench.sched.kernels.triton.{entry.triton}"), name)
-    assert signature(launch).parameters.keys() <= {*entry.signature.types, *entry.signature.groups}
-
-
-def test_triton_is_imported_when_a_kernel_is_first_called_on_cuda() -> None:
-    program = """
-import sys, torch
-from schedbench.sched.kernels.dense import rms_norm
-rms_norm(torch.ones(2, 4), torch.ones(4), 1e-5)
-assert "triton" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_launch_functions_take_arguments_of_their_ops() -> None:
+    for name, entry in TRITON.items():
+        launch = getattr(import_module(f"schedbench.sched.kernels.triton.{entry.triton}"), name)
+        assert signature(launch).parameters.keys() <= {*entry.signature.types, *entry.signature.groups}, name
 
 
 def test_float64_uses_torch_on_cuda() -> None:

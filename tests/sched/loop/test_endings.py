@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -84,8 +84,8 @@ class AbortingObserver(Observer):
         self.victim = victim
         self.scheduler: Scheduler | None = None
 
-    def tokens(self, request: Request, count: int) -> None:  # noqa: ARG002
-        if request is not self.victim and len(request.output_ids) == self.after:
+    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
+        if any(req is not self.victim and len(req.output_ids) == self.after for req in requests):
             assert self.scheduler is not None
             self.scheduler.abort(self.victim, "enough")
 
@@ -107,6 +107,46 @@ def test_an_abort_during_settling(max_running: int, overlap: bool) -> None:
     assert victim.status is Status.ABORTED and victim.reason == "enough"
     assert len(victim.output_ids) == (0 if max_running == 1 else len(victim.output_ids)) < 8
     assert list(victim.output_ids) == recalled_answer(victim)[: len(victim.output_ids)]
+    check_healthy(other)
+
+
+class Announcements(Observer):
+    """Records which requests got tokens together, and the ends between them."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str] | str] = []
+
+    def tokens(self, requests: Sequence[Request], count: int) -> None:
+        assert count == 1
+        self.seen.append([req.id for req in requests])
+
+    def ending(self, request: Request) -> None:
+        self.seen.append(request.id)
+
+
+@LOOPS
+def test_tokens_of_a_decode_are_announced_together_up_to_an_end(overlap: bool) -> None:
+    reqs = [
+        request(name, PROMPT, count, index=i)
+        for i, (name, count) in enumerate(zip("abc", (6, 5, 6), strict=True))
+    ]
+    observer = Announcements()
+    EngineRun(config(overlap=overlap), recall=True, observer=observer).run(reqs)
+    at = observer.seen.index("b")
+    assert observer.seen[at - 2 : at + 2] == [["a", "b", "c"], ["a", "b"], "b", ["c"]]
+
+
+@LOOPS
+def test_a_request_aborted_with_its_token_ends_with_it(overlap: bool) -> None:
+    victim, other = request("victim", range(400, 440), 20), healthy()
+
+    class Aborting(Observer):
+        def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
+            if victim in requests and len(victim.output_ids) == 3:
+                victim.to_finish = "enough"
+
+    EngineRun(config(overlap=overlap), recall=True, observer=Aborting()).run([victim, other])
+    assert victim.status is Status.ABORTED and len(victim.output_ids) == 3
     check_healthy(other)
 
 

@@ -90,7 +90,7 @@ def workload(name: str, *, crowd: bool = False) -> list[Request]:
     made = (
         requests(10, prompt=(4, 20), output=(24, 40), shared=8, seed=3)
         if crowd
-        else requests(10, prompt=(4, 110), output=(4, 24), seed=3)
+        else requests(8, prompt=(4, 110), output=(4, 20), seed=3)
     )
     for number, req in enumerate(made):
         limit = req.sampling.max_new_tokens

@@ -1,0 +1,263 @@
+"""The stages of a pipeline: a process for each, forked from that of the run, and the messages between them.
+
+What an engine sends by ``torch.distributed`` from point to point takes no time, as the network is not emulated, and
+arrives no earlier than it was sent.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import combinations
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, NoReturn
+
+import torch
+
+from ...sched.link import LinkError, Message
+from ..run.rank_context import RankContext
+from ..vgpu.copies import land, send
+from ..vgpu.device import VirtualGpu
+from ..vgpu.engine import EventRecording, PeerEventRecording
+from ..vgpu.patching import attributes_set
+from ..vgpu.tensor import DeviceTensor
+from .heartbeat import beating
+
+_HOST: Final = "host"
+_DEVICE: Final = "device"
+
+Answer = dict[str, Any]
+
+
+class StageError(RuntimeError):
+    """A later stage has ended without a report. ``of_stage`` is its answer."""
+
+    def __init__(self, of_stage: Answer) -> None:
+        super().__init__("a stage has failed")
+        self.of_stage = of_stage
+
+
+RunRank = Callable[[RankContext, "StageLink | None"], Answer]
+
+
+def run_stages(
+    ranks: Sequence[RankContext],
+    run: RunRank,
+    failure: Callable[[BaseException], Answer],
+) -> list[Answer]:
+    """The answers of ``run`` for all ranks: of one rank here, of several in a process each, of which this is the first.
+    ``failure``: the answer of a rank that raised. Raises StageError, and what the first rank raises."""
+    if len(ranks) == 1:
+        return [run(ranks[0], None)]
+    ends: list[dict[int, Connection]] = [{} for _ in ranks]
+    for one, other in combinations(range(len(ranks)), 2):
+        ends[one][other], ends[other][one] = Pipe()
+    reports = dict[int, Connection]()
+    for rank in range(1, len(ranks)):
+        reports[rank], answer = Pipe(duplex=False)
+        if os.fork() == 0:
+            _run_stage(ranks, rank, ends, answer, run, failure)
+        answer.close()
+    _close_others(ends, 0)
+    with StageLink.open(0, ends[0]) as link:
+        first, error = None, None
+        try:
+            first = run(ranks[0], link)
+        except LinkError as found:  # another stage has the reason
+            error = found
+    answers = [_report(rank, reports[rank]) for rank in range(1, len(ranks))]
+    if error is not None:
+        raise error
+    assert first is not None
+    return [first, *answers]
+
+
+def _report(rank: int, report: Connection) -> Answer:
+    try:
+        answer: Answer = report.recv()
+    except EOFError:
+        answer = {"failed": f"the process of stage {rank} ended", "traceback": ""}
+    if "document" not in answer:
+        raise StageError(answer)
+    return answer
+
+
+def _run_stage(
+    ranks: Sequence[RankContext],
+    rank: int,
+    ends: Sequence[Mapping[int, Connection]],
+    answer: Connection,
+    run: RunRank,
+    failure: Callable[[BaseException], Answer],
+) -> NoReturn:
+    """The process of a later stage."""
+    beating(lambda: None)  # the first stage advances only with the others
+    _close_others(ends, rank)
+    with suppress(BrokenPipeError):
+        try:
+            with StageLink.open(rank, ends[rank]) as link:
+                found = run(ranks[rank], link)
+        except BaseException as error:
+            found = failure(error)
+        answer.send(found)
+    os._exit(0)
+
+
+def _close_others(ends: Sequence[Mapping[int, Connection]], own: int) -> None:
+    """Leave every end to one process, so that the end of a process is seen by the others."""
+    for rank, connections in enumerate(ends):
+        if rank != own:
+            for connection in connections.values():
+                connection.close()
+
+
+class StageLink:
+    """A stage's end of its connections, by the other stages' numbers. A stage that is gone raises LinkError."""
+
+    def __init__(self, rank: int, ends: Mapping[int, Connection]) -> None:
+        self.rank, self.size = rank, len(ends) + 1
+        self._ends = ends
+        self._arrived: defaultdict[tuple[int, str], deque[Any]] = defaultdict(deque)
+        self._outgoing: dict[int, SimpleQueue[bytes | None]] = {peer: SimpleQueue() for peer in ends}
+        self._threads = [
+            threading.Thread(target=self._send_queued, args=(peer,), daemon=True) for peer in ends
+        ]
+
+    @classmethod
+    @contextmanager
+    def open(cls, rank: int, ends: Mapping[int, Connection]) -> Iterator[StageLink]:
+        """What has been sent leaves before the block ends."""
+        link = cls(rank, ends)
+        for thread in link._threads:
+            thread.start()
+        try:
+            yield link
+        finally:
+            for queue in link._outgoing.values():
+                queue.put(None)
+            for thread in link._threads:
+                thread.join()
+
+    def put(self, to: int, tag: str, value: Any) -> None:
+        self._outgoing[to].put(pickle.dumps((tag, value)))
+
+    def take(self, source: int, tag: str) -> Any:
+        """Wait for the next message of that tag. Raises LinkError."""
+        arrived = self._arrived[source, tag]
+        while not arrived:
+            try:
+                found, value = pickle.loads(self._ends[source].recv_bytes())
+            except (EOFError, OSError):
+                raise LinkError(f"stage {self.rank} waited for stage {source}, which is gone") from None
+            self._arrived[source, found].append(value)
+        return arrived.popleft()
+
+    def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
+        assert not tensors, "an engine sends its own tensors"
+        self.put(to, tag, value)
+
+    def receive(self, source: int, tag: str) -> Message:
+        return Message(source, self.take(source, tag), ())
+
+    def _send_queued(self, peer: int) -> None:
+        with suppress(OSError):  # to a stage that is gone
+            while (message := self._outgoing[peer].get()) is not None:
+                self._ends[peer].send_bytes(message)
+        self._ends[peer].close()
+
+
+class _Sent(NamedTuple):
+    """A tensor's bytes, None where it has no values. ``at``: ns, when the host sent, or when the tensor had left
+    its device. ``known``: the vector clock of that, where one is kept."""
+
+    body: bytes | None
+    dtype: torch.dtype
+    shape: Sequence[int]
+    at: int
+    known: Sequence[int]
+
+    @classmethod
+    def of(cls, value: torch.Tensor, at: int, known: Sequence[int]) -> _Sent:
+        flat = value.reshape(-1)
+        body = None if value.is_meta else flat.view(torch.uint8).numpy().tobytes()
+        return cls(body, value.dtype, tuple(value.shape), at, known)
+
+    def value(self) -> torch.Tensor:
+        if self.body is None:
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
+        return torch.frombuffer(bytearray(self.body), dtype=self.dtype).view(self.shape)
+
+
+class _Work:
+    """What torch returns for a message."""
+
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self._wait = wait
+
+    def wait(self, *_: Any) -> bool:
+        self._wait()
+        return True
+
+
+@contextmanager
+def messages_answered(link: StageLink, gpu: VirtualGpu) -> Iterator[None]:
+    """Answer point-to-point messages of ``torch.distributed`` by the link."""
+    messages = _Messages(link, gpu)
+    functions = ((name, getattr(messages, name)) for name in ("isend", "irecv", "send", "recv"))
+    with attributes_set((torch.distributed, name, function) for name, function in functions):
+        yield
+
+
+def _channel(kind: str, group: Any) -> str:
+    """Messages of one group do not wait for those of another one."""
+    return f"{kind} {getattr(group, 'group_name', '')}"
+
+
+class _Messages:
+    def __init__(self, link: StageLink, gpu: VirtualGpu) -> None:
+        self._link, self._gpu = link, gpu
+        self._queue = gpu.runtime.simulation.queue()
+        gpu.observer.streams[self._queue.id] = "link"
+
+    def isend(self, tensor: torch.Tensor, dst: int, group: Any = None, *_: Any, **__: Any) -> _Work:
+        """The current stream waits in ``wait`` until a device's tensor has left."""
+        runtime = self._gpu.runtime
+        with torch._C.DisableTorchFunction():
+            if type(tensor) is not DeviceTensor:
+                self._link.put(
+                    dst, _channel(_HOST, group), _Sent.of(tensor, runtime.now, runtime.host_clock())
+                )
+                return _Work()
+            [value], left = send(self._gpu, self._queue, [tensor], 0, name="send")
+            self._link.put(
+                dst, _channel(_DEVICE, group), _Sent.of(value, runtime.simulation.wait(left), left.clock)
+            )
+            return _Work(lambda: runtime.wait_event(runtime.stream, left))
+
+    def irecv(self, tensor: torch.Tensor, src: int, group: Any = None, *_: Any, **__: Any) -> _Work:
+        """The host waits for a host's tensor, and the current stream for a device's."""
+        runtime, device = self._gpu.runtime, type(tensor) is DeviceTensor
+        sent: _Sent = self._link.take(src, _channel(_DEVICE if device else _HOST, group))
+        with torch._C.DisableTorchFunction():
+            if type(tensor) is DeviceTensor:
+                left = EventRecording()
+                left.time, left.clock = sent.at, sent.known
+                runtime.wait_peer_event(PeerEventRecording(left, 0))
+                land(self._gpu, tensor, sent.value())
+            else:
+                runtime.now = max(runtime.now, sent.at)
+                runtime.join_host_clock(sent.known)
+                tensor.copy_(sent.value())
+        return _Work()
+
+    def send(self, *args: Any, **kwargs: Any) -> None:
+        self.isend(*args, **kwargs).wait()
+
+    def recv(self, *args: Any, **kwargs: Any) -> None:
+        self.irecv(*args, **kwargs).wait()

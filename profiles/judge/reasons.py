@@ -1,0 +1,40 @@
+"""Why there is no verdict: the codes of ``inconclusive``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class Reason(StrEnum):
+    LOW_N = "LOW_N"
+    DRIFT = "DRIFT"
+    THROTTLED = "THROTTLED"
+    WARMUP_RAMP = "WARMUP_RAMP"
+    NOT_ENGAGED = "NOT_ENGAGED"
+    OUTPUT_DIFF = "OUTPUT_DIFF"
+    PROFILED = "PROFILED"
+    CONFIG_DIFF = "CONFIG_DIFF"
+    ORDER_EFFECT = "ORDER_EFFECT"
+    CONSTANTS = "CONSTANTS"
+
+
+ABOUT: Final[Mapping[str, str]] = {
+    Reason.LOW_N: "There are too few workload seeds or pairs of blocks for their spread: the interval of some metric "
+    "reaches beyond the smallest effect of interest, and does not lie on one side of it. More --seeds or --pairs "
+    "narrow it. Where requests arrive at a rate that the engine keeps up with, arrival=burst compares what the "
+    "engine can do.",
+    Reason.DRIFT: "Measured times drift over the blocks.",
+    Reason.THROTTLED: "Too many blocks ran while the GPU was throttled.",
+    Reason.WARMUP_RAMP: "The first blocks are slower than later ones, by more than the smallest effect of interest.",
+    Reason.NOT_ENGAGED: "Too few steps of B differ from those of A on the device, so that the change cannot account "
+    "for an effect. --min-engagement sets the share that is asked.",
+    Reason.OUTPUT_DIFF: "The tokens differ, so that the sides do not do the same work. --allow-divergence judges them "
+    "nevertheless.",
+    Reason.PROFILED: "The times contain the cost of a profiler.",
+    Reason.CONFIG_DIFF: "The sides were measured in different environments.",
+    Reason.ORDER_EFFECT: "The order of the blocks within their pairs has a larger effect than the sides.",
+    Reason.CONSTANTS: "The sign of the effect depends on constants of the hardware profile within the ranges in which "
+    "they are known.",
+}

@@ -1,0 +1,88 @@
+"""Stages of a pipeline in processes, and the messages that an engine sends between them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from schedbench.profiles.engines.stages import StageError, StageLink, messages_answered, run_stages
+from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.programs.torch_cuda import cuda_answered
+from schedbench.profiles.run.rank_context import RankContext
+from schedbench.profiles.vgpu.device import CURRENT
+from schedbench.profiles.vgpu.engine import QUEUES, Simulation
+from schedbench.profiles.vgpu.gpu import open_vgpu, patched
+from schedbench.sched.link import LinkError
+from schedbench.sched.pipeline.stage import Stage
+
+RANKS = [RankContext(stage=Stage(index, 2, range(1))) for index in range(2)]
+LATER = 5_000_000  # ns
+distributed: Any = torch.distributed
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    return {"failed": str(error)}
+
+
+def exchange(_: RankContext, link: StageLink | None) -> dict[str, Any]:
+    """The first stage sends a host's and a device's tensor late, and gets their sum."""
+    assert link is not None
+    hardware, simulation = load("h200"), Simulation(gap=0, first=link.rank * QUEUES)
+    with patched(hazards=False), open_vgpu(hardware, simulation=simulation):
+        gpu = CURRENT.get()
+        with cuda_answered(gpu, hardware), messages_answered(link, gpu):
+            if link.rank == 0:
+                gpu.clock.sleep_until(LATER)
+                works = [
+                    distributed.isend(torch.arange(3), 1, tag=0),
+                    distributed.isend(torch.full((3,), 2.5, dtype=torch.bfloat16, device="cuda"), 1),
+                ]
+                found = torch.empty(3, device="cuda")
+                distributed.irecv(found, src=1).wait()
+                assert all(work.wait() for work in works)
+                return {"document": found.tolist()}
+            host, device = (
+                torch.empty(3, dtype=torch.long),
+                torch.empty(3, dtype=torch.bfloat16, device="cuda"),
+            )
+            distributed.recv(host, 0)
+            at = gpu.runtime.now
+            distributed.recv(device, 0)
+            distributed.send(device.float() + host.cuda(), 0)
+            torch.cuda.synchronize()
+            return {"document": at}
+
+
+def test_tensors_arrive_with_their_values_and_no_earlier_than_they_were_sent() -> None:
+    first, second = run_stages(RANKS, exchange, failed)
+    assert first["document"] == [2.5, 3.5, 4.5]
+    assert second["document"] >= LATER
+
+
+def test_the_reason_of_a_stage_that_fails_is_reported() -> None:
+    def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
+        assert link is not None
+        if link.rank:
+            raise ValueError("no memory")
+        return {"document": link.take(1, "never")}
+
+    with pytest.raises(StageError) as raised:
+        run_stages(RANKS, run, failed)
+    assert raised.value.of_stage == {"failed": "no memory"}
+
+
+def test_a_stage_that_ends_without_a_report_is_named() -> None:
+    def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
+        assert link is not None
+        if link.rank:
+            os._exit(0)
+        with pytest.raises(LinkError, match="stage 0 waited for stage 1, which is gone"):
+            link.take(1, "never")
+        return {"document": None}
+
+    with pytest.raises(StageError) as raised:
+        run_stages(RANKS, run, failed)
+    assert raised.value.of_stage["failed"] == "the process of stage 1 ended"

@@ -1,0 +1,65 @@
+"""What is imported, and when: asked of one process, which imports one part of the program after the other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, sys, torch
+found = {}
+
+import schedbench.profiles.vgpu
+found["backend"] = torch._C._get_privateuse1_backend_name()
+
+from schedbench.sched.kernels.dense import rms_norm
+rms_norm(torch.ones(2, 4), torch.ones(4), 1e-5)
+found["triton"] = "triton" in sys.modules
+
+optional = ("scipy", "typer", "rich")
+sys.modules.update(dict.fromkeys(optional))  # whose import fails from now on
+try:
+    from schedbench.profiles.lab import gpu, overhead, prediction_runs
+    found["missing"] = None
+except ImportError as error:
+    found["missing"] = str(error)
+for name in optional:
+    del sys.modules[name]
+
+from schedbench.cli.app import console
+sys.argv = ["schedbench", "run", "mixed", "--set", "workload.requests=2", "--format", "csv"]
+try:
+    console()
+finally:
+    found["heavy"] = [name for name in ("torch.distributed.tensor", "sympy") if name in sys.modules]
+    print(json.dumps(found), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, object]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert len(done.stderr.splitlines()) == 1 and done.stdout, done.stderr
+    answer: dict[str, object] = json.loads(done.stderr)
+    return answer
+
+
+def test_importing_the_virtual_gpu_registers_no_device(found: dict[str, object]) -> None:
+    assert found["backend"] == "privateuseone"
+
+
+def test_triton_is_imported_when_a_kernel_is_first_called_on_cuda(found: dict[str, object]) -> None:
+    assert found["triton"] is False
+
+
+def test_the_plan_of_make_gpu_needs_neither_scipy_nor_packages_of_the_command_line(
+    found: dict[str, object],
+) -> None:
+    assert found["missing"] is None
+
+
+def test_a_run_of_the_command_line_does_not_import_distributed_tensors(found: dict[str, object]) -> None:
+    assert found["heavy"] == []
