@@ -51,6 +51,7 @@ MODES: dict[str, Mode] = {
     "draft trees": Mode(("engine", "speculative", "topk"), _several, "speculation"),
     "pages": Mode(("engine", "page_size"), _several),
     "graphs": Mode(("engine", "cuda_graph")),
+    "own model runner": Mode(("engine", "model_runner"), lambda runner: runner == "own"),
     "hisparse": Mode(("engine", "hisparse"), lambda hisparse: hisparse.enabled),
     "pipeline": Mode(("engine", "pipeline"), lambda pipeline: pipeline.stages > 1),
     "dynamic chunks": Mode(("engine", "pipeline", "dynamic_chunks")),

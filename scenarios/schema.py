@@ -290,6 +290,9 @@ class EngineSection(Section):
     """The share of their possible length that running requests are expected to need; larger admits later."""
     cuda_graph: Switch = True
     """Whether decodes are replayed as CUDA graphs."""
+    model_runner: Literal["stub", "own"] = "stub"
+    """What prepares the forwards of another project's engine: own is its model runner, with its attention metadata and
+    graphs, where only the model is replaced; stub replaces SGLang's runner, too."""
     speculative: Annotated[Speculative, bare("algorithm")] = Speculative()
     """Speculative decoding; a bare name is an algorithm."""
     hisparse: HiSparse = HiSparse()

@@ -161,6 +161,7 @@ def _plain(scenario: Scenario) -> Scenario:
         "data_parallel": DataParallel(),
         "deferred": False,
         "split_prefill": SplitPrefill(),
+        "model_runner": "stub",
     }
     return scenario.model_copy(
         update={

@@ -24,7 +24,8 @@ class EngineAdapter(Protocol):
         str, str
     ]  # modules that cannot be absent, with the requirement that pip installs them by
 
-    # ``stages``, which may be left out: ``open`` makes the scheduler of one stage of a pipeline, too.
+    # These may be left out. ``stages``: ``open`` makes the scheduler of one stage of a pipeline, too. ``own_runner``:
+    # the engine's own model runner can prepare the forwards.
 
     def load(self) -> None:
         """Import all that a run needs of the engine."""

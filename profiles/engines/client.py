@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
+from ...scenarios.combinations import MODES
 from ...sched.relay.choice import RelayChoice
 from ..platform.engine_choice import EngineChoice
 from ..platform.resolve import Resolved
@@ -62,6 +63,10 @@ def run_engine(
         raise EngineError(
             f"{choice.name}: the engine runs on one rank, and the scenario has {engine.ranks}; only the workers of"
             " engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
+        )
+    if MODES["own model runner"].on(resolved.scenario) and not opened.has_own_runner:
+        raise EngineError(
+            f"{choice.name}: its adapter has no model runner of the engine's own: engine.model_runner=stub"
         )
     process = engine_process(choice)
     if staged:
@@ -121,6 +126,7 @@ class EngineProcess:
         self._output = self._stack.enter_context(_output())
         self._printed_before = 0
         self.has_stages = getattr(self._adapter, "stages", False)
+        self.has_own_runner = getattr(self._adapter, "own_runner", False)
         self.import_s = 0.0
         self.threads: Sequence[str] = ()  # that the import has started, and a run does not have
         self.hollow: Sequence[str] = ()  # packages that are absent

@@ -43,6 +43,7 @@ class MiniSglangAdapter:
 
     package = "minisgl"
     python_path = "python"
+    own_runner = True
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012
     hollow = (
         *("flashinfer", "modelscope", "openai", "prompt_toolkit", "quack", "sgl_kernel"),

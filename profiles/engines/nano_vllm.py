@@ -50,6 +50,7 @@ class NanoVllmAdapter:
 
     package = "nanovllm"
     python_path = ""
+    own_runner = True
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012
     hollow = ("flash_attn", "tqdm")
     requires = {"transformers": "transformers", "xxhash": "xxhash"}  # noqa: RUF012

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from ...scenarios.combinations import MODES
 from ...sched.relay.choice import RelayChoice
 from ..engines.client import run_engine
 from ..measure.budget import RunOutcome, asked, breaches, untested
@@ -16,6 +19,8 @@ from .join import join
 from .processes import run_processes
 from .specs import rank_specs
 from .threads import run_alone, run_threads
+
+_MODEL_RUNNER: Final = ("engine", "model_runner")
 
 
 def execute(
@@ -35,6 +40,9 @@ def execute(
         specs = rank_specs(resolved)
         reports = run_engine(resolved.engine, resolved, relay, options, [spec.alone() for spec in specs])
         result = join(resolved, specs, reports, ())
+    elif MODES["own model runner"].on(resolved.scenario):
+        problem = "own is the model runner of another project's engine: name one with --engine"
+        raise resolved.scenario.source.refuse(_MODEL_RUNNER, problem)
     else:
         kind = device_kind(options.device, resolved.scenario)
         result = _own(RunTask(resolved, relay, options, kind, observe, extra_sink, guard))

@@ -59,6 +59,8 @@ class OpHandlers(dict[Any, Handler]):
             return self[func]
         handler = self._choose(func)
         self[func] = handler if self._decorate is None else self._decorate(func, handler)
+        if func is torch.ops.aten._foreach_copy_.default:
+            self[func] = _list_copy(self.copies, self[func])
         if func in kernels():
             self.direct[id(func)] = self[func]
         return self[func]
@@ -182,6 +184,34 @@ def _lists_in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> 
         runtime.kernel(name, duration(held, ()))
 
     return handler
+
+
+def _list_copy(copies: CopyHandlers, one_kernel: Handler) -> Handler:
+    """``one_kernel`` where CUDA has one for all pairs; otherwise a copy for each pair."""
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        targets, sources, *rest = args
+        if _alike(targets, sources):
+            one_kernel(args, kwargs)
+            return
+        non_blocking = bool(rest[0]) if rest else kwargs.get("non_blocking", False)
+        for target, source in zip(targets, sources, strict=True):
+            copies.copy(target, source, non_blocking=non_blocking)
+
+    return handler
+
+
+def _alike(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> bool:
+    """Whether all are on the device, each list has one type, and each pair one layout (ATen's
+    ForeachBinaryOpList.cu)."""
+    return (
+        all(type(tensor) is DeviceTensor for tensor in (*targets, *sources))
+        and len({target.dtype for target in targets}) == len({source.dtype for source in sources}) == 1
+        and all(
+            (target.shape, target.stride()) == (source.shape, source.stride())
+            for target, source in zip(targets, sources, strict=True)
+        )
+    )
 
 
 def _duration(gpu: VirtualGpu, name: str) -> Callable[[Sequence[Any], Any], int]:

@@ -40,6 +40,7 @@ ON: dict[str, dict[str, Any]] = {
     "hidden states": {"workload": {"sampling": {"hidden_states": True}}},
     "controls": {"workload": {"controls": ({"action": "flush", "at": 1},)}},
     "graphs": {"engine": {"cuda_graph": True}},
+    "own model runner": {"engine": {"model_runner": "own"}},
     "measured host": {"device": {"host": "measured"}},
     "grammar": {"workload": {"sampling": {"grammar": {"regex": "a+"}}}},
     "logprobs": {"workload": {"sampling": {"logprobs": True}}},

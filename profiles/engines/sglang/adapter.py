@@ -41,6 +41,11 @@ _REFUSED: Final = {
     "block diffusion": "a model of its own (DllmAlgorithm.run)",
     "grammar": "a tokenizer (create_grammar_backend)",
 }
+# The same where SGLang's own model runner is asked for.
+_REFUSED_OWN: Final = {
+    "speculation": "a draft of SGLang's own, which takes layers of the target (get_embed_and_head)",
+    "pipeline": "stages whose model sends what SGLang's models send (PPProxyTensors)",
+}
 _PIP_NAMES: Final = {
     "zmq": "pyzmq",
     "partial_json_parser": "partial-json-parser",
@@ -54,7 +59,7 @@ class SglangAdapter:
 
     package = "sglang"
     python_path = "python"
-    stages = True
+    stages = own_runner = True
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
         "SGLANG_ENABLE_SPEC_V2": "1",  # the overlapped worker, where there is a serial one too
@@ -88,6 +93,10 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
     pair = scenario.engine.disaggregation
     if pair.mode == "pair" and pair.transfer != "fake":
         yield "disaggregation needs transfers between processes (get_kv_class), unless they are {transfer: fake}"
+    if MODES["own model runner"].on(scenario):
+        for mode, reason in _REFUSED_OWN.items():
+            if MODES[mode].on(scenario):
+                yield f"{mode} with engine.model_runner=own needs {reason}"
     if MODES["speculation"].on(scenario):
         if scenario.workload.sampling.temperature:
             yield "speculation with a temperature needs a CUDA kernel (tree_speculative_sampling_target_only)"

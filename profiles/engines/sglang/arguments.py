@@ -9,10 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from ....scenarios.combinations import overlaps, staged
+from ....scenarios.combinations import MODES, overlaps, staged
 from ....scenarios.schema import EngineSection
 from ....sched.config import EngineConfig, SpeculativeConfig
 from ....sched.disagg.layout import Role
+from ....sched.model.runner import captured_sizes
 from ....sched.request import Request
 from ...platform.resolve import Resolved
 from ..names import EngineError
@@ -39,6 +40,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
     what is scheduled."""
     kind = import_module("sglang.srt.server_args").ServerArgs
     engine, rows = resolved.scenario.engine, config.max_running_requests
+    own = MODES["own model runner"].on(resolved.scenario)
     wanted = {
         "model_path": str(model),
         "skip_tokenizer_init": True,
@@ -61,7 +63,8 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "random_seed": config.seed,
         "load_format": "dummy",
         "dtype": "bfloat16",
-        "disable_cuda_graph": True,  # the decoder's own graphs are replayed
+        "disable_cuda_graph": not own
+        or not captured_sizes(config),  # the stub replays the decoder's own graphs
         "disable_piecewise_cuda_graph": True,
         "cuda_graph_max_bs": rows,
         "cuda_graph_max_bs_decode": rows,

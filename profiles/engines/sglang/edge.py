@@ -20,9 +20,9 @@ from .kernels import JitModule, compiled_kernels
 def prepared_modules() -> None:
     """Import the modules that ask for hardware, and answer for it."""
     for module in ("sglang.srt.utils.common", "sglang.srt.utils"):
-        _replace(module, "get_nvgpu_memory_capacity", lambda: torch.cuda.mem_get_info()[1] >> 20)
+        replace_attribute(module, "get_nvgpu_memory_capacity", lambda: torch.cuda.mem_get_info()[1] >> 20)
     for module in ("sglang.jit_kernel.utils", "sglang.kernels.jit.utils"):
-        _replace(module, "load_jit", JitModule)
+        replace_attribute(module, "load_jit", JitModule)
     compiled_kernels()
 
 
@@ -40,7 +40,7 @@ def fitted(kind: Callable[..., Any], **given: Any) -> Any:
     return kind(**taken)
 
 
-def _replace(module: str, name: str, value: Any) -> bool:
+def replace_attribute(module: str, name: str, value: Any) -> bool:
     """Set an attribute of a module that has it."""
     with suppress(ImportError):
         found = import_module(module)
@@ -64,8 +64,8 @@ def fake_transfers() -> None:
         return found
 
     for module in ("prefill", "decode"):
-        _replace(f"sglang.srt.disaggregation.{module}", "get_kv_class", get_kv_class)
-    _replace("sglang.srt.managers.schedule_batch", "FAKE_BOOTSTRAP_HOST", None)
+        replace_attribute(f"sglang.srt.disaggregation.{module}", "get_kv_class", get_kv_class)
+    replace_attribute("sglang.srt.managers.schedule_batch", "FAKE_BOOTSTRAP_HOST", None)
 
 
 def groups_of_one(defaults: set[str], stage: Stage | None) -> Any:
@@ -92,8 +92,8 @@ def _group_of_stages(stage: Stage, defaults: set[str]) -> GroupOfOne:
     for name in ("send_object", "recv_object", "send_tensor_dict", "recv_tensor_dict"):
         setattr(group, name, MethodType(getattr(state.GroupCoordinator, name), group))
     # Requests have no images, and each stage has the seed already.
-    _replace("sglang.srt.managers.mm_utils", "_get_is_default_transport", lambda: True)
-    _replace("sglang.srt.managers.tp_worker", "broadcast_pyobj", lambda data, *_, **__: data)
+    replace_attribute("sglang.srt.managers.mm_utils", "_get_is_default_transport", lambda: True)
+    replace_attribute("sglang.srt.managers.tp_worker", "broadcast_pyobj", lambda data, *_, **__: data)
     return group
 
 
@@ -122,6 +122,7 @@ class GroupOfOne:
     world_size = 1
     is_first_rank = is_last_rank = True
     device = torch.device("cpu")
+    device_module = torch.cuda
 
     def __init__(self, group: Any, defaults: set[str]) -> None:
         self._defaults = defaults
@@ -134,6 +135,11 @@ class GroupOfOne:
 
     def barrier(self, *_: Any, **__: Any) -> None:
         """One rank waits for no other."""
+
+    def graph_capture(self, *args: Any, **kwargs: Any) -> Any:
+        """SGLang's own context for captures on a stream."""
+        coordinator = import_module("sglang.srt.distributed.parallel_state").GroupCoordinator
+        return coordinator.graph_capture(self, *args, **kwargs)
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

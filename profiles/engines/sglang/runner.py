@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
+from ....sched.batch import ForwardMode, ModelOutput
 from ....sched.kernels.sampling import sample_greedy_tagged
 from ....sched.model.runner import ModelRunner as DecoderRunner
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import RunBridge
-from ..model import EngineModel, long
+from ..model import EngineModel
 from .eagle import AttentionStub, EagleForwards, prepare_worker, simulate
 from .edge import fitted
+from .forward_batch import decoder_batch
 
 # Steps of the runner's preparation that load weights or make what the decoder replaces.
 _LEFT_OUT = ("alloc_memory_pool", "init_attention_backends", "init_cuda_graphs")
@@ -207,7 +208,7 @@ class RunnerStub:
     def _computed(self, runner: Any, batch: Any) -> Sequence[torch.Tensor | None]:
         """Logits, and hidden states where a draft needs them."""
         target, eagle = self._target, self._eagle
-        made = _forward_batch(batch, target.engine_model.config.context_len, draft=runner.is_draft_worker)
+        made = decoder_batch(batch, target.engine_model.config.context_len, draft=runner.is_draft_worker)
         if made.mode is ForwardMode.DRAFT:
             made.seq_lens = made.seq_lens + _next_length(batch)
         if eagle is not None and runner.is_draft_worker:
@@ -227,46 +228,7 @@ class RunnerStub:
         return tagged.to(ids.dtype)
 
 
-def _forward_batch(batch: Any, context_len: int, *, draft: bool) -> ForwardBatch:
-    """SGLang's ``ForwardBatch`` as schedbench's. Host lengths that SGLang does not keep are bounded by the context."""
-    lens = batch.seq_lens_cpu
-    mode, extend_lens = _mode(batch.forward_mode, draft=draft), None
-    longest = context_len if lens is None else int(lens.max()) if len(lens) else 0
-    if mode.is_extend:
-        extend_lens = batch.extend_seq_lens
-    return ForwardBatch(
-        mode=mode,
-        batch_size=batch.batch_size,
-        num_tokens=len(batch.input_ids),
-        input_ids=long(batch.input_ids),
-        positions=long(batch.positions),
-        req_pool_indices=long(batch.req_pool_indices),
-        seq_lens=long(batch.seq_lens),
-        out_cache_loc=long(batch.out_cache_loc),
-        max_seq_len=longest,
-        extend_lens=extend_lens,
-        extend_prefix_lens=batch.extend_prefix_lens if mode.is_extend else None,
-        max_extend_len=max(batch.extend_seq_lens_cpu) if mode.is_extend else 1,
-        capture_hidden=batch.capture_hidden_mode.need_capture(),
-        proxies=getattr(batch, "schedbench_proxies", ()),
-    )
-
-
 def _next_length(batch: Any) -> int:
     """How many drafts a chain has with the one that is computed next: SGLang runs one batch for all of them."""
     batch.schedbench_drafts = drafts = getattr(batch, "schedbench_drafts", 0) + 1
     return drafts
-
-
-def _mode(mode: Any, *, draft: bool) -> ForwardMode:
-    if mode.is_target_verify():
-        return ForwardMode.TARGET_VERIFY
-    if mode.is_draft_extend_v2():
-        return ForwardMode.DRAFT_EXTEND
-    if mode.is_mixed():
-        return ForwardMode.MIXED
-    if mode.is_extend():
-        return ForwardMode.EXTEND
-    if not mode.is_decode():
-        return ForwardMode.IDLE
-    return ForwardMode.DRAFT if draft else ForwardMode.DECODE

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from ....scenarios.combinations import MODES
 from ....sched.model.config import ModelConfig
 from ....sched.observe import StepInfo, StepKind, StreamName
 from ....sched.pipeline.stage import Stage
@@ -32,6 +33,7 @@ from ..model import model_folder
 from .arguments import aborted, server_args, tokenized
 from .eagle import wrap_worker
 from .edge import fake_transfers, fitted, groups_of_one
+from .own_runner import OwnRunner
 from .runner import RunnerStub
 
 _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
@@ -57,7 +59,8 @@ class SglangSystem(System):
         self._bridge = RunBridge(parts, speculates=self._spec is not None)
         self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
         self._gone: list[Any] = []  # messages of clients that have gone
-        self.runner = RunnerStub(parts, self._bridge, self._reports)
+        runner = OwnRunner if MODES["own model runner"].on(parts.resolved.scenario) else RunnerStub
+        self.runner = runner(parts, self._bridge, self._reports)
         self.defaults = self.runner.defaults
         self.scheduler = self._opened()
         self.scheduler.tokenizer = _Tokenizer(parts.resolved.model)

@@ -27,6 +27,7 @@ from schedbench.profiles.platform.pool import pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.environment import tool
+from schedbench.scenarios.problems import ScenarioError
 
 from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, run
 
@@ -382,6 +383,14 @@ def test_several_ranks_and_a_real_device_are_refused(question: Resolved, toy: Wr
         execute(stages, stages.relays[0], Options())
     with pytest.raises(EngineError, match="runs on the virtual GPU"):
         execute(single, single.relays[0], Options(device="cuda"))
+
+
+def test_a_model_runner_of_an_engines_own_is_refused_where_there_is_none(toy: WriteEngine) -> None:
+    question = ask("mixed", ["engine.model_runner=own"])
+    with pytest.raises(EngineError, match="its adapter has no model runner of the engine's own"):
+        run(question, toy())
+    with pytest.raises(ScenarioError, match="name one with --engine"):
+        execute(question, question.relays[0], Options(device="vgpu"))
 
 
 def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:

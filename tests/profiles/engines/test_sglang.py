@@ -30,6 +30,7 @@ from schedbench.profiles.run.system import SystemParts
 CLONE = os.environ.get("SCHEDBENCH_SGLANG", "")
 PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
 BEFORE, AFTER = "1051a8456", "282c46133"  # around #25945
+LATER = "8905cbd42"  # of July 2026, whose model runner is of the second generation
 SMALL = ("workload.requests=8", "workload.output_tokens={dist: uniform, min: 4, max: 16}")
 
 given = pytest.mark.skipif(not CLONE, reason="SCHEDBENCH_SGLANG names no clone of SGLang")
@@ -72,9 +73,15 @@ def changed(file: Path, old: str, new: str) -> None:
 MODES = ("embedding", "encoder_decoder", "block_diffusion", "deferred")
 
 
-@pytest.mark.parametrize("scenario", ["spec_v1", "hisparse", "disagg", "grammar", *MODES])
-def test_a_refused_mode_names_the_function_that_prevents_it(scenario: str) -> None:
-    assert re.search(r"cannot be run with this scenario yet: .* needs .*\(\w+", refusal(scenario))
+OWN = "engine.model_runner=own"
+OWN_REFUSED = (f"spec_v2 {OWN}", f"mixed {OWN} engine.pipeline.stages=2 engine.overlap=auto")
+REFUSED = ("spec_v1", "hisparse", "disagg", "grammar", *MODES, *OWN_REFUSED)
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_a_refused_mode_names_the_function_that_prevents_it(arguments: str) -> None:
+    refused = refusal(*arguments.split())
+    assert re.search(r"cannot be run with this scenario yet: .* needs .*\(\w+", refused)
 
 
 def refusal(scenario: str, *overrides: str) -> str:
@@ -86,9 +93,9 @@ def refusal(scenario: str, *overrides: str) -> str:
 
 
 @given
-@pytest.mark.parametrize("scenario", ["spec_v1", "hisparse", "dp_idle", "disagg", "grammar", *MODES])
-def test_the_named_functions_exist_in_sglang(scenario: str) -> None:
-    functions = re.findall(r"\(([\w. ]+)\)", refusal(scenario))
+@pytest.mark.parametrize("arguments", ["dp_idle", *REFUSED])
+def test_the_named_functions_exist_in_sglang(arguments: str) -> None:
+    functions = re.findall(r"\(([\w. ]+)\)", refusal(*arguments.split()))
     assert functions
     for name in re.findall(r"\w+", " ".join(functions).replace(" in ", " ")):
         pattern = rf"(def|class) {name}\b"
@@ -111,6 +118,38 @@ def test_the_named_functions_exist_in_sglang(scenario: str) -> None:
 )
 def test_greedy_tokens_equal_our_schedulers(overrides: tuple[str, ...]) -> None:
     assert run(f"sglang:{CLONE}@{AFTER}", *overrides).outputs == run(None, *overrides).outputs
+
+
+@given
+@pytest.mark.parametrize(
+    ("commit", "overrides"),
+    [
+        (AFTER, ()),
+        (AFTER, ("engine.page_size=16", "device.values=none")),
+        (LATER, ("engine.overlap=false", "device.values=none")),
+        (LATER, ("engine.cuda_graph=false",)),
+    ],
+    ids=["graphs", "pages", "serial", "eager"],
+)
+def test_sglangs_own_model_runner_gives_the_same_tokens(commit: str, overrides: tuple[str, ...]) -> None:
+    assert run(f"sglang:{CLONE}@{commit}", OWN, *overrides).outputs == run(None, *overrides).outputs
+
+
+@given
+@pytest.mark.parametrize(("commit", "added"), [(AFTER, 6), (LATER, 4)])
+def test_sglangs_own_model_runner_adds_metadata_and_the_inputs_of_graphs(commit: str, added: int) -> None:
+    """Four kernels of metadata, and one or two for the inputs, for one that stages the stub's; in the earlier one also
+    a conversion of lengths for the decoder."""
+    own, stub = (run(f"sglang:{CLONE}@{commit}", *more) for more in ((OWN,), ()))
+    more = median(own, "decode.steady", "forward", "kernel") - median(
+        stub, "decode.steady", "forward", "kernel"
+    )
+    assert more == added
+    assert median(own, "decode.steady", "schedule", "kernel") == median(
+        stub, "decode.steady", "schedule", "kernel"
+    )
+    places = {(Path(row.site.file).name, row.kind, row.stream) for row in own.copies if row.site}
+    assert ("triton_backend.py", "prefill", "forward") in places
 
 
 @given

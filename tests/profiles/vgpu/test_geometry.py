@@ -89,3 +89,24 @@ def test_an_op_on_a_list_writes_all_tensors() -> None:
         gpu.flush()
         assert sink.kinds == ["kernel"]
         assert [tensor.tolist() for tensor in tensors] == [[2, 2], [1, 1, 1]]
+
+
+def test_a_copy_of_lists_is_one_kernel_where_cuda_has_one() -> None:
+    """One list has one type, and each pair one layout, all on the device; otherwise each pair is a copy of its own."""
+    sink = WindowRecorder()
+    with open_vgpu(load("h200"), sink=sink) as gpu:
+        a, b, long = (
+            torch.zeros(2, 2, device=gpu.device, dtype=t) for t in (torch.int32, torch.int32, torch.int64)
+        )
+        for targets, sources, kinds in (
+            ([a, b], [torch.ones_like(b), long + 1], ["d2d", "kernel"]),
+            ([a, b], [long + 1, long + 1], ["kernel"]),
+            ([a, b], [torch.ones_like(b).t(), b], ["kernel", "d2d"]),
+            ([a, b], [torch.ones(2, 2, dtype=torch.int32), b], ["h2d", "d2d"]),
+        ):
+            gpu.flush()
+            sink.windows.clear()
+            torch._foreach_copy_(targets, sources)
+            gpu.flush()
+            assert sink.kinds == kinds
+        assert a.tolist() == [[1, 1], [1, 1]]

@@ -1,0 +1,90 @@
+"""SGLang's own ``ModelRunner`` with schedbench's decoder as its model: only the loader of weights is replaced.
+
+Pools, attention backends and their metadata, the copies into the inputs of graphs, and the capture and replay of these
+graphs are SGLang's.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ....sched.kernels.sampling import sample_greedy_tagged
+from ....sched.model.decoder import Model
+from ...run.system import SystemParts
+from ..bridge import RunBridge
+from ..model import EngineModel
+from .edge import replace_attribute
+from .forward_batch import decoder_batch
+
+# Functions that make process groups, which are there already, and the modules that call them, from old to new.
+_GROUPS = ("init_distributed_environment", "initialize_model_parallel", "initialize_dp_attention")
+_GROUP_CALLERS = ("sglang.srt.model_executor.model_runner", "sglang.srt.distributed.bootstrap")
+# The method that makes the attention backends when the pools are there, from old to new.
+_ATTENTION = ("init_attention_backend", "init_attention_backends")
+
+
+class DecoderModule(torch.nn.Module):
+    """Schedbench's decoder as a model of SGLang. With values none, its hidden states are the tokens' fingerprints."""
+
+    shared_experts_config = None
+
+    def __init__(self, parts: SystemParts) -> None:
+        super().__init__()
+        self.made = EngineModel(parts)
+        self._decoder: Model | None = None
+
+    def bind(self, pages: torch.Tensor) -> None:
+        """Find KV slots in the table ``pages``, [rows, context] int32."""
+        self._decoder = self.made.decoder(pages)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:  # noqa: ARG002
+        """The logits of the batch, which has the ids and positions, too. Lengths in a graph are those of its replay."""
+        assert self._decoder is not None
+        capturing = torch.cuda.is_current_stream_capturing()
+        output = self._decoder.forward(
+            decoder_batch(forward_batch, self.made.config.context_len, captured=capturing)
+        )
+        kind = import_module("sglang.srt.layers.logits_processor").LogitsProcessorOutput
+        return kind(next_token_logits=output.logits, hidden_states=output.fingerprint)
+
+
+class OwnRunner:
+    """Replaces the loader of weights, and reports the ranges of forwards and of sampling. See ``RunnerStub``."""
+
+    def __init__(self, parts: SystemParts, bridge: RunBridge, reports: RunBridge) -> None:
+        self.defaults: set[str] = set()
+        self._parts = parts
+        self._bridge, self._reports = bridge, reports
+
+    def install(self) -> None:
+        kind: Any = import_module("sglang.srt.model_executor.model_runner").ModelRunner
+        loader: Any = import_module("sglang.srt.model_loader.loader").DummyModelLoader
+        loader.load_model = lambda *_, **__: DecoderModule(self._parts)
+        for caller in _GROUP_CALLERS:
+            for name in _GROUPS:
+                replace_attribute(caller, name, lambda *_, **__: None)
+        attention = next(name for name in _ATTENTION if hasattr(kind, name))
+        attend, forward, sample = getattr(kind, attention), kind.forward, kind.sample
+
+        def init_attention(runner: Any) -> None:
+            runner.engine_model = runner.model.made
+            runner.model.bind(runner.req_to_token_pool.req_to_token)
+            attend(runner)
+
+        def ranged(runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._reports.range("model", batch.batch_size, self._bridge.step):
+                return forward(runner, batch, *args, **kwargs)
+
+        def sampled(runner: Any, output: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            fingerprint, output.hidden_states = output.hidden_states, None
+            with self._reports.range("sample", batch.batch_size, self._bridge.step):
+                ids = sample(runner, output, batch, *args, **kwargs)
+                if fingerprint is None:
+                    return ids
+                return sample_greedy_tagged(output.next_token_logits, None, fingerprint).to(ids.dtype)
+
+        setattr(kind, attention, init_attention)
+        kind.forward, kind.sample = ranged, sampled
