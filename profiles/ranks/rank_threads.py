@@ -23,7 +23,7 @@ class Awaited(Protocol):
         """When it is there, ns; None while that is not known."""
 
     def marks(self) -> Sequence[EventRecording]:
-        """Marks whose times would make it known."""
+        """Marks whose times would make it known, or known to be earlier."""
 
 
 class AwaitedMark:
@@ -99,8 +99,9 @@ class Member:
         return max(now, min(self._deadline, FOREVER if reached is None else reached))
 
     @property
-    def marks(self) -> Sequence[EventRecording]:
-        return () if self._awaited is None else self._awaited.marks()
+    def unknown_marks(self) -> Sequence[EventRecording]:
+        """Marks that are not simulated yet; each may let the rank go on sooner."""
+        return [mark for mark in (self._awaited.marks() if self._awaited else ()) if mark.time is None]
 
     def run_ahead(self) -> None:
         """Simulate the rank's device as far as no other rank can change it: until the host goes on, if no stream waits
@@ -108,11 +109,11 @@ class Member:
         simulation, awaited = self.simulation, self._awaited
         if simulation is None or simulation.awaits_peers():
             return
+        unknown = self.unknown_marks
         if isinstance(awaited, AwaitedMark) and self._deadline == FOREVER:
-            [mark] = awaited.marks()
-            if mark.time is None:
+            for mark in unknown:
                 simulation.run(FOREVER, mark)
-        elif self.known:
+        elif self.known and not unknown:
             simulation.run(self.time)
 
     def take_turn(self) -> None:
@@ -159,10 +160,11 @@ class RankScheduler:
         if not all(member.known for member in running):
             for member in running:
                 member.run_ahead()
-        unknown = [mark for member in running if not member.known for mark in member.marks]
-        if unknown:
+        while unknown := [mark for member in running for mark in member.unknown_marks]:
             bound = min(member.time for member in running)
             advance(self.devices, bound, unknown)
+            if all(mark.time is None for mark in unknown):
+                break  # all of them lie beyond the lowest time
         return min(running, key=lambda member: (member.time, member.rank))
 
 

@@ -41,7 +41,7 @@ class _AwaitedHead:
         return ()
 
 
-class _AwaitedAny:
+class AwaitedAny:
     """The next whole message of any sender, or the end of a rank that is not among the ``departed``."""
 
     def __init__(self, inbox: RankInbox, tags: Sequence[str], departed: set[int]) -> None:
@@ -56,8 +56,8 @@ class _AwaitedAny:
         return min(known, default=None)
 
     def marks(self) -> Sequence[EventRecording]:
-        landings = [message.landing for message, _ in self._inbox.heads(self._tags)]
-        return [landing.recording for landing in landings if landing is not None and landing.time is None]
+        heads = self._inbox.heads(self._tags)
+        return [message.landing.recording for message, _ in heads if message.landing is not None]
 
 
 class VirtualLink:
@@ -168,7 +168,7 @@ class VirtualLink:
     def wait(self, tags: Sequence[str], until: int | None) -> None:
         runtime = self._gpu.runtime
         deadline = runtime.now + self._patience if until is None else min(until, runtime.now + _LONGEST_SLEEP)
-        awaited = _AwaitedAny(self._inbox, tags, self._departed)
+        awaited = AwaitedAny(self._inbox, tags, self._departed)
         reached = self._member.wait(awaited, deadline)
         runtime.now = max(runtime.now, reached)
         arrived = awaited.reached()

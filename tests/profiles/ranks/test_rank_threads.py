@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from schedbench.profiles.ranks.message_router import MessageInFlight, RankInbox
 from schedbench.profiles.ranks.rank_threads import AwaitedInstant, AwaitedMark, Member, advance, run_ranks
 from schedbench.profiles.ranks.shared_simulation import SharedSimulation
+from schedbench.profiles.ranks.virtual_link import AwaitedAny
 from schedbench.profiles.vgpu.engine import (
     COMPUTE,
     FOREVER,
@@ -111,6 +113,30 @@ def test_a_host_waits_for_another_device() -> None:
         return device.wait(device.record(queue, clock.now))
 
     assert run_ranks(2, rank) == [130, 147]
+
+
+def test_a_rank_wakes_at_the_first_message_although_a_later_one_is_known_before() -> None:
+    inbox = RankInbox()
+
+    def rank(member: Member) -> int:
+        clock = attached(member)
+        device = member.simulation
+        assert device is not None
+        if member.rank == 0:
+            return member.wait(AwaitedAny(inbox, ("kv",), set()))
+        at, landing = 500, None
+        if member.rank == 2:
+            queue, at = device.queue(), 0
+            for number in range(2):
+                device.submit(queue, LINK, now=0, duration=30, row=(f"send {number}",))
+            landing = PeerEventRecording(device.record(queue, 0), 5)
+        message = MessageInFlight(member.rank, 1, at, b"", (), landing, ())
+        inbox.queue(member.rank, "kv").append(message)
+        clock.now = 1000  # its host goes on without waiting for its device
+        give_way(member)
+        return clock.now
+
+    assert run_ranks(3, rank) == [65, 1000, 1000]
 
 
 def test_devices_that_wait_for_none_are_not_simulated_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
