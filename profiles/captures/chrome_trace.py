@@ -25,13 +25,10 @@ _ANNOTATION: Final = "user_annotation"
 def read_json(path: Path) -> Any:
     """The content of a regular file, plain or gzipped. Raises CaptureFileError, OSError."""
     with path.open("rb") as file:
-        packed = file.read(len(GZIP)) == GZIP
+        opened = gzip.open if file.read(len(GZIP)) == GZIP else open
     try:
-        if packed:
-            with gzip.open(path) as unpacked:
-                content = b"".join(_pieces(cast(BinaryIO, unpacked)))
-        else:
-            content = path.read_bytes()
+        with opened(path, "rb") as unpacked:
+            content = b"".join(_pieces(cast(BinaryIO, unpacked)))
         if len(content) > MAX_BYTES:
             raise CaptureFileError(f"{path}: more than {MAX_BYTES} bytes of JSON")
         return from_json(content)
@@ -42,9 +39,9 @@ def read_json(path: Path) -> Any:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Pieces of the unpacked file, up to one beyond the limit: a small archive may hold anything."""
+    """Pieces of the unpacked file, up to one byte beyond the limit: a small archive may hold anything."""
     size = 0
-    while size <= MAX_BYTES and (piece := file.read(_PIECE)):
+    while piece := file.read(min(_PIECE, MAX_BYTES + 1 - size)):
         size += len(piece)
         yield piece
 

@@ -160,7 +160,7 @@ class Place(NamedTuple):
 def places(sched: Path) -> Iterator[Place]:
     """Those in the folder ``sched``, file by file."""
     for path in sorted(sched.rglob("*.py")):
-        source = path.read_text()
+        source = path.read_text(encoding="utf-8")
         for statement, function in statements(ast.parse(source)):
             kind = ordering_kind(statement)
             if kind is not None:

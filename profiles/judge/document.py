@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from ...scenarios.schema import Case
 from ..record.environment import environment, tool
-from ..record.result import Abstained, Result, canonical
+from ..record.result import Abstained, Result
 from .compare import Comparison, MetricComparison
 from .conclusion import conclusion
 from .draws import Firmness
 from .effects import CounterEffect, LineEffect
 from .engagement import StepEngagement
-from .likeness import ScenarioDifference
 
 # History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive;
 # 1.2 has the conclusion where every document has it, what B adds to every step, and whether seeds are one run.
@@ -64,10 +63,6 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
     }
 
 
-def to_json(content: Document) -> str:
-    return canonical(content)
-
-
 def hint(found: Comparison) -> str | None:
     """The number of further pairs that would allow a verdict, where noise prevented one."""
     open_metrics = [found.metrics[name].judgement for name in found.headline if name in found.metrics]
@@ -110,11 +105,7 @@ def _side(label: str, results: Sequence[Result]) -> Document:
 
 def _differences(found: Comparison) -> list[Document]:
     """What differs and is allowed to: the engine's settings, and environments that cannot matter."""
-    return [_difference(difference) for difference in (*found.engine, *found.environment)]
-
-
-def _difference(difference: ScenarioDifference) -> Document:
-    return difference._asdict()
+    return [difference._asdict() for difference in (*found.engine, *found.environment)]
 
 
 def _engagement(found: StepEngagement, threshold: float) -> Document:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedbench.profiles.captures import maps
+from schedbench.profiles.captures import chrome_trace, maps
 from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.captures.maps import MapError
@@ -107,6 +107,15 @@ def test_any_value_in_a_trace(tmp_path: Path, document: Any) -> None:
 def test_oversized_or_truncated_files(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert_reads_or_refuses(tmp_path / name)
+
+
+def test_a_file_over_the_limit_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_trace, "MAX_BYTES", 2**20)
+    with (tmp_path / "x.json").open("wb") as file:
+        file.write(b'{"traceEvents": []')
+        file.truncate(2**40)  # without content on the disk; more than any memory
+    with pytest.raises(ResultError, match="more than 1048576 bytes of JSON"):
+        Reader().read(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(

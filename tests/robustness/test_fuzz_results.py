@@ -18,7 +18,6 @@ from schedbench.cli.page import markdown, print_page
 from schedbench.profiles.cuda.kineto import call_kind, op_kind, rows
 from schedbench.profiles.judge.compare import HEADLINE, VerdictRules, judge
 from schedbench.profiles.judge.document import document as compared
-from schedbench.profiles.judge.document import to_json
 from schedbench.profiles.judge.gates import GateError
 from schedbench.profiles.judge.gates import parse as gate
 from schedbench.profiles.judge.likeness import LikenessError
@@ -26,7 +25,7 @@ from schedbench.profiles.judge.remote import SideError
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import TrialRequest
 from schedbench.profiles.judge.trials import TrialPlan, WorkloadError, conduct
-from schedbench.profiles.record.result import Result, ResultError, read
+from schedbench.profiles.record.result import Result, ResultError, canonical, read
 from schedbench.scenarios.problems import ScenarioError
 from tests.acceptance.runs import outcome_of
 from tests.profiles.cuda.conftest import Trace
@@ -74,7 +73,7 @@ def verdict(a: str, b: str) -> None:
     with refuses_cleanly(*REFUSALS), opened(None, *sides, TrialRequest()) as (baseline, candidate):
         found = judge(conduct(baseline, candidate, TrialPlan(), lambda *_: None), rules)
         content = compared(found, a=a, b=b, run=RUN)
-        to_json(content)
+        canonical(content)
         page = compare_page.page(content, 80)
         print_page(page, Console(file=StringIO()))
         markdown(page)

@@ -13,12 +13,13 @@ from schedbench.cli import compare_page
 from schedbench.cli.page import print_page
 from schedbench.profiles.judge.compare import VerdictRules, judge, overall
 from schedbench.profiles.judge.conclusion import conclusion
-from schedbench.profiles.judge.document import document, to_json
+from schedbench.profiles.judge.document import document
 from schedbench.profiles.judge.gates import parse
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.trial import Sample
 from schedbench.profiles.judge.trials import Trials, compared
 from schedbench.profiles.judge.verdict import judge_seeds
+from schedbench.profiles.record.result import canonical
 from tests.profiles.judge.conftest import OTHER_STEPS, STEPS
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured", "outputs": {"abstained": "CUDA"}}
@@ -174,7 +175,7 @@ def test_gates_choose_the_headline_metrics(trials):
 
 def test_the_document_keeps_every_raw_value_and_is_json(trials):
     found = judge(trials())
-    content = json.loads(to_json(document(found, a="x=1", b="x=2", run={"id": "r"})))
+    content = json.loads(canonical(document(found, a="x=1", b="x=2", run={"id": "r"})))
     comparison = content["comparison"]
     assert comparison["metrics"]["output_throughput"]["values"]["b"] == FASTER
     assert comparison["candidate"]["label"] == "x=2"
