@@ -66,13 +66,15 @@ class Watcher:
     """Receives what happens to device and pinned memory, and ignores it. Subclasses follow memory: the hazard checker,
     and the adversary's re-use of freed blocks.
 
-    ``spent`` is the time in ns of this process that watching has taken so far. ``sites`` and ``streams`` are the source
+    ``spent`` is the time in ns of this process that watching has taken so far. ``device_works``: what happens to pinned
+    memory at present is the device's work, though this process computes it. ``sites`` and ``streams`` are the source
     lines and the stream names by number that reports refer to.
     """
 
     _NOTHING: ClassVar[AbstractContextManager[None]] = nullcontext()
 
     spent = 0
+    device_works = False
 
     def listening(self) -> AbstractContextManager[None]:
         """Surrounds everything that happens on the virtual GPU."""

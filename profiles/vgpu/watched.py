@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -142,7 +142,7 @@ class VirtualMemory:
 
     lasting = True
 
-    def on_device(self, value: object) -> bool:
+    def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
         return type(value) is DeviceTensor
 
     def pinned(self, tensor: torch.Tensor) -> bool:

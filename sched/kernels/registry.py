@@ -38,7 +38,7 @@ class Access(NamedTuple):
     counts: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """An op and what is declared of it. All functions take the op's arguments by position.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -35,7 +35,7 @@ class StorageMemory:
     real: Callable[[torch.Tensor], torch.Tensor] = itself
     lasting: bool = False
 
-    def on_device(self, value: object) -> bool:
+    def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
         return isinstance(value, torch.Tensor) and value.device.type == self.type
 
     def pinned(self, tensor: torch.Tensor) -> bool:

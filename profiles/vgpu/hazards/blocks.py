@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeGuard
 from weakref import WeakSet, ref
 
 import torch
 
 from ..sites import LastSite
 from .clocks import Clock, VectorClocks
-from .footprints import ByteSpan, Scattered
+from .footprints import ByteSpan, ValueSource
 from .shadow import UNWRITTEN, Block, MemoryAccess, MemoryOrigin, ShadowMemory
 
 SMALL = 1 << 20  # bytes; torch keeps a pool of its own for blocks that are no larger
@@ -34,7 +34,7 @@ class DeviceMemory(Protocol):
     def lasting(self) -> bool:
         """Whether values may be kept and read later without keeping device memory allocated."""
 
-    def on_device(self, value: object) -> bool:
+    def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
         """Whether the value is a tensor on the device."""
 
     def pinned(self, tensor: torch.Tensor) -> bool:
@@ -83,22 +83,27 @@ class FreeBlocks:
     def take(self, actor: int, size: int) -> Sequence[MemoryAccess]:
         """The accesses that are pending in the block that is issued on that stream."""
         key = (actor, size <= SMALL)
+        ordered, pending = self._ordered.get(key), self._pending.get(key)
+        if not (ordered or pending):
+            return ()
         found = [
-            *_last_after(self._clocks.floor(actor), self._ordered.get(key, [])),
-            *_last_after(self._clocks.of(actor), self._pending.get(key, [])),
+            *_last_after(self._clocks.floor(actor), ordered or []),
+            *_last_after(self._clocks.of(actor), pending or []),
         ]
         return [access._replace(footprint=ByteSpan(0, size)) for access in found]
 
     def give(self, actor: int, shadow: ShadowMemory, recorded: Mapping[int, int]) -> None:
         """The host frees a block of that stream; re-use waits for the ``recorded`` streams."""
+        found = shadow.pending(actor, self._clocks.floor(actor))
+        if not found:
+            return
         clock, key = self._clocks.of(actor), (actor, shadow.size <= SMALL)
         accesses = [
             access._replace(
                 freed=access.freed or shadow.origin,
                 kept_by=recorded.get(access.launch.actor, access.kept_by),
             )
-            for access in shadow.pending(self._clocks.floor(actor))
-            if access.launch.actor != actor
+            for access in found
         ]
         pending = [a for a in accesses if a.kept_by is None and a.launch.seq > clock[a.launch.actor]]
         ordered = [a for a in accesses if (a.kept_by is None) is (a.launch.seq <= clock[a.launch.actor])]
@@ -129,7 +134,7 @@ class ShadowTable:
         self._temporary: set[ShadowMemory] | None = None
         self._program = program
         self._free = FreeBlocks(program.clocks)
-        self._lazy: WeakSet[Scattered] = WeakSet()
+        self._sources: WeakSet[ValueSource] = WeakSet()
 
     def block(self, tensor: torch.Tensor) -> Block:
         """The memory of a device tensor, shared with its views; allocated now if it is new to the table."""
@@ -193,22 +198,22 @@ class ShadowTable:
 
     def of_argument(self, argument: object) -> ShadowMemory | None:
         """The shadow memory of a kernel's argument; None if the argument is not device or pinned memory."""
-        if not isinstance(argument, torch.Tensor):
-            return None
         if self.memory.on_device(argument):
             return self.block(argument).shadow
+        if not isinstance(argument, torch.Tensor):
+            return None
         return self.pinned(argument) if self.memory.pinned(argument) else None
 
-    def depend(self, footprint: Scattered, tensors: Iterable[torch.Tensor]) -> None:
-        """The footprint follows from the values of these tensors."""
+    def depend(self, source: ValueSource, tensors: Iterable[torch.Tensor]) -> None:
+        """The source reads the values of these tensors."""
         if not self.memory.lasting:
-            footprint.freeze()
+            source.freeze()
             return
-        self._lazy.add(footprint)
+        self._sources.add(source)
         for tensor in tensors:
-            self.block(tensor).shadow.add_dependent(footprint)
+            self.block(tensor).shadow.add_dependent(source)
 
     def release(self) -> None:
         """Release all tensors that footprints follow from."""
-        for footprint in list(self._lazy):
-            footprint.drop()
+        for source in list(self._sources):
+            source.drop()

@@ -24,13 +24,9 @@ if TYPE_CHECKING:
 
 
 class HazardChecker(Watcher):
-    """Receives every operation in the order in which the host issues them.
-
-    ``device_works``: what happens to pinned memory at present is the device's work, though this process computes it.
-    """
+    """Receives every operation in the order in which the host issues them."""
 
     def __init__(self, program: HostProgram, memory: DeviceMemory) -> None:
-        self.device_works = False
         self.spent = 0
         self.memory = memory
         self._program = program
@@ -90,8 +86,6 @@ class HazardChecker(Watcher):
             self._add(launch, self._table.pinned(tensor), span(tensor), write=write)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
-        if self.device_works:
-            return
         shadow = getattr(tensor.untyped_storage(), SHADOW, None)
         if shadow is not None:
             host = self._clocks.host
@@ -169,9 +163,9 @@ class HazardChecker(Watcher):
         if self._capturing is not None:  # the indices have no values yet
             self._add(launch, block.shadow, ByteSpan(0, block.shadow.size), write=write)
             return
-        footprint = Scattered(IndexedSource(Grid.of(held(tensor)), [held(index) for index in indices]))
-        self._table.depend(footprint, indices)
-        self._add(launch, block.shadow, footprint, write=write)
+        source = IndexedSource(Grid.of(held(tensor)), [held(index) for index in indices])
+        self._table.depend(source, indices)
+        self._add(launch, block.shadow, Scattered(source), write=write)
 
     def _add(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
         """Compare an access with the earlier ones, and add it to them."""
@@ -185,6 +179,8 @@ class HazardChecker(Watcher):
             shadow.prune(self._clocks.known())
 
     def _compare(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, write: bool) -> None:
+        if shadow.settled(launch.actor, self._clocks.floor(launch.actor), write=write):
+            return
         for earlier in shadow.unordered(launch, footprint, write=write):
             self._findings.add(shadow, earlier, launch, write=write)
         if self._probes is not None:
@@ -203,7 +199,7 @@ class HazardChecker(Watcher):
         touches may follow from values that other nodes compute."""
         begin = perf_counter_ns()
         graph = self._graphs[id(capture)]
-        for shadow in graph.written():
+        for shadow in graph.written:
             shadow.freeze()
         for kernel in graph.visiting:
             self._freeze(kernel)

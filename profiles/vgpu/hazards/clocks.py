@@ -29,21 +29,27 @@ class VectorClocks:
 
     def of(self, actor: int) -> Clock:
         """The actor's clock itself, not a copy."""
+        clock = self._clocks.get(actor)
+        return self._added(actor) if clock is None else clock
+
+    def _added(self, actor: int) -> Clock:
         clocks = self._clocks
-        if actor not in clocks:
-            clocks[actor] = []
-            width = max(actor + 1, *map(len, clocks.values()))
-            for clock in clocks.values():
-                clock += [0] * (width - len(clock))
+        clocks[actor] = []
+        width = max(actor + 1, *map(len, clocks.values()))
+        for clock in clocks.values():
+            clock += [0] * (width - len(clock))
         return clocks[actor]
 
     def launch(self, actor: int) -> int:
         """The number of the stream's next launch, which comes after everything that the host has waited for."""
-        at, clock, host = self.host, self.of(actor), self._clocks[self.host]
-        if clock[at] < host[at]:
-            _join(clock, host)
-        clock[actor] += 1
-        return clock[actor]
+        at, clock = self.host, self.of(actor)
+        if clock[at] < self._clocks[at][at]:
+            self._join_host(actor)
+        number = clock[actor] = clock[actor] + 1
+        return number
+
+    def _join_host(self, actor: int) -> None:
+        _join(self._clocks[actor], self._clocks[self.host])
 
     def floor(self, actor: int) -> Clock:
         """What the actor certainly comes after; its clock, unless orders are probed."""

@@ -15,7 +15,7 @@ import torch
 
 from ....sched.kernels.registry import Access, Kernel
 from .blocks import DeviceMemory, ShadowTable
-from .footprints import ByteSpan, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
+from .footprints import CLOSED, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
 from .shadow import ShadowMemory
 
 Touched = tuple[ShadowMemory, Footprint, bool]
@@ -35,61 +35,69 @@ class ArgumentAccess(NamedTuple):
         return argument if self.item is None else argument[self.item]
 
 
+class KernelForm(NamedTuple):
+    """The accesses of launches with arguments of one form."""
+
+    accesses: Sequence[ArgumentAccess]
+    whole: Sequence[ArgumentAccess]
+    scattered: Sequence[ArgumentAccess]
+
+
 class DeclaredFootprints:
     def __init__(self, table: ShadowTable) -> None:
         self._table = table
         self._held = _HeldArguments(table.memory)
-        self._forms: dict[object, Sequence[ArgumentAccess]] = {}
+        self._forms: dict[object, KernelForm] = {}
         self._last: dict[Kernel, tuple[object, Mapping[int, Scattered]]] = {}
 
     def accesses(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Touched]:
         """The accesses of a launch. Consecutive launches with equal values, as those of layers, share footprints."""
-        accesses = self.form(kernel, args, named)
-        arguments = (*args, *named.values())
-        if not any(access.scattered for access in accesses):
-            return self.touched(accesses, arguments, {})
+        form = self.form(kernel, args, named)
+        arguments = (*args, *named.values()) if named else args
+        if not form.scattered:
+            return self.touched(form.accesses, arguments, {})
         key, (last, pieces) = self.key(arguments), self._last.get(kernel, (None, {}))
         if key != last:
-            pieces = self.pieces(kernel, accesses, args, named)
+            pieces = self.pieces(kernel, form, args, named)
             self._last[kernel] = key, pieces
-        return self.touched(accesses, arguments, pieces)
+        return self.touched(form.accesses, arguments, pieces)
 
-    def form(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[ArgumentAccess]:
+    def form(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> KernelForm:
         """The arguments that a launch touches, and how."""
-        arguments = (*args, *named.values())
-        form = (kernel, *named, *(len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments))
-        accesses = self._forms.get(form)
-        if accesses is None:
+        arguments = (*args, *named.values()) if named else args
+        key = (kernel, *named, *[len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments])
+        form = self._forms.get(key)
+        if form is None:
             held, held_named = self._held.all(args), self._held.named(named)
             declared = kernel.footprint(*held, **held_named)
-            accesses = self._forms[form] = list(_accesses(declared, (*held, *held_named.values())))
-        return accesses
+            accesses = list(_accesses(declared, (*held, *held_named.values())))
+            parts = ([access for access in accesses if access.scattered is kind] for kind in (False, True))
+            form = self._forms[key] = KernelForm(accesses, *parts)
+        return form
 
     def pieces(
-        self,
-        kernel: Kernel,
-        accesses: Sequence[ArgumentAccess],
-        args: Sequence[Any],
-        named: Mapping[str, Any],
+        self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
     ) -> Mapping[int, Scattered]:
         """The footprints that depend on values, which one evaluation of the declaration yields."""
         held = self._held
         declared = _KernelFootprint(partial(kernel.footprint, *held.all(args), **held.named(named)))
         tensors = [t for t in held.tensors((*args, *named.values())) if not t.is_floating_point()]
-        pieces = {a.order: Scattered(_AccessSource(declared, a.order)) for a in accesses if a.scattered}
-        for footprint in pieces.values():
-            self._table.depend(footprint, tensors)
-        return pieces
+        self._table.depend(declared, tensors)
+        return {access.order: Scattered(_AccessSource(declared, access.order)) for access in form.scattered}
 
     def touched(
         self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
     ) -> Iterator[Touched]:
-        for access in accesses:
-            argument = access.of(arguments)
-            shadow = self._table.of_argument(argument)
+        table, memory = self._table, self._table.memory
+        for at, item, write, scattered, order in accesses:
+            argument = arguments[at] if item is None else arguments[at][item]
+            shadow = table.of_argument(argument)
             if shadow is not None and argument.numel():
-                footprint = pieces[access.order] if access.scattered else self._whole(argument)
-                yield shadow, footprint, access.write
+                if scattered:
+                    footprint: Footprint = pieces[order]
+                else:
+                    footprint = span(argument) if shadow.pinned else memory.span(argument)
+                yield shadow, footprint, write
 
     def shadows(self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[ShadowMemory]:
         """The shadow memory of arguments that are device tensors or pinned memory."""
@@ -114,10 +122,6 @@ class DeclaredFootprints:
             return tuple(self._key(item) for item in argument)
         return argument.size() if isinstance(argument, torch.Tensor) else argument
 
-    def _whole(self, argument: torch.Tensor) -> ByteSpan:
-        memory = self._table.memory
-        return memory.span(argument) if memory.on_device(argument) else span(argument)
-
 
 class _KernelFootprint:
     """A kernel's footprint, evaluated when the first of its accesses is compared or the values are about to change.
@@ -125,20 +129,25 @@ class _KernelFootprint:
 
     def __init__(self, footprint: Callable[[], Sequence[Access]]) -> None:
         self._footprint: Callable[[], Sequence[Access]] | None = footprint
-        self._accesses: Sequence[tuple[Grid, RowSelection]] = ()
+        self._accesses: Mapping[int, tuple[Grid, RowSelection]] = {}
         self._pieces: dict[object, Pieces] = {}
 
     def freeze(self) -> None:
         if self._footprint is not None:
             copies = _TensorCopies()
-            self._accesses = [
-                (Grid.of(tensor), RowSelection(copies(rows), copies(lens), copies(counts)))
-                for tensor, _, rows, lens, counts in self._footprint()
-            ]
+            self._accesses = {
+                order: (Grid.of(tensor), RowSelection(copies(rows), copies(lens), copies(counts)))
+                for order, (tensor, _, rows, lens, counts) in enumerate(self._footprint())
+                if rows is not None
+            }
             self._footprint = None
+
+    def drop(self) -> None:
+        self._footprint, self._accesses = None, {}
 
     def pieces(self, order: int) -> Pieces:
         self.freeze()
+        assert self._accesses, CLOSED
         grid, selection = self._accesses[order]
         key = (grid, *map(id, selection))
         if key not in self._pieces:
@@ -155,9 +164,10 @@ class _TensorCopies:
     def __call__(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         if tensor is None:
             return None
-        if id(tensor) not in self._made:
-            self._made[id(tensor)] = tensor, copied(tensor)
-        return self._made[id(tensor)][1]
+        made = self._made.get(id(tensor))
+        if made is None:
+            made = self._made[id(tensor)] = tensor, copied(tensor)
+        return made[1]
 
 
 class _AccessSource(NamedTuple):
@@ -165,9 +175,6 @@ class _AccessSource(NamedTuple):
 
     kernel: _KernelFootprint
     order: int
-
-    def freeze(self) -> None:
-        self.kernel.freeze()
 
     def pieces(self) -> Pieces:
         return self.kernel.pieces(self.order)

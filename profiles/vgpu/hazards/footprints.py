@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ import torch
 from ...platform.machine import StorageAccess
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
+
+CLOSED: Final = "a footprint is read after its virtual GPU was closed"
 
 
 class ByteSpan(NamedTuple):
@@ -40,37 +42,36 @@ class Pieces(NamedTuple):
         return cls(starts[order], np.maximum.accumulate(ends[order]))
 
 
-class FootprintSource(Protocol):
-    """Computes pieces from values."""
+class PieceSource(Protocol):
+    """Computes pieces."""
+
+    def pieces(self) -> Pieces: ...
+
+
+class ValueSource(Protocol):
+    """What footprints follow from: values, read when the first of the footprints is compared."""
 
     def freeze(self) -> None:
         """Copy the values, which are about to change."""
 
-    def pieces(self) -> Pieces: ...
+    def drop(self) -> None:
+        """Release the values, which are not read any more."""
 
 
 class Scattered:
     """Pieces that are computed on demand."""
 
-    __slots__ = ("__weakref__", "_pieces", "_source")
+    __slots__ = ("_pieces", "_source")
 
-    def __init__(self, source: FootprintSource) -> None:
-        self._source: FootprintSource | None = source
+    def __init__(self, source: PieceSource) -> None:
+        self._source: PieceSource | None = source
         self._pieces: Pieces | None = None
-
-    def freeze(self) -> None:
-        if self._source is not None:
-            self._source.freeze()
 
     def pieces(self) -> Pieces:
         if self._pieces is None:
-            assert self._source is not None, "a footprint is read after its virtual GPU was closed"
+            assert self._source is not None
             self._pieces, self._source = self._source.pieces(), None
         return self._pieces
-
-    def drop(self) -> None:
-        """Release the tensors that the pieces follow from."""
-        self._source = None
 
 
 Footprint = ByteSpan | Scattered
@@ -91,7 +92,8 @@ def meet(a: Footprint, b: Footprint) -> bool:
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of the tensor's present values on the host."""
-    return tensor.to("cpu", copy=True)
+    # The function, since calls of a tensor's methods are reported as the program's.
+    return torch.clone(tensor) if tensor.is_cpu else tensor.to("cpu")
 
 
 def span(tensor: torch.Tensor) -> ByteSpan:
@@ -154,9 +156,6 @@ class VisitedPieces(NamedTuple):
     starts: Offsets
     ends: Offsets
 
-    def freeze(self) -> None:
-        pass
-
     def pieces(self) -> Pieces:
         return Pieces(self.starts, self.ends)
 
@@ -168,17 +167,22 @@ def visited(access: StorageAccess) -> Footprint:
     return Scattered(VisitedPieces(access.starts, access.ends))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class IndexedSource:
     """The source of the footprint of ``tensor[i, j, ...]``."""
 
     grid: Grid
-    indices: Sequence[torch.Tensor]
+    indices: Sequence[torch.Tensor] | None
 
     def freeze(self) -> None:
-        self.indices = [copied(index) for index in self.indices]
+        if self.indices is not None:
+            self.indices = [copied(index) for index in self.indices]
+
+    def drop(self) -> None:
+        self.indices = None
 
     def pieces(self) -> Pieces:
+        assert self.indices is not None, CLOSED
         return self.grid.at(self.indices)
 
 

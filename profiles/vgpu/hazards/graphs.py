@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ....sched.kernels.registry import Kernel
 from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
-from .declared import ArgumentAccess, DeclaredFootprints, Touched
+from .declared import ArgumentAccess, DeclaredFootprints, KernelForm, Touched
 from .footprints import ByteSpan, Footprint
 from .shadow import WINDOW, AccessHistory, IssuedOp, MemoryAccess, ShadowMemory
 
@@ -34,14 +35,14 @@ class StorageGroup:
     def touch(self, launch: IssuedOp, footprint: Footprint, clocks: VectorClocks, compare: Compare) -> None:
         """Compares the group's access of a replay with the earlier ones, and adds it to them."""
         actor, write = launch.actor, self.access.write
-        history = self._histories.setdefault(actor, AccessHistory(actor))
+        only, history = {actor}, self._histories.setdefault(actor, AccessHistory(actor))
         for shadow, compared in self.shadows.items():
             if shadow.named is not None:
                 shadow.named.note(launch, write=write)
-            if shadow.changes != compared or shadow.sharing != {actor}:
+            if shadow.changes != compared or shadow.sharing != only:
                 compare(launch, shadow, footprint, write)
                 shadow.share(history, write=write)
-                settled = shadow.settled(clocks.floor(actor), write=write)
+                settled = shadow.settled(actor, clocks.floor(actor), write=write)
                 self.shadows[shadow] = shadow.changes if settled else -1
         history.add(MemoryAccess(launch, footprint, write))
         if len(history.accesses) > self._limit:
@@ -53,13 +54,9 @@ class _KernelNodes:
     """Nodes of one kernel whose footprints follow from the same values, as those of all layers do."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        accesses: Sequence[ArgumentAccess],
-        args: Sequence[Any],
-        named: Mapping[str, Any],
+        self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
     ) -> None:
-        self.call = (kernel, accesses, args, named)
+        self.call = (kernel, form, args, named)
         self.groups: dict[ArgumentAccess, StorageGroup] = {}
 
     def add(self, shadow: ShadowMemory, access: ArgumentAccess) -> None:
@@ -76,42 +73,46 @@ class GraphFootprint:
         self._declared = declared
         self._spans: dict[tuple[ShadowMemory, bool], ByteSpan] = {}
         self._nodes: dict[object, _KernelNodes] = {}
-        self._is_complete = False
         self._recurring: dict[int, tuple[IssuedOp, dict[tuple[ShadowMemory, bool], int]]] = {}  # by stream
 
     def touch(self, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
         new = footprint if type(footprint) is ByteSpan else ByteSpan(0, shadow.size)
-        old = self._spans.get((shadow, write), new)
-        self._spans[shadow, write] = ByteSpan(min(old.start, new.start), max(old.end, new.end))
+        old = self._spans.setdefault((shadow, write), new)
+        if new.start < old.start or new.end > old.end:
+            self._spans[shadow, write] = ByteSpan(min(old.start, new.start), max(old.end, new.end))
 
     def kernel(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         declared, arguments = self._declared, (*args, *named.values())
-        accesses = declared.form(kernel, args, named)
-        spans = [access for access in accesses if not access.scattered]
-        for shadow, footprint, write in declared.touched(spans, arguments, {}):
+        form = declared.form(kernel, args, named)
+        for shadow, footprint, write in declared.touched(form.whole, arguments, {}):
             self.touch(shadow, footprint, write=write)
-        scattered = [access for access in accesses if access.scattered]
-        if scattered:
+        if form.scattered:
             key = (kernel, declared.key(arguments))
-            nodes = self._nodes.setdefault(key, _KernelNodes(kernel, accesses, args, named))
-            for shadow, access in zip(declared.shadows(scattered, arguments), scattered, strict=True):
+            nodes = self._nodes.setdefault(key, _KernelNodes(kernel, form, args, named))
+            shadows = declared.shadows(form.scattered, arguments)
+            for shadow, access in zip(shadows, form.scattered, strict=True):
                 nodes.add(shadow, access)
 
+    @cached_property
+    def _written_spans(self) -> Sequence[tuple[ShadowMemory, ByteSpan]]:
+        return [(shadow, span) for (shadow, write), span in self._spans.items() if write]
+
+    @cached_property
     def written(self) -> Iterable[ShadowMemory]:
-        """The storages that a replay writes."""
-        self._drop_private()
+        """The storages that a replay writes. Read when the capture is over: memory that only this graph can reach is
+        dropped."""
+        self._spans = {key: span for key, span in self._spans.items() if not key[0].out_of_reach}
         groups = [group for nodes in self._nodes.values() for group in nodes.groups.values()]
         return {
-            *(shadow for shadow, write in self._spans if write),
+            *(shadow for shadow, _ in self._written_spans),
             *(shadow for group in groups if group.access.write for shadow in group.shadows),
         }
 
     def spans(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
         """A replay's accesses to spans. Reads of memory that was not written since the last replay are not repeated:
         the recurring launch that stands for them is renewed."""
-        for (shadow, write), span in self._spans.items():
-            if write:
-                yield launch, (shadow, span, write)
+        for shadow, span in self._written_spans:
+            yield launch, (shadow, span, True)
         yield from self._reads(launch)
 
     def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
@@ -132,9 +133,3 @@ class GraphFootprint:
             if shadow.epoch != epoch:
                 epochs[shadow, False] = shadow.epoch
                 yield last, (shadow, self._spans[shadow, False], False)
-
-    def _drop_private(self) -> None:
-        """Drop the memory that only this graph can reach, which is known when the capture is over."""
-        if not self._is_complete:
-            self._spans = {key: span for key, span in self._spans.items() if not key[0].out_of_reach}
-            self._is_complete = True

@@ -3,7 +3,7 @@ tensor methods so that it receives the host's own accesses to pinned memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from time import perf_counter_ns
@@ -118,10 +118,12 @@ def _indexed(checker: HazardChecker, name: str, handler: Handler) -> Handler:
 def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler:
     """A custom kernel's accesses are those that it declares. The emulator's own bookkeeping, without cost, has none."""
     written = [k for k, _ in written_arguments(kernel.op._schema)]
+    returns = bool(kernel.op._schema.returns)
 
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         begin = perf_counter_ns()
-        _announce(checker, [args[k] for k in written])
+        if written:
+            _announce(checker, [args[k] for k in written])
         checker.spent += perf_counter_ns() - begin
         # ``device_at_work`` without a context manager, since this is the hottest path.
         before, checker.device_works = checker.device_works, True
@@ -133,7 +135,8 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
         launch = checker.launch(kernel.name)
         if kernel.cost is not None:
             checker.kernel(launch, kernel, args, kwargs)
-        _writes(checker, launch, (out,))
+        if returns:
+            _writes(checker, launch, (out,))
         checker.spent += perf_counter_ns() - begin
         return out
 
@@ -155,15 +158,16 @@ def _writes(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any]) -> 
         checker.write(launch, tensor)
 
 
-def _tensors(checker: HazardChecker, values: Sequence[Any]) -> Iterator[torch.Tensor]:
+def _tensors(checker: HazardChecker, values: Sequence[Any]) -> list[torch.Tensor]:
     """The device tensors among values and lists of values."""
     on_device = checker.memory.on_device
+    found: list[torch.Tensor] = []
     for value in values:
-        kind = type(value)
-        if kind is list or kind is tuple:
-            yield from _tensors(checker, value)
-        elif on_device(value):
-            yield value
+        if on_device(value):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(checker, value)
+    return found
 
 
 # fmt: off
@@ -196,15 +200,20 @@ def host_accesses(
 def _reporting(
     name: str, method: Callable[..., Any], watcher: Callable[[], Watcher | None], memory: DeviceMemory
 ) -> Callable[..., Any]:
-    op = name.strip("_") if name.startswith("__") else name
+    op, writes = name.strip("_") if name.startswith("__") else name, name in _WRITES
 
     @wraps(method)
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        current = watcher()
         # A copy from the device is the device's write.
-        if not memory.on_device(tensor) and memory.pinned(tensor) and not any(map(memory.on_device, args)):
-            current = watcher()
-            if current is not None:
-                current.host_access(op, tensor, write=name in _WRITES)
+        if (
+            current is not None
+            and not current.device_works
+            and not memory.on_device(tensor)
+            and memory.pinned(tensor)
+            and not any(map(memory.on_device, args))
+        ):
+            current.host_access(op, tensor, write=writes)
         return method(tensor, *args, **kwargs)
 
     return patched

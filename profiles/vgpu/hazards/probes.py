@@ -39,11 +39,11 @@ class ProbedClocks(VectorClocks):
     """The clocks of the program, and those of the same program without each place of which no need is known."""
 
     def __init__(self, host: int, sites: Sites) -> None:
+        self._floors: dict[int, Clock] = {}
         super().__init__(host)
         self._sites = sites
         self._places: dict[int, _Place] = {}
         self._without: dict[int, VectorClocks] = {}
-        self._floors: dict[int, Clock] = {}
 
     # ---- places ----------------------------------------------------------------------------------------------
 
@@ -86,10 +86,20 @@ class ProbedClocks(VectorClocks):
 
     def floor(self, actor: int) -> Clock:
         """What the actor comes after without any one of the places."""
-        clock, floor = self.of(actor), self._floors.get(actor)
-        if floor is None or len(floor) < len(clock):  # an actor was used for the first time since
-            floor = self._floors[actor] = _least([clock, *(c.of(actor) for c in self._without.values())])
+        return self._floors.get(actor) or self._least_known(actor)
+
+    def _least_known(self, actor: int) -> Clock:
+        clocks = [self.of(actor), *(clocks.of(actor) for clocks in self._without.values())]
+        floor = self._floors[actor] = _least(clocks)
         return floor
+
+    def _added(self, actor: int) -> Clock:
+        self._floors.clear()
+        return super()._added(actor)
+
+    def _join_host(self, actor: int) -> None:
+        self._floors.pop(actor, None)
+        super()._join_host(actor)
 
     def launch(self, actor: int) -> int:
         for clocks in self._without.values():

@@ -9,7 +9,7 @@ from weakref import WeakSet, ref
 
 from ...record.timeline import NO_SITE
 from .clocks import Clock
-from .footprints import ByteSpan, Footprint, Scattered, meet
+from .footprints import ByteSpan, Footprint, ValueSource, meet
 
 
 class MemoryOrigin(NamedTuple):
@@ -85,14 +85,16 @@ class AccessHistory:
     @property
     def last(self) -> int:
         """An upper bound of the numbers of all launches in the history."""
-        return self._last if self._recurring is None else max(self._last, self._recurring.seq)
+        recurring = self._recurring
+        return self._last if recurring is None or recurring.seq < self._last else recurring.seq
 
     def add(self, access: MemoryAccess) -> None:
-        self.accesses[access.footprint, access.launch.recurring] = access
-        if access.launch.recurring:
-            self._recurring = access.launch
-        else:
-            self._last = max(self._last, access.launch.seq)
+        launch = access.launch
+        self.accesses[access.footprint, launch.recurring] = access
+        if launch.recurring:
+            self._recurring = launch
+        elif launch.seq > self._last:
+            self._last = launch.seq
 
     def prune(self, known: int) -> None:
         for key, (launch, *_) in list(self.accesses.items()):
@@ -131,7 +133,7 @@ class ShadowMemory:
     sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
     reads: Histories = field(default_factory=dict)
     writes: Histories = field(default_factory=dict)
-    dependents: WeakSet[Scattered] | None = None
+    dependents: WeakSet[ValueSource] | None = None
     block: ref[Block] | None = None
     private: bool = False  # whether it is a graph's own memory
     named: NamedMemory | None = None  # None unless the program has named it
@@ -142,18 +144,18 @@ class ShadowMemory:
         """Whether only the graph that allocated it can still touch it."""
         return self.private and self.block is not None and self.block() is None
 
-    def add_dependent(self, footprint: Scattered) -> None:
-        """``footprint`` follows from the values of this storage."""
+    def add_dependent(self, source: ValueSource) -> None:
+        """``source`` reads the values of this storage."""
         if self.dependents is None:
             self.dependents = WeakSet()
-        self.dependents.add(footprint)
+        self.dependents.add(source)
 
     def freeze(self) -> None:
-        """The values are about to change: the footprints that follow from them take copies."""
+        """The values are about to change: those that footprints follow from are copied."""
         self.epoch += 1
         if self.dependents:
-            for footprint in list(self.dependents):
-                footprint.freeze()
+            for source in list(self.dependents):
+                source.freeze()
             self.dependents.clear()
 
     def unordered(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> list[MemoryAccess]:
@@ -181,16 +183,15 @@ class ShadowMemory:
                     ]
         return found
 
-    def pending(self, clock: Clock) -> list[MemoryAccess]:
-        """Accesses that are not ordered before the clock."""
-        return [
-            access
-            for histories in (self.writes, self.reads)
-            for history in histories.values()
-            if history.last > clock[history.actor]
-            for access in history.accesses.values()
-            if access.launch.seq > clock[history.actor]
-        ]
+    def pending(self, actor: int, clock: Clock) -> list[MemoryAccess]:
+        """Other actors' accesses that are not ordered before the actor's clock."""
+        found = []
+        for histories in (self.writes, self.reads):
+            for history in histories.values():
+                known = clock[history.actor]
+                if history.actor != actor and history.last > known:
+                    found += [access for access in history.accesses.values() if access.launch.seq > known]
+        return found
 
     def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
@@ -212,12 +213,14 @@ class ShadowMemory:
             histories, actor = self.writes if access.write else self.reads, access.launch.actor
             histories.setdefault(actor, AccessHistory(actor)).add(access)
 
-    def settled(self, clock: Clock, *, write: bool) -> bool:
-        """Whether everything that an access could conflict with is ordered before the clock, whatever it touches."""
-        kinds = (self.writes, self.reads) if write else (self.writes,)
-        return all(
-            history.last <= clock[history.actor] for histories in kinds for history in histories.values()
-        )
+    def settled(self, actor: int, clock: Clock, *, write: bool) -> bool:
+        """Whether everything that the actor's access could conflict with is ordered before the clock, whatever it
+        touches. The actor's own accesses are, though a clock without some places may not count the last of them."""
+        for histories in (self.writes, self.reads) if write else (self.writes,):
+            for history in histories.values():
+                if history.actor != actor and history.last > clock[history.actor]:
+                    return False
+        return True
 
     def share(self, history: AccessHistory, *, write: bool) -> None:
         """Add a history that several storages share."""
