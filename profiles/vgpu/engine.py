@@ -230,8 +230,9 @@ class Simulation:
         replay = ReplayEntry(COMPUTE, self._serial, now, int(ends[-1]), row, begins, ends, rows)
         self._enqueue(queue, replay, now)
 
-    def record(self, queue: StreamQueue, now: int) -> EventRecording:
-        recording = EventRecording()
+    def record(self, queue: StreamQueue, now: int, recording: EventRecording | None = None) -> EventRecording:
+        """Make a recording on the queue, or complete one that was begun."""
+        recording = recording or EventRecording()
         if queue.items:
             queue.items.append(RecordEntry(recording, now))
         else:

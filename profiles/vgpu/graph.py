@@ -19,7 +19,7 @@ from ...sched.kernels.registry import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu
-from .engine import COMPUTE, D2H, H2D, Row, Times
+from .engine import COMPUTE, D2H, H2D, EventRecording, Row, Times
 from .executor import (
     Args,
     Executor,
@@ -32,7 +32,7 @@ from .executor import (
     is_uncomputed,
     specs_of,
 )
-from .runtime import GraphCaptureError, Runtime, TimedByValues
+from .runtime import GraphCaptureError, Recorded, Runtime, TimedByValues
 from .streams import Stream, StreamContext
 
 _ENGINES: Mapping[OpKind, int] = {"h2d": H2D, "d2h": D2H}
@@ -64,6 +64,14 @@ class VariableNodes:
         return duration(gpu.runtime.costs, work, self.args), work.host_bytes
 
 
+class EventMark(NamedTuple):
+    """An event that each replay records: behind how many nodes, and how many functions."""
+
+    nodes: int
+    live: int
+    recorded: Recorded
+
+
 class GraphCapture(Executor):
     """The executor and the recipient of launches while a graph is captured."""
 
@@ -73,11 +81,15 @@ class GraphCapture(Executor):
         self.eager = executor.eager
         self.live: list[Callable[[], object]] = []
         self.nodes: list[Node] = []
+        self.marks: list[EventMark] = []
         self.variables: dict[Any, VariableNodes] = {}
         self._specs = ResultSpecs()
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None:
         self.nodes.append(Node(kind, name, duration, size, host_size))
+
+    def mark(self, recorded: Recorded) -> None:
+        self.marks.append(EventMark(len(self.nodes), len(self.live), recorded))
 
     def variable(self, kernel: TimedByValues, args: Args, kwargs: Kwargs) -> None:
         key = (kernel, _identity(args), _identity(tuple(kwargs.items())))
@@ -129,7 +141,7 @@ class CUDAGraph:
         if not CURRENT.get().capabilities.graphs:
             raise RuntimeError("this device has no graphs")
         self._capture: GraphCapture | None = None
-        self._runs: Sequence[KernelRun] = ()
+        self._runs: Sequence[KernelRun | EventMark] = ()
         self._durations = self._host_sizes = np.zeros(0, dtype=np.int64)
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
@@ -147,20 +159,34 @@ class CUDAGraph:
         gpu.watcher.capturing(None)
         self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
         self._host_sizes = np.array([node.host_size for node in capture.nodes], dtype=np.int64)
-        self._runs = list(_runs(capture.nodes))
+        self._runs = list(_parts(capture.nodes, capture.marks))
 
     def replay(self) -> None:
         gpu, capture = CURRENT.get(), self._capture
         if capture is None:
             raise RuntimeError("replay of a graph that was not captured")
         with gpu.watcher.replaying(capture):
-            gpu.executor.replay(capture.live)
+            recordings = iter(self._computed(gpu, capture))
         for variable in capture.variables.values():
             time, host_size = variable.cost(gpu)
             self._durations[variable.nodes], self._host_sizes[variable.nodes] = time, host_size
         site = gpu.runtime.graph_launch()
+        stream, now = gpu.runtime.stream, gpu.runtime.now
         for run in self._runs:
-            run.submit(gpu, self._durations, self._host_sizes, site)
+            if isinstance(run, EventMark):
+                run.recorded(stream, gpu.runtime.simulation.record(stream, now, next(recordings)))
+            else:
+                run.submit(gpu, self._durations, self._host_sizes, site)
+
+    def _computed(self, gpu: VirtualGpu, capture: GraphCapture) -> Sequence[EventRecording]:
+        """Compute the graph; returns a recording for each of its events."""
+        recordings, begin = [], 0
+        for mark in capture.marks:
+            gpu.executor.replay(capture.live[begin : mark.live])
+            recordings.append(gpu.runtime.record_in_graph())
+            begin = mark.live
+        gpu.executor.replay(capture.live[begin:])
+        return recordings
 
     def reset(self) -> None:
         self._capture, self._runs = None, ()
@@ -237,8 +263,17 @@ def graph_pool_handle() -> tuple[int, int]:
     return (0, 0)
 
 
-def _runs(nodes: Sequence[Node]) -> Iterable[KernelRun]:
-    for kernels, group in groupby(range(len(nodes)), key=lambda k: nodes[k].kind == "kernel"):
+def _parts(nodes: Sequence[Node], marks: Sequence[EventMark]) -> Iterable[KernelRun | EventMark]:
+    begin = 0
+    for mark in marks:
+        yield from _runs(nodes, begin, mark.nodes)
+        yield mark
+        begin = mark.nodes
+    yield from _runs(nodes, begin, len(nodes))
+
+
+def _runs(nodes: Sequence[Node], begin: int, end: int) -> Iterable[KernelRun]:
+    for kernels, group in groupby(range(begin, end), key=lambda k: nodes[k].kind == "kernel"):
         members = list(group)
         if kernels:
             yield KernelRun(nodes[members[0] : members[-1] + 1], members[0])

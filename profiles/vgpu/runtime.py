@@ -49,6 +49,12 @@ class TimedByValues(Protocol):
     def cost(self) -> Callable[..., Work] | None: ...
 
 
+class Recorded(Protocol):
+    """Receives a recording and its stream."""
+
+    def __call__(self, queue: StreamQueue, recording: EventRecording) -> None: ...
+
+
 class LaunchRecorder(Protocol):
     """Receives launches instead of the device while a graph is captured."""
 
@@ -56,6 +62,9 @@ class LaunchRecorder(Protocol):
         """A kernel whose time depends on values, and is therefore computed at the replay."""
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None: ...
+
+    def mark(self, recorded: Recorded) -> None:
+        """An event that each replay records here."""
 
 
 class RuntimeInputs(NamedTuple):
@@ -174,6 +183,11 @@ class Runtime:
             start, self.now = self.now, self.now + self._event_record
             self._call("event", "cudaEventRecord", start, 0, self.sites.here(), stream)
         return self.simulation.record(stream, self.now)
+
+    def record_in_graph(self) -> EventRecording:
+        """A recording on the current stream, which the replay of a graph makes: its time is not known before
+        ``simulation`` has it. It certainly comes after what precedes the graph."""
+        return EventRecording()
 
     def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         """Make the stream wait for the recording."""

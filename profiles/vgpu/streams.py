@@ -8,6 +8,7 @@ import torch
 
 from .device import CURRENT, device
 from .engine import EventRecording, StreamQueue
+from .runtime import GraphCaptureError
 
 
 class Stream:
@@ -100,10 +101,12 @@ class Event:
         enable_timing: bool = False,
         blocking: bool = False,  # noqa: ARG002 - how CUDA's host waits, without effect here
         interprocess: bool = False,  # noqa: ARG002
+        external: bool = False,
     ) -> None:
+        """``external``: a graph under capture records the event anew whenever it is replayed."""
         if not CURRENT.get().capabilities.events:
             raise RuntimeError("this device has one queue: events are not available")
-        self._timed = enable_timing
+        self._timed, self._external = enable_timing, external
         self._recording: EventRecording | None = None
 
     @property
@@ -112,11 +115,19 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime
-        self._queue = stream.queue if stream else runtime.stream
-        self._recording = runtime.record(self._queue)
+        queue = stream.queue if stream else runtime.stream
+        if self._external and runtime.capture is not None:
+            runtime.capture.mark(self._recorded)
+        else:
+            self._recorded(queue, runtime.record(queue))
+
+    def _recorded(self, queue: StreamQueue, recording: EventRecording) -> None:
+        self._queue, self._recording = queue, recording
 
     def wait(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime
+        if self._external and runtime.capture is not None:
+            raise GraphCaptureError("a wait for an external event cannot be captured on this device")
         if self._recording is not None:
             runtime.wait_event(stream.queue if stream else runtime.stream, self._recording)
 

@@ -58,6 +58,11 @@ class WatchedRuntime(Runtime):
         recording.clock = self.clocks.recorded(stream.id + 1, place)
         return recording
 
+    def record_in_graph(self) -> EventRecording:
+        recording = super().record_in_graph()
+        recording.clock = self.clocks.recorded(self.stream.id + 1)
+        return recording
+
     def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         super().wait_event(stream, recording)
         if self.capture is None:

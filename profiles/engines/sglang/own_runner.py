@@ -7,6 +7,7 @@ graphs are SGLang's.
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from ....sched.kernels.sampling import sample_greedy_tagged
 from ....sched.model.decoder import Model
 from ...run.system import SystemParts
+from ...vgpu.fused import run_as_one_kernel
 from ..bridge import RunBridge
 from ..model import EngineModel
 from .edge import replace_attribute
@@ -27,7 +29,8 @@ _ATTENTION = ("init_attention_backend", "init_attention_backends")
 
 
 class DecoderModule(torch.nn.Module):
-    """Schedbench's decoder as a model of SGLang. With values none, its hidden states are the tokens' fingerprints."""
+    """Schedbench's decoder as a model of SGLang. A decode finds KV by the metadata of SGLang's attention backend, other
+    steps by the page table. With values none, hidden states are the tokens' fingerprints."""
 
     shared_experts_config = None
 
@@ -36,19 +39,40 @@ class DecoderModule(torch.nn.Module):
         self.made = EngineModel(parts)
         self._decoder: Model | None = None
 
-    def bind(self, pages: torch.Tensor) -> None:
-        """Find KV slots in the table ``pages``, [rows, context] int32."""
-        self._decoder = self.made.decoder(pages)
+    def bind(self, runner: Any) -> None:
+        """Find KV slots by the metadata and the page table of SGLang's model runner."""
+        self._runner = SimpleNamespace(of=runner)  # which is no module of this one
+        self._decoder = self.made.decoder(runner.req_to_token_pool.req_to_token)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:  # noqa: ARG002
         """The logits of the batch, which has the ids and positions, too. Lengths in a graph are those of its replay."""
         assert self._decoder is not None
-        capturing = torch.cuda.is_current_stream_capturing()
-        output = self._decoder.forward(
-            decoder_batch(forward_batch, self.made.config.context_len, captured=capturing)
+        captured = torch.cuda.is_current_stream_capturing()
+        batch, decoder = (
+            decoder_batch(forward_batch, self.made.config.context_len, captured=captured),
+            self._decoder,
         )
+        if batch.mode.is_decode:
+            found = self._runner.of.attn_backend.forward_metadata
+            table, batch.req_pool_indices = run_as_one_kernel(
+                "rows of metadata",
+                _rows,
+                found.kv_indptr[: batch.batch_size],
+                found.kv_indices,
+                batch.max_seq_len,
+            )
+            decoder = self.made.decoder(table)
+        output = decoder.forward(batch)
         kind = import_module("sglang.srt.layers.logits_processor").LogitsProcessorOutput
         return kind(next_token_logits=output.logits, hidden_states=output.fingerprint)
+
+
+def _rows(begins: torch.Tensor, slots: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A table [b, longest] int32 of the metadata's ``slots``, of which a request's begin at its entry of ``begins``,
+    and the numbers of its rows."""
+    places = begins.unsqueeze(1) + torch.arange(longest, device=begins.device)
+    table = slots[torch.clamp(places, max=slots.numel() - 1)]
+    return table.to(torch.int32), torch.arange(begins.numel(), device=begins.device)
 
 
 class OwnRunner:
@@ -71,7 +95,7 @@ class OwnRunner:
 
         def init_attention(runner: Any) -> None:
             runner.engine_model = runner.model.made
-            runner.model.bind(runner.req_to_token_pool.req_to_token)
+            runner.model.bind(runner)
             attend(runner)
 
         def ranged(runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -147,6 +147,11 @@ class DeferredRuntime(Runtime):
             self.order.record(stream.id, recording)
         return recording
 
+    def record_in_graph(self) -> EventRecording:
+        recording = super().record_in_graph()
+        self.order.record(self.stream.id, recording)
+        return recording
+
     def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         super().wait_event(stream, recording)
         if self.capture is None:

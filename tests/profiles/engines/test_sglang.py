@@ -136,10 +136,10 @@ def test_sglangs_own_model_runner_gives_the_same_tokens(commit: str, overrides: 
 
 
 @given
-@pytest.mark.parametrize(("commit", "added"), [(AFTER, 6), (LATER, 4)])
+@pytest.mark.parametrize(("commit", "added"), [(AFTER, 7), (LATER, 5)])
 def test_sglangs_own_model_runner_adds_metadata_and_the_inputs_of_graphs(commit: str, added: int) -> None:
-    """Four kernels of metadata, and one or two for the inputs, for one that stages the stub's; in the earlier one also
-    a conversion of lengths for the decoder."""
+    """Four kernels of metadata, one with which the decoder reads them, and one or two for the inputs, for one that
+    stages the stub's; in the earlier one also a conversion of lengths for the decoder."""
     own, stub = (run(f"sglang:{CLONE}@{commit}", *more) for more in ((OWN,), ()))
     more = median(own, "decode.steady", "forward", "kernel") - median(
         stub, "decode.steady", "forward", "kernel"

@@ -82,6 +82,22 @@ def replayed(stage: Scene, edge: bool) -> torch.Tensor:
     return outputs
 
 
+def recorded_in_graph(stage: Scene, edge: bool) -> torch.Tensor:
+    inputs, graph = stage.settled([1, 2]), stage.module.CUDAGraph()
+    read = stage.module.Event(external=True)
+    with stage.module.graph(graph, stream=stage.forward):
+        doubled = inputs * 2
+        read.record()
+        outputs = doubled + 1
+    with stage.on(stage.forward):
+        graph.replay()
+    if edge:
+        read.wait(stage.schedule)
+    with stage.on(stage.schedule):
+        inputs.fill_(7)
+    return outputs
+
+
 def pinned_overwritten(stage: Scene, edge: bool) -> torch.Tensor:
     staging = torch.tensor([1, 2, 3]).pin_memory()
     with stage.on(stage.forward):
@@ -133,6 +149,7 @@ PROGRAMS = [
     waw,
     scattered,
     replayed,
+    recorded_in_graph,
     pinned_overwritten,
     read_before_sync,
     freed_in_flight,

@@ -330,6 +330,22 @@ def test_a_second_replays_read_is_not_hidden_by_an_eager_read(scene: Scene) -> N
     assert len(scene.found) == 1
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_an_event_in_a_graph_covers_what_precedes_the_graph(scene: Scene, in_graph: bool) -> None:
+    table, graph, event = scene.zeros(4), scene.module.CUDAGraph(), scene.module.Event(external=True)
+    rows = scene.zeros(4)
+    with scene.module.graph(graph, stream=scene.forward):
+        event.record()
+        _ = (table if in_graph else rows) * 2
+    with scene.on(scene.forward):
+        rows.copy_(table)
+        graph.replay()
+    event.wait(scene.schedule)
+    with scene.on(scene.schedule):
+        table.add_(1)
+    assert len(scene.found) == in_graph
+
+
 @pytest.mark.parametrize(
     "read",
     [

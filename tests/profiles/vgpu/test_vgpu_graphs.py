@@ -190,6 +190,28 @@ def test_events_within_a_capture_are_allowed(bench: Any) -> None:
     assert x.tolist() == [-1.0] * 4
 
 
+def test_an_external_event_is_recorded_by_each_replay(bench: Any) -> None:
+    module, x = torch.get_device_module("vgpu"), torch.ones(4, device=bench.gpu.device)
+    start, middle, end = (
+        module.Event(enable_timing=True, external=external) for external in (False, True, False)
+    )
+
+    def body() -> None:
+        x.neg_()
+        middle.record()
+        x.add_(1)
+
+    graph, _ = capture(body)
+    for _ in range(2):
+        start.record()
+        graph.replay()
+        end.record()
+        module.synchronize()
+        assert 0 < start.elapsed_time(middle) < start.elapsed_time(end)
+    with pytest.raises(GraphCaptureError, match="external event"):
+        capture(middle.wait)
+
+
 def test_a_graph_that_was_not_captured_cannot_be_replayed(bench: Any) -> None:  # noqa: ARG001
     graph = torch.get_device_module("vgpu").CUDAGraph()
     with pytest.raises(RuntimeError, match="not captured"):
