@@ -62,7 +62,7 @@ def _hidden(rows: list[Document], *, width: int, lines: int) -> Table:
     what = width if width == UNLIMITED else min(max(width - _room(width) - 20, 24), 44)
     table = framed(
         HIDDEN,
-        caption=f"no figure gains 0.1 % without them{more}",
+        caption=f"no figure gains 0.1 % without them{more}{_unasked(rows)}",
     )
     table.padding = (0, 1, 0, 0)
     table.add_column("source line, or host phase", width=_room(width), no_wrap=True)
@@ -82,6 +82,12 @@ def _where(row: Document, room: int) -> Text:
     if row["site"] is None:
         return Text.assemble(f"phase {row['phase']}", ("\nits own host time", "dim"))
     return source_line(row, room)
+
+
+def _unasked(rows: list[Document]) -> str:
+    if all(row["room_us"] for row in rows):
+        return ""
+    return f"; {MISSING}: --rooms {len(rows)} finds how much longer all of them would have to take to show"
 
 
 def _shows(room: list[float] | None) -> str:

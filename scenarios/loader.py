@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from . import checks, combinations, shipped
 from .diagnosis import diagnose
 from .document import MAX_BYTES, Document, Value, read
-from .overrides import OPTION, override, split
+from .overrides import OPTION, expand, override, split
 from .problems import (
     KeyPath,
     Problem,
@@ -63,6 +63,15 @@ def loads(
     content: bytes, *, file: str = "scenario", folder: Path = Path(), overrides: Sequence[str] = ()
 ) -> Scenario:
     """``load`` for the content of a scenario; ``file`` is its name in problems."""
+    try:
+        return _loaded(content, file, folder, overrides)
+    except PartialScenarioError as error:
+        raise PartialScenarioError(
+            _blamed(error.problems, content, file, folder, overrides), error.rest
+        ) from None
+
+
+def _loaded(content: bytes, file: str, folder: Path, overrides: Sequence[str]) -> Scenario:
     document = read(content, file)
     overridden = frozenset(_apply(document, overrides))
     source = ScenarioSource(document.places, folder, overridden)
@@ -70,6 +79,29 @@ def loads(
         message = f"expected a mapping of name, model, workload and so on, got {show(document.data)}"
         raise ScenarioError([*document.problems, source.problem((), message)])
     return _validated(document, source)
+
+
+def _blamed(
+    problems: Iterable[Problem], content: bytes, file: str, folder: Path, overrides: Sequence[str]
+) -> Iterator[Problem]:
+    """The problems, where a line of the file is valid without some override as problems of the last such override."""
+    before = [_faulty(content, file, folder, overrides[:count]) for count in range(len(overrides))]
+    for problem in problems:
+        causes = [text for text, paths in zip(overrides, before, strict=True) if problem.path not in paths]
+        if problem.place == OPTION or not causes:
+            yield problem
+            continue
+        key, _, value = causes[-1].partition("=")
+        yield Problem(OPTION, expand(key.strip()), f"{dotted((value,))} contradicts {problem}")
+
+
+def _faulty(content: bytes, file: str, folder: Path, overrides: Sequence[str]) -> set[str]:
+    """The dotted paths of the problems with only these overrides."""
+    try:
+        _loaded(content, file, folder, overrides)
+    except ScenarioError as error:
+        return {problem.path for problem in error.problems}
+    return set()
 
 
 def _validated(document: Document, source: ScenarioSource) -> Scenario:

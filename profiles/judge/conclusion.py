@@ -17,6 +17,7 @@ from .verdict import Judgement
 _PLAIN: Final = frozenset({"h2d", "d2h", "sync"})
 _SHOWN: Final = 3  # counts
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
+_DECIDED: Final = ("no change", "better", "worse")
 _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 
 
@@ -83,7 +84,27 @@ def _setting(found: Comparison) -> str:
 
 
 def _verdict(found: Comparison) -> str:
-    return f"{found.verdict}: {', '.join(found.reasons)}" if found.reasons else found.verdict
+    """Where some metrics have a verdict and others have none, which ones."""
+    if not found.reasons:
+        return found.verdict
+    named: defaultdict[str, list[str]] = defaultdict(list)
+    for name in found.headline:
+        if name in found.metrics:
+            named[found.metrics[name].judgement.verdict].append(_TITLES.get(name, name))
+    undecided = ", ".join(found.reasons)
+    if len(named) < 2:
+        return f"{found.verdict}: {undecided}"
+    names = {verdict: " and ".join(titles) for verdict, titles in named.items()}
+    said = [f"{verdict} in {names[verdict]}" for verdict in _DECIDED if verdict in names]
+    return f"{', '.join(said)}; inconclusive in {names['inconclusive']}: {undecided}{_spread(found)}"
+
+
+def _spread(found: Comparison) -> str:
+    """What the least obvious of the reasons says, in the terms of this comparison."""
+    if found.reasons != (Reason.LOW_N,):
+        return ""
+    of = "seeds" if found.trials.design == "seeds" else "pairs" if found.trials.design == "blocks" else "runs"
+    return f", the {of} differ by more than the smallest effect of interest, {found.rules.min_effect:g} %"
 
 
 def _metrics(found: Comparison) -> str:

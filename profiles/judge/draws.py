@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
 
-from ..platform.hardware import HardwareProfile, Quantity
-from ..record.result import Abstained
+from ..platform.hardware import GemmRates, HardwareProfile, Quantity
+from ..record.result import Abstained, Result
 
 DRAWS: Final = 16
 
 HARDWARE: Final = "device.hardware"  # the key that a draw replaces
+
+_SPECULATION: Final = frozenset({"draft", "verify", "draft_extend", "lengths"})  # phases
+_OTHER_PHASE: Final = {"flatten_list": "flatten_numpy", "flatten_numpy": "flatten"}  # by the relay's policy
 
 Profiles = Sequence[HardwareProfile]
 Draw = Mapping[str, float]  # a value for each uncertain constant, by its dotted path in the profile
@@ -47,18 +50,43 @@ def uncertain(profile: HardwareProfile) -> dict[str, Quantity[float]]:
     return {path: quantity for path, quantity in _quantities(profile, "") if quantity.low < quantity.high}
 
 
-def draws(profile: HardwareProfile, count: int = DRAWS, *, seed: int = 0) -> list[Draw]:
-    """Return ``count`` draws of all uncertain constants; the same ones for the same profile, count and seed."""
+def draws(
+    profile: HardwareProfile, count: int = DRAWS, *, runs: Sequence[Result] = (), seed: int = 0
+) -> list[Draw]:
+    """Return ``count`` draws of the uncertain constants, without those of phases, links and element types that none of
+    ``runs`` has. A constant has the same draws for the same profile, count and seed, whatever the runs are."""
     constants = uncertain(profile)
+    unused = set.intersection(*map(_unused, runs)) if runs else set()
     if not constants:
         return []
     from scipy.stats import qmc  # this import takes longer than a comparison of stored results
 
     quantiles = qmc.LatinHypercube(d=len(constants), rng=np.random.default_rng(seed)).random(count)
     return [
-        {path: _at(quantity, float(q)) for (path, quantity), q in zip(constants.items(), row, strict=True)}
+        {
+            path: _at(quantity, float(q))
+            for (path, quantity), q in zip(constants.items(), row, strict=True)
+            if unused.isdisjoint(_parents(path))
+        }
         for row in quantiles
     ]
+
+
+def _unused(run: Result) -> set[str]:
+    """The parts of a profile of which the run uses no constant, by their dotted paths."""
+    expanded: Any = run.scenario.expanded
+    phases = {_OTHER_PHASE.get(run.relay.policies.get("flatten", ""), "")}
+    if expanded["engine"]["speculative"]["algorithm"] == "none":
+        phases |= _SPECULATION
+    used = {expanded["model"]["dtype"], "float32"}  # the sampler computes in float32
+    parts = {f"phases.{name}" for name in phases}
+    parts |= {f"kernels.gemm_rates.{name}" for name in GemmRates.model_fields if name not in used}
+    return parts if run.ranks else parts | {"links"}
+
+
+def _parents(path: str) -> set[str]:
+    names = path.split(".")
+    return {".".join(names[:end]) for end in range(1, len(names) + 1)}
 
 
 def _at(quantity: Quantity[float], quantile: float) -> float:

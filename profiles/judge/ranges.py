@@ -48,7 +48,7 @@ def refusal(question: Resolved, options: Options) -> str:
 
 def ranges(question: Resolved, result: Result, count: int = DRAWS) -> RangesPart:
     """Run the question again under ``count`` draws. Figures that abstain in any run are left out."""
-    drawn = draws(question.hardware, count)
+    drawn = draws(question.hardware, count, runs=(result,))
     profiles = [drawn_profile(question.hardware, draw) for draw in drawn]
     with pool(count) as each:
         found = table([result, *run_each(each, question, result, profiles)])

@@ -132,7 +132,7 @@ def conduct_draws(
         return DrawnRuns(abstained=why)
     device: Any = first.scenario.expanded["device"]
     profile = hardware.load(device["hardware"])
-    drawn = draws(profile, plan.draws)
+    drawn = draws(profile, plan.draws, runs=(first, trials.b[0].result))
     profiles = [drawn_profile(profile, draw) for draw in drawn]
     with pool(2 * len(profiles)) as each:
         runs_a = a.run_each(first, profiles, each)

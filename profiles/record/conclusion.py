@@ -131,13 +131,14 @@ def _share(ratio: float) -> str:
 def _costliest(result: Document) -> Iterator[str]:
     rows = [row for row in result["worth"]["rows"] if row["site"] and not row["hidden"]]
     gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0]
-    if not gains:
-        if not result["run"]["cancelled"]:
-            yield "no line gains throughput in this scenario"
-        return
-    best = max(gains, key=lambda row: row["output_throughput_pct"])
-    worth = f"worth {best['output_throughput_pct']:.2g} % of throughput in this scenario"
-    yield f"costliest line: {_place(best['site'])}, {_work(result, best['site']) or best['what']}, {worth}"
+    best = max(gains, key=lambda row: row["output_throughput_pct"], default=None)
+    most = best["output_throughput_pct"] if best else 0.0
+    if best and most >= _ACCOUNTS:
+        done = _work(result, best["site"]) or best["what"]
+        yield f"costliest line: {_place(best['site'])}, {done}, worth {most:.2g} % of throughput in this scenario"
+    elif not result["run"]["cancelled"]:
+        largest = f"; the largest gain is {most:.2g} %, of {_place(best['site'])}" if best else ""
+        yield f"no line is worth {_ACCOUNTS:g} % of throughput in this scenario{largest}"
 
 
 def _most_exposed(result: Document) -> Iterator[str]:

@@ -99,7 +99,7 @@ def _drawn(
     plan: SweepPlan, found: Sequence[Cell], crossing: Crossing, count: int, each: MapFunction
 ) -> DrawnCrossing:
     profile, row = _profile(plan, crossing), _signed(found, crossing.row)
-    drawn = draws(profile, count)
+    drawn = draws(profile, count, runs=[result for cell in row for result in cell.results])
     profiles = [drawn_profile(profile, draw) for draw in drawn]
     ends = [cell for cell in row if cell.place[0] in (crossing.low, crossing.high)]
     rows = _under(plan, ends, profiles, each)

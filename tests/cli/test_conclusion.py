@@ -55,7 +55,9 @@ def test_the_conclusion_names_the_worth_where_it_is_computed(document: dict[str,
     assert f"costliest line: {place}, " in conclusion(document)
     assert conclusion(document).endswith("worth 0.84 % of throughput in this scenario.")
     document["worth"] = {"rows": [row | {"hidden": True}]}
-    assert conclusion(document).endswith("no line gains throughput in this scenario.")
+    assert conclusion(document).endswith("; no line is worth 0.1 % of throughput in this scenario.")
+    document["worth"] = {"rows": [row | {"output_throughput_pct": 0.0045}]}
+    assert conclusion(document).endswith(f"in this scenario; the largest gain is 0.0045 %, of {place}.")
 
 
 def test_one_screen_of_tables_and_the_names_of_the_rest(document: dict[str, Any]) -> None:

@@ -69,6 +69,14 @@ def test_the_conclusion_names_the_line_and_its_worth(document: dict[str, Any]) -
     assert document["conclusion"].endswith(said)
 
 
+def test_a_hidden_line_without_a_limit_names_the_option_that_finds_it(document: dict[str, Any]) -> None:
+    hidden = [row for row in document["worth"]["rows"] if row["hidden"]]
+    assert f"; –: --rooms {len(hidden)} finds" in markdown(worth_page_of(document, 160))
+    for row in hidden:
+        row["room_us"] = [1.0, 2.0]
+    assert "--rooms" not in markdown(worth_page_of(document, 160))
+
+
 def test_every_format_has_the_rows(document: dict[str, Any]) -> None:
     [first, *_] = document["worth"]["rows"]
     [chart] = [chart for chart in of_result(document) if chart.title == "what would it be worth"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from schedbench.scenarios.loader import load
@@ -44,3 +46,25 @@ def test_set_takes_the_short_keys_that_sides_take() -> None:
     short = load("mixed", ["overlap=false", "requests=3", "barrier=top"])
     full = load("mixed", ["engine.overlap=false", "workload.requests=3", "engine.relay.barrier=top"])
     assert short.expanded() == full.expanded()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["requests=3", "prompt_tokens.max=10"],
+            "--set: workload.prompt_tokens.max: 10 contradicts mixed.yaml:19: workload.prompt_tokens.min: "
+            "expected at most max, 10, got 16",
+        ),
+        (
+            ["prompt_tokens.min=900"],
+            "--set: workload.prompt_tokens.min: expected at most max, 700, got 900",
+        ),
+    ],
+)
+def test_an_override_that_contradicts_the_file_is_the_one_to_blame(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        load("mixed", overrides)
+    assert re.sub(r"yaml:\d+", "yaml:19", str(refused.value)) == message

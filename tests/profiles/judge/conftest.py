@@ -17,9 +17,14 @@ from schedbench.profiles.record.result import Result
 SAMPLE = Path(__file__).parent.parent / "sample_result.json"
 QUESTION = {
     "name": "mixed",
-    "model": {"preset": "tiny-llama"},
+    "model": {"preset": "tiny-llama", "dtype": "bfloat16"},
     "device": {"hardware": "h200"},
-    "engine": {"overlap": True, "kv_tokens": 64, "max_running_requests": 4},
+    "engine": {
+        "overlap": True,
+        "kv_tokens": 64,
+        "max_running_requests": 4,
+        "speculative": {"algorithm": "none"},
+    },
     "workload": {"requests": 2},
     "measure": {"seed": 0, "repeat": 1},
 }

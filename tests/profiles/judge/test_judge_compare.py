@@ -206,6 +206,27 @@ def test_the_conclusion_of_a_faster_side(trials):
     )
 
 
+def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials):
+    seen = trials([100.0] * 5)
+    spread = tuple(
+        sample._replace(result=altered_metric(sample.result, "ttft_ms", value))
+        for sample, value in zip(seen.b, (12.0, 13.0, 12.5, 12.4, 12.6), strict=True)
+    )
+    found = judge(Trials("seeds", seen.a, spread))
+    text = conclusion(found, a="x", b="y")
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
+    assert (
+        "5 seeds): no change in output throughput and TPOT; inconclusive in TTFT: LOW_N, the seeds differ by more "
+        "than the smallest effect of interest, 0.5 %; output throughput" in text
+    )
+
+
+def altered_metric(result, name, value):
+    document = json.loads(to_json(result.document()))
+    document["metrics"][name]["values"] = [value]
+    return type(result).from_document(document)
+
+
 def test_the_conclusion_of_equal_sides(trials):
     text = conclusion(judge(trials([100.0] * 5, steps=STEPS)), a="x", b="y")
     assert text == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from schedbench.profiles.judge.draws import Firmness, drawn_profile, draws, firm
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.verdict import judge_seeds
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.record.result import Abstained
+from schedbench.profiles.record.result import Abstained, Result
 
 H200 = load("h200")
 
@@ -27,6 +28,27 @@ def test_every_slice_of_every_range_is_drawn_once() -> None:
 def test_draws_repeat_and_differ_by_seed() -> None:
     assert draws(H200, 4, seed=1) == draws(H200, 4, seed=1)
     assert draws(H200, 4, seed=1) != draws(H200, 4, seed=2)
+
+
+def test_constants_that_no_run_uses_are_not_drawn(result: Callable[..., Result]) -> None:
+    speculative = {
+        "scenario.expanded.engine.speculative.algorithm": "eagle",
+        "scenario.expanded.model.dtype": "float16",
+    }
+    every, plain, drafting = (
+        draws(H200, 4),
+        draws(H200, 4, runs=[result()]),
+        draws(H200, 4, runs=[result(speculative)]),
+    )
+    assert all(draw.items() < whole.items() for draw, whole in zip(plain, every, strict=True))
+    unused = every[0].keys() - plain[0].keys()
+    assert {"phases.draft_extend.b", "links.rdma.call", "kernels.gemm_rates.float16"} <= unused
+    assert not any(path.startswith(("host.", "copies.", "phases.settle")) for path in unused)
+    assert unused - drafting[0].keys() < unused
+    assert "phases.draft_extend.b" in drafting[0] and "kernels.gemm_rates.float16" in drafting[0]
+    assert (
+        draws(H200, 4, runs=[result(), result(speculative)])[0].keys() == plain[0].keys() | drafting[0].keys()
+    )
 
 
 def test_a_draw_is_a_profile_without_ranges(tmp_path: Path) -> None:
