@@ -271,6 +271,8 @@ def _named(names: Sequence[str], a: str, b: str, overrides: list[str]) -> tuple[
 
 
 def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpec]:
+    """Raises SideError, ScenarioError, which name the option; UsageError."""
+    from ..profiles.judge.remote import SideError, commit_of, here
     from ..profiles.judge.sides import parse
 
     if not (a or b):
@@ -279,8 +281,13 @@ def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpe
         )
     found = []
     for option, text in (("--a", a), ("--b", b)):
-        with typed_as(option, [""]):
-            found.append(parse(text, wanted.reader, wanted.choose))
+        try:
+            with typed_as(option, [""]):
+                found.append(spec := parse(text, wanted.reader, wanted.choose))
+            if spec.ref is not None:
+                commit_of(here(), spec.ref)
+        except SideError as error:
+            raise SideError(f"{option}: {error}") from None
     return found[0], found[1]
 
 

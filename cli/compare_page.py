@@ -56,7 +56,10 @@ def _program(side: Document) -> str:
     if side["capture"]:
         return f"{side['label']} ({len(side['runs'])} of {side['capture']['map']}, {side['capture']['steps']} steps)"
     sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
-    at = f" at {sha[:10]}{' with changes' if dirty else ''}" if sha else ""
+    changes = (
+        f" with changes in {listed(side['tool'].get('changed', ()), FEW) or 'some files'}" if dirty else ""
+    )
+    at = f" at {sha[:10]}{changes}" if sha else ""
     world = f", {side['world']} world" if side["world"] else ""
     at = "" if side["engine"] else at
     return f"{side['label']} ({scheduler(side, side['relay'])}{at}{world})"

@@ -67,7 +67,7 @@ def init(
     loads(content.encode(), file=str(file), folder=file.parent, overrides=overrides or ())
     write_whole(file.parent / SCHEMA_FILE, json.dumps(json_schema(), indent=1) + "\n")
     write_whole(file, content)
-    echo(f"{file}: now `schedbench run {file}`")
+    echo(f"{file}, and for editors {file.parent / SCHEMA_FILE}; now `schedbench run {file}`")
 
 
 def _asked(fact: KeyFact, value: str) -> str:
@@ -89,10 +89,9 @@ def _lines(values: dict[str, str], section: str, facts: dict[str, KeyFact]) -> l
         key.removeprefix(section).partition(".")[0] for key in values if key.startswith(section)
     ):
         key = f"{section}{name}"
-        if key not in values:
-            lines += [f"{indent}{name}:", *_lines(values, f"{key}.", facts)]
-            continue
-        fact = facts.get(key)
-        about = f"  # {fact.about} ({fact.values})" if fact else ""
-        lines.append(f"{f'{indent}{name}: {values[key]}':42}{about}")
+        fact, inner = facts.get(key), key not in values
+        written = f"{indent}{name}:" if inner else f"{indent}{name}: {values[key]}"
+        about = fact.about if fact and inner else f"{fact.about} ({fact.values})" if fact else ""
+        lines.append(f"{written:42}  # {about}" if about else written)
+        lines += _lines(values, f"{key}.", facts) if inner else []
     return lines

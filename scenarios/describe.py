@@ -25,7 +25,10 @@ _BOUNDS: Final = {
     "maximum": "at most {}",
     "exclusiveMaximum": "less than {}",
 }
-_TAG: Final = "Which kind of section this is."
+_TAGS: Final = {  # the keys that decide which other keys a section has
+    "process": "When requests arrive; the other keys of the section depend on it.",
+    "dist": "How lengths are distributed; the other keys of the section depend on it.",
+}
 _HUGE: Final = 2**24  # a larger limit is there to catch mistakes only
 
 
@@ -59,7 +62,7 @@ def keys() -> Sequence[KeyFact]:
             path,
             _values(properties[name]),
             _default(model, name),
-            _docstrings()[model.__name__].get(name, _TAG),
+            _docstrings()[model.__name__].get(name) or _TAGS[name],
         )
         known = found.setdefault(path, fact)
         if known != fact and fact.values not in known.values:

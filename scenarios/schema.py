@@ -397,13 +397,13 @@ class Scenario(Section):
     about: str = ""
     """A sentence about the scenario."""
     model: ModelSection
-    """The model."""
+    """Which model runs: the shape of a preset, or a checkpoint."""
     device: DeviceSection = DeviceSection()
-    """The device."""
+    """What the model runs on, and whether its values are computed."""
     engine: EngineSection = EngineSection()
-    """The scheduler."""
+    """How the scheduler works: its loop, its relay, its limits and modes."""
     workload: WorkloadSection
-    """The requests."""
+    """How many requests there are, when they arrive, and how long they are."""
     measure: Measure = Measure()
     """What is repeated, and the seed."""
     faults: Several[Failure] = ()

@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...scenarios.problems import meant
@@ -69,17 +70,22 @@ def parse(text: str) -> Gate:
     if not colon or not match:
         raise GateError(f"gate {text!r}: expected NAME:BOUND, such as throughput:2% or mixed.schedule.h2d:0")
     sign, number, unit = match.groups()
-    if not (better or sign or unit) and (counters := _added(name.strip())):
-        return Gate(text, name.strip(), None, "", float(number), added=counters)
-    place = _place(name.strip())
+    name, place, counters = name.strip(), _place(name.strip()), _added(name.strip())
+    if counters and not better:
+        if sign or unit:
+            raise GateError(f"gate {text!r}: expected a number of copies and syncs without a sign")
+        return Gate(text, name, None, "", float(number), added=counters)
+    metric = "" if place else _metric(name, text)
     if (place is None) != (unit == "%"):
-        wanted = "a percentage" if place is None else "a number of copies, syncs or kernels"
+        wanted = (
+            "a number of copies, syncs or kernels" if place else f"a percentage, such as {name}:{number}%"
+        )
         raise GateError(f"gate {text!r}: expected {wanted}")
     if place is not None:
         if better:
             raise GateError(f"gate {text!r}: better: is for metrics; give a count its sign, such as -1")
-        return Gate(text, name.strip(), place, sign, float(number))
-    gate = Gate(text, _metric(name.strip(), text), None, sign, float(number), better)
+        return Gate(text, name, place, sign, float(number))
+    gate = Gate(text, metric, None, sign, float(number), better)
     _require_meaning(gate)
     return gate
 
@@ -124,10 +130,20 @@ def _metric(name: str, text: str) -> str:
     try:
         return full_name(name)
     except KeyError:
-        known = [entry.name for entry in DEFINITIONS.values() if entry.direction != "none"]
+        if name in DEFINITIONS:
+            raise GateError(f"gate {text!r}: neither more nor less {name} is better") from None
+        near = meant(name, _names())
+        what = f"{name!r} is no metric, no KIND.STREAM.COUNTER and no {_ADDED}.COUNTER"
         raise GateError(
-            f"gate {text!r}: {name!r} is no metric and no KIND.STREAM.COUNTER{meant(name, known)}"
+            f"gate {text!r}: {what}{near or '; `schedbench explain` lists the metrics'}"
         ) from None
+
+
+def _names() -> Iterator[str]:
+    """What a gate can be of."""
+    metrics = (entry.name for entry in DEFINITIONS.values() if entry.direction != "none")
+    yield from ("throughput", "ttft", "tpot", *metrics, _ADDED, *(f"{_ADDED}.{one}" for one in ADDABLE))
+    yield from map(".".join, product(get_args(Kind), get_args(Stream), get_args(Counter)))
 
 
 def check(

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
+from ...scenarios.problems import meant
 from ..platform.machine import MachineError
 from ..platform.pool import MapFunction
 from ..record.result import Result
@@ -168,14 +169,30 @@ def here() -> Path:
     raise SideError("git:REF needs a checkout of schedbench: run it in one")
 
 
+def commit_of(root: Path, ref: str) -> str:
+    """The commit that ``ref`` names in the checkout. Raises SideError, with the most similar branch or tag."""
+    found = _git(
+        root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", ref=ref, must=False
+    )
+    if not found:
+        sides = [f"git:{name}" for name in refs(root)]
+        raise SideError(f"git:{ref}: no such commit, branch or tag in {root}{meant(f'git:{ref}', sides)}")
+    return found.strip()
+
+
+def refs(root: Path) -> list[str]:
+    """The branches and tags of the checkout."""
+    return _git(root, "for-each-ref", "--format=%(refname:short)", ref="", must=False).split()
+
+
 @contextmanager
 def worktree(root: Path, ref: str) -> Iterator[Path]:
     """A folder with the sources of ``ref``. Raises SideError when there is no such commit."""
-    commit = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", ref=ref)
+    commit = commit_of(root, ref)
     with tempfile.TemporaryDirectory(prefix="schedbench-") as folder:
         tree = Path(folder) / "checkout"
         try:
-            _git(root, "worktree", "add", "--detach", str(tree), commit.strip(), ref=ref)
+            _git(root, "worktree", "add", "--detach", str(tree), commit, ref=ref)
             yield tree
         finally:
             _git(root, "worktree", "remove", "--force", str(tree), ref=ref, must=False)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from ...scenarios.overrides import expand
+from ...scenarios.problems import nearest
+from ...sched.relay.names import ALIASES, STATE_NAMES
 from ..captures.files import SUFFIXES, Reader, captures_in
 from ..engines.names import is_engine
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, require_alone
 from ..record.result import Result
 from .draws import Profiles
-from .remote import SOURCES, SideError, here, working, worktree
+from .remote import SOURCES, SideError, here, refs, working, worktree
 from .trial import Question, Sample, TrialRequest
 from .trials import Side
 
@@ -136,10 +138,21 @@ def _expanded(overrides: list[str], text: str) -> tuple[str, ...]:
     found = []
     for override in overrides:
         key, equals, value = override.partition("=")
-        if not equals or not key.strip():
-            raise SideError(f"{text!r} is no side: expected key=value,..., git:REF or a stored result")
+        if not equals or not key.strip() or f"{key}:" == _GIT:
+            raise SideError(
+                f"{text!r} is no side: expected key=value,..., git:REF or a stored result{_likely(override)}"
+            )
         found.append(f"{expand(key.strip())}={value}")
     return tuple(found)
+
+
+def _likely(text: str) -> str:
+    """The end of a message: the side that a branch, a tag or a relay state alone, or ``git=REF``, was meant to be."""
+    sides = {name: f"relay={name}" for name in (*STATE_NAMES, *ALIASES)}
+    with suppress(SideError):  # outside of a checkout
+        sides |= {name: f"{_GIT}{name}" for name in refs(here())}
+    found = nearest(text.removeprefix("git="), sides)
+    return f"; did you mean '{sides[found]}'?" if found else ""
 
 
 @contextmanager

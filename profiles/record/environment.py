@@ -12,12 +12,14 @@ from typing import Any
 from ... import __version__
 from .provenance import Tool
 
+_FOLDERS = ("cli", "profiles", "scenarios", "sched")  # of the package, in a checkout
 _PACKAGES = ("torch", "triton", "nvtx", "numpy")
 
 
 def tool() -> Tool:
-    sha, dirty = _git()
-    return Tool(version=__version__, git_sha=sha, dirty=dirty)
+    sha, changed = _git()
+    dirty = None if changed is None else bool(changed)
+    return Tool(version=__version__, git_sha=sha, dirty=dirty, changed=changed or ())
 
 
 def environment() -> dict[str, Any]:
@@ -50,15 +52,23 @@ def _cpu() -> str:
 
 
 @cache
-def _git() -> tuple[str | None, bool | None]:
-    """The commit of the checkout that this process runs, and whether it had changes at the first call; None when
-    installed as a package."""
+def _git() -> tuple[str | None, tuple[str, ...] | None]:
+    """The commit of the checkout that this process runs, and the files that differed from it at the first call; None
+    when installed as a package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None, None
     sha = _run_git(root, "rev-parse", "HEAD")
-    status = _run_git(root, "status", "--porcelain")
-    return (sha.strip() or None if sha is not None else None), (bool(status) if status is not None else None)
+    return sha and sha.strip(), changes(root)
+
+
+def changes(root: Path) -> tuple[str, ...] | None:
+    """The files of a checkout that differ from its commit, and the package's Python files that are in no commit; None
+    where git cannot say. Other untracked files, such as a scenario or a result, change nothing that runs."""
+    tracked = _run_git(root, "diff", "--name-only", "HEAD")
+    patterns = (f"{folder}/*.py" for folder in _FOLDERS)
+    untracked = _run_git(root, "ls-files", "--others", "--exclude-standard", "--", *patterns)
+    return None if tracked is None or untracked is None else tuple(f"{tracked}{untracked}".splitlines())
 
 
 def _run_git(root: Path, *arguments: str) -> str | None:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import JsonValue, field_validator
+from pydantic import JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from .model import Number, ResultModel
 
 
 class Tool(ResultModel):
+    """``changed``: the files of the checkout that differ from its commit, if any."""
+
     name: str = "schedbench"
     version: str
     git_sha: str | None = None
     dirty: bool | None = None
+    changed: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        if not self.changed:
+            del document["changed"]
+        return document
 
 
 class RunPart(ResultModel):

@@ -62,7 +62,7 @@ def test_reading_stored_results_and_wrong_arguments_import_no_torch(cli, tmp_pat
         **{("compare", "mixed", "--a", side): f"{text}" for text, side in unknown.items()},
         ("compare", "mixed"): "needs --a and --b",
         ("compare", "mixed", "--b", "overlap=maybe"): "--b: engine.overlap: expected true",
-        ("compare", "mixed", "--b", "git:no/commit"): "no such commit",
+        ("compare", "mixed", "--b", "git:no/commit"): "--b: git:no/commit: no such commit",
         ("compare", "mixed", "--b", "overlap=true", "--gate", "foo:1%"): "foo",
         ("run", "mixed", "--relay", "nope.py:mine"): "nope.py: no such file",
         (

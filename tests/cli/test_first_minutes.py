@@ -91,6 +91,7 @@ def test_init_writes_a_scenario_with_the_given_values(run_command: RunCommand, t
     )
     assert json.loads((tmp_path / SCHEMA_FILE).read_text()) == json_schema()
     assert "# Tokens of a prompt that one step prefills at most" in file.read_text()
+    assert "# When requests arrive; the other keys of the section depend on it. (burst or" in file.read_text()
     again = run_command("init", file)
     assert again.code == 2 and "exists; --force replaces it" in again.err
     wrong = run_command("init", tmp_path / "other.yaml", "--set", "requests=many")

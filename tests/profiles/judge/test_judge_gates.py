@@ -56,9 +56,25 @@ def test_invalid_gates_are_refused(text):
         parse(text)
 
 
-def test_the_nearest_metric_is_named():
-    with pytest.raises(GateError, match="did you mean 'tpot_ms'"):
-        parse("tpot_m:-1%")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tpot_m:-1%", "did you mean 'tpot_ms'"),
+        ("troughput:1", "did you mean 'throughput'"),
+        ("decode.steady.schedule.h3d:0", "did you mean 'decode.steady.schedule.h2d'"),
+        ("added.snc:0", "did you mean 'added.sync'"),
+        (
+            "foo:1",
+            "'foo' is no metric, no KIND.STREAM.COUNTER and no added.COUNTER; `schedbench explain` lists",
+        ),
+        ("throughput:2", "expected a percentage, such as throughput:2%"),
+        ("added.sync:1%", "expected a number of copies and syncs without a sign"),
+        ("peak_kv_tokens:+1%", "neither more nor less peak_kv_tokens is better"),
+    ],
+)
+def test_a_wrong_gate_says_what_was_expected(text: str, says: str) -> None:
+    with pytest.raises(GateError, match=re.escape(says)):
+        parse(text)
 
 
 @pytest.mark.parametrize("text", ["throughput:100%", "throughput:-900%", "better:ttft_ms:100%"])

@@ -16,11 +16,20 @@ import pytest
 from schedbench.profiles.judge import worker
 from schedbench.profiles.judge.local import run_trial
 from schedbench.profiles.judge.margins import margin
-from schedbench.profiles.judge.remote import SOURCES, CrashError, SideError, here, working, worktree
+from schedbench.profiles.judge.remote import (
+    SOURCES,
+    CrashError,
+    SideError,
+    commit_of,
+    here,
+    working,
+    worktree,
+)
 from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
 from schedbench.profiles.judge.trial import Question, Sample, TrialRequest
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.record.environment import changes
 from schedbench.profiles.record.recording import read_ranks
 from schedbench.profiles.record.result import ResultError
 from schedbench.scenarios.problems import ScenarioError
@@ -294,6 +303,30 @@ def test_a_commit_that_crashes_shows_its_traceback_and_leaves_nothing(repository
     ):
         side.run(1)
     assert not tree.exists() and trees(repository) == []
+
+
+def test_only_tracked_changes_and_untracked_python_files_of_the_package_are_changes(tmp_path):
+    for folder in ("sched", "docs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "sched" / "loop.py").write_text("1")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-q", "-m", "works")
+    for name in ("mine.yaml", "docs/try.py", "sched/notes.txt"):
+        (tmp_path / name).write_text("2")
+    assert changes(tmp_path) == ()
+    for name in ("sched/loop.py", "sched/new.py"):
+        (tmp_path / name).write_text("2")
+    assert changes(tmp_path) == ("sched/loop.py", "sched/new.py")
+
+
+def test_what_was_meant_by_a_wrong_side_is_suggested(repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    for text, meant in {"good": "git:good", "git=goood": "git:good", "latst": "relay=latest"}.items():
+        with pytest.raises(SideError, match=f"is no side: .*; did you mean '{meant}'"):
+            parse(text)
+    with pytest.raises(SideError, match=r"git:goood: no such commit, .*, did you mean 'git:good'\?"):
+        commit_of(repository, "goood")
 
 
 def test_an_unknown_commit_is_refused(repository):
