@@ -222,7 +222,7 @@ def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials):
 
 
 def altered_metric(result, name, value):
-    document = json.loads(to_json(result.document()))
+    document = json.loads(result.to_json())
     document["metrics"][name]["values"] = [value]
     return type(result).from_document(document)
 
