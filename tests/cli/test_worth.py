@@ -74,7 +74,7 @@ def test_a_hidden_line_without_a_limit_names_the_option_that_finds_it(document: 
     assert f"; –: --rooms {len(hidden)} finds" in markdown(worth_page_of(document, 160))
     for row in hidden:
         row["room_us"] = [1.0, 2.0]
-    assert "--rooms" not in markdown(worth_page_of(document, 160))
+    assert "; –: --rooms" not in markdown(worth_page_of(document, 160))
 
 
 def test_every_format_has_the_rows(document: dict[str, Any]) -> None:
