@@ -159,13 +159,14 @@ def test_steps_idle_time_and_counters_equal_the_result(folder):
     assert isinstance(peak, Metric) and max(counters["KV"]) == peak.values[0]
 
 
-@pytest.mark.parametrize("name", ["x.pftrace", "x.pftrace.gz"])
-def test_the_protobuf_equals_the_json(folder, tmp_path, name):
+def test_the_protobuf_equals_the_json(folder, tmp_path):
     """The protobuf is read back by the classes of the format."""
-    path = tmp_path / name
-    assert CliRunner().invoke(app, ["trace", str(folder), "--output", str(path)]).exit_code == 0
-    packed = path.read_bytes()
-    trace = Trace.FromString(gzip.decompress(packed) if name.endswith(".gz") else packed)
+    paths = [tmp_path / name for name in ("x.pftrace", "x.pftrace.gz")]
+    for path in paths:
+        assert CliRunner().invoke(app, ["trace", str(folder), "--output", str(path)]).exit_code == 0
+    plain, packed = (path.read_bytes() for path in paths)
+    assert gzip.decompress(packed) == plain
+    trace = Trace.FromString(plain)
     tracks = {
         packet.track_descriptor.uuid: packet.track_descriptor.name
         for packet in trace.packet

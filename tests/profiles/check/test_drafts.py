@@ -145,7 +145,7 @@ def test_a_wrong_draft_extend_is_found_by_the_draft_check_alone(
         return extend(self, chains._replace(hidden_states=chains.hidden_states.roll(1, 0)))
 
     monkeypatch.setattr(Drafter, "extend_chains", shifted)
-    wrongly_extended = question()
+    wrongly_extended = question("workload.requests=2")
     [failed] = Examiner(wrongly_extended, (0,)).examine(wrongly_extended.relays[0]).failed
     says = failed.evidence[0].says
     assert failed.name == NAME

@@ -33,7 +33,7 @@ def verdict_on(*metrics: list[float]) -> str:
 
 def test_at_most_one_in_twenty_comparisons_of_a_with_a_finds_a_difference(rng):
     verdicts: Counter[str] = Counter()
-    for _ in range(200):
+    for _ in range(100):
         trouble = {
             "cv": rng.uniform(0.005, 0.05),
             "drift": rng.choice([0, rng.uniform(-0.1, 0.1)]),
@@ -41,7 +41,7 @@ def test_at_most_one_in_twenty_comparisons_of_a_with_a_finds_a_difference(rng):
             "slot": rng.choice([0, rng.uniform(-0.03, 0.03)]),
         }
         verdicts[verdict_on(*(blocks(rng, pairs=DEFAULT_PAIRS, **trouble) for _ in range(3)))] += 1
-    assert verdicts["better"] + verdicts["worse"] + verdicts["trade-off"] <= 10, verdicts
+    assert verdicts["better"] + verdicts["worse"] + verdicts["trade-off"] <= 5, verdicts
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_noise_gives_no_difference(rng, cv):
 def test_two_percent_are_found_in_four_of_five_comparisons(rng, effect):
     verdicts = Counter(
         verdict_on(*(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.01, effect=e) for e in (effect, 0.0, 0.0)))
-        for _ in range(200)
+        for _ in range(100)
     )
-    assert verdicts["better" if effect > 0 else "worse"] >= 160, verdicts
+    assert verdicts["better" if effect > 0 else "worse"] >= 80, verdicts
 
 
 def test_no_change_is_found_on_a_quiet_machine(rng):

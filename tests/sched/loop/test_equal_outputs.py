@@ -64,10 +64,16 @@ CROWDED_SETUPS: dict[str, dict[str, Any]] = {
 }
 LOOPS = {"overlapped": True, "serial": False}
 # The serial loop runs a part of the overlapped loop's setups.
-SERIAL = ("chunks of 19, mixed", "pages of 16", "no radix cache", "two at a time")
+SERIAL = (
+    "chunks of 19, mixed",
+    "pages of 16",
+    "no radix cache",
+    "two at a time",
+    "no radix cache, pages of 4, mixed",
+)
 
 
-def setups_of(overlap: bool) -> list[object]:
+def setups_of(overlap: bool, setups: dict[str, dict[str, Any]] = SETUPS) -> list[object]:
     """The setups of one loop; ``make wide`` runs the others of the serial loop."""
     return [
         pytest.param(
@@ -76,7 +82,7 @@ def setups_of(overlap: bool) -> list[object]:
             id=f"{'overlapped' if overlap else 'serial'}-{name}",
             marks=[] if overlap or name in SERIAL else [pytest.mark.wide],
         )
-        for name, setup in SETUPS.items()
+        for name, setup in setups.items()
     ]
 
 
@@ -136,8 +142,9 @@ def test_every_way_of_sampling_has_one_output(name: str, overlap: bool) -> None:
     assert output != expected("greedy")
 
 
-@pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
-@pytest.mark.parametrize("setup", CROWDED_SETUPS.values(), ids=CROWDED_SETUPS.keys())
+@pytest.mark.parametrize(
+    ("setup", "overlap"), [*setups_of(True, CROWDED_SETUPS), *setups_of(False, CROWDED_SETUPS)]
+)
 @pytest.mark.parametrize("name", [ALL_GREEDY, "motley"])
 def test_retraction_changes_no_output(name: str, setup: dict[str, Any], overlap: bool) -> None:
     output, recorder = run(name, crowd=True, overlap=overlap, **CROWDED, **setup)
