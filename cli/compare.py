@@ -259,7 +259,7 @@ def _named(names: Sequence[str], a: str, b: str, overrides: list[str]) -> tuple[
     """The scenario, if there is one, and the sides."""
     if len(names) < 2:
         if names and names[0] != _LIBRARY:
-            from ..scenarios.loader import refuse_mistyped
+            from ..profiles.platform.names import refuse_mistyped
 
             refuse_mistyped(names[0], overrides)
         return (names[0] if names else None), a, b
@@ -301,6 +301,7 @@ def _question(
         raise UsageError("a scenario is needed unless both sides are stored results")
     from ..profiles.judge.likeness import LikenessError, unlike_questions
     from ..profiles.judge.trial import Question
+    from ..profiles.platform.names import require_names
 
     question = Question.of(name, overrides)
     sides = []
@@ -308,6 +309,7 @@ def _question(
         if spec.ref is None and not spec.stored:
             with typed_as(option, spec.varied):
                 sides.append(question.scenario(spec.overrides))
+                require_names(sides[-1])
     for scenario in sides or [question.scenario()]:
         if scenario.faults:
             raise scenario.source.refuse(

@@ -22,7 +22,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.sched.model.checkpoint.CheckpointError": USAGE,
         "schedbench.sched.model.grammar.GrammarError": USAGE,
         "schedbench.sched.relay.choice.RelayError": USAGE,
-        "schedbench.profiles.check.faults.FaultError": USAGE,
+        "schedbench.profiles.platform.names.FaultError": USAGE,
         "schedbench.profiles.platform.hardware.HardwareError": USAGE,
         "schedbench.profiles.record.result.ResultError": USAGE,
         "schedbench.profiles.captures.capture.CaptureFileError": USAGE,

@@ -90,6 +90,9 @@ def resolved(
     engine: EngineChoice | None = None,
 ) -> Resolved:
     """Raises UsageError, ScenarioError, FaultError and RelayError."""
+    from ..profiles.platform.names import require_faults
+
+    require_faults(faults or ())
     found = _resolved(name, overrides or (), relay, budgets or ())
     from ..profiles.check.faults import with_faults
 
@@ -113,8 +116,12 @@ def engine_choice(name: str | None, python: str | None, wheels: Path | None) -> 
 
 
 def chosen_engine(name: str, python: str | None, wheels: Path | None) -> EngineChoice:
+    """Raises EngineError."""
+    from ..profiles.engines.names import parse_engine
+    from ..profiles.engines.source import require_there
     from ..profiles.platform.engine_choice import EngineChoice
 
+    require_there(parse_engine(name))
     return EngineChoice(name, python or sys.executable, wheels or Path())
 
 
@@ -145,7 +152,7 @@ def make_output_dir(path: Path | None) -> None:
 
 
 def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: Sequence[str]) -> Resolved:
-    from ..scenarios.loader import refuse_mistyped
+    from ..profiles.platform.names import refuse_mistyped
 
     for budget in budgets:
         if "=" not in budget:

@@ -70,7 +70,7 @@ def sweep(
     Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
     what there is was kept.
     """
-    from ..scenarios.loader import refuse_mistyped
+    from ..profiles.platform.names import refuse_mistyped
 
     refuse_mistyped(scenario, overrides or ())
     _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))

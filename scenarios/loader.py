@@ -46,19 +46,6 @@ def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
     return loads(content, file=file, folder=folder, overrides=overrides)
 
 
-def refuse_mistyped(path_or_name: str, overrides: Sequence[str]) -> None:
-    """Raises ScenarioError for a wrong name, for misspelt keys of overrides, and where every override is wrong. Imports
-    no torch, which takes seconds; ``load`` finds these problems too, together with all others."""
-    content, file, folder = opened(path_or_name)
-    document = read(content, file)
-    source = ScenarioSource(document.places, folder, frozenset(_apply(document, overrides)))
-    misspelt = [problem for problem in document.problems if problem.place == OPTION]
-    wrong = _scenario(document.data, source)[1].values() if isinstance(document.data, dict) else ()
-    problems = [*misspelt, *(problem for problem in wrong if problem.place == OPTION)]
-    if misspelt or (overrides and len(problems) == len(overrides)):
-        raise ScenarioError(problems)
-
-
 def loads(
     content: bytes, *, file: str = "scenario", folder: Path = Path(), overrides: Sequence[str] = ()
 ) -> Scenario:

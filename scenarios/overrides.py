@@ -7,7 +7,7 @@ from typing import get_origin
 
 from pydantic import BaseModel
 
-from ..sched.relay.names import SWITCH_NAMES
+from ..sched.relay.names import SWITCH_VALUES
 from .diagnosis import models_in, sections
 from .document import Document, Value, compose
 from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, unknown
@@ -73,7 +73,7 @@ def expand(key: str, *, switches: bool = True) -> str:
     nearest = [path for path in found if len(path) == min(map(len, found))]
     if len(nearest) == 1:
         return ".".join((*nearest[0], rest) if rest else nearest[0])
-    if not found and switches and key in SWITCH_NAMES:
+    if not found and switches and key in SWITCH_VALUES:
         return f"engine.relay.{key}"
     return _refuse(key, found=nearest)
 

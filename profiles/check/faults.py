@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...scenarios.combinations import MODES, overlaps, staged
-from ...scenarios.problems import meant
 from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice, RelayError
 from ...sched.relay.faults import FEATURES, Fault, awaited_faults, faults
+from ..platform.names import FaultError, require_faults
 from ..platform.resolve import Resolved, ask, speculation
-
-
-class FaultError(ValueError):
-    """A fault that does not exist, or that waits for a feature."""
 
 
 def with_faults(resolved: Resolved, names: Sequence[str], *, onebatch: bool = False) -> Resolved:
@@ -52,13 +48,11 @@ def _faulty(
 
 
 def _fault(name: str) -> Fault:
-    present, awaited = faults(), awaited_faults()
+    require_faults([name])
+    awaited = awaited_faults()
     if name in awaited:
         raise FaultError(f"fault {name} waits for {awaited[name].feature}, which this version does not have")
-    if name not in present:
-        hint = meant(name, [*present, *awaited]) or "; schedbench list faults has them all"
-        raise FaultError(f"no fault {name!r}{hint}")
-    return present[name]
+    return faults()[name]
 
 
 MIXING = "faults/mixing"

@@ -195,6 +195,12 @@ def _sdist(file: Path, place: PackagePlace, tree: Path) -> Path:
     return tree
 
 
+def require_there(name: EngineName) -> None:
+    """Refuse a folder that does not exist before an engine's process begins. Raises EngineError."""
+    if name.version is None:
+        _folder(name)
+
+
 def _folder(name: EngineName) -> Path:
     folder = Path(name.tree).expanduser().resolve()
     if not folder.is_dir():

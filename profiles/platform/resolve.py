@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import torch
 
 from ...scenarios.loader import PartialScenarioError, load
-from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, show, touches, unknown
+from ...scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, ModelSection, RelaySection, Scenario, Speculative
 from ...scenarios.text_tokens import token_count, tokenizer_file
 from ...scenarios.workload import params
@@ -22,12 +22,13 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.draft import read_draft_config
 from ...sched.model.grammar import GrammarCache, GrammarError
 from ...sched.model.presets import PRESETS
-from ...sched.relay.choice import RelayChoice, RelayError, choose, named, refusals, switches
+from ...sched.relay.choice import RelayChoice, RelayError, choose, named, refusals
 from ...sched.relay.states import State
 from ..record.definitions import DEFINITIONS
 from .engine_choice import EngineChoice
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
+from .names import word, wrong_settings
 from .user_files import UserState, user_state
 
 T = TypeVar("T")
@@ -175,15 +176,11 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             state = _state(scenario, relay)
         except RelayError as error:
             yield at, str(error)
+        wrong = wrong_settings(relay)
         for switch, value in relay.switches.items():
-            settings = switches().get(switch, ())
-            if not settings:
-                yield (*at, switch), unknown("relay switch", switch, list(switches()))
-            elif _word(value) not in settings:
-                yield (*at, switch), f"expected {either(settings)}, got {show(value)}"
-            else:
-                shown = state if isinstance(state, UserState) else relay.state
-                yield from (((*at, switch), why) for why in refusals(shown, {switch: _word(value)}))
+            shown = state if isinstance(state, UserState) else relay.state
+            found = [wrong[switch]] if switch in wrong else refusals(shown, {switch: word(value)})
+            yield from (((*at, switch), why) for why in found)
 
 
 def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -202,15 +199,8 @@ def _state(scenario: Scenario, relay: RelaySection) -> State | None:
 
 def _relay(scenario: Scenario, relay: RelaySection) -> RelayChoice:
     return choose(
-        _state(scenario, relay) or relay.state, {name: _word(value) for name, value in relay.switches.items()}
+        _state(scenario, relay) or relay.state, {name: word(value) for name, value in relay.switches.items()}
     )
-
-
-def _word(value: bool | int | float | str) -> str:
-    """YAML reads a bare ``off`` as a boolean; switches are words."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)
 
 
 def _trace(scenario: Scenario) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from ...scenarios.loader import load
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
 from ..engines.names import expanded, is_engine
@@ -22,6 +21,7 @@ from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.pairs import percent
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..platform.engine_choice import EngineChoice
+from ..platform.names import load_named
 from ..record.result import Abstained, Result
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def planned(
             f"no metric {metric!r} that has a better side; schedbench explain lists them"
         ) from None
     plan = SweepPlan(scenario, tuple(overrides), axes, specs, name, choose)
-    _require_usable(plan, [place for place in plan.places if not _can_be_read(plan, place)], load)
+    _require_usable(plan, [place for place in plan.places if not _can_be_read(plan, place)], load_named)
     return plan
 
 
@@ -216,7 +216,7 @@ def _require_usable(
 
 def _can_be_read(plan: SweepPlan, place: Place) -> bool:
     try:
-        return bool([load(plan.scenario, plan.overrides_at(place, side)) for side in plan.sides])
+        return bool([load_named(plan.scenario, plan.overrides_at(place, side)) for side in plan.sides])
     except ScenarioError:
         return False
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 
 from .config import Indexer, ModelConfig, RopeScaling
+from .names import PRESET_NAMES
 
 _LLAMA_3_1 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 
@@ -107,3 +108,4 @@ _ALL = (
 )
 
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType({config.name: config for config in _ALL})
+assert tuple(PRESETS) == PRESET_NAMES

@@ -9,7 +9,7 @@ from typing import Any
 from . import ordering, placeholders, rows, tokens
 from .drafts import resolve_on_the_forward_stream
 from .faults import Fault, Loop
-from .names import ALIASES, SWITCH_NAMES
+from .names import ALIASES, SWITCH_VALUES
 from .row import DraftRow, RelayRow, Speculation
 from .states import (
     CHUNK_REWRITE,
@@ -27,7 +27,7 @@ from .states import (
 from .switches import DRAFT_SWITCHES, OVERLAPPED_ONLY, SWITCHES
 
 _ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
-assert _ALL_SWITCHES.keys() == SWITCH_NAMES
+assert {name: tuple(values) for name, values in _ALL_SWITCHES.items()} == SWITCH_VALUES
 
 
 class RelayError(ValueError):
@@ -190,7 +190,7 @@ def loop_of(*, overlap: bool, staged: bool = False) -> Loop:
 
 
 def switches() -> Mapping[str, tuple[str, ...]]:
-    return {name: tuple(values) for name, values in _ALL_SWITCHES.items()}
+    return SWITCH_VALUES
 
 
 def choose(name: str | State, overrides: Mapping[str, str]) -> RelayChoice:

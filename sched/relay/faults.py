@@ -22,6 +22,7 @@ from . import (
     prompt,
     tokens,
 )
+from .names import FAULT_NAMES
 from .row import DraftRow, RelayRow, Speculation
 from .switches import SWITCHES
 
@@ -416,3 +417,6 @@ def faults() -> Mapping[str, Fault]:
 
 def awaited_faults() -> Mapping[str, AwaitedFault]:
     return {fault.name: fault for fault in _AWAITED}
+
+
+assert (*faults(), *awaited_faults()) == FAULT_NAMES

@@ -1,13 +1,21 @@
-"""The names of the relay's states and switches, apart from their policies, which import torch."""
+"""The names of the relay's states, switches and faults, apart from their policies, which import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-SWITCH_NAMES: Final = {
-    *("backup_indices", "barrier", "dead_publish", "flatten", "index"),
-    *("penalties", "preparation", "sampling_tensors", "seq_lens_cpu", "staging"),
+SWITCH_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
+    "barrier": ("off", "top", "after-launch", "read-done"),
+    "flatten": ("list", "numpy"),
+    "staging": ("pinned", "pageable"),
+    "sampling_tensors": ("pageable", "pinned", "packed"),
+    "index": ("ring", "pool"),
+    "dead_publish": ("on", "off"),
+    "penalties": ("upstream", "exact"),
+    "backup_indices": ("blocking", "pinned", "none"),
+    "preparation": ("split", "fused"),
+    "seq_lens_cpu": ("blocking", "private", "bound"),
 }
 
 STATE_NAMES: Final = (
@@ -15,3 +23,16 @@ STATE_NAMES: Final = (
     *("pr25945-before", "pr25945", "latest"),
 )
 ALIASES: Final[Mapping[str, str]] = {"pr26020-before": "pr25944"}
+
+FAULT_NAMES: Final = (
+    *("one-sided-merge", "penalties-from-input", "allocate-by-sentinel", "mix-with-sentinel"),
+    *("hot-buffer-by-sentinel", "resolve-ids-first", "prebuilt-unpublished", "pd-freed-block-race"),
+    *("pd-overwritten-page", "rejoin-without-mirror", "never-resolve", "embedding-never-resolves"),
+    *("encoder-rebuilt-on-device", "list-for-the-bridge", "deferred-never-resolves", "no-barrier"),
+    *("small-ring", "negative-ids-replaced", "nothing-kept-alive", "one-launch-kept-alive"),
+    *("staging-refilled", "gather-without-stash", "emptied-batch-merged", "stash-before-sampling"),
+    *("advance-in-place", "dead-publish", "isolation-restores-staging", "publish-ready-overwritten"),
+    *("worker-extras-not-kept", "accepted-tokens-stashed", "missing-host-lengths-used"),
+    *("draft-extends-lengths", "stage-without-stash", "stage-tokens-unawaited", "onebatch-never-resolves"),
+    *("onebatch-penalises-the-prompt", "idle-rows-stashed"),
+)

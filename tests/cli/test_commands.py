@@ -65,6 +65,12 @@ def test_reading_stored_results_and_wrong_arguments_import_no_torch(cli, tmp_pat
         ("compare", "mixed", "--b", "git:no/commit"): "--b: git:no/commit: no such commit",
         ("compare", "mixed", "--b", "overlap=true", "--gate", "foo:1%"): "foo",
         ("run", "mixed", "--relay", "nope.py:mine"): "nope.py: no such file",
+        ("run", "mixed", "--set", "barrier=foo", "--set", "requests=3"): "expected off, top, after-launch or",
+        ("run", "mixed", "--set", "preset=tinny"): "model.preset: unknown preset",
+        ("run", "mixed", "--fault", "no-barier"): "did you mean 'no-barrier'",
+        ("run", "mixed", "--engine", "sglang:/nowhere"): "/nowhere is no folder",
+        ("compare", "mixed", "--b", "hardware=h20"): "--b: device.hardware: no hardware profile 'h20'",
+        ("compare", "mixed", "--b", "barrier=foo"): "--b: engine.relay.barrier: expected off, top",
         (
             "check",
             "mixed",
@@ -72,6 +78,10 @@ def test_reading_stored_results_and_wrong_arguments_import_no_torch(cli, tmp_pat
             "latst",
         ): "--relay: engine.relay: unknown relay state, did you mean 'latest'",
         (*sweep, "overlap"): "expected key=v1,v2",
+        (
+            *sweep,
+            "hardware=h200,h20",
+        ): "--over device.hardware=h20: no cell could run: device.hardware: no hardware",
         (*sweep, "overlap=true,maybe"): "--over engine.overlap=maybe",
         (*sweep, "relay=latest,nope"): "--over engine.relay=nope",
         (*sweep, "overlap=true", "--metric", "speed"): "no metric 'speed'",

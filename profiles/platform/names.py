@@ -1,0 +1,106 @@
+"""The names of a command line and its overrides that do not exist. Imports no torch, which takes seconds, so that such
+a name is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ...scenarios.loader import PartialScenarioError
+from ...scenarios.loader import load as load_scenario
+from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, meant, show, touches, unknown
+from ...scenarios.schema import RelaySection, Scenario
+from ...sched.model.names import PRESET_NAMES
+from ...sched.relay.names import FAULT_NAMES, SWITCH_VALUES
+from .hardware import HardwareError, load
+
+# Keys that are checked against files, or against the shape of the model.
+_ASKED_LATER: Final[tuple[KeyPath, ...]] = (
+    *(
+        ("model", "path"),
+        ("workload", "trace"),
+        ("workload", "encoder_tokens"),
+        ("workload", "sampling", "grammar"),
+    ),
+    *(
+        ("engine", "speculative", "draft"),
+        ("engine", "pipeline", "stages"),
+        ("engine", "data_parallel", "ranks"),
+    ),
+    *(("engine", "hisparse"), ("engine", "split_prefill"), ("case", "metric")),
+)
+
+
+class FaultError(ValueError):
+    """A fault that does not exist, or that waits for a feature."""
+
+
+def refuse_mistyped(name: str, overrides: Sequence[str] = ()) -> None:
+    """Raises ScenarioError with all that is wrong with a scenario, unless it has keys of which only ``ask`` can say
+    whether they are right, together with all others."""
+    problems: tuple[Problem, ...] = ()
+    try:
+        scenario = load_scenario(name, overrides)
+    except PartialScenarioError as error:
+        scenario, problems = error.rest, error.problems
+    found = [*problems, *(one for one in _problems(scenario) if not touches(one, problems))]
+    if found and not any(path in scenario.source.places for path in _ASKED_LATER):
+        raise ScenarioError(found)
+
+
+def load_named(name: str, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario, of which every name but those of files exists. Raises ScenarioError."""
+    scenario = load_scenario(name, overrides)
+    require_names(scenario)
+    return scenario
+
+
+def require_names(scenario: Scenario) -> None:
+    """Raises ScenarioError."""
+    if found := _problems(scenario):
+        raise ScenarioError(found)
+
+
+def _problems(scenario: Scenario) -> list[Problem]:
+    return [scenario.source.problem(path, text) for path, text in _misnamed(scenario)]
+
+
+def require_faults(names: Sequence[str]) -> None:
+    """Raises FaultError."""
+    for name in names:
+        if name not in FAULT_NAMES:
+            hint = meant(name, FAULT_NAMES) or "; schedbench list faults has them all"
+            raise FaultError(f"no fault {name!r}{hint}")
+
+
+def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Presets, hardware profiles, switches and settings that do not exist: the key to blame, and what is wrong."""
+    preset = scenario.model.preset
+    if preset is not None and preset not in PRESET_NAMES:
+        yield ("model", "preset"), unknown("preset", preset, sorted(PRESET_NAMES))
+    try:
+        load(scenario.device.hardware)
+    except HardwareError as error:
+        yield ("device", "hardware"), str(error)
+    at = ("engine", "relays" if scenario.engine.relays else "relay")
+    for relay in scenario.relays:
+        for switch, why in wrong_settings(relay).items():
+            yield (*at, switch), why
+
+
+def wrong_settings(relay: RelaySection) -> dict[str, str]:
+    """By switch, what is wrong with its name or its setting."""
+    found = {}
+    for switch, value in relay.switches.items():
+        if switch not in SWITCH_VALUES:
+            found[switch] = unknown("relay switch", switch, list(SWITCH_VALUES))
+        elif word(value) not in SWITCH_VALUES[switch]:
+            found[switch] = f"expected {either(SWITCH_VALUES[switch])}, got {show(value)}"
+    return found
+
+
+def word(value: bool | int | float | str) -> str:
+    """YAML reads a bare ``off`` as a boolean; switches are words."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
