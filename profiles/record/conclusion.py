@@ -20,12 +20,14 @@ _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", 
 def conclusion(result: Document) -> str:
     """Return throughput, the idle time of the GPU with its largest cause, and the line that costs most: what it is
     worth where counterfactual runs say so, else the line whose waits are most exposed. Of a program without steps, how
-    long the host waited. Empty for a run that ended before its requests had."""
+    long the host waited; where no request finished, why. Empty for a run that ended before its requests had."""
     run, label = result["run"], result["labels"]
     if run.get("failure") or (run["cancelled"] and "worth" not in result):
         return ""
     if label["emulated"] and "capture" in label:
         return f"{_waited(result)}."
+    if unfinished := _none_finished(result):
+        return f"{unfinished}."
     parts = (*_throughput(result), *_idle(result))
     line = _costliest(result) if "worth" in result else _most_exposed(result)
     return f"{'; '.join((*(parts or _without_times(result)), *line))}."
@@ -74,6 +76,16 @@ def _waited(result: Document) -> str:
         f"the host waited {_number(total)} µs for the device, in {calls:,} call{'s' * (calls != 1)}; "
         f"{_share(worst['host_us'] / total)} at {line}"
     )
+
+
+def _none_finished(result: Document) -> str:
+    """Where every request was refused, how many were, and the reason of the first."""
+    requests = result["requests"]
+    ended = Counter(request["status"] for request in requests)
+    if not requests or ended.keys() & {"finished", "aborted"}:
+        return ""
+    counts = ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items()))
+    return f"no request finished: {counts}; the first: {requests[0]['reason']}"
 
 
 def _without_times(result: Document) -> Iterator[str]:

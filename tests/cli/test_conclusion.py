@@ -60,6 +60,14 @@ def test_the_conclusion_names_the_worth_where_it_is_computed(document: dict[str,
     assert conclusion(document).endswith(f"in this scenario; the largest gain is 0.0045 %, of {place}.")
 
 
+def test_a_run_in_which_no_request_finished_says_why(document: dict[str, Any]) -> None:
+    document["requests"] = [
+        {"id": f"r{number}", "status": "refused", "reason": "9 tokens exceed the KV pool"}
+        for number in range(3)
+    ]
+    assert conclusion(document) == "no request finished: 3 refused; the first: 9 tokens exceed the KV pool."
+
+
 def test_one_screen_of_tables_and_the_names_of_the_rest(document: dict[str, Any]) -> None:
     few = screenful(page(document, 80, lines=FEW))
     titles = [str(block.title) for block in few.blocks if hasattr(block, "columns")]
