@@ -79,9 +79,12 @@ def test_every_place_of_the_scheduler_can_be_removed() -> None:
     found = places(ROOT)
     assert len({(place.file, place.start, place.end) for place in found}) == len(found)
     assert not {place.file for place in found} & LEFT_OUT
-    for place in found:
-        source = (ROOT / place.file).read_bytes()
-        assert ast.dump(ast.parse(place.mutated(source))) != ast.dump(ast.parse(source)), str(place)
+    for file in {place.file for place in found}:
+        source = (ROOT / file).read_bytes()
+        plain = ast.dump(ast.parse(source))
+        for place in found:
+            if place.file == file:
+                assert ast.dump(ast.parse(place.mutated(source))) != plain, str(place)
 
 
 NAMED = re.compile(r"^\| `(sched/[\w/]+\.py)` (\w+) \| (\w+): `(.+?)…?` →", re.MULTILINE)

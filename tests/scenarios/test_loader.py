@@ -375,7 +375,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(paths(EXPANDED)[1:]), VALUES), min_size=1, max_size=4))
 def test_any_value_at_any_key_is_refused_or_a_scenario(changes: list[tuple[tuple[str, ...], Any]]) -> None:
     overrides = [f"{'.'.join(path)}={json.dumps(value)}" for path, value in changes]

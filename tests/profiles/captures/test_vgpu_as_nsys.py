@@ -22,10 +22,11 @@ SMALL = (
     "workload.prompt_tokens={dist: uniform, min: 129, max: 300}",
     "measure.warmup_requests=0",
 )
+NONE = "device.values=none"  # copies do not depend on values
 RUNS = {
-    "overlapped": ("mixed",),
-    "serial": ("mixed", "engine.overlap=false"),
-    "sampled": ("mixed", "workload.sampling={temperature: 0.7, top_k: 5, frequency_penalty: 0.5}"),
+    "overlapped": ("mixed", NONE),
+    "serial": ("mixed", NONE, "engine.overlap=false"),
+    "sampled": ("mixed", NONE, "workload.sampling={temperature: 0.7, top_k: 5, frequency_penalty: 0.5}"),
     "speculative": ("spec_v2",),
 }
 
