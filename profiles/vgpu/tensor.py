@@ -86,8 +86,7 @@ class DeviceTensor(torch.Tensor):
         if self.held.untyped_storage()._cdata != value.held.untyped_storage()._cdata:
             self.block = None
         self.held = value.held
-        if hasattr(self, "span"):
-            del self.span  # of the geometry before
+        self.span = None  # of the geometry before
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -141,7 +140,7 @@ def wrap(held: torch.Tensor) -> DeviceTensor:
         held.layout,
         device(),
     )
-    tensor.held = held
+    tensor.held, tensor.block, tensor.span = held, None, None
     return tensor
 
 

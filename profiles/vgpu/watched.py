@@ -158,7 +158,7 @@ class VirtualMemory:
         return tensor.held
 
     def block(self, tensor: torch.Tensor) -> Block | None:
-        return getattr(tensor, "block", None)
+        return tensor.block  # type: ignore[attr-defined, no-any-return]
 
     def keep(self, tensor: torch.Tensor, block: Block) -> None:
         assert type(tensor) is DeviceTensor
@@ -166,9 +166,9 @@ class VirtualMemory:
 
     def span(self, tensor: torch.Tensor) -> ByteSpan:
         assert type(tensor) is DeviceTensor
-        if not hasattr(tensor, "span"):
-            tensor.span = span(tensor.held)
-        found: ByteSpan = tensor.span
+        found: ByteSpan | None = tensor.span
+        if found is None:
+            found = tensor.span = span(tensor.held)
         return found
 
 

@@ -131,6 +131,7 @@ class ShadowTable:
     def __init__(self, program: HostProgram, memory: DeviceMemory) -> None:
         self.memory = memory
         self.capturing = False
+        self._known = memory.block
         self._temporary: set[ShadowMemory] | None = None
         self._program = program
         self._free = FreeBlocks(program.clocks)
@@ -138,7 +139,7 @@ class ShadowTable:
 
     def block(self, tensor: torch.Tensor) -> Block:
         """The memory of a device tensor, shared with its views; allocated now if it is new to the table."""
-        return self.memory.block(tensor) or self._adopt(tensor)
+        return self._known(tensor) or self._adopt(tensor)
 
     def _adopt(self, tensor: torch.Tensor) -> Block:
         storage = self.memory.held(tensor).untyped_storage()

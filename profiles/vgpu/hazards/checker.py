@@ -69,9 +69,10 @@ class HazardChecker(Watcher):
         block = self._table.block(tensor)
         span = self.memory.span(tensor)
         if span.end > span.start:
-            if write and block.shadow.origin is UNWRITTEN:
-                block.shadow.origin = MemoryOrigin("", launch.op, launch.site)
-            self._add(launch, block.shadow, span, write=write)
+            shadow = block.shadow
+            if write and shadow.origin is UNWRITTEN:
+                shadow.origin = MemoryOrigin("", launch.op, launch.site)
+            self._add(launch, shadow, span, write=write)
 
     def announce(self, tensor: torch.Tensor) -> None:
         """The tensor's values are about to be written."""
@@ -174,13 +175,12 @@ class HazardChecker(Watcher):
             return
         if shadow.named is not None:
             shadow.named.note(launch, write=write)
-        self._compare(launch, shadow, footprint, write)
+        if not shadow.settled(launch.actor, self._clocks.floor(launch.actor), write=write):
+            self._compare(launch, shadow, footprint, write)
         if shadow.add(launch, footprint, write=write):
             shadow.prune(self._clocks.known())
 
     def _compare(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, write: bool) -> None:
-        if shadow.settled(launch.actor, self._clocks.floor(launch.actor), write=write):
-            return
         for earlier in shadow.unordered(launch, footprint, write=write):
             self._findings.add(shadow, earlier, launch, write=write)
         if self._probes is not None:
@@ -199,8 +199,7 @@ class HazardChecker(Watcher):
         touches may follow from values that other nodes compute."""
         begin = perf_counter_ns()
         graph = self._graphs[id(capture)]
-        for shadow in graph.written:
-            shadow.freeze()
+        ShadowMemory.freeze_all(graph.written)
         for kernel in graph.visiting:
             self._freeze(kernel)
         self.spent += perf_counter_ns() - begin

@@ -42,7 +42,7 @@ class VectorClocks:
 
     def launch(self, actor: int) -> int:
         """The number of the stream's next launch, which comes after everything that the host has waited for."""
-        at, clock = self.host, self.of(actor)
+        at, clock = self.host, self._clocks.get(actor) or self._added(actor)
         if clock[at] < self._clocks[at][at]:
             self._join_host(actor)
         number = clock[actor] = clock[actor] + 1

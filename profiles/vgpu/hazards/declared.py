@@ -43,6 +43,14 @@ class KernelForm(NamedTuple):
     scattered: Sequence[ArgumentAccess]
 
 
+class KernelCall(NamedTuple):
+    """The declared footprint of a launch, which is a function of the present ``values`` of some arguments."""
+
+    form: KernelForm
+    footprint: Callable[[], Sequence[Access]]
+    values: Sequence[torch.Tensor]
+
+
 class DeclaredFootprints:
     def __init__(self, table: ShadowTable) -> None:
         self._table = table
@@ -58,7 +66,7 @@ class DeclaredFootprints:
             return self.touched(form.accesses, arguments, {})
         key, (last, pieces) = self.key(arguments), self._last.get(kernel, (None, {}))
         if key != last:
-            pieces = self.pieces(kernel, form, args, named)
+            pieces = self.pieces(self.call(kernel, form, args, named))
             self._last[kernel] = key, pieces
         return self.touched(form.accesses, arguments, pieces)
 
@@ -75,15 +83,19 @@ class DeclaredFootprints:
             form = self._forms[key] = KernelForm(accesses, *parts)
         return form
 
-    def pieces(
+    def call(
         self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
-    ) -> Mapping[int, Scattered]:
-        """The footprints that depend on values, which one evaluation of the declaration yields."""
+    ) -> KernelCall:
         held = self._held
-        declared = _KernelFootprint(partial(kernel.footprint, *held.all(args), **held.named(named)))
-        tensors = [t for t in held.tensors((*args, *named.values())) if not t.is_floating_point()]
-        self._table.depend(declared, tensors)
-        return {access.order: Scattered(_AccessSource(declared, access.order)) for access in form.scattered}
+        footprint = partial(kernel.footprint, *held.all(args), **held.named(named))
+        values = [t for t in held.tensors((*args, *named.values())) if not t.is_floating_point()]
+        return KernelCall(form, footprint, values)
+
+    def pieces(self, call: KernelCall) -> Mapping[int, Scattered]:
+        """The footprints that depend on values, which one evaluation of the declaration yields."""
+        declared = _KernelFootprint(call.footprint)
+        self._table.depend(declared, call.values)
+        return {a.order: Scattered(_AccessSource(declared, a.order)) for a in call.form.scattered}
 
     def touched(
         self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
@@ -110,7 +122,7 @@ class DeclaredFootprints:
 
     def key(self, arguments: Sequence[Any]) -> object:
         """Determines the footprints: the state of integer tensors, the geometry of the others."""
-        return tuple(self._key(argument) for argument in arguments)
+        return tuple([self._key(argument) for argument in arguments])
 
     def _key(self, argument: Any) -> object:
         memory = self._table.memory
@@ -136,9 +148,9 @@ class _KernelFootprint:
         if self._footprint is not None:
             copies = _TensorCopies()
             self._accesses = {
-                order: (Grid.of(tensor), RowSelection(copies(rows), copies(lens), copies(counts)))
-                for order, (tensor, _, rows, lens, counts) in enumerate(self._footprint())
-                if rows is not None
+                order: (Grid.of(tensor), RowSelection(*[t if t is None else copies(t) for t in selection]))
+                for order, (tensor, _, *selection) in enumerate(self._footprint())
+                if selection[0] is not None
             }
             self._footprint = None
 
@@ -161,9 +173,7 @@ class _TensorCopies:
     def __init__(self) -> None:
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None:
-            return None
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         made = self._made.get(id(tensor))
         if made is None:
             made = self._made[id(tensor)] = tensor, copied(tensor)

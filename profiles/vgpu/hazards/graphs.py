@@ -10,7 +10,7 @@ from typing import Any
 from ....sched.kernels.registry import Kernel
 from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
-from .declared import ArgumentAccess, DeclaredFootprints, KernelForm, Touched
+from .declared import ArgumentAccess, DeclaredFootprints, KernelCall, Touched
 from .footprints import ByteSpan, Footprint
 from .shadow import WINDOW, AccessHistory, IssuedOp, MemoryAccess, ShadowMemory
 
@@ -53,10 +53,9 @@ class StorageGroup:
 class _KernelNodes:
     """Nodes of one kernel whose footprints follow from the same values, as those of all layers do."""
 
-    def __init__(
-        self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
-    ) -> None:
-        self.call = (kernel, form, args, named)
+    def __init__(self, call: KernelCall, arguments: Sequence[Any]) -> None:
+        self.call = call
+        self._arguments = arguments  # kept, since a replay reads their memory
         self.groups: dict[ArgumentAccess, StorageGroup] = {}
 
     def add(self, shadow: ShadowMemory, access: ArgumentAccess) -> None:
@@ -88,7 +87,9 @@ class GraphFootprint:
             self.touch(shadow, footprint, write=write)
         if form.scattered:
             key = (kernel, declared.key(arguments))
-            nodes = self._nodes.setdefault(key, _KernelNodes(kernel, form, args, named))
+            nodes = self._nodes.get(key)
+            if nodes is None:
+                nodes = self._nodes[key] = _KernelNodes(declared.call(kernel, form, args, named), arguments)
             shadows = declared.shadows(form.scattered, arguments)
             for shadow, access in zip(shadows, form.scattered, strict=True):
                 nodes.add(shadow, access)
@@ -118,7 +119,7 @@ class GraphFootprint:
     def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
         """Compares and adds a replay's accesses that follow from values."""
         for nodes in self._nodes.values():
-            pieces = self._declared.pieces(*nodes.call)
+            pieces = self._declared.pieces(nodes.call)
             for access, group in nodes.groups.items():
                 group.touch(launch, pieces[access.order], clocks, compare)
 

@@ -158,6 +158,15 @@ class ShadowMemory:
                 source.freeze()
             self.dependents.clear()
 
+    @staticmethod
+    def freeze_all(shadows: Iterable[ShadowMemory]) -> None:
+        """``freeze`` of each, of which few have dependents."""
+        for shadow in shadows:
+            if shadow.dependents:
+                shadow.freeze()
+            else:
+                shadow.epoch += 1
+
     def unordered(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> list[MemoryAccess]:
         """Earlier accesses that conflict with this one and are not ordered before it. An actor's clock covers all of
         the actor's own launches."""
