@@ -6,14 +6,15 @@ graphs are SGLang's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from ....sched.batch import ForwardBatch
 from ....sched.kernels.sampling import sample_greedy_tagged
-from ....sched.model.decoder import Model
 from ...run.system import SystemParts
 from ...vgpu.fused import run_as_one_kernel
 from ..bridge import RunBridge
@@ -29,50 +30,56 @@ _ATTENTION = ("init_attention_backend", "init_attention_backends")
 
 
 class DecoderModule(torch.nn.Module):
-    """Schedbench's decoder as a model of SGLang. A decode finds KV by the metadata of SGLang's attention backend, other
-    steps by the page table. With values none, hidden states are the tokens' fingerprints."""
+    """Schedbench's decoder as a model of SGLang, which finds KV by the metadata of SGLang's attention backend. With
+    values none, hidden states are the tokens' fingerprints."""
 
     shared_experts_config = None
 
     def __init__(self, parts: SystemParts) -> None:
         super().__init__()
         self.made = EngineModel(parts)
-        self._decoder: Model | None = None
-
-    def bind(self, runner: Any) -> None:
-        """Find KV slots by the metadata and the page table of SGLang's model runner."""
-        self._runner = SimpleNamespace(of=runner)  # which is no module of this one
-        self._decoder = self.made.decoder(runner.req_to_token_pool.req_to_token)
+        self.runner = (
+            SimpleNamespace()
+        )  # with SGLang's model runner as ``own``, which is no module of this one
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:  # noqa: ARG002
         """The logits of the batch, which has the ids and positions, too. Lengths in a graph are those of its replay."""
-        assert self._decoder is not None
         captured = torch.cuda.is_current_stream_capturing()
-        batch, decoder = (
-            decoder_batch(forward_batch, self.made.config.context_len, captured=captured),
-            self._decoder,
-        )
-        if batch.mode.is_decode:
-            found = self._runner.of.attn_backend.forward_metadata
-            table, batch.req_pool_indices = run_as_one_kernel(
-                "rows of metadata",
-                _rows,
-                found.kv_indptr[: batch.batch_size],
-                found.kv_indices,
-                batch.max_seq_len,
-            )
-            decoder = self.made.decoder(table)
-        output = decoder.forward(batch)
+        batch = decoder_batch(forward_batch, self.made.config.context_len, captured=captured)
+        table, batch.req_pool_indices = self._table(batch)
+        output = self.made.decoder(table).forward(batch)
         kind = import_module("sglang.srt.layers.logits_processor").LogitsProcessorOutput
         return kind(next_token_logits=output.logits, hidden_states=output.fingerprint)
 
+    def _table(self, batch: ForwardBatch) -> Sequence[torch.Tensor]:
+        """A table of KV slots, and the batch's rows in it. The metadata of decodes have all slots, those of other steps
+        have the slots of prefixes."""
+        if batch.mode.is_idle:
+            return self.runner.own.req_to_token_pool.req_to_token, batch.req_pool_indices
+        found = self.runner.own.attn_backend.forward_metadata
+        known = batch.seq_lens if batch.mode.is_decode else batch.extend_prefix_lens
+        begins = found.kv_indptr[: batch.batch_size]
+        given = (begins, found.kv_indices, known, batch.extend_lens, batch.out_cache_loc, batch.max_seq_len)
+        return run_as_one_kernel("slots of metadata", _slots, *given)  # type: ignore[no-any-return]
 
-def _rows(begins: torch.Tensor, slots: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A table [b, longest] int32 of the metadata's ``slots``, of which a request's begin at its entry of ``begins``,
-    and the numbers of its rows."""
-    places = begins.unsqueeze(1) + torch.arange(longest, device=begins.device)
-    table = slots[torch.clamp(places, max=slots.numel() - 1)]
-    return table.to(torch.int32), torch.arange(begins.numel(), device=begins.device)
+
+def _slots(
+    begins: torch.Tensor,
+    slots: torch.Tensor,
+    known: torch.Tensor,
+    new: torch.Tensor | None,
+    new_slots: torch.Tensor,
+    longest: int,
+) -> Sequence[torch.Tensor]:
+    """A table [b, longest] int32 of each request's ``known`` slots, which begin at its entry of ``begins`` [b], and its
+    ``new_slots`` behind them, ``new`` of them or, with None, one; and the numbers of its rows."""
+    new = torch.ones_like(known) if new is None else new
+    rows = torch.arange(begins.numel(), device=begins.device)
+    places = torch.arange(longest, device=begins.device)
+    behind = slots.numel() + torch.cumsum(new, 0) - new - known  # of position 0, were it new
+    at = torch.where(places < known.unsqueeze(1), begins.unsqueeze(1), behind.unsqueeze(1)) + places
+    every = torch.cat([slots.to(torch.int32), new_slots.to(torch.int32)])
+    return every[torch.clamp(at, max=every.numel() - 1)], rows
 
 
 class OwnRunner:
@@ -95,7 +102,7 @@ class OwnRunner:
 
         def init_attention(runner: Any) -> None:
             runner.engine_model = runner.model.made
-            runner.model.bind(runner)
+            runner.model.runner.own = runner
             attend(runner)
 
         def ranged(runner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -153,6 +153,14 @@ def test_sglangs_own_model_runner_adds_metadata_and_the_inputs_of_graphs(commit:
 
 
 @given
+def test_wrong_metadata_of_attention_change_the_tokens(broken: Path) -> None:
+    backend = sources(broken, AFTER).parent / "layers/attention/triton_backend.py"
+    line = "        kv_indptr[1:] = torch.cumsum(seq_lens, dim=0)\n"
+    changed(backend, line, f"{line}        kv_indptr[1:-1] = (kv_indptr[1:-1] - 1).clamp(min=0)\n")
+    assert run(f"sglang:{broken}", OWN).outputs != run(None).outputs
+
+
+@given
 @pytest.mark.parametrize("overrides", [(), ("engine.page_size=16",)], ids=["tokens", "pages"])
 def test_speculation_accepts_as_many_tokens_as_our_scheduler(overrides: tuple[str, ...]) -> None:
     theirs, ours = (
