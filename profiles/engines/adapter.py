@@ -56,6 +56,7 @@ _ADAPTERS: Final[Mapping[str, str]] = {
     "sglang": "sglang.adapter",
     "mini-sglang": "mini_sglang",
     "nano-vllm": "nano_vllm",
+    "vllm": "vllm",
 }
 
 

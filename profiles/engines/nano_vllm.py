@@ -16,12 +16,7 @@ import torch
 from torch import Tensor
 
 from ...scenarios.combinations import MODES
-from ...sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from ...sched.config import SamplingParams
-from ...sched.kernels.declare import kernel, meta_tensor
-from ...sched.kernels.rows import embedding
-from ...sched.kernels.sampling import sample_greedy_tagged
-from ...sched.model.decoder import Decoder
 from ...sched.observe import NO_STEP, StepInfo
 from ...sched.request import Request, Status
 from ..record.provenance import NO_RELAY, RelayPart
@@ -31,8 +26,8 @@ from ..run.system import System, SystemParts
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge
-from .model import EngineModel
 from .names import EngineError
+from .paged import PagedModel
 
 _PAGE: Final = 256  # its blocks are multiples of that many tokens (Config.__post_init__)
 # Its sampler divides logits by the temperature, and refuses less: the largest logit keeps all of the probability.
@@ -82,7 +77,7 @@ class NanoVllmSystem(System):
         self._ids: dict[int, str] = {}  # of requests, by the engine's numbers
         self._launched: tuple[StepInfo, list[str]]
         self._slots = torch.zeros(1, self._config.context_len, dtype=torch.int32)  # of the request that ends
-        self.model = PagedModel(parts)
+        self.model = NanoVllmModel(parts, self._config.kv_tokens)
         self._engine = self._opened()
         self._wrap()
 
@@ -216,7 +211,11 @@ class NanoVllmSystem(System):
 
         def sample(logits: Tensor, temperatures: Tensor) -> Tensor:
             with self._reports.range("sample", 0, self._bridge.step):
-                ids = self.model.sampled(runner, logits, original(logits, temperatures))
+                ids = original(logits, temperatures)
+                context = import_module("nanovllm.utils.context").get_context()
+                if not (context.is_prefill or runner.enforce_eager):
+                    self.model.replayed = next(size for size in runner.graph_bs if size >= len(ids))
+                ids = self.model.sampled(logits, ids)
             self._reports.launched(*self._launched, False)
             return ids
 
@@ -260,117 +259,24 @@ class NanoVllmSystem(System):
         return deallocate
 
 
-class PagedModel:
-    """Schedbench's decoder in the place of nano-vllm's model. It finds KV where nano-vllm's attention does, in the
-    slots that are written and in the block tables."""
-
-    def __init__(self, parts: SystemParts) -> None:
-        self.made = EngineModel(parts)
-        self._decoder: Decoder
-        self._fingerprint: Tensor | None = None  # of the last forward that was not replayed
-        self._captured: dict[int, Tensor | None] = {}  # fingerprints of decodes, by rows
+class NanoVllmModel(PagedModel):
+    """In the place of nano-vllm's model."""
 
     def __call__(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """The hidden states [T, hidden] behind the final norm."""
         context = import_module("nanovllm.utils.context").get_context()
         prompts, config = context.is_prefill, self.made.config
         ends = context.cu_seqlens_k if prompts else context.context_lens
         width = context.max_seqlen_k if prompts else context.block_tables.shape[1] * config.page_size
-        sizes = (config.page_size, config.kv_tokens, width)
-        slots, lens, new, rows, pages = paged_inputs(
-            context.slot_mapping, context.cu_seqlens_q, ends, context.block_tables, *sizes
-        )
-        self._decoder = self.made.bare_decoder(pages)
-        output = self.made.tagged(_Layers(self._decoder), pages).forward(
-            ForwardBatch(
-                mode=ForwardMode.EXTEND if prompts else ForwardMode.DECODE,
-                batch_size=len(lens),
-                num_tokens=len(input_ids),
-                input_ids=input_ids,
-                positions=positions,
-                req_pool_indices=rows,
-                seq_lens=lens,
-                out_cache_loc=slots,
-                max_seq_len=width,
-                extend_lens=new if prompts else None,
-                extend_prefix_lens=lens - new if prompts else None,
-                max_extend_len=context.max_seqlen_q if prompts else 1,
-            )
-        )
-        self._fingerprint = output.fingerprint
-        if not prompts:
-            self._captured[len(lens)] = output.fingerprint
-        return output.logits
+        longest = context.max_seqlen_q if prompts else 1
+        places = (context.slot_mapping, context.cu_seqlens_q, ends, context.block_tables)
+        return self.hidden(input_ids, positions, *places, width, longest)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """The logits [b, vocab] of each request's last token, selected as ``ParallelLMHead`` does."""
         context = import_module("nanovllm.utils.context").get_context()
         if context.is_prefill:
             hidden = hidden[context.cu_seqlens_q[1:] - 1].contiguous()
-        return self._decoder.logits(hidden)
-
-    def sampled(self, runner: Any, logits: Tensor, ids: Tensor) -> Tensor:
-        """With values none: the sampled ids [b] replaced by those that follow from the KV tags."""
-        rows, fingerprint = len(ids), self._fingerprint
-        context = import_module("nanovllm.utils.context").get_context()
-        if not (context.is_prefill or runner.enforce_eager):
-            fingerprint = self._captured[next(size for size in runner.graph_bs if size >= rows)]
-        if fingerprint is None:
-            return ids
-        tagged: Tensor = sample_greedy_tagged(logits, None, fingerprint[:rows])
-        return tagged.to(ids.dtype)
-
-
-class _Layers:
-    """A decoder up to its final norm."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-
-    def forward(self, batch: ForwardBatch) -> ModelOutput:
-        """``logits`` are the hidden states."""
-        embedded = embedding(batch.input_ids, self._decoder.weights.embedding)
-        return ModelOutput(self._decoder.layers(embedded, batch))
-
-
-def _paged_meta(
-    slot_mapping: Tensor, starts: Tensor | None, ends: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    b = ends.shape[0] - (starts is not None)
-    rows = meta_tensor(b), meta_tensor(b, dtype=torch.int32), meta_tensor(b)
-    return meta_tensor(slot_mapping.shape[0]), *rows, meta_tensor(b, width, dtype=torch.int32)
-
-
-@kernel(meta=_paged_meta, cost=None, integer=True)
-def paged_inputs(
-    slot_mapping: Tensor,
-    starts: Tensor | None,
-    ends: Tensor,
-    block_tables: Tensor | None,
-    page_size: int,
-    spare: int,
-    width: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What nano-vllm's attention kernels read, in the form of schedbench's: the slots [T] int64 that are written, the
-    lengths [b] int64, the new tokens of each request [b] int32, rows [b] int64 of the last result, and the slots
-    [b, width] int32 of all positions.
-
-    ``slot_mapping`` [T] int32 is -1 for padding, which writes to ``spare``. Of prompts, ``starts`` and ``ends``
-    [b + 1] int32 are the running sums of new and of all tokens; of a decode, ``ends`` [b] are the lengths, 0 for
-    padding. Without ``block_tables`` [b, n] int32 all tokens of the prompts are new.
-    """
-    new = torch.ones_like(ends) if starts is None else starts.diff()
-    lens = (ends if starts is None else ends.diff()).clamp(1, width)  # also of what is not written yet
-    slots = torch.where(slot_mapping < 0, spare, slot_mapping)
-    places = torch.arange(width, dtype=torch.int32, device=ends.device)
-    if block_tables is None:
-        pages = ends.new_zeros(len(lens), width)
-        pages[places < lens.unsqueeze(1)] = slot_mapping
-    else:
-        of_block = block_tables.clamp(min=0)[:, places // page_size]
-        pages = of_block * page_size + places % page_size
-    rows = torch.arange(len(lens), device=ends.device)
-    return slots.to(torch.int64), lens.to(torch.int64), new.to(torch.int32), rows, pages.to(torch.int32)
+        return self.logits(hidden)
 
 
 def _sampling(given: SamplingParams) -> Any:

@@ -189,6 +189,8 @@ def accelerator(gpu: VirtualGpu, program: CudaProgram, names: CudaDeviceNames) -
         "current_stream": module.current_stream,
         "set_stream": module.set_stream,
         "synchronize": module.synchronize,
+        "get_memory_info": torch.cuda.mem_get_info,
+        "empty_host_cache": lambda: None,
         **{name: program.default(f"torch.accelerator.{name}", value) for name, value in _MEMORY.items()},
     }
     for attribute, answer in answers.items():

@@ -261,7 +261,10 @@ def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
 
 
 def _is_importable(name: str) -> bool:
-    """A package may be installed and unable to be imported, for want of a library of CUDA."""
+    """A package may be installed and unable to be imported, for want of a library of CUDA. A module with a dotted name
+    is a compiled part of the program, which is taken to want one: to try it would import the program."""
+    if "." in name:
+        return False
     try:
         import_module(name)
     except Exception:  # any error of the package's own

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from ...platform.machine import Watcher
-from ..tensor import DeviceTensor
+from ..tensor import DeviceTensor, is_pinned_storage
 from ..torch_ops import Handler
 from .executor import DeferredRuntime, poisoned
 from .order import DeferredTask
@@ -91,10 +91,11 @@ class BlockReuse(Watcher):
 
     def _issue(self, storage: torch.UntypedStorage) -> IssuedBlock:
         stream = self._runtime.stream.id
-        for freed in self._free.pop(stream, ()):
+        mapped = is_pinned_storage(storage)  # memory of the host, which kernels access by its address
+        for freed in () if mapped else self._free.pop(stream, ()):
             self._overwrite(stream, freed())
         block = IssuedBlock(storage, stream, self)
-        if self._is_capturing:
+        if self._is_capturing or mapped:
             block.keep()
         setattr(storage, _BLOCK, ref(block))
         return block

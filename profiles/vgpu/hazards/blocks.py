@@ -142,12 +142,20 @@ class ShadowTable:
         return self._known(tensor) or self._adopt(tensor)
 
     def _adopt(self, tensor: torch.Tensor) -> Block:
-        storage = self.memory.held(tensor).untyped_storage()
+        held = self.memory.held(tensor)
+        storage = held.untyped_storage()
         shadow: ShadowMemory | None = getattr(storage, SHADOW, None)
         block = None if shadow is None or shadow.block is None else shadow.block()
         if block is None:
-            block = self._allocate(storage)
+            block = self._map(held) if self.memory.pinned(held) else self._allocate(storage)
         self.memory.keep(tensor, block)
+        return block
+
+    def _map(self, held: torch.Tensor) -> Block:
+        """Pinned memory of the host that kernels access by its address; it is never issued to another owner."""
+        shadow = self.pinned(held)
+        block = Block(shadow, self._program.stream.id + 1, lambda _: None)
+        shadow.block = ref(block)
         return block
 
     def _allocate(self, storage: torch.UntypedStorage) -> Block:

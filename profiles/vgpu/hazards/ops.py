@@ -15,6 +15,7 @@ from ....sched.kernels.registry import Kernel, kernels
 from ...platform.machine import Watcher
 from ..patching import attributes_set
 from ..torch_ops import LIKES, MASKS, READS, RESHAPES, Handler, is_view, written_arguments
+from .arrays import PinnedArray
 from .blocks import DeviceMemory
 from .checker import HazardChecker
 from .shadow import IssuedOp
@@ -172,7 +173,7 @@ def _tensors(checker: HazardChecker, values: Sequence[Any]) -> list[torch.Tensor
 
 # fmt: off
 _READS = (
-    "tolist", "item", "numpy", "clone", "__int__", "__float__", "__bool__", "__index__", "__iter__", "__array__",
+    "tolist", "item", "clone", "__int__", "__float__", "__bool__", "__index__", "__iter__", "__array__",
     "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__floordiv__", "__mod__",
     "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
     "sum", "mean", "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "equal", "unique",
@@ -187,14 +188,32 @@ def host_accesses(
 ) -> AbstractContextManager[None]:
     """For the duration of a block, torch's tensor methods report their accesses to the watcher that is current.
 
-    A NumPy view of pinned memory counts as a read when it is made; what is done through it later is not seen. Nor is
-    ``pinned[indices]``: a class that has once had a ``__getitem__`` written in Python is a sequence from then on, to
-    ``torch.tensor`` too.
+    A NumPy view of pinned memory reports its own. ``pinned[indices]`` is not seen: a class that has once had a
+    ``__getitem__`` written in Python is a sequence from then on, to ``torch.tensor`` too.
     """
     methods = [(name, getattr(torch.Tensor, name)) for name in (*_READS, *_WRITES)]
     return attributes_set(
-        [(torch.Tensor, name, _reporting(name, method, watcher, memory)) for name, method in methods]
+        [
+            *((torch.Tensor, name, _reporting(name, method, watcher, memory)) for name, method in methods),
+            (torch.Tensor, "numpy", _arrays(torch.Tensor.numpy, watcher, memory)),
+        ]
     )
+
+
+def _arrays(
+    method: Callable[..., Any], watcher: Callable[[], Watcher | None], memory: DeviceMemory
+) -> Callable[..., Any]:
+    def report(op: str, tensor: torch.Tensor, write: bool) -> None:
+        if (current := watcher()) is not None:
+            current.host_access(op, tensor, write=write)
+
+    @wraps(method)
+    def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = method(tensor, *args, **kwargs)
+        pinned = not memory.on_device(tensor) and memory.pinned(tensor) and watcher() is not None
+        return PinnedArray.of(tensor, made, report) if pinned else made
+
+    return numpy
 
 
 def _reporting(

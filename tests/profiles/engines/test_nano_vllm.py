@@ -17,7 +17,7 @@ import torch
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.engines.nano_vllm import paged_inputs
+from schedbench.profiles.engines.paged import paged_inputs
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute

@@ -41,6 +41,12 @@ def test_only_absent_packages_are_hollow(hollow: HollowPackages) -> None:
     assert hollow.imported == {NAME, f"{NAME}.gemm", f"{NAME}.gemm.fp8"}
 
 
+def test_a_compiled_part_is_hollow_without_an_import_of_its_package() -> None:
+    assert "wave" not in sys.modules
+    with hollow_packages(["wave.compiled"]) as hollow:
+        assert hollow.names == {"wave.compiled"} and "wave" not in sys.modules
+
+
 def test_a_hollow_package_has_usable_attributes(hollow: HollowPackages, absent: Any) -> None:
     def function() -> int:
         return 1

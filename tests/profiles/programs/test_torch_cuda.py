@@ -228,6 +228,7 @@ def test_the_properties_are_those_of_the_hardware(
             == 0
         )
         assert torch.cuda.ipc_collect() is None
+        assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
     assert {"torch.cuda.ipc_collect", "torch.accelerator.memory_allocated"} <= program.defaults
 
 

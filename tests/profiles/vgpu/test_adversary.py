@@ -16,6 +16,7 @@ from schedbench.profiles.vgpu.adversary.order import STRATEGIES, described
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.interpreted import launch_interpreted
+from schedbench.profiles.vgpu.tensor import wrap
 from tests.profiles.vgpu.conftest import Scene
 
 SEEDS = range(len(STRATEGIES) + 8)
@@ -222,6 +223,14 @@ def test_a_pinned_buffer_may_be_sent_and_filled_in_one_stream() -> None:
             buffer.copy_(source, non_blocking=True)
         stage.schedule.synchronize()
         assert (sent.tolist(), buffer.tolist()) == ([7, 7], [1, 2])
+
+
+def test_memory_of_the_host_has_no_other_owner() -> None:
+    with open_vgpu(load("h200"), adversary=0) as gpu:
+        pinned = torch.tensor([3, 4]).pin_memory()
+        summed = wrap(pinned)[:1] + 1  # the view ends here, and the memory does not
+        torch.zeros(4, device=gpu.device)
+        assert (summed.tolist(), pinned.tolist()) == ([4], [3, 4])
 
 
 def test_a_new_geometry_does_not_change_what_is_pending() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from schedbench.profiles.record.timeline import FoundHazard
+from schedbench.profiles.vgpu.tensor import wrap
 from tests.profiles.vgpu.conftest import Scene
 
 
@@ -131,6 +132,25 @@ def read_before_sync(scene: Scene, edge: bool) -> None:
     tokens.tolist()
 
 
+def read_through_numpy(scene: Scene, edge: bool) -> None:
+    with scene.on(scene.forward):
+        tokens = torch.zeros(4, device=scene.device).to("cpu", non_blocking=True).numpy()
+    if edge:
+        scene.forward.synchronize()
+    tokens.tolist()
+
+
+def mapped_overwritten(scene: Scene, edge: bool) -> None:
+    """A kernel reads memory of the host by its address, as under unified virtual addressing."""
+    staging = torch.zeros(4, pin_memory=True)
+    lengths = staging.numpy()
+    with scene.on(scene.forward):
+        _ = wrap(staging) + 1
+    if edge:
+        scene.forward.synchronize()
+    lengths[1:3] = 7
+
+
 # ---- freed blocks ------------------------------------------------------------------------------------------
 
 
@@ -158,7 +178,7 @@ def freed_before_the_wait(scene: Scene, edge: bool) -> None:
 
 Program = Callable[[Scene, bool], None]
 BETWEEN_STREAMS = [raw, war, waw, overlapping_views, same_rows, index_that_changed, replayed_graph]
-AT_THE_HOST = [pinned_overwritten, read_before_sync]
+AT_THE_HOST = [pinned_overwritten, read_before_sync, read_through_numpy, mapped_overwritten]
 FREED = [freed_without_record, freed_before_the_wait]
 
 
@@ -355,12 +375,16 @@ def test_an_event_in_a_graph_covers_what_precedes_the_graph(scene: Scene, in_gra
         lambda pinned: int(pinned.max()),
         list,
         lambda pinned: pinned[1:3].tolist(),
+        lambda pinned: pinned.numpy()[1],
+        lambda pinned: pinned.numpy()[[0, 2]],
+        lambda pinned: pinned.numpy() + 1,
+        lambda pinned: pinned.numpy()[1:].astype(float),
     ],
 )
 def test_an_early_read_by_the_host_is_found(scene: Scene, read: Any) -> None:
     with scene.on(scene.forward):
         landed = torch.zeros(4, device=scene.device).to("cpu", non_blocking=True)
-    _ = landed[1:]  # a view reads nothing
+    _ = landed[1:], landed.numpy()[1:]  # a view reads nothing
     assert not scene.found
     read(landed)
     assert one(scene).resource == "pinned memory"

@@ -1,0 +1,518 @@
+"""The adapter of vLLM: its own engine core, scheduler, block pool, model runner, attention metadata, CUDA graphs and
+sampler.
+
+Replaced are where requests come from, where results go, the worker and its process groups, and the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ...scenarios.combinations import MODES, overlaps
+from ...sched.config import SamplingParams
+from ...sched.observe import NO_STEP, StepInfo, StepKind
+from ...sched.request import Request, Status
+from ..record.provenance import NO_RELAY, RelayPart
+from ..run.compose import engine_config
+from ..run.observers import TagAudit
+from ..run.system import System, SystemParts
+from ..vgpu.fused import run_as_one_kernel
+from ..vgpu.tensor import wrap
+from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
+from .bridge import AllEnded, EndOfRequest, RunBridge
+from .model import model_folder, process_group_of_one
+from .names import EngineError
+from .paged import PagedModel
+from .sglang.edge import GroupOfOne
+
+_PAGE: Final = 16  # its Triton attention takes blocks of multiples of that many tokens
+_MODEL: Final = "LlamaForCausalLM"
+_REFUSED: Final = {
+    **NOT_IN_SMALL_ENGINES,
+    "speculation": "drafts of vLLM's own models (init_speculator)",
+    "pipeline": "groups of several stages (PPHandler)",
+    "hisparse": "vLLM's own sparse attention (init_hisparse_kv_cache)",
+    "data-parallel ranks": "ranks that agree on their batches (dispatch_cg_and_sync_dp)",
+    "disaggregation": "a KV connector (get_kv_connector)",
+    "controls": "messages to pause and to flush (EngineCoreProc)",
+    "embedding": "a pooling model (PoolingRunner)",
+    "encoder-decoder": "an encoder (EncoderDecoderModelState)",
+    "block diffusion": "a diffusion model (DiffusionScheduler)",
+    "prompt logprobs": "log probabilities of prompts (PromptLogprobsWorker), which are not read",
+    "grammar": "compiled grammars (StructuredOutputManager)",
+}
+
+
+class VllmAdapter:
+    """See ``EngineAdapter``."""
+
+    package = "vllm"
+    python_path = ""
+    environment = {  # noqa: RUF012
+        "TRITON_INTERPRET": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    hollow = (
+        *(
+            "vllm._C",
+            "vllm._C_stable_libtorch",
+            "vllm._moe_C",
+            "vllm.cumem_allocator",
+            "vllm.vllm_flash_attn",
+        ),
+        *("_C", "_moe_C", "cv2", "flashinfer", "mistral_common", "torchaudio", "torchvision", "xgrammar"),
+    )
+    requires = {"transformers": "transformers", "msgspec": "msgspec", "zmq": "pyzmq"}  # noqa: RUF012
+
+    def load(self) -> None:
+        platforms: Any = import_module("vllm.platforms")
+        platforms._current_platform = import_module("vllm.platforms.cuda").NonNvmlCudaPlatform()
+        # Kernels read pinned memory of the host by its address there.
+        utilities: Any = import_module("vllm.utils.torch_utils")
+        utilities.get_accelerator_view_from_cpu_tensor = wrap
+        for name in (
+            "engine.arg_utils",
+            "model_executor.layers.attention",
+            "v1.attention.backends.triton_attn",
+            "v1.core.sched.async_scheduler",
+            "v1.engine.core",
+            "v1.executor.uniproc_executor",
+            "v1.worker.gpu.model_runner",
+        ):
+            import_module(f"vllm.{name}")
+
+    def open(self, parts: SystemParts) -> System:
+        scenario = parts.resolved.scenario
+        needs = needed(scenario, _REFUSED)
+        if not MODES["mixed chunk"].on(scenario):
+            needs.append("prompts apart from decodes need another scheduler (Scheduler.schedule mixes them)")
+        if scenario.engine.page_size % _PAGE:
+            needs.append(
+                f"pages need a multiple of {_PAGE} tokens (TritonAttentionBackend): engine.page_size={_PAGE}"
+            )
+        refuse("vLLM", needs)
+        return VllmSystem(parts)
+
+
+class VllmSystem(System):
+    def __init__(self, parts: SystemParts) -> None:
+        self._parts = parts
+        self._bridge = RunBridge(parts)
+        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
+        self._config = engine_config(parts.resolved, parts.machine)
+        self._overlapped = overlaps(parts.resolved.scenario)
+        self._slots = torch.zeros(1, self._config.context_len, dtype=torch.int32)  # of the request that ends
+        self._launching: tuple[StepInfo, list[str]]
+        self._gone: list[tuple[str, str]] = []  # requests that were aborted, with the reasons
+        torch.cuda.set_stream(
+            torch.cuda.Stream()
+        )  # as vLLM does, since a graph cannot be captured on the default one
+        self.model = PagedModel(parts, spare=0)  # of its first block, which no request gets
+        self._runner: Any
+        self._core = self._opened()
+        self._scheduler = self._core.scheduler
+        self._wrap()
+
+    # ---- as a system ---------------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        return self._bridge.next_step
+
+    def relay_part(self) -> RelayPart:
+        return RelayPart(state=NO_RELAY, loop="overlapped" if self._overlapped else "serial")
+
+    def run(self) -> None:
+        """What ``EngineCoreProc.run_busy_loop`` does."""
+        self._parts.observer.stream("schedule", torch.cuda.current_stream())
+        core = self._core
+        with contextlib.suppress(AllEnded):
+            while True:
+                self._receive()
+                if self._busy():
+                    outputs, executed = core.step_fn()
+                    self._reply(outputs or {})
+                    core.post_step(executed)
+
+    def forget(self) -> None:
+        self._scheduler.reset_prefix_cache()
+
+    def abort(self, request: Request, reason: str) -> None:
+        self._gone.append((request.id, reason))
+
+    def unfinished(self) -> Sequence[Request]:
+        return list(self._bridge.requests.values())
+
+    def audit(self) -> TagAudit | None:
+        tags = self.model.made.tags
+        return None if tags is None else TagAudit(tags, self._slots, self._peek)
+
+    def _peek(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor is self._slots else self._parts.machine.peek(tensor)
+
+    # ---- opening -------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Any:
+        parallel: Any = import_module("vllm.distributed.parallel_state")
+        one: Any = GroupOfOne(process_group_of_one(), set())
+        one.graph_capture = MethodType(parallel.GroupCoordinator.graph_capture, one)
+        for name in ("_WORLD", "_INNER_DP_WORLD", "_TP", "_DCP", "_PCP", "_PP", "_DP", "_EP"):
+            setattr(parallel, name, one)
+        utilities: Any = import_module("vllm.utils.torch_utils")
+        utilities._current_stream_tls = _CurrentStream()
+        config = self._vllm_config()
+        with import_module("vllm.config").set_current_vllm_config(config):
+            return import_module("vllm.v1.engine.core").EngineCore(config, self._executor(), log_stats=False)
+
+    def _vllm_config(self) -> Any:
+        config, chunk = self._config, self._config.chunked_prefill_size
+        import_module("vllm.model_executor.models").ModelRegistry.register_model(_MODEL, _text_model())
+        graphs = "FULL_DECODE_ONLY" if config.cuda_graph else "NONE"
+        with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
+            arguments = import_module("vllm.engine.arg_utils").EngineArgs(
+                model=str(model_folder(self._parts.resolved.model, Path(folder))),
+                skip_tokenizer_init=True,
+                dtype="bfloat16",
+                max_model_len=min(config.context_len, config.kv_tokens),  # one such request has to fit
+                block_size=config.page_size,
+                num_gpu_blocks_override=config.kv_tokens // config.page_size
+                + 1,  # its first block is never used
+                enable_prefix_caching=config.radix_cache,
+                max_num_seqs=config.max_running_requests,
+                max_num_batched_tokens=config.max_prefill_tokens if chunk is None else chunk,
+                async_scheduling=self._overlapped,
+                disable_log_stats=True,
+                attention_backend="TRITON_ATTN",
+                compilation_config={"mode": 0, "cudagraph_mode": graphs},
+            )
+            return arguments.create_engine_config()
+
+    def _executor(self) -> Any:
+        """vLLM's executor of one process, with a worker of ours."""
+        make = self._worker
+
+        class VirtualExecutor(import_module("vllm.v1.executor.uniproc_executor").UniProcExecutor):  # type: ignore[misc]
+            def _init_executor(self) -> None:
+                self.driver_worker = make(self.vllm_config)
+
+        return VirtualExecutor
+
+    def _worker(self, config: Any) -> Any:
+        """What vLLM's executor calls, with vLLM's own model runner."""
+        import_module("vllm.v1.worker.workspace").init_workspace_manager(self._config.device)
+        self._runner = runner = import_module("vllm.v1.worker.gpu.model_runner").GPUModelRunner(
+            config, self._config.device
+        )
+        runner.load_model(model=_paged_module(self, config))
+
+        class VirtualWorker(import_module("vllm.v1.worker.worker_base").WorkerBase):  # type: ignore[misc]
+            def __getattr__(self, name: str) -> Any:
+                return getattr(runner, name)
+
+            def execute_model(self, *args: Any) -> Any:
+                return runner.execute_model(*args)
+
+            def sample_tokens(self, *args: Any) -> Any:
+                return runner.sample_tokens(*args)
+
+            def get_kv_cache_spec(self) -> Any:
+                return runner.get_kv_cache_spec()
+
+            def determine_available_memory(self) -> int:
+                """Bytes; the number of blocks is given, so that nothing depends on them."""
+                return int(torch.cuda.mem_get_info()[0])
+
+            def initialize_from_config(self, configs: Sequence[Any]) -> None:
+                runner.initialize_kv_cache(configs[0])
+
+            def compile_or_warm_up_model(self) -> Any:
+                runner.capture_model()
+                return import_module("vllm.v1.worker.worker_base").CompilationTimes(0.0, 0.0)
+
+        return VirtualWorker(config, 0, 0, "", is_driver_worker=True)
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def _busy(self) -> bool:
+        return bool(self._scheduler.has_requests() or self._core.batch_queue)
+
+    def _receive(self) -> None:
+        gone, self._gone = self._gone, []
+        self._core.abort_requests([name for name, _ in gone])
+        for name, reason in gone:
+            self._reports.end(name, EndOfRequest(Status.ABORTED, reason))
+        with self._reports.range("receive", 0):
+            arrived = self._reports.due(not self._busy())
+        made = import_module("vllm.v1.request").Request
+        for request in arrived:
+            self._core.add_request(
+                made(
+                    request.id,
+                    list(request.origin_input_ids),
+                    _sampling(request.sampling, self._parts.resolved.model.eos_token_ids),
+                    None,
+                    arrival_time=self._parts.clock.now(),
+                    block_hasher=self._core.request_block_hasher,
+                )
+            )
+
+    def _reply(self, outputs: Mapping[int, Any]) -> None:
+        """The ends of requests; their tokens are reported as the scheduler applies them."""
+        for output in (output for group in outputs.values() for output in group.outputs):
+            if output.finish_reason is not None:
+                self._reports.end(output.request_id, EndOfRequest(Status.FINISHED, str(output.finish_reason)))
+
+    # ---- what a step calls ---------------------------------------------------------------------------------
+
+    def _wrap(self) -> None:
+        scheduler, runner = self._scheduler, self._runner
+        scheduler.schedule = self._in_range("admit", scheduler.schedule)
+        scheduler.update_from_output = self._settling(scheduler.update_from_output)
+        scheduler._preempt_request = self._preempting(scheduler._preempt_request)
+        scheduler._free_request = self._releasing(scheduler._free_request)
+        runner.execute_model = self._executing(runner.execute_model)
+        runner.sample_tokens = self._sampling(runner.sample_tokens)
+        runner.sampler.sample = self._tagged(runner.sampler.sample)
+        if self.model.made.tags is not None:
+            gumbel: Any = import_module("vllm.v1.worker.gpu.sample.gumbel")
+            gumbel._gumbel_sample_kernel = _GumbelWithoutValues()
+        manager = runner.cudagraph_manager
+        manager.run_fullgraph = self._replaying(manager.run_fullgraph)
+        self._parts.observer.stream("copy", runner.output_copy_stream)
+
+    def _in_range(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self._reports.range(name, 0):
+                return original(*args, **kwargs)
+
+        return inside
+
+    def _executing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(output: Any, *args: Any, **kwargs: Any) -> Any:
+            if not output.total_num_scheduled_tokens:
+                return original(output, *args, **kwargs)
+            pool = self._scheduler.kv_cache_manager.block_pool
+            used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+            self._reports.kv_usage(used * self._config.page_size)
+            names = list(output.num_scheduled_tokens)
+            cached = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+            step = output.schedbench_step = self._reports.begin_step(
+                {name: cached.get(name, 0) for name in names}
+            )
+            info = StepInfo(
+                step, self._kind(output), len(names), output.total_num_scheduled_tokens, steady=False
+            )
+            self._launching = info, names
+            with self._reports.range("prepare", len(names), step):
+                return original(output, *args, **kwargs)
+
+        return execute_model
+
+    def _kind(self, output: Any) -> StepKind:
+        """A row is of a prompt if it is new or has several tokens, or has not had all of its prompt before."""
+        prompts = {new.req_id for new in output.scheduled_new_reqs}
+        known = output.scheduled_cached_reqs
+        for name, computed in zip(known.req_ids, known.num_computed_tokens, strict=True):
+            request = self._scheduler.requests[name]
+            if output.num_scheduled_tokens[name] > 1 or computed < request.num_prompt_tokens:
+                prompts.add(name)
+        if not prompts:
+            return "decode"
+        return "prefill" if len(prompts) == len(output.num_scheduled_tokens) else "mixed"
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """The hidden states [T, hidden] of the batch in vLLM's context."""
+        context = import_module("vllm.forward_context").get_forward_context().attn_metadata
+        if context is None:  # a warm-up without attention
+            return torch.zeros(
+                len(input_ids), self.model.made.hidden[0], dtype=torch.bfloat16, device=input_ids.device
+            )
+        found = next(iter(context.values()))
+        decodes = found.max_query_len == 1 and len(found.seq_lens) == len(input_ids)
+        starts = None if decodes else found.query_start_loc
+        places = (found.slot_mapping, starts, found.seq_lens, found.block_table)
+        with self._reports.range("model", len(found.seq_lens), self._bridge.step):
+            return self.model.hidden(input_ids, positions, *places, found.max_seq_len, found.max_query_len)
+
+    def _replaying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run_fullgraph(description: Any) -> Any:
+            self.model.replayed = description.num_reqs
+            with self._reports.range("model", description.num_reqs, self._bridge.step):
+                return original(description)
+
+        return run_fullgraph
+
+    def _tagged(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sample(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+            ids, processed = original(logits, *args, **kwargs)
+            return self.model.sampled(logits, ids), processed
+
+        return sample
+
+    def _sampling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+            step = self._bridge.step
+            with self._reports.range("sample", 0, step):
+                output = original(*args, **kwargs)
+            output.get_output = self._reading(step, output.get_output)
+            self._reports.launched(*self._launching, False)
+            return output
+
+        return sample_tokens
+
+    def _reading(self, step: int, original: Callable[[], Any]) -> Callable[[], Any]:
+        def get_output() -> Any:
+            with self._reports.range("settle", 0, step):
+                return original()
+
+        return get_output
+
+    def _settling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def update_from_output(scheduled: Any, *args: Any) -> Any:
+            step = getattr(scheduled, "schedbench_step", NO_STEP)
+            rows = [self._scheduler.requests.get(name) for name in scheduled.num_scheduled_tokens]
+            before = len(self._scheduler.requests)
+            with self._reports.range("settle", len(rows), step):
+                outputs = original(scheduled, *args)
+                for row in rows:
+                    if row is not None:
+                        self._reports.advance(row.request_id, row.output_token_ids)
+            if step != NO_STEP:
+                self._reports.settled(step, len(self._scheduler.requests) < before)
+            return outputs
+
+        return update_from_output
+
+    def _preempting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def preempt(request: Any, *args: Any, **kwargs: Any) -> None:
+            self._reports.retracted(request.request_id)
+            original(request, *args, **kwargs)
+
+        return preempt
+
+    def _releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def free(request: Any, *args: Any, **kwargs: Any) -> Any:
+            name, page = request.request_id, self._config.page_size
+            if name in self._bridge.requests:
+                self._reports.advance(name, request.output_token_ids)
+                blocks = torch.tensor(
+                    self._scheduler.kv_cache_manager.get_block_ids(name)[0], dtype=torch.int32
+                )
+                slots = blocks.unsqueeze(1) * page + torch.arange(page, dtype=torch.int32)
+                self._slots[0, : slots.numel()] = slots.flatten()[: self._slots.shape[1]]
+                self._reports.ending(name, 0)
+            return original(request, *args, **kwargs)
+
+        return free
+
+
+class _GumbelWithoutValues:
+    """With values none, in the place of vLLM's Triton kernel that chooses tokens: one launch that reads the logits. The
+    tokens follow from the KV tags, whatever it writes."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **_: run_as_one_kernel(
+            "_gumbel_sample_kernel", _largest, args[10], args[2], args[0]
+        )
+
+
+def _largest(logits: Tensor, maxima: Tensor, ids: Tensor) -> None:
+    maxima.copy_(logits.amax(1, keepdim=True).expand_as(maxima))
+    ids.zero_()
+
+
+class _CurrentStream:
+    """In the place of vLLM's copy of the current stream, which follows calls of ``torch.cuda.set_stream`` only."""
+
+    @property
+    def value(self) -> Any:
+        return torch.cuda.current_stream()
+
+
+def _paged_module(system: VllmSystem, config: Any) -> Any:
+    """A module with an attention layer of vLLM's for each layer, whose forward is that of ``system``."""
+    attention = import_module("vllm.model_executor.layers.attention").Attention
+    backend = import_module("vllm.v1.attention.backends.triton_attn").TritonAttentionBackend
+    model = system._parts.resolved.model
+
+    class PagedModule(torch.nn.Module):
+        def forward(self, input_ids: Tensor, positions: Tensor, **_: Any) -> Tensor:
+            return system.forward(input_ids, positions)
+
+        def compute_logits(self, hidden: Tensor) -> Tensor:
+            return system.model.logits(hidden)
+
+    with import_module("vllm.config").set_current_vllm_config(config):
+        for layer in range(model.num_layers):
+            attention(
+                model.num_heads,
+                model.head_dim,
+                model.head_dim**-0.5,
+                model.num_kv_heads,
+                cache_config=config.cache_config,
+                prefix=f"model.layers.{layer}.self_attn.attn",
+                attn_backend=backend,
+            )
+    return PagedModule()
+
+
+def _text_model() -> Any:
+    """A class that vLLM's registry takes for a model that generates text, without looking for one by its name."""
+
+    class TextModel(torch.nn.Module):
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ARG002
+            super().__init__()
+
+        def embed_input_ids(self, input_ids: Any) -> Any:
+            raise NotImplementedError
+
+        def forward(self, input_ids: Any, positions: Any) -> Any:
+            raise NotImplementedError
+
+        def compute_logits(self, hidden_states: Any) -> Any:
+            raise NotImplementedError
+
+    return TextModel
+
+
+def _sampling(given: SamplingParams, ends: Sequence[int]) -> Any:
+    """Raises EngineError for what has no place in results."""
+    if given.logprobs:
+        raise EngineError("vLLM's log probabilities are not read: workload.sampling asks for them")
+    if given.top_k or given.top_p < 1:
+        raise EngineError(
+            "vLLM's Triton kernel of top_k and top_p (apply_top_k_top_p_triton) cannot be interpreted: "
+            "workload.sampling asks for them"
+        )
+    made = import_module("vllm.sampling_params").SamplingParams(
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        min_p=given.min_p,
+        frequency_penalty=given.frequency_penalty,
+        presence_penalty=given.presence_penalty,
+        repetition_penalty=given.repetition_penalty,
+        min_tokens=given.min_new_tokens,
+        max_tokens=given.max_new_tokens,
+        stop_token_ids=list(given.stop_token_ids),
+        ignore_eos=given.ignore_eos,
+        detokenize=False,
+    )
+    eos = tuple(ends)
+    made.update_from_generation_config({"eos_token_id": list(eos)} if eos else {}, eos[0] if eos else None)
+    return made
+
+
+ADAPTER = VllmAdapter()
