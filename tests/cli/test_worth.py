@@ -182,7 +182,7 @@ def test_the_ladder_shows_the_worth_for_each_state(run_command: RunCommand) -> N
     [
         (("mixed", "--a=git:HEAD", "--b=git:HEAD"), "leave one side to the working tree"),
         ((SAMPLE, SAMPLE), "stored results cannot be run again"),
-        (("mixed", "--a=sglang:nowhere"), "source lines of another project's engine"),
+        (("mixed", "--a=sglang:."), "source lines of another project's engine"),
     ],
 )
 def test_sides_without_counterfactual_runs_are_refused(
