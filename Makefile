@@ -15,8 +15,8 @@ run: $(USABLE)
 # Tests start many processes: their modules, and pytest's rewritten ones, are compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Far more than any test takes: one that hangs fails, and says where.
-HANGS := --timeout 400
+# Far more than any test takes, on a machine of a third of the speed too: one that hangs fails, and says where.
+HANGS := --timeout 1200
 # The tests of a file run in one process, because they share runs.
 WORKERS := -n 2 --dist loadfile
 
