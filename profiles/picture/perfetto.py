@@ -129,27 +129,32 @@ def _draw_packets(path: Path, timelines: Mapping[str, TraceContent]) -> int:
 
 
 def packets(timelines: Mapping[str, TraceContent]) -> Iterator[TracePacket]:
-    """Of each rank the tracks, then the events of each track in the order of time."""
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor
-
+    """Of each rank the tracks, then the events of each track in the order of time. A rank's groups of tracks have a
+    parent, because the format orders only tracks that have one: they are shown in the order of their descriptors."""
     numbers, flows = count(1), 0
     for name, found in timelines.items():
         identities: dict[Track, int] = {}
+        rank = next(numbers)
+        yield _described(rank, name or "schedbench")
         for process in PROCESSES:
-            group = TrackDescriptor(
-                uuid=next(numbers), name=_of_rank(process, name if len(timelines) > 1 else "")
-            )
-            yield _packet(track_descriptor=group)
+            group = next(numbers)
+            yield _described(group, process.name, parent_uuid=rank)
             for track in (track for track in found.tracks if track.process == process):
                 identities[track] = next(numbers)
-                yield _packet(
-                    track_descriptor=TrackDescriptor(
-                        uuid=identities[track], parent_uuid=group.uuid, name=track.name
-                    )
-                )
+                yield _described(identities[track], track.name, parent_uuid=group)
         yield from _slice_packets(found.slices, identities, flows)
-        yield from _counter_packets(found, numbers, group.uuid)
+        yield from _counter_packets(found, numbers, group)
         flows += _flows(found)
+
+
+def _described(number: int, name: str, **fields: Any) -> TracePacket:
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor
+
+    order = TrackDescriptor.EXPLICIT
+    described = TrackDescriptor(
+        uuid=number, name=name, sibling_order_rank=number, child_ordering=order, **fields
+    )
+    return _packet(track_descriptor=described)
 
 
 def _packet(**fields: Any) -> TracePacket:
@@ -198,16 +203,12 @@ def _annotation(name: str, value: Any) -> Any:
 
 
 def _counter_packets(found: TraceContent, numbers: Iterator[int], group: int) -> Iterator[TracePacket]:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
-        CounterDescriptor,
-        TrackDescriptor,
-        TrackEvent,
-    )
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TrackEvent
 
     for counter in found.counters:
+        track = next(numbers)
         described = CounterDescriptor(unit_name=counter.unit)
-        track = TrackDescriptor(uuid=next(numbers), parent_uuid=group, name=counter.name, counter=described)
-        yield _packet(track_descriptor=track)
+        yield _described(track, counter.name, parent_uuid=group, counter=described)
         for at, value in counter.values:
-            event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track.uuid, counter_value=value)
+            event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=value)
             yield _packet(timestamp=at, track_event=event)

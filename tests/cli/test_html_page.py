@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -22,16 +19,11 @@ from schedbench.cli.result_page import page as result_page
 from schedbench.cli.text import number
 from schedbench.profiles.picture.draw import picture
 from schedbench.profiles.record.recording import read_recording
+from tests.cli.browsing import opened
 
 TINY = (
     *("--device", "vgpu", "--set", "workload.requests=5", "--set", "workload.arrival=burst"),
     *("--set", "device.values=none", "--set", "measure.warmup_requests=0"),
-)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--virtual-time-budget=20000", "--window-size=1200,1600", "--dump-dom"),
 )
 
 
@@ -201,59 +193,77 @@ def test_svg_without_a_picture_is_refused():
         show("svg", lambda _: Page("x", []), json=str)
 
 
-IN_BROWSER = """<script>
-addEventListener("load", async () => {
+# Sorts the table that has a column of means, zooms the first chart by its buttons, and points at its first bar.
+IN_BROWSER = """(async () => {
   const until = async test => { while (!test()) await new Promise(wake => setTimeout(wake, 50)); };
   const figures = [...document.querySelectorAll("figure")];
   await until(() => figures.every(figure => figure.querySelector("svg")));
-  const heading = [...document.querySelectorAll("th")].find(cell => cell.innerText === "mean");
-  const place = heading.cellIndex, rows = heading.closest("table").tBodies[0].rows;
-  const column = () => [...rows].map(row => row.cells[place].innerText);
-  const found = { width: document.documentElement.scrollWidth - innerWidth, columns: [column()] };
-  for (let n = 0; n < 2; n++) { heading.querySelector("button").click(); found.columns.push(column()); }
-  const chart = figures[0].querySelector(".chart");
-  const domain = () => chart.view.scale("x").domain();
-  found.domains = [domain()];
-  for (const button of figures[0].querySelectorAll("nav button")) {
-    button.click();
-    await chart.view.runAsync();
-    found.domains.push(domain());
+  for (const closed of document.querySelectorAll("details")) closed.open = true;
+  const found = { width: document.documentElement.scrollWidth - innerWidth, columns: [], domains: [] };
+  const heading = [...document.querySelectorAll("th")].find(cell => cell.textContent.trim() === "mean");
+  if (heading) {
+    const place = heading.cellIndex, rows = heading.closest("table").tBodies[0].rows;
+    const column = () => [...rows].map(row => row.cells[place].textContent);
+    found.columns.push(column());
+    for (let n = 0; n < 2; n++) { heading.querySelector("button").click(); found.columns.push(column()); }
   }
-  const bar = chart.querySelector(".mark-rect path"), box = bar.getBoundingClientRect();
-  const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true };
-  for (const kind of ["pointermove", "mousemove"]) bar.dispatchEvent(new MouseEvent(kind, at));
-  found.tooltip = document.querySelector("#vg-tooltip-element")?.innerText;
-  const report = document.createElement("pre");
-  report.id = "found";
-  report.textContent = JSON.stringify(found);
-  document.body.append(report);
-});
-</script></body></html>"""
+  const chart = figures[0]?.querySelector(".chart"), bar = chart?.querySelector(".mark-rect path");
+  if (chart) {
+    const domain = () => chart.view.scale("x").domain();
+    found.domains.push(domain());
+    for (const button of figures[0].querySelectorAll("nav button")) {
+      button.click();
+      await chart.view.runAsync();
+      found.domains.push(domain());
+    }
+  }
+  if (bar) {
+    const box = bar.getBoundingClientRect();
+    const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true };
+    for (const kind of ["pointermove", "mousemove"]) bar.dispatchEvent(new MouseEvent(kind, at));
+    found.tooltip = document.querySelector("#vg-tooltip-element")?.innerText;
+  }
+  document.found = found;
+})()"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("width", [1200, 500])
-def test_the_page_sorts_and_zooms_in_a_browser_without_errors(html, tmp_path, width):
-    assert CHROMIUM is not None
-    page = tmp_path / "page.html"
-    page.write_text(html.removesuffix("</body>\n</html>\n") + IN_BROWSER)
-    flags = [*FLAGS, f"--window-size={width},1600", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [CHROMIUM, *flags, "--enable-logging=stderr", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=True,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert not said
-    found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout)[1])  # type: ignore[index]
+def test_the_page_sorts_and_zooms_in_a_browser_without_errors(folder, width):
+    found, console = opened(folder / "page.html", IN_BROWSER, width)
+    assert not console
     assert found["width"] <= 0
     assert "host work" in found["tooltip"] and "undefined" not in found["tooltip"]
     _, falling, rising = ([float(text.replace(",", "")) for text in column] for column in found["columns"])
     assert sorted(falling) == rising == falling[::-1] and falling[0] > falling[-1]
-    whole, closer, back, again = found["domains"]
+    _assert_zooms(found["domains"])
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("command", "zooms"),
+    [
+        (("compare", "mixed", "--a", "relay=pr25945", *TINY[2:]), True),
+        (("worth", "mixed", "--rooms", "0", *TINY[2:]), True),
+        (("check", "mixed", *TINY[2:]), False),
+        (("run", "ladder", "--set", "requests=3"), False),
+        (("sweep", "mixed", *TINY[2:], "--over", "engine.page_size=1,16", "--draws", "2"), True),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_every_page_opens_in_a_browser_as_wide_as_a_telephone(command, zooms, tmp_path):
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, [*command, "--format", "html"])
+    assert done.exit_code == 0, done.output
+    page.write_text(done.stdout)
+    found, console = opened(page, IN_BROWSER, 400)
+    assert not console
+    assert found["width"] <= 0
+    if zooms:
+        _assert_zooms(found["domains"])
+
+
+def _assert_zooms(domains: list[list[float]]) -> None:
+    whole, closer, back, again = domains
     assert whole[0] < closer[0] < closer[1] < whole[1]
     assert back == pytest.approx(whole, abs=1e-6 * whole[1]) and again == whole
     assert all(low < high for low, high in pairwise(whole))
