@@ -56,6 +56,8 @@ def init(
 
     if file.exists() and not force:
         raise UsageError(f"{file}: exists; --force replaces it")
+    if not file.parent.is_dir():
+        raise UsageError(f"{file.parent}: no such folder")
     facts = {".".join(fact.path): fact for fact in keys()}
     values = dict(_BEGIN)
     for text in overrides or ():

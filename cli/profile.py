@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .report import Tool
-from .scenario_arguments import Device, Form, Name, Overrides, Relay, make_output_dir, resolved
+from .scenario_arguments import Device, Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
 from .stopwatch import Stopwatch, command_line
 from .text import echo
 
@@ -51,8 +51,7 @@ def profile(
     if tool == "torch":
         outcome = _with_torch(question, output_dir, device)
     else:
-        arguments = [scenario, *(f"--set={text}" for text in overrides or [])]
-        arguments += [] if relay is None else [f"--set=engine.relay={relay}"]
+        arguments = [scenario, *(f"--set={text}" for text in with_relay(relay, overrides or []))]
         outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
     RunAnswer(outcome).show(form)
     outcome.result.write(output_dir / "result.json")

@@ -151,6 +151,16 @@ def make_output_dir(path: Path | None) -> None:
         raise UsageError(f"--output-dir {path}: not writable")
 
 
+def with_relay(relay: str | None, overrides: Sequence[str]) -> list[str]:
+    """``--relay`` as an override, and the others, which may change the switches of that relay. Raises UsageError."""
+    if relay is None:
+        return list(overrides)
+    for text in overrides:
+        if text.partition("=")[0].strip() in ("relay", "engine.relay"):
+            raise UsageError(f"--relay {relay} and --set {text} both choose the relay: leave one of them out")
+    return [f"engine.relay={relay}", *overrides]
+
+
 def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: Sequence[str]) -> Resolved:
     from ..profiles.platform.names import refuse_mistyped
 
@@ -159,9 +169,7 @@ def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: S
             raise UsageError(
                 f"--expect: expected KIND.STREAM.COUNTER=N, e.g. decode.steady.schedule.sync=0, got {budget!r}"
             )
-    given = [*overrides, *(f"expect.{budget}" for budget in budgets)]
-    if relay is not None:
-        given.append(f"engine.relay={relay}")
+    given = [*with_relay(relay, overrides), *(f"expect.{budget}" for budget in budgets)]
     with (
         typed_as("--relay", ["engine.relay"] * (relay is not None)),
         typed_as("--expect", ["expect"] * bool(budgets)),

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from .errors import GATE_FAILED, INTERRUPTED
-from .scenario_arguments import Form, Name, Overrides, Relay, make_output_dir, resolved
+from .scenario_arguments import Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
 from .text import echo
 
 
@@ -42,7 +42,7 @@ def verify(
     question = resolved(scenario, wanted, relay=relay)
     comparison.require_cuda(question)
     make_output_dir(output_dir)
-    settings = [*wanted, *([] if relay is None else [f"engine.relay={relay}"])]
+    settings = with_relay(relay, wanted)
     with _work_folder(output_dir) as folder:
         plan = comparison.stages(scenario, settings, Path(folder))
         try:

@@ -97,6 +97,8 @@ def test_init_writes_a_scenario_with_the_given_values(run_command: RunCommand, t
     wrong = run_command("init", tmp_path / "other.yaml", "--set", "requests=many")
     assert wrong.code == 2 and "workload.requests: expected an integer" in wrong.err
     assert not (tmp_path / "other.yaml").exists()
+    nowhere = run_command("init", tmp_path / "nowhere" / "x.yaml")
+    assert nowhere.code == 2 and f"{tmp_path / 'nowhere'}: no such folder" in nowhere.err
 
 
 def test_init_asks_a_terminal(

@@ -87,3 +87,10 @@ def test_a_file_without_the_state_is_refused(folder: Path, relay: str, message: 
     )
     with pytest.raises(ScenarioError, match=message):
         ask("mixed", [f"relay={relay}"])
+
+
+def test_overrides_change_the_relay_that_an_option_chose(run_command: RunCommand) -> None:
+    said = run_command("run", "start", "--relay", "latest", "--set", "staging=bar")
+    assert said.code == 2 and "engine.relay.staging: expected pinned or pageable, got 'bar'" in said.err
+    said = run_command("run", "start", "--relay", "latest", "--set", "relay=pr25945")
+    assert said.code == 2 and "--relay latest and --set relay=pr25945 both choose the relay" in said.err
