@@ -138,6 +138,8 @@ class RunAnswer(Answer):
 
     def show(self, form: Format, *, every_table: bool = False, picture: Drawn = ()) -> None:
         """Broken budgets and hazards also go to stderr where stdout is a document."""
+        from ..profiles.measure.budget import untested_text
+
         super().show(form, every_table=every_table, picture=picture)
         if form != "table" and self.outcome.breaches:
             for line in result_page.budget(self.outcome.breaches, width=results().width):
@@ -145,7 +147,7 @@ class RunAnswer(Answer):
         if form != "table" and self.outcome.undeclared:
             echo(hazard_lines(self.document["hazards"]), err=True)
         for kind in self.outcome.untested:
-            echo(f"expect: no step was of kind {kind}; its budget is untested", err=True)
+            echo(f"expect: {untested_text(kind, self.outcome.result)}", err=True)
 
     def to_csv(self) -> str:
         return csv_of([self.document])
@@ -154,11 +156,11 @@ class RunAnswer(Answer):
         """Raises AssertionError where a step of the kind did more on a stream than it may, with the source lines, and
         where no step was of that kind. ``schedule={"sync": 0}``: no step may sync on the schedule stream. Raises
         ScenarioError for a kind, stream or counter that does not exist."""
-        from ..profiles.measure.budget import breaches, given, untested
+        from ..profiles.measure.budget import breaches, given, untested, untested_text
 
         budget = given(kind, streams)
         if untested(budget, self.result):
-            raise AssertionError(f"no step was of kind {kind}; its budget is untested")
+            raise AssertionError(untested_text(kind, self.result))
         if broken := breaches(budget, self.result):
             raise AssertionError("\n".join(line.plain for line in result_page.budget(broken, width=WIDE)))
 

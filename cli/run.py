@@ -26,6 +26,7 @@ from .scenario_arguments import (
     Name,
     Overrides,
     Relay,
+    budget_kind,
     engine_choice,
     make_output_dir,
     resolved,
@@ -94,9 +95,9 @@ def run(
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
 
-    Exit codes: 0 done; 1 a budget was broken, or a hazard was found that the relay does not declare;
-    2 usage or scenario; 3 this machine cannot; 4 the workload failed; 130 interrupted, or 143
-    terminated, what there is was kept.
+    Exit codes: 0 done; 1 a budget was broken, one of --expect is of a kind that no step had, or a hazard was
+    found that the relay does not declare; 2 usage or scenario; 3 this machine cannot; 4 the workload
+    failed; 130 interrupted, or 143 terminated, what there is was kept.
     """
     from .console import status
 
@@ -122,7 +123,8 @@ def run(
     _show(outcome, form, every_table=every_table, picture=drawing)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
-    raise typer.Exit(exit_code(outcome))
+    unasked = {budget_kind(budget) for budget in expect or ()} & {*outcome.untested}
+    raise typer.Exit(exit_code(outcome) or (GATE_FAILED if unasked else 0))
 
 
 def executed(

@@ -183,14 +183,20 @@ def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: S
     return found
 
 
+def budget_kind(budget: str) -> str:
+    """The kind of step that a budget of ``--expect`` is for."""
+    from ..scenarios.overrides import split
+
+    return str(split(f"expect.{budget.partition('=')[0]}")[1])
+
+
 def _refuse_unasked(budget: str, found: Resolved) -> None:
     """Raises UsageError where a budget of ``--expect`` would not be asked, because the scenario has a condition for the
     budget of that kind of step, and none of the relays meets it."""
     from ..scenarios.combinations import overlaps
     from ..scenarios.conditions import unmet
-    from ..scenarios.overrides import split
 
-    scenario, kind = found.scenario, str(split(f"expect.{budget.partition('=')[0]}")[1])
+    scenario, kind = found.scenario, budget_kind(budget)
     when = scenario.expect[cast("Kind", kind)].when or {}
     reasons = [
         unmet(when, scenario.expanded(), relay=relay.state.name, overlap=overlaps(scenario))

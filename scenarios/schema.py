@@ -119,7 +119,10 @@ class RelaySection(Section):
         names = (*STATE_NAMES, *ALIASES)
         if state in names or _OWN_STATE.fullmatch(state):
             return state
-        raise PydanticCustomError("name", "{message}", {"message": unknown("relay state", state, names)})
+        message = unknown("relay state", state, names)
+        if state.endswith(".py"):
+            message = "names a file without the state in it: expected FILE.py:NAME"
+        raise PydanticCustomError("name", "{message}", {"message": message})
 
     @property
     def own(self) -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ from ..measure.steps import STEADY
 from ..record.definitions import DEFINITIONS, Direction, definition
 from ..record.result import Abstained, Result
 from .effects import ADDABLE, CounterEffect, added
-from .metric_values import full_name
+from .metric_values import full_name, has_verdict
 from .reasons import Reason
 from .verdict import Judgement
 
@@ -131,7 +131,10 @@ def _metric(name: str, text: str) -> str:
         return full_name(name)
     except KeyError:
         if name in DEFINITIONS:
-            raise GateError(f"gate {text!r}: neither more nor less {name} is better") from None
+            why = f"neither more nor less {name} is better"
+            if DEFINITIONS[name].direction != "none":
+                why = f"{name} is a counter or a part of a metric; a gate is of a metric or of KIND.STREAM.COUNTER"
+            raise GateError(f"gate {text!r}: {why}") from None
         near = meant(name, _names())
         what = f"{name!r} is no metric, no KIND.STREAM.COUNTER and no {_ADDED}.COUNTER"
         raise GateError(
@@ -141,7 +144,7 @@ def _metric(name: str, text: str) -> str:
 
 def _names() -> Iterator[str]:
     """What a gate can be of."""
-    metrics = (entry.name for entry in DEFINITIONS.values() if entry.direction != "none")
+    metrics = (entry.name for entry in DEFINITIONS.values() if has_verdict(entry))
     yield from ("throughput", "ttft", "tpot", *metrics, _ADDED, *(f"{_ADDED}.{one}" for one in ADDABLE))
     yield from map(".".join, product(get_args(Kind), get_args(Stream), get_args(Counter)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from ..record.definitions import DEFINITIONS, PERCENTILES, definition
+from ..record.definitions import DEFINITIONS, PERCENTILES, Definition, definition
 from ..record.result import Metric, Result
 
 Sided = Literal["higher", "lower"]
@@ -51,6 +51,11 @@ def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, li
     }
 
 
+def has_verdict(entry: Definition) -> bool:
+    """Whether it is a metric of which more or less is better, not a counter or a part of the time between forwards."""
+    return entry.direction != "none" and not set(entry.tables) <= {"counts", "copies", "gpu waits"}
+
+
 def full_name(short: str) -> str:
     """``throughput`` is ``output_throughput``, ``ttft.p99`` is ``ttft_ms.p99``. Raises KeyError."""
     head, dot, rest = short.partition(".")
@@ -58,6 +63,6 @@ def full_name(short: str) -> str:
         head = "output_throughput"
     name = next((f"{head}{ending}" for ending in ("", *_ENDINGS) if f"{head}{ending}" in DEFINITIONS), head)
     whole = f"{name}{dot}{rest}"
-    if definition(whole).direction == "none":
+    if not has_verdict(definition(whole)):
         raise KeyError(short)
     return whole

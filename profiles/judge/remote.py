@@ -161,12 +161,16 @@ SOURCES: Final = ".typing"  # the folder of a checkout that has the package unde
 
 
 def here() -> Path:
-    """The checkout of schedbench that the current directory is in, or else the one that this program runs from. Raises
-    SideError where there is neither."""
-    for folder in (Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]):
-        if (folder / ".git").exists() and (folder / SOURCES / "schedbench").exists():
-            return folder
-    raise SideError("git:REF needs a checkout of schedbench: run it in one")
+    """The checkout of schedbench that the current directory is in; outside of any repository, the one that this program
+    runs from. Raises SideError where it is neither."""
+    around = [folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".git").exists()]
+    folder = around[0] if around else Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        raise SideError("git:REF needs a checkout of schedbench: run it in one")
+    if not (folder / SOURCES / "schedbench").exists():
+        engine = "a branch of an engine is a side of --a sglang:FOLDER@REF"
+        raise SideError(f"git:REF: {folder} is not a checkout of schedbench; {engine}")
+    return folder
 
 
 def commit_of(root: Path, ref: str) -> str:

@@ -114,6 +114,10 @@ def untested(budget: Budget, result: Result) -> list[str]:
     return [kind for kind in budget if kind not in result.per_step]
 
 
+def untested_text(kind: str, result: Result) -> str:
+    return f"no step was of kind {kind}, only of {', '.join(result.per_step)}; its budget is untested"
+
+
 def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:
     for kind, streams in budget.items():
         for stream, counters in streams.items():

@@ -45,7 +45,7 @@ def _changes(document: Document) -> str:
     found = document["break_even"]
     if not found:
         return "; the sign changes nowhere"
-    key = document["sweep"]["axes"][0]["key"]
+    key = document["sweep"]["axes"][0]["key"].rpartition(".")[2]
     words = [f"{_row(entry)}{entry['beyond']} beyond {key} {' … '.join(entry['between'])}" for entry in found]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     doubted = sum(1 for entry in found if entry["drawn"] and not entry["drawn"]["stands"])
@@ -54,7 +54,7 @@ def _changes(document: Document) -> str:
 
 
 def _row(entry: Document) -> str:
-    at = " ".join(f"{key}={value}" for key, value in entry["at"].items())
+    at = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry["at"].items())
     return f"{at} " if at else ""
 
 

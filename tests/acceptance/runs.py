@@ -44,6 +44,11 @@ OUTGROWING = (
     "measure.warmup_requests=0",
     "engine.chunked_prefill_size=96",
 )
+# Settings of shipped scenarios whose steps are many or costly: few decodes show all that many show.
+SHORTER = dict.fromkeys(
+    ("decode_heavy", "dp_idle", "pp2", "pp4_mixed", "throughput"),
+    ("workload.output_tokens={dist: uniform, min: 4, max: 16}",),
+)
 
 Listener = Callable[[Machine, Scheduler], Observer]
 """Makes an observer that may look into the machine and the scheduler."""

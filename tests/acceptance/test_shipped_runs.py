@@ -11,7 +11,7 @@ import pytest
 from schedbench.profiles.record.result import RequestRow, Result
 from schedbench.scenarios import shipped
 from schedbench.sched.observe import Observer, StepInfo
-from tests.acceptance.runs import digest_observed, digest_of, resolved, result_of, statuses, value
+from tests.acceptance.runs import SHORTER, digest_observed, digest_of, resolved, result_of, statuses, value
 
 # Scenarios that need a user's file run elsewhere, on a file that the test writes.
 ON_FILES = {"checkpoint", "trace_mooncake"}
@@ -26,9 +26,6 @@ REQUESTS = {
     "spec_grammar": 16,
 }
 NONE = "device.values=none"
-SHORT = "workload.output_tokens={dist: uniform, min: 4, max: 16}"
-SHORTER = dict.fromkeys(("decode_heavy", "dp_idle", "pp2", "pp4_mixed", "throughput"), (SHORT,))
-
 
 NUMBER = re.compile(rb"-?[0-9]{1,12}(\.[0-9]{1,6})?")
 TEXT = re.compile(rb"[ -~]{0,24}")

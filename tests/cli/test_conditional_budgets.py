@@ -86,3 +86,9 @@ def test_impossible_conditions_are_refused(when: str, message: str) -> None:
 def test_a_condition_on_an_unknown_state_is_refused(run_command: RunCommand) -> None:
     found = run_command(*SERIAL, "--set", "expect.decode.steady.when.relay=lastest")
     assert found.code == 2 and "unknown relay state, did you mean 'latest'?" in found.err
+
+
+def test_a_budget_that_no_step_was_asked_for_fails(run_command: RunCommand) -> None:
+    found = run_command(*SERIAL, "--expect", "verify.schedule.sync=0")
+    assert found.code == 1
+    assert "no step was of kind verify, only of decode, " in found.err

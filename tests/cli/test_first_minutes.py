@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from schedbench.cli.init import scenario_text
-from schedbench.profiles.judge.remote import here
+from schedbench.profiles.judge.remote import SideError, here
 from schedbench.scenarios.describe import SCHEMA_FILE, json_schema, keys
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.overrides import keys as paths
@@ -126,3 +126,8 @@ def test_commits_are_looked_up_in_the_working_directory(
     assert here() == tmp_path
     monkeypatch.chdir("/")
     assert here() == ROOT
+    other = tmp_path / "sched/engine"
+    (other / ".git").mkdir(parents=True)
+    monkeypatch.chdir(other)
+    with pytest.raises(SideError, match=r"engine is not a checkout of schedbench; .* --a sglang:FOLDER@REF"):
+        here()

@@ -70,6 +70,7 @@ def test_invalid_gates_are_refused(text):
         ("throughput:2", "expected a percentage, such as throughput:2%"),
         ("added.sync:1%", "expected a number of copies and syncs without a sign"),
         ("peak_kv_tokens:+1%", "neither more nor less peak_kv_tokens is better"),
+        ("dependency_us:5%", "dependency_us is a counter or a part of a metric"),
     ],
 )
 def test_a_wrong_gate_says_what_was_expected(text: str, says: str) -> None:
