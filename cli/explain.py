@@ -31,10 +31,12 @@ def explain(
     from ..profiles.record.definitions import DEFINITIONS
     from .page import show_entries
 
-    if form != "table" and name is not None:
-        raise UsageError(f"--format {form} prints all metrics: leave out the name")
-    if name is not None or form == "md":
-        echo(_markdown() if name is None else _one(name))
+    if name is not None:
+        text = _one(name)
+        entry = DEFINITIONS[name]._asdict() if name in DEFINITIONS else {"name": name, "about": text}
+        show_entries(form, name, [entry], text)
+    elif form == "md":
+        echo(_markdown())
     else:
         show_entries(form, "metrics", [entry._asdict() for entry in DEFINITIONS.values()], _all())
 

@@ -37,7 +37,16 @@ CLASSES = {
     "sweep": sb.SweepAnswer,
     "batches": sb.BatchesAnswer,
 }
-LISTS = ("list relays", "list scenarios", "doctor", "explain", "bench --only nothing", "baseline list")
+LISTS = (
+    "list relays",
+    "list scenarios",
+    "doctor",
+    "explain",
+    "explain tpot_ms",
+    "explain overlap",
+    "bench --only nothing",
+    "baseline list",
+)
 REASONS = {"svg": "schedbench: --format svg: this page has no picture\n"}
 
 
