@@ -23,12 +23,12 @@ _FIGURES = (
 )
 
 
-def show_worth(outcome: RunOutcome, form: Format) -> None:
+def show_worth(outcome: RunOutcome, form: Format, *, every_line: bool) -> None:
     """Print what lines and phases are worth; as JSON the whole result."""
     document = outcome.result.document()
     show_page(
         form,
-        lambda width: result_page.worth_page_of(document, width),
+        lambda width: result_page.worth_page_of(document, width, few=form == "table" and not every_line),
         json=outcome.result.to_json,
         csv=lambda: csv_of([document], only="worth."),
     )

@@ -64,12 +64,14 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
     )
 
 
-def worth_page_of(result: Document, width: int) -> Page:
-    """Only what lines and host phases are worth."""
+def worth_page_of(result: Document, width: int, *, few: bool = False) -> Page:
+    """Only what lines and host phases are worth; ``few`` hidden ones, beside those whose room was searched for."""
+    asked = sum(1 for row in result["worth"]["rows"] if row["room_us"])
+    lines = max(FEW, asked) if few else LINES
     name = str(result["scenario"]["expanded"].get("name", ""))
     return Page(
         f"worth of {name} · {labels(result)}",
-        [Lines(headline(result)), *worth_page.tables(result, width=width, lines=LINES), *of_result(result)],
+        [Lines(headline(result)), *worth_page.tables(result, width=width, lines=lines), *of_result(result)],
         conclusion(result),
         footer=(f"`{result['run']['command']}`",),
     )

@@ -44,6 +44,7 @@ def worth(
     jobs: Jobs = None,
     executor: ExecutorName = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep result.json here.")] = None,
+    every_line: Annotated[bool, typer.Option("--all", help="Show every hidden line, not only some.")] = False,
     form: Form = "table",
 ) -> None:
     """Run a scenario on the virtual GPU again and again, each time with one line's waits, copies or launches changed or
@@ -64,7 +65,7 @@ def worth(
     outcome = executed(question, options, None, form)
     with status("counterfactual runs") as notice:
         outcome = replace(outcome, result=with_worth(question, outcome.result, notice, rooms=rooms))
-    show_worth(outcome, form)
+    show_worth(outcome, form, every_line=every_line)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
     raise typer.Exit(exit_code(outcome))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .page import UNLIMITED, Document, framed
-from .source_lines import source_line
+from .source_lines import LINES, source_line
 from .text import MISSING, cut_right, number
 
 GAINS: Final = "what would it be worth"
@@ -58,7 +58,7 @@ def _gains(rows: list[Document], *, width: int) -> Table:
 
 
 def _hidden(rows: list[Document], *, width: int, lines: int) -> Table:
-    more = f"; and {len(rows) - lines} more" if len(rows) > lines else ""
+    more = f"; and {len(rows) - lines} more{' with --all' * (lines < LINES)}" if len(rows) > lines else ""
     what = width if width == UNLIMITED else min(max(width - _room(width) - 20, 24), 44)
     table = framed(
         HIDDEN,

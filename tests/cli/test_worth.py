@@ -77,6 +77,17 @@ def test_a_hidden_line_without_a_limit_names_the_option_that_finds_it(document: 
     assert "; –: --rooms" not in markdown(worth_page_of(document, 160))
 
 
+def test_the_first_screenful_has_the_hidden_lines_whose_room_was_searched_for(
+    document: dict[str, Any],
+) -> None:
+    hidden = [row for row in document["worth"]["rows"] if row["hidden"]]
+    for number, row in enumerate(hidden):
+        row["room_us"] = [1.0, 2.0] if number < 5 else None
+    few = markdown(worth_page_of(document, 160, few=True))
+    assert f"; and {len(hidden) - 5} more with --all" in few and few.count("1 … 2") == 5
+    assert "with --all" not in markdown(worth_page_of(document, 160))
+
+
 def test_every_format_has_the_rows(document: dict[str, Any]) -> None:
     [first, *_] = document["worth"]["rows"]
     [chart] = [chart for chart in of_result(document) if chart.title == "what would it be worth"]
