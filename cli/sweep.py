@@ -21,6 +21,7 @@ from .scenario_arguments import (
     Jobs,
     Name,
     chosen_engine,
+    typed_as,
     use_workers,
 )
 from .stopwatch import Stopwatch, command_line
@@ -67,8 +68,7 @@ def sweep(
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
-    Exit codes: 0 done; 2 usage, or no cell could run; 3 this machine cannot; 130 interrupted, or 143 terminated,
-    what there is was kept.
+    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 130 interrupted, 143 terminated, runs are kept.
     """
     from ..profiles.platform.names import refuse_mistyped
 
@@ -77,9 +77,10 @@ def sweep(
     from ..profiles.sweeps.sweep import planned
 
     use_workers(jobs, executor)
-    sides = _sides(a, b, over, alone=alone)
     choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
-    plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
+    with typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
+        sides = _sides(a, b, over, alone=alone)
+        plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
     from ..profiles.sweeps.runs import Runs

@@ -255,6 +255,10 @@ def test_invalid_options_are_refused(arguments: tuple[str, ...], error: type[Exc
     assert isinstance(swept(*arguments).exception, error)
 
 
+def test_a_misspelt_axis_is_blamed_on_its_option() -> None:
+    assert str(swept("--over", "concurency=1,2").exception).startswith("--over: concurency: unknown key")
+
+
 def test_the_chart_has_a_line_for_each_value_of_the_other_axis():
     document = synthetic({"x": (1.0, -2.0), "y": (3.0, 4.0)})
     first, second = (axis["key"] for axis in document["sweep"]["axes"])
