@@ -49,6 +49,7 @@ Seeds = Annotated[
     int | None,
     typer.Option("--seeds", min=0, help=f"Random adversaries, besides all strategies. [default: {SEEDS}]"),
 ]
+Quick = Annotated[bool, typer.Option("--quick", help="Without random adversaries: --seeds 0.")]
 Adversarial = Annotated[
     int | None, typer.Option("--adversarial", min=0, metavar="SEED", help="This adversary only.")
 ]
@@ -70,6 +71,7 @@ def check(
     expect: Budgets = None,
     device: Device = "vgpu",
     seeds: Seeds = None,
+    quick: Quick = False,
     adversarial: Adversarial = None,
     all_faults: AllFaults = False,
     jobs: Jobs = None,
@@ -88,6 +90,7 @@ def check(
     3 this machine cannot; 130 interrupted, 143 terminated.
     """
     use_workers(jobs, executor)
+    seeds = 0 if quick else seeds
     if scenario is None and not all_faults:
         raise UsageError("check needs a scenario, or --all-faults")
     if device == "cuda":
@@ -95,9 +98,7 @@ def check(
     if all_faults and (
         device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial, engine) != (None,) * 7
     ):
-        raise UsageError(
-            "--all-faults has scenarios of its own: it takes --seeds, --format and --output-dir only"
-        )
+        raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
     other = engine_choice(engine, engine_python, engine_wheels)
     from .console import status
 

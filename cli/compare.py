@@ -120,6 +120,9 @@ class Compared(NamedTuple):
     undecided: bool
 
 
+Quick = Annotated[bool, typer.Option("--quick", help="Without the draws: --draws 0.")]
+
+
 def compare(
     names: Names = None,
     a: A = "",
@@ -133,6 +136,7 @@ def compare(
     gate: Gates = None,
     undecided: Undecided = "fail",
     draws: Draws = 16,
+    quick: Quick = False,
     worth: Worth = False,
     jobs: Jobs = None,
     executor: ExecutorName = None,
@@ -165,7 +169,7 @@ def compare(
     wanted = ComparisonOptions(
         overrides or [],
         device,
-        TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
+        TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
         VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass"),
         Reader(meaning, nsys, command_line()),
         partial(chosen_engine, python=engine_python, wheels=engine_wheels),

@@ -41,6 +41,7 @@ def worth(
         int,
         typer.Option(min=0, help="Of so many hidden lines and phases, find how much longer they could take."),
     ] = ROOMS,
+    quick: Annotated[bool, typer.Option("--quick", help="Ask no room: --rooms 0.")] = False,
     jobs: Jobs = None,
     executor: ExecutorName = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep result.json here.")] = None,
@@ -64,7 +65,9 @@ def worth(
     make_output_dir(output_dir)
     outcome = executed(question, options, None, form)
     with status("counterfactual runs") as notice:
-        outcome = replace(outcome, result=with_worth(question, outcome.result, notice, rooms=rooms))
+        outcome = replace(
+            outcome, result=with_worth(question, outcome.result, notice, rooms=0 if quick else rooms)
+        )
     show_worth(outcome, form, every_line=every_line)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")

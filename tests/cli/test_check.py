@@ -167,8 +167,8 @@ def test_markdown_has_a_table_and_the_evidence(run_command: RunCommand) -> None:
     ("arguments", "words"),
     [
         ((), "a scenario, or --all-faults"),
-        (("mixed", "--all-faults"), "--all-faults has scenarios of its own"),
-        (("--all-faults", "--adversarial", "1"), "--all-faults has scenarios of its own"),
+        (("mixed", "--all-faults"), "--all-faults has its scenarios"),
+        (("--all-faults", "--adversarial", "1"), "--all-faults has its scenarios"),
         (("mixed", "--expect", "nonsense"), "--expect: expected KIND.STREAM.COUNTER=N"),
         (("mixd",), "mixed"),
         (("mixed", "--relay", "lates"), "latest"),

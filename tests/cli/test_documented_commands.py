@@ -34,10 +34,10 @@ ELSEWHERE = re.compile(
 # What keeps a command short.
 SHORT = {
     "run": "--set requests=2",
-    "compare": "--set requests=2 --seeds 1 --draws 0",
-    "check": "--set requests=2 --seeds 0",
+    "compare": "--set requests=2 --seeds 1 --quick",
+    "check": "--set requests=2 --quick",
     "sweep": "--set requests=2 --draws 0",
-    "worth": "--set requests=2 --rooms 0",
+    "worth": "--set requests=2 --quick",
     "onebatch": "--batch 1 --prompt 128",
 }
 

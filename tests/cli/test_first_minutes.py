@@ -131,3 +131,17 @@ def test_commits_are_looked_up_in_the_working_directory(
     monkeypatch.chdir(other)
     with pytest.raises(SideError, match=r"engine is not a checkout of schedbench; .* --a sglang:FOLDER@REF"):
         here()
+
+
+@pytest.mark.wide
+def test_quick_leaves_out_what_takes_longest(run_command: RunCommand) -> None:
+    tiny = ("mixed", "--set", "requests=2", "--set", "output_tokens=4", "--set", "values=none", "--quick")
+    checked, worth = (
+        json.loads(run_command(verb, *tiny, "--format", "json").out) for verb in ("check", "worth")
+    )
+    [adversary] = [row for row in checked["reports"][0]["checks"] if row["name"] == "adversary"]
+    assert "strategies" in adversary["about"] and "random" not in adversary["about"]
+    assert {str(row["room_us"]) for row in worth["worth"]["rows"]} == {"None"}
+    sides = ("--a", "relay=pr25945", "--b", "relay=latest", "--seeds", "1")
+    compared = run_command("compare", *tiny, *sides)
+    assert "under draws of the hardware's constants: not asked for" in " ".join(compared.out.split())
