@@ -103,18 +103,22 @@ class Member:
         """Marks that are not simulated yet; each may let the rank go on sooner."""
         return [mark for mark in (self._awaited.marks() if self._awaited else ()) if mark.time is None]
 
-    def run_ahead(self) -> None:
-        """Simulate the rank's device as far as no other rank can change it: until the host goes on, if no stream waits
-        for another device."""
+    def run_ahead(self) -> bool:
+        """Simulate the rank's device as far as no other rank can change it: until the host goes on, or a stream waits
+        for another device. Returns whether anything was simulated."""
         simulation, awaited = self.simulation, self._awaited
-        if simulation is None or simulation.awaits_peers():
-            return
-        unknown = self.unknown_marks
-        if isinstance(awaited, AwaitedMark) and self._deadline == FOREVER:
-            for mark in unknown:
-                simulation.run(FOREVER, mark)
-        elif self.known and not unknown:
-            simulation.run(self.time)
+        if simulation is None:
+            return False
+        head, unknown = simulation.head(), self.unknown_marks
+        if head.start is None or head.waits:
+            return False
+        if unknown and isinstance(awaited, AwaitedMark) and self._deadline == FOREVER:
+            simulation.run(FOREVER, unknown[0], alone=True)
+            return True
+        if unknown or not self.known or head.start > self.time:
+            return False
+        simulation.run(self.time, alone=True)
+        return True
 
     def take_turn(self) -> None:
         self._turn.acquire()
@@ -158,8 +162,8 @@ class RankScheduler:
     def _lowest(self) -> Member:
         running = [member for member in self.members if not member.over]
         if not all(member.known for member in running):
-            for member in running:
-                member.run_ahead()
+            while sum(member.run_ahead() for member in running):
+                pass  # a device that ran may have released others
         while unknown := [mark for member in running for mark in member.unknown_marks]:
             bound = min(member.time for member in running)
             advance(self.devices, bound, unknown)

@@ -152,20 +152,25 @@ class StreamQueue:
         return moved
 
 
-class _Candidate(NamedTuple):
-    start: int
-    ready: int
-    serial: int
-    queue: StreamQueue
-    launch: LaunchEntry
+# Start, ready, the launch's serial, queue, launch: ordered by the first three, which differ between launches.
+_Candidate = tuple[int, int, int, StreamQueue, LaunchEntry]
+
+
+def _peers_awaited(busy: Sequence[StreamQueue]) -> list[PeerEventRecording]:
+    """The recordings of other devices for which queues wait."""
+    return [
+        head.recording
+        for queue in busy
+        if isinstance(head := queue.items[0], WaitEntry) and isinstance(head.recording, PeerEventRecording)
+    ]
 
 
 class NextStart(NamedTuple):
     """When the device's next operation starts, None if nothing is enqueued or all queues are blocked. ``waits``: the
-    recordings that block its queues, which are other devices', since this device's own are passed first."""
+    recordings of other devices that block its queues."""
 
     start: int | None
-    waits: list[EventTime]
+    waits: list[PeerEventRecording]
 
 
 class Simulation:
@@ -182,7 +187,6 @@ class Simulation:
         self._queues: list[StreamQueue] = []
         self._serial = 0
         self._bound = PENDING
-        self._peers: list[PeerEventRecording] = []
         self._cached_next: NextStart | None = None  # None if it has to be determined again
 
     def queue(self) -> StreamQueue:
@@ -247,8 +251,6 @@ class Simulation:
         else:
             queue.items.append(WaitEntry(recording))
             self._cached_next = None
-            if isinstance(recording, PeerEventRecording):
-                self._peers.append(recording)
 
     def wait(self, recording: EventRecording) -> int:
         """The recording's time, at which the waiting host continues."""
@@ -266,27 +268,24 @@ class Simulation:
         """Bring the device up to the host's clock."""
         self.run(now)
 
-    def awaits_peers(self) -> bool:
-        """Whether a queue waits, now or later, for a recording of another device whose time is not known."""
-        self._peers = [recording for recording in self._peers if recording.time is None]
-        return bool(self._peers)
-
     def head(self) -> NextStart:
         """Valid until this device changes, or another device reaches a recording that blocks a queue."""
         cached = self._cached_next
-        if cached is None or any(recording.time is not None for recording in cached.waits):
+        if cached is None or (cached.waits and any(peer.time is not None for peer in cached.waits)):
             busy = self._settled()
-            first, heads = self._first(busy), [queue.items[0] for queue in busy]
-            waits = [head.recording for head in heads if isinstance(head, WaitEntry)]
-            cached = self._cached_next = NextStart(None if first is None else first.start, waits)
+            first, waits = self._first(busy), _peers_awaited(busy)
+            cached = self._cached_next = NextStart(None if first is None else first[0], waits)
         return cached
 
-    def run(self, horizon: int, until: EventTime | None = None) -> None:
-        """Serve the operations that start no later than the horizon; stop when the time of ``until`` is known."""
+    def run(self, horizon: int, until: EventTime | None = None, *, alone: bool = False) -> None:
+        """Serve the operations that start no later than the horizon; stop when the time of ``until`` is known, or,
+        ``alone``, when a queue waits for another device."""
         self._cached_next = None
         while True:
             busy = self._settled()
             if not busy or (until is not None and until.time is not None):
+                return
+            if alone and _peers_awaited(busy):
                 return
             if len(busy) == 1:
                 self._drain(busy[0], horizon, until)
@@ -330,38 +329,33 @@ class Simulation:
     def _serve_first(self, busy: Sequence[StreamQueue], horizon: int) -> bool:
         """Serve the operation that starts first; False if it starts after the horizon or all queues are blocked."""
         first = self._first(busy)
-        if first is None or first.start > horizon:
+        if first is None or first[0] > horizon:
             return False
+        start, _, _, chosen, launch = first
         limit = horizon
-        if isinstance(first.launch, ReplayEntry):
+        if isinstance(launch, ReplayEntry):
             contenders = [
                 (max(queue.ready, head.launched), head)
                 for queue in busy
                 if isinstance(head := queue.items[0], LaunchEntry)
             ]
-            limit = self._undisturbed(first.launch, horizon, contenders)
-        self._serve(first.queue, first.launch, first.start, limit)
+            limit = self._undisturbed(launch, horizon, contenders)
+        self._serve(chosen, launch, start, limit)
         return True
 
     def _first(self, busy: Sequence[StreamQueue]) -> _Candidate | None:
         """The operation that starts first; None if all queues are blocked. An engine that becomes free takes the
         candidate with the lowest (ready, serial)."""
-        heads: dict[int, tuple[int, int, StreamQueue, LaunchEntry]] = {}
+        best: _Candidate | None = None
+        free = self._free
         for queue in busy:
             head = queue.items[0]
             if isinstance(head, LaunchEntry):
                 ready = max(queue.ready, head.launched)
-                best = heads.get(head.engine)
-                if best is None or (ready, head.serial) < best[:2]:
-                    heads[head.engine] = (ready, head.serial, queue, head)
-        if not heads:
-            return None
-        free = self._free
-        starts = [
-            _Candidate(max(free[e], ready), ready, serial, queue, head)
-            for e, (ready, serial, queue, head) in heads.items()
-        ]
-        return min(starts, key=lambda c: c[:3])
+                candidate = (max(free[head.engine], ready), ready, head.serial, queue, head)
+                if best is None or candidate < best:
+                    best = candidate
+        return best
 
     def _undisturbed(
         self, replay: ReplayEntry, horizon: int, contenders: Sequence[tuple[int, LaunchEntry]]

@@ -139,13 +139,18 @@ def test_a_rank_wakes_at_the_first_message_although_a_later_one_is_known_before(
     assert run_ranks(3, rank) == [65, 1000, 1000]
 
 
-def test_devices_that_wait_for_none_are_not_simulated_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("later_wait", [False, True])
+def test_devices_are_not_simulated_in_turns_before_one_waits_for_another(
+    monkeypatch: pytest.MonkeyPatch, *, later_wait: bool
+) -> None:
     runs: list[int] = []
     simulate = Simulation.run
 
-    def counted(device: Simulation, horizon: int, until: EventTime | None = None) -> None:
+    def counted(
+        device: Simulation, horizon: int, until: EventTime | None = None, *, alone: bool = False
+    ) -> None:
         runs.append(horizon)
-        simulate(device, horizon, until)
+        simulate(device, horizon, until, alone=alone)
 
     monkeypatch.setattr(Simulation, "run", counted)
 
@@ -156,6 +161,8 @@ def test_devices_that_wait_for_none_are_not_simulated_in_turns(monkeypatch: pyte
         queues = [device.queue(), device.queue()]
         for number in range(100):  # by turns on both devices, and on two streams of each
             device.submit(queues[number % 2], COMPUTE, now=0, duration=10 + member.rank, row=(number,))
+        if later_wait:
+            device.wait_event(queues[0], PeerEventRecording(EventRecording(), 0))
         return device.wait(device.record(queues[1], 0))
 
     assert run_ranks(2, rank) == [1000, 1100]
