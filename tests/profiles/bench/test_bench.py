@@ -58,6 +58,9 @@ def test_the_time_of_a_process_is_its_processor_time() -> None:
     assert 0 < used.seconds < 0.4 and used.mib > 1
     with pytest.raises(ProcessError, match="exit code 3: why"):
         Processes().usage("-c", "import sys; print('why'); sys.exit(3)")
+    assert Processes().usage("-c", "raise SystemExit(1)").seconds > 0, (
+        "a run whose budget is broken is measured"
+    )
 
 
 @pytest.mark.parametrize("options", [["--gate"], ["--gate", "--against", "HEAD"]])
