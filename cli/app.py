@@ -6,10 +6,11 @@ No heavy module is imported before a command runs; every command imports what it
 from __future__ import annotations
 
 import io
+import re
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -37,8 +38,25 @@ from .verify import verify
 from .watch import watch
 from .worth import worth
 
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Typer's refusals of a value, without pydantic's prefix and with the choice that was probably meant."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            said = error.message.removeprefix("Value error, ").removesuffix(".")
+            if found := re.fullmatch(r"'(.*)' is not one of (.*)", said):
+                from ..scenarios.problems import meant
+
+                said += meant(found[1], re.findall(r"'([^']*)'", found[2]))
+            error.message = said
+            raise
+
+
 app = typer.Typer(
     name="schedbench",
+    cls=_Commands,
     help="Run, measure and judge an LLM inference scheduler, on CUDA or on a virtual GPU.",
     no_args_is_help=True,
     add_completion=False,

@@ -169,9 +169,10 @@ def test_lists_have_names_and_abouts(cli, what):
 
 
 def test_an_unknown_command_is_a_usage_error_without_traceback(cli):
-    shown = cli.invoke(app, ["list", "nonsense"])
+    shown = cli.invoke(app, ["list", "model"])
     assert shown.exit_code == 2
-    assert "'nonsense' is not one of 'scenarios', " in shown.output
+    assert "'model' is not one of 'scenarios', " in shown.output
+    assert "did you mean 'models'?" in shown.output
     assert "Traceback" not in shown.output
 
 
