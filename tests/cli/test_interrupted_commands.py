@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
@@ -91,3 +93,14 @@ def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(runs, "execute", lambda *_, **__: cut)
     with pytest.raises(KeyboardInterrupt):
         attempt(resolved, resolved.relays[0], Options(device="vgpu"))
+
+
+def test_an_interrupted_exec_leaves_the_exit_code_alone(tmp_path: Path) -> None:
+    """``python -m`` exits by SIGINT where a KeyboardInterrupt has left the ``exec`` of a string, as in a dataclass."""
+    (tmp_path / "module.py").write_text(
+        "from schedbench.cli.signals import interruptible\n"
+        "with interruptible():\n"
+        "    exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "module"], cwd=tmp_path, check=False)
+    assert done.returncode == CODES[signal.SIGTERM]
