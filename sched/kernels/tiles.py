@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .compiled import attention_on_host
 from .invariant import TILE, ceil_to, halving_sum, pairwise_sum, widened
 
 BLOCK = 64  # cache positions of one product
@@ -225,6 +226,9 @@ def paged_attention(
     q: Tensor, pages: Pages, seq_lens: Tensor, extend_lens: Tensor, bounds: Bounds, *, scale: float
 ) -> Tensor:
     """q [T, heads, d] of the last ``extend_lens`` [b] of ``seq_lens`` [b] positions → [T, heads · d]."""
+    compiled = attention_on_host(q, *pages, seq_lens, extend_lens, scale) if bounds.exact else None
+    if compiled is not None:
+        return compiled
     num_tokens, heads, head_dim = q.shape
     kv_heads = pages.k_cache.shape[1]
     span = max(1, TILE * kv_heads // heads)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from schedbench.sched.kernels import compiled
 from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.weights import Weights, seeded_weights
 
@@ -58,17 +59,24 @@ def differing(stage: Any, tokens: list[list[int]], truth: Truth, rng: random.Ran
 
 
 @pytest.mark.parametrize(
-    ("preset", "dtype"),
+    ("preset", "dtype", "numba"),
     [
-        ("tiny-llama", torch.float32),
-        ("tiny-qwen3", torch.float32),
-        ("tiny-sparse", torch.float32),
-        pytest.param("tiny-llama", torch.float64, marks=pytest.mark.wide),
-        pytest.param("tiny-qwen3", torch.float64, marks=pytest.mark.wide),
-        pytest.param("tiny-sparse", torch.float64, marks=pytest.mark.wide),
+        ("tiny-llama", torch.float32, True),
+        ("tiny-llama", torch.float32, False),
+        ("tiny-qwen3", torch.float32, True),
+        ("tiny-sparse", torch.float32, True),
+        pytest.param("tiny-llama", torch.float64, True, marks=pytest.mark.wide),
+        pytest.param("tiny-qwen3", torch.float64, True, marks=pytest.mark.wide),
+        pytest.param("tiny-sparse", torch.float64, True, marks=pytest.mark.wide),
+        pytest.param("tiny-qwen3", torch.float64, False, marks=pytest.mark.wide),
+        pytest.param("tiny-sparse", torch.float32, False, marks=pytest.mark.wide),
     ],
 )
-def test_no_schedule_changes_a_bit(preset: str, dtype: torch.dtype, stage: Callable[..., Any]) -> None:
+def test_no_schedule_changes_a_bit(
+    preset: str, dtype: torch.dtype, numba: bool, stage: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not numba:
+        monkeypatch.setattr(compiled, "_compiled", lambda: None)
     config = replace(PRESETS[preset], dtype=dtype)
     weights: Weights = seeded_weights(config, seed=1, device=CPU)
     tokens = sequences(config.vocab_size)

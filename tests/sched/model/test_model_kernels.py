@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from schedbench.sched.kernels import compiled
 from schedbench.sched.kernels.attention import attention
 from schedbench.sched.kernels.dense import (
     add_rms_norm,
@@ -26,7 +27,7 @@ from schedbench.sched.kernels.rows import (
     stage_decode,
 )
 from schedbench.sched.kernels.tags import kv_tags
-from schedbench.sched.kernels.tiles import Bounds, Pages, paged_attention
+from schedbench.sched.kernels.tiles import Bounds, Branches, Pages, paged_attention
 
 INT32, INT64, BF16 = torch.int32, torch.int64, torch.bfloat16
 # Three requests of 5, 70 and 2 positions; the last 3, 2 and 1 of them are new. 4 heads share 2 of the cache, d = 8.
@@ -230,7 +231,10 @@ def test_attention_equals_a_plain_softmax() -> None:
 
 
 @pytest.mark.parametrize("new", [NEW, None], ids=["extend", "decode"])
-def test_a_device_that_cannot_read_lengths_gets_the_same_bits(new: torch.Tensor | None) -> None:
+def test_a_device_that_cannot_read_lengths_gets_the_same_bits(
+    new: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "_compiled", lambda: None)
     q, *pages, lens, _, scale, _, most = attention_args(new)
     every = torch.ones_like(lens) if new is None else new.long()
 
@@ -240,6 +244,34 @@ def test_a_device_that_cannot_read_lengths_gets_the_same_bits(new: torch.Tensor 
     ]
 
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("branched", [False, True])
+def test_compiled_attention_equals_the_torch_ops(
+    branched: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, *pages, lens, _, scale, _, most = attention_args(NEW)
+    q, pages[:2] = q.to(dtype), [cache.to(dtype) for cache in pages[:2]]
+    branches = Branches(lens - 1, torch.tensor([[7, 1], [3, 0], [9, 2]])) if branched else None
+    bounds = Bounds(80, most, exact=True)
+
+    def attended() -> torch.Tensor:
+        return paged_attention(q, Pages(*pages, branches), lens, NEW.long(), bounds, scale=scale)
+
+    with_numba = attended()
+    monkeypatch.setattr(compiled, "_compiled", lambda: None)
+
+    torch.testing.assert_close(with_numba, attended())
+
+
+def test_compiled_attention_reads_something_at_indices_out_of_range() -> None:
+    q, k_cache, v_cache = floats(2, 2, 8), floats(100, 1, 8), floats(100, 1, 8)
+    table = torch.full((4, 16), 1000, dtype=INT32)
+
+    for rows, lens in (([9, -1], [5, 1 << 40]), ([1, 2], [0, -3])):
+        out = attention(q, k_cache, v_cache, table, torch.tensor(rows), torch.tensor(lens), None, 0.25, 16, 1)
+        torch.testing.assert_close(out, v_cache[99].repeat(2, 2))
 
 
 @pytest.mark.parametrize("heads", [1, 3, 7, 16, 20])
