@@ -84,7 +84,7 @@ _META = torch.device("meta")
 _NOTHING: Kwargs = {}
 MAX_SPECS = 20_000  # shapes vary with the workload, and each is used by a few ops
 # Elements up to which an op is tried out on real memory: torch's Meta kernels of some ops first load a compiler, which
-# takes half a second.
+# takes seconds.
 MAX_TRIED = 1 << 20
 
 
@@ -146,11 +146,12 @@ class SkippingExecutor(Executor):
 
 
 class ResultSpecs:
-    """The specs of ops' results, computed once for arguments of the same form."""
+    """The specs of ops' results, found once for arguments of the same form. ``computed``: the integers among the
+    arguments have their values, as indices need."""
 
-    def __init__(self, *, max_tried: int = MAX_TRIED) -> None:
+    def __init__(self, *, computed: bool = True) -> None:
         self._known: dict[Any, Any] = {}
-        self._max_tried = max_tried
+        self._computed = computed
 
     def __call__(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         """A TensorSpec, a list of them, or None for an op without a result."""
@@ -163,11 +164,24 @@ class ResultSpecs:
         if known is None:
             if len(self._known) >= MAX_SPECS:
                 self._known.clear()
-            like = _host_like if _elements((*args, *kwargs.values())) <= self._max_tried else _meta_like
-            given = {name: _replaced(value, like) for name, value in kwargs.items()}
-            results = op(*(_replaced(value, like) for value in args), **given)
-            known = self._known[key] = specs_of(results)
+            known = self._known[key] = specs_of(self._tried(op, args, kwargs))
         return known
+
+    def _tried(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
+        """The op's results for arguments of the same form."""
+
+        def tried(like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+            given = {name: _replaced(value, like) for name, value in kwargs.items()}
+            return op(*(_replaced(value, like) for value in args), **given)
+
+        if _elements((*args, *kwargs.values())) > MAX_TRIED:
+            return tried(_meta_like)
+        if self._computed:
+            return tried(_host_like)
+        try:
+            return tried(_zeros_like)
+        except RuntimeError:  # integers were divided by zero
+            return tried(_meta_like)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -233,6 +247,10 @@ def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
+def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).zero_()
 
 
 def _host_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Defers computation: results are allocated at once and computed when their stream reaches the operation.
 
 Memory that is not computed yet holds poison, so that a premature read yields no plausible value. Shapes come from
-torch's Meta kernels, once for each combination of arguments.
+zeros in the arguments' place, once for each combination of arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AdversarialExecutor(Executor):
     def __init__(self, immediate: Executor, runtime: DeferredRuntime) -> None:
         super().__init__(immediate)
         self._runtime = runtime
-        self._specs = ResultSpecs(max_tried=0)
+        self._specs = ResultSpecs(computed=False)
         # Addresses of pinned memory that pending copies read and keep alive.
         self._pending_reads: list[int] = []
 
