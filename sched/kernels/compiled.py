@@ -90,12 +90,13 @@ def _attend(
     tokens, heads, head_dim = q.shape
     capacity, kv_heads, _ = k_cache.shape
     context, group = req_to_token.shape[1], heads // kv_heads
+    # The sums over positions are the long ones, and are wider than the operands.
     longest = 1
     for length in seq_lens:
         longest = max(longest, min(length, context))
     slots = np.empty(longest, np.int64)
     keys = np.empty((head_dim, longest), q.dtype)
-    scores, value = np.empty(longest, q.dtype), np.empty(head_dim, q.dtype)
+    scores, value = np.empty(longest, q.dtype), np.empty(head_dim, np.float64)
     first = 0
     for b in range(len(seq_lens)):
         row, length = req_to_token[rows[b] % len(req_to_token)], min(max(seq_lens[b], 1), context)
