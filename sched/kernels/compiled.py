@@ -118,9 +118,7 @@ def _attend(
                         factor, column = query[c] * scale, keys[c]
                         for j in range(seen):
                             scores[j] += factor * column[j]
-                    top = scores[0]
-                    for j in range(seen):
-                        top = max(top, scores[j])
+                    top = scores[:seen].max()
                     value[:] = 0
                     total = value[0]
                     for j in range(seen):
