@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 from ...sched.relay.choice import RelayChoice
-from ..platform.pool import spread
+from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
 from ..record.result import Abstained, Metric, Result
@@ -18,48 +19,67 @@ from .tokens import differences
 
 NAME = "adversary"
 
+Notice = Callable[[str], None]
+
 
 def seeds(random: int) -> Sequence[int]:
     """The seeds of all strategies, then of ``random`` random orders."""
     return range(len(STRATEGIES) + random)
 
 
-def check_schedules(
-    resolved: Resolved,
-    relay: RelayChoice,
-    result: Result,
-    chosen: Sequence[int],
-    notice: Callable[[str], None] = lambda _: None,
-) -> Check:
-    """``result`` is the run in program order. ``notice`` is called after each adversary."""
-    if isinstance(result.outputs, Abstained):
-        return skipped(NAME, result.outputs.abstained)
-    chosen = [seed for seed in chosen if concerns(seed, result)]
-    found: list[Evidence] = []
-    with spread(len(chosen), result.run.wall_s, result.run.import_s) as each:
-        runs = each(partial(_against, resolved, relay, result), chosen)
-        for number, (seed, evidence) in enumerate(zip(chosen, runs, strict=True), start=1):
-            notice(f"{relay.state.name}: {number} of {len(chosen)} adversaries: {described(seed)}")
-            found += evidence
-    return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
+class Schedules:
+    """Runs of a relay under the adversaries ``seeds``. Where ``each`` maps over other processes, those that apply to
+    every run begin at once."""
+
+    def __init__(
+        self, resolved: Resolved, relay: RelayChoice, seeds: Sequence[int], each: MapFunction
+    ) -> None:
+        self._run = partial(_under, resolved, relay)
+        self._relay = relay
+        self._each = each
+        self._seeds = seeds
+        self._certain = [seed for seed in seeds if not _favouring(seed)]
+        self._begun = each(self._run, self._certain)
+
+    def check(self, result: Result, notice: Notice) -> Check:
+        """``result`` is the run in program order. ``notice`` is called after each adversary."""
+        if isinstance(result.outputs, Abstained):
+            return skipped(NAME, result.outputs.abstained)
+        more = [seed for seed in self._seeds if _favouring(seed) and concerns(seed, result)]
+        chosen = [*self._certain, *more]
+        outcomes = chain(self._begun, self._each(self._run, more))
+        found: list[Evidence] = []
+        for number, (seed, outcome) in enumerate(zip(chosen, outcomes, strict=True), start=1):
+            notice(f"{self._relay.state.name}: {number} of {len(chosen)} adversaries: {described(seed)}")
+            found += _differences(seed, outcome, result)
+        return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
 
 
 def concerns(seed: int, result: Result) -> bool:
     """Whether the run has the stream that the seed's strategy favours."""
-    if not ALWAYS <= seed < len(STRATEGIES):
+    if not _favouring(seed):
         return True
     named = {stream for counts in result.per_step.values() for stream in counts.streams}
     copied = {row.stream for row in result.copies} | {row.stream for row in result.syncs}
     return FAVOURED[seed - 1] in named | copied
 
 
-def _against(resolved: Resolved, relay: RelayChoice, expected: Result, seed: int) -> list[Evidence]:
-    """The first difference from ``expected`` under the adversary, if there is one."""
+def _favouring(seed: int) -> bool:
+    """Whether the seed's strategy favours a stream that not every run has."""
+    return ALWAYS <= seed < len(STRATEGIES)
+
+
+def _under(resolved: Resolved, relay: RelayChoice, seed: int) -> Result | Crash:
     outcome = attempt(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed))
+    return outcome if isinstance(outcome, Crash) else outcome.result
+
+
+def _differences(seed: int, found: Result | Crash, expected: Result) -> list[Evidence]:
+    """The first difference of the run under the adversary, if there is one."""
     where = f"adversary {seed} ({described(seed)})"
-    if isinstance(outcome, Crash):
-        return [Evidence(f"{where}: {outcome}")]
-    apart = [*differences(outcome.result, expected), *_drafts_apart(outcome.result, expected)]
+    if isinstance(found, Crash):
+        return [Evidence(f"{where}: {found}")]
+    apart = [*differences(found, expected), *_drafts_apart(found, expected)]
     return [Evidence(f"{where}: {evidence.says}") for evidence in apart[:1]]
 
 

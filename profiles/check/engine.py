@@ -10,12 +10,14 @@ from typing import Final
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice
+from ..platform.pool import spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
 from ..record.result import Abstained, Result
 from ..run.crash import Crash
 from . import adversaries, tokens
-from .examine import Notice, budget, hazards, run_ended, silence
+from .adversaries import Notice
+from .examine import budget, hazards, run_ended, silence
 from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt
 
@@ -43,7 +45,8 @@ def examine_engine(resolved: Resolved, seeds: Sequence[int], notice: Notice = si
     checks += _tokens(resolved, relay, result)
     checks += [hazards(result.hazards), budget(outcome, kinds=len(resolved.scenario.expect))]
     notice("adversaries")
-    checks.append(adversaries.check_schedules(resolved, relay, result, seeds, notice))
+    with spread(len(seeds), result.run.wall_s, result.run.import_s) as each:
+        checks.append(adversaries.Schedules(resolved, relay, seeds, each).check(result, notice))
     return Report(relay, tuple(checks), result, time.perf_counter() - begin)
 
 

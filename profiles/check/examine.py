@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -12,19 +13,19 @@ from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.choice import RelayChoice
 from ..cuda.machine import require_one_device
 from ..measure.budget import Breach, Offender, RunOutcome
+from ..platform.pool import MapFunction, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, Hazards, Result
 from ..run.crash import Crash
 from . import adversaries, drafts, tokens
+from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
 from .drafts import DraftReference
 from .invariants import Invariants
 from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt
-from .unproven import unproven
-
-Notice = Callable[[str], None]
+from .unproven import unproven, without_references
 
 
 def silence(message: str) -> None:
@@ -47,11 +48,14 @@ class Examiner:
     def examine(self, relay: RelayChoice) -> Report:
         """Raises MachineError."""
         begin = time.perf_counter()
-        outcome, first = self._watched(relay)
-        checks = (*first, self._contract(relay), *self._others(relay, outcome))
-        result = None if isinstance(outcome, Crash) else outcome.result
-        self.notice(f"{relay.state.name}: references")
-        silent = [] if result is None else unproven(self.resolved, relay, result)
+        with self._spread() as each:
+            without = without_references(self.resolved, relay, each)
+            schedules = Schedules(self.resolved, relay, self.adversaries, each)
+            outcome, first = self._watched(relay)
+            checks = (*first, self._contract(relay), *self._others(relay, outcome, schedules))
+            result = None if isinstance(outcome, Crash) else outcome.result
+            self.notice(f"{relay.state.name}: references that launches keep")
+            silent = [] if result is None else unproven(self.resolved, relay, result, without)
         return Report(relay, checks, result, time.perf_counter() - begin, silent)
 
     def checks(self, relay: RelayChoice) -> Iterator[Check]:
@@ -61,7 +65,7 @@ class Examiner:
         yield from first
         if not isinstance(outcome, Crash):
             yield hazards(outcome.result.hazards)
-        others = self._others(relay, outcome)
+        others = self._others(relay, outcome, Schedules(self.resolved, relay, self.adversaries, map))
         yield from (check for check in others if isinstance(outcome, Crash) or check.name != "hazards")
 
     def _watched(self, relay: RelayChoice) -> tuple[RunOutcome | Crash, Sequence[Check]]:
@@ -86,7 +90,17 @@ class Examiner:
         defects = "; but for " + "; ".join(found.known) if found.known else ""
         return verdict("contract", evidence, about=f"kept on scripted batches{defects}")
 
-    def _others(self, relay: RelayChoice, outcome: RunOutcome | Crash) -> Iterator[Check]:
+    def _spread(self) -> AbstractContextManager[MapFunction]:
+        """A map function for the adversaries. Where it is of other processes, they run beside the watched run."""
+        if self.resolved.scenario.faults or not self.adversaries:
+            return nullcontext(map)
+        if isinstance(self.reference, Crash) or isinstance(self.reference.outputs, Abstained):
+            return nullcontext(map)
+        return spread(len(self.adversaries), self.reference.run.wall_s)
+
+    def _others(
+        self, relay: RelayChoice, outcome: RunOutcome | Crash, schedules: Schedules
+    ) -> Iterator[Check]:
         scenario = self.resolved.scenario
         speculates = speculation(scenario) is not None and not scenario.faults
         if isinstance(outcome, Crash):
@@ -100,7 +114,6 @@ class Examiner:
             for name in named:
                 yield skipped(name, "the run crashed")
             return
-        self.notice(f"{relay.state.name}: reference")
         yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)
         if speculates:
             self.notice(f"{relay.state.name}: drafts")
@@ -111,11 +124,12 @@ class Examiner:
             yield skipped(adversaries.NAME, "at other times the scripted faults would hit other requests")
             return
         self.notice(f"{relay.state.name}: adversaries")
-        yield adversaries.check_schedules(self.resolved, relay, outcome.result, self.adversaries, self.notice)
+        yield schedules.check(outcome.result, self.notice)
 
     @property
     def reference(self) -> Result | Crash:
         if self._reference is None:
+            self.notice("reference run")
             self._reference = tokens.reference(self.resolved)
         return self._reference
 

@@ -7,9 +7,9 @@ are needed if a run without them shows a hazard.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,15 +21,17 @@ from ...sched.relay import ordering
 from ...sched.relay.choice import RelayChoice
 from ...sched.relay.context import RelayContext
 from ...sched.relay.faults import Fault
+from ...sched.relay.row import RelayRow
+from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
-from ..record.result import Result, SitePart
+from ..record.result import Abstained, Hazards, Result, SitePart
 from ..record.timeline import OrderKind
 from ..run.crash import Crash
 from .report import Unproven
 from .runs import attempt
 
-Keep = Callable[[RelayContext, ScheduleBatch, StepResult], None]
+HazardsOrCrash = Hazards | Abstained | Crash
 _Policy = tuple[str, str]  # file, qualified name
 
 RELAY = "sched/relay/"  # its files hold the policies of all states
@@ -42,18 +44,18 @@ NOT_EXECUTED = "not executed"
 NOT_NEEDED = "executed, but no two accesses depend on it alone"
 
 
-def unproven(resolved: Resolved, relay: RelayChoice, result: Result) -> Sequence[Unproven]:
+def unproven(
+    resolved: Resolved, relay: RelayChoice, result: Result, without: Mapping[str, Iterable[HazardsOrCrash]]
+) -> Sequence[Unproven]:
     """Those of the running configuration: of the relay's policies, and of all other files in which the run orders
-    something. ``result`` is of a run that was watched for hazards. Raises MachineError."""
-    scenario = resolved.scenario
-    mode = speculation(scenario)
-    row = relay.row(overlap=overlaps(scenario), speculation=mode, staged=staged(scenario))
-    policies = {*_places_of(row), *_places_of(relay.draft_row(mode))}
-    kept = _needs_references(resolved, relay, result) if row.keep_alive is ordering.keep_in_ring else {}
+    something. ``result`` is of a run that was watched for hazards, ``without`` from ``without_references``. Raises
+    MachineError."""
+    mode = speculation(resolved.scenario)
+    policies = {*_places_of(_row(resolved, relay)), *_places_of(relay.draft_row(mode))}
     found: list[Unproven] = [
         *_not_needed(result),
         *_not_executed(result, policies),
-        *_not_kept(kept, speculates=mode == "v2"),
+        *_not_kept({name: any(x != result.hazards for x in found) for name, found in without.items()}),
     ]
     proper = (entry for entry in found if entry.site.file != BROKEN)
     return sorted(proper, key=lambda entry: (entry.site.file, entry.site.line))
@@ -78,26 +80,34 @@ def _not_executed(result: Result, policies: set[_Policy]) -> Iterator[Unproven]:
 # ---- references that a launch keeps ----------------------------------------------------------------------------
 
 
-def _not_kept(needed: Mapping[str, bool], *, speculates: bool) -> Iterator[Unproven]:
+def _not_kept(needed: Mapping[str, bool]) -> Iterator[Unproven]:
     for place in _places():
-        name = _keeps(place)
-        if name in needed and not needed[name] and (speculates or name != EXTRA):
+        if not needed.get(_keeps(place), True):
             yield Unproven(place.kind, _site(place), NOT_NEEDED)
 
 
-def _needs_references(resolved: Resolved, relay: RelayChoice, result: Result) -> Mapping[str, bool]:
-    """Whether a run without all references, or without those that a worker adds, shows other hazards."""
-    needed = {RING: _differs(resolved, relay, ordering.keep_nothing, result)}
-    if speculation(resolved.scenario) == "v2":
-        needed[EXTRA] = _differs(resolved, relay, _keep_without_extra, result)
-    return needed
+def without_references(
+    resolved: Resolved, relay: RelayChoice, each: MapFunction
+) -> Mapping[str, Iterable[HazardsOrCrash]]:
+    """By a field of ``KEPT`` that the configuration uses, the hazards of a run without those references. Where ``each``
+    maps over other processes, the runs begin at once."""
+    if _row(resolved, relay).keep_alive is not ordering.keep_in_ring:
+        return {}
+    names = KEPT if speculation(resolved.scenario) == "v2" else (RING,)
+    return {name: each(partial(_hazards_without, resolved, relay), (name,)) for name in names}
 
 
-def _differs(resolved: Resolved, relay: RelayChoice, keep: Keep, result: Result) -> bool:
+def _hazards_without(resolved: Resolved, relay: RelayChoice, name: str) -> HazardsOrCrash:
+    keep = ordering.keep_nothing if name == RING else _keep_without_extra
     without = Fault("", "", "", (), (), lambda row: replace(row, keep_alive=keep))
     changed = replace(relay, faults=(*relay.faults, without))
     outcome = attempt(resolved, changed, Options(device="vgpu", hazards=True))
-    return isinstance(outcome, Crash) or outcome.result.hazards != result.hazards
+    return outcome if isinstance(outcome, Crash) else outcome.result.hazards
+
+
+def _row(resolved: Resolved, relay: RelayChoice) -> RelayRow:
+    scenario = resolved.scenario
+    return relay.row(overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario))
 
 
 def _keep_without_extra(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:

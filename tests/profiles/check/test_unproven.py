@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.check.runs import attempt
-from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, places, unproven
+from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, places, unproven, without_references
 from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
@@ -51,7 +51,7 @@ def named() -> dict[str, dict[str, str]]:
     outcome = attempt(question, relay, Options(device="vgpu", hazards=True))
     assert isinstance(outcome, RunOutcome)
     found: dict[str, dict[str, str]] = {}
-    for entry in unproven(question, relay, outcome.result):
+    for entry in unproven(question, relay, outcome.result, without_references(question, relay, map)):
         found.setdefault(entry.site.function, {})[entry.site.statement] = entry.why
     return found
 

@@ -14,9 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.check.adversaries import seeds
+from schedbench.profiles.check.examine import Examiner
+from schedbench.profiles.check.faults import with_faults
+from schedbench.profiles.check.report import Report
+from schedbench.profiles.platform import pool as pool_module
 from schedbench.profiles.platform.cluster import WorkersError
 from schedbench.profiles.platform.pool import pool
-from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.scenarios.problems import ScenarioError
 
 pytestmark = pytest.mark.processes
@@ -46,6 +51,21 @@ def test_a_scenario_error_travels_between_processes() -> None:
 def test_work_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(Exception, match="pickle"), pool(6) as each:
         list(each(lambda number: -number, range(6)))
+
+
+@pytest.mark.parametrize("faulty", [[], ["no-barrier"]])
+def test_an_examination_is_the_same_in_processes(monkeypatch: pytest.MonkeyPatch, faulty: list[str]) -> None:
+    """There, its adversaries begin before the watched run."""
+    overrides = ["engine.relay=latest", "workload.requests=6", "workload.output_tokens=6"]
+    question = with_faults(ask("faults/mixing", overrides), faulty)
+    alone, spread = (_examined(monkeypatch, question, pooled=pooled) for pooled in (False, True))
+    assert (spread.checks, spread.unproven) == (alone.checks, alone.unproven)
+    assert bool(spread.failed) == bool(faulty)
+
+
+def _examined(monkeypatch: pytest.MonkeyPatch, question: Resolved, *, pooled: bool) -> Report:
+    monkeypatch.setattr(pool_module, "saves_time", lambda *_: pooled)
+    return Examiner(question, seeds(1)).examine(question.relays[0])
 
 
 REPORT = """
