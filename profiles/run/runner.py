@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 
@@ -27,6 +27,7 @@ from ..measure.collector import RunCollector
 from ..measure.steps import SleepAnnouncingClock, TimelineError
 from ..measure.waiting import BubbleSink
 from ..platform.machine import Machine
+from ..platform.own_process import YOUNG_OBJECTS, freeze_imports
 from ..platform.resolve import Resolved
 from ..record.timeline import Names, Sink, Window
 from .compose import Guard
@@ -39,9 +40,6 @@ from .system import MakeSystem, OwnSystem, System, SystemParts
 
 ObserverFactory = Callable[[Clock, int], AbstractContextManager[Observer]]
 """Makes the caller's observer for one pass, from its clock and its number of requests."""
-
-# Objects made between two collections of the youngest generation, during a run.
-_YOUNG_OBJECTS: Final = 50_000
 
 
 def unobserved(clock: Clock, total: int) -> AbstractContextManager[Observer]:  # noqa: ARG001
@@ -87,12 +85,12 @@ class GatedSink:
 @contextmanager
 def settled_heap() -> Iterator[None]:
     """Keep the garbage collector from walking torch's objects, and short-lived records, again and again. In a process
-    that froze its imports as it began, they stay frozen."""
+    that froze its imports, they stay frozen."""
     thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.collect()
     if not frozen:
         gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, *thresholds[1:])
+    gc.set_threshold(YOUNG_OBJECTS, *thresholds[1:])
     try:
         yield
     finally:
@@ -134,6 +132,7 @@ class PreparedRun:
     _clock: SleepAnnouncingClock = field(init=False)
 
     def __post_init__(self) -> None:
+        freeze_imports()
         self._feed = Feed()
         self._observers = ObserverGroup(*self._always())
         self._clock = SleepAnnouncingClock(self.machine.clock, self._observers)
