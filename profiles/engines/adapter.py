@@ -24,8 +24,9 @@ class EngineAdapter(Protocol):
         str, str
     ]  # modules that cannot be absent, with the requirement that pip installs them by
 
-    # These may be left out. ``stages``: ``open`` makes the scheduler of one stage of a pipeline, too. ``own_runner``:
-    # the engine's own model runner can prepare the forwards.
+    # These may be left out. ``stages``: ``open`` makes the scheduler of one stage of a pipeline, too. ``transfers``: it
+    # makes one worker of a pair, and KV travels between them. ``own_runner``: the engine's own model runner can prepare
+    # the forwards.
 
     def load(self) -> None:
         """Import all that a run needs of the engine."""

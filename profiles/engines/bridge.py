@@ -27,6 +27,14 @@ class EndOfRequest(NamedTuple):
 LOST: Final = EndOfRequest(Status.FAILED, "lost: the scheduler is idle and has not answered it")
 
 
+class Prefilled(NamedTuple):
+    """What a prefill worker says of a request's prompt. Instants are ns of the common clock."""
+
+    cached_tokens: int
+    first_scheduled_at: int | None
+    at: int
+
+
 class _Step(NamedTuple):
     info: StepInfo
     changed: bool  # other rows than in the step before
@@ -87,6 +95,25 @@ class RunBridge:
             self._clock.sleep_until(instant)
             arrived = self._source.due(self._clock.now())
         return arrived
+
+    def next_arrival(self) -> int | None:
+        """When the next request arrives, ns; None after the last one."""
+        return self._source.next_at()
+
+    def prefilled(self, index: int) -> Prefilled:
+        """What a decode worker is to have of request number ``index``, whose prompt has been computed."""
+        request = self._numbered(index)
+        assert request is not None
+        return Prefilled(request.cached_tokens, request.first_scheduled_at, self._clock.now())
+
+    def transferred(self, index: int, prefilled: Prefilled) -> None:
+        """The KV of request number ``index`` has come from its prefill worker."""
+        if request := self._numbered(index):
+            request.cached_tokens, request.first_scheduled_at, request.prefilled_at = prefilled
+            request.transferred_at = self._clock.now()
+
+    def _numbered(self, index: int) -> Request | None:
+        return next((request for request in self.requests.values() if request.index == index), None)
 
     def advance(self, request_id: str, output_ids: Sequence[int]) -> None:
         """``output_ids`` are all tokens that the engine has for the request by now."""

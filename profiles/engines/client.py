@@ -49,9 +49,9 @@ def run_engine(
     options: Options,
     ranks: Sequence[RankContext],
 ) -> Sequence[RankReport | RouterReport]:
-    """Run once on that engine. Each of several ``ranks`` runs in a process of its own: the stages of a pipeline at the
-    same time, and workers, which are independent of each other where no KV is sent, one after the other. Raises
-    EngineError, EngineFailedError, KeyboardInterrupt, and what a run raises."""
+    """Run once on that engine. Each of several ``ranks`` runs in a process of its own: the stages of a pipeline and
+    workers that send each other KV at the same time, and workers that do not one after the other. Raises EngineError,
+    EngineFailedError, KeyboardInterrupt, and what a run raises."""
     if options.device == "cuda":
         raise EngineError(
             f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
@@ -59,7 +59,9 @@ def run_engine(
     engine = resolved.scenario.engine
     opened = _opened(choice)
     staged = ranks[0].stage is not None and opened.has_stages
-    if len(ranks) > 1 and engine.disaggregation.transfer != "fake" and not staged:
+    apart = MODES["fake transfer"].on(resolved.scenario)
+    linked = MODES["disaggregation"].on(resolved.scenario) and opened.has_transfers and not apart
+    if len(ranks) > 1 and not (staged or apart or linked):
         raise EngineError(
             f"{choice.name}: the engine runs on one rank, and the scenario has {engine.ranks}; only the workers of"
             " engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
@@ -71,12 +73,10 @@ def run_engine(
     process = engine_process(choice)
     if staged:
         return process.run(resolved, relay, options, ranks)
-    return [
-        RouterReport((), "", 0)
-        if rank.place is not None and rank.place.role == "router"
-        else process.run(resolved, relay, options, [rank])[0]
-        for rank in ranks
-    ]
+    workers = [rank for rank in ranks if rank.place is None or rank.place.role != "router"]
+    groups = [workers] if linked else [[worker] for worker in workers]
+    reports = [report for group in groups for report in process.run(resolved, relay, options, group)]
+    return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]
 
 
 _engines: dict[EngineChoice, EngineProcess] = {}  # those that were used last are at the end
@@ -126,6 +126,7 @@ class EngineProcess:
         self._output = self._stack.enter_context(_output())
         self._printed_before = 0
         self.has_stages = getattr(self._adapter, "stages", False)
+        self.has_transfers = getattr(self._adapter, "transfers", False)
         self.has_own_runner = getattr(self._adapter, "own_runner", False)
         self.import_s = 0.0
         self.threads: Sequence[str] = ()  # that the import has started, and a run does not have

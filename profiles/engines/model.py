@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...sched.disagg.kv import KVPort
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder, Model
 from ...sched.model.draft import EagleDraft
@@ -42,6 +43,10 @@ class EngineModel:
         """The decoder that finds KV slots in the table ``pages``, [rows, context] int32. Launches nothing."""
         decoder = self.bare_decoder(pages)
         return self.tagged(decoder if self._stage is None else StageDecoder(decoder, self._stage), pages)
+
+    def port(self) -> KVPort:
+        """Reads and writes KV in the slots, and with values none the tags that stand for it."""
+        return KVPort(self._kv, self.tags)
 
     def bare_decoder(self, pages: torch.Tensor) -> Decoder:
         """The decoder without tags."""

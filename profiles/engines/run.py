@@ -12,6 +12,7 @@ from ...sched.observe import StepKind
 from ...sched.relay.choice import RelayChoice
 from ..measure.steps import STEADY
 from ..platform.hardware import HardwareProfile, load
+from ..platform.links import link_profile
 from ..platform.resolve import Resolved
 from ..programs.cuda_program import CudaProgram
 from ..programs.hollow import HollowKernelError, HollowPackages
@@ -33,6 +34,7 @@ from .heartbeat import heartbeat
 from .names import EngineError
 from .source import EngineSource
 from .stages import StageLink, messages_answered
+from .turns import TurnLink
 
 if TYPE_CHECKING:
     from ...sched.link import Link
@@ -91,17 +93,19 @@ def run_on_engine(
     relay: RelayChoice,
     options: Options,
     context: RankContext,
-    link: StageLink | None,
+    link: StageLink | TurnLink | None,
 ) -> RankReport:
     """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages, or the
-    part of that rank, which has a ``link`` to other stages of a pipeline. Raises EngineError, MachineError."""
+    part of that rank, which has a ``link`` to other stages of a pipeline or to other workers. Raises EngineError,
+    MachineError."""
     sink, steps = GatedSink(), StepKinds()
     hollow.used_in.clear()
     with ExitStack() as stack:
         simulation = None
         if link is not None:
             context = context._replace(link=cast("Link", link))  # a run sends and receives values alone
-            options = replace(options, world="distributed")
+            if isinstance(link, StageLink):  # whose network takes no time
+                options = replace(options, world="distributed")
             gap = round(resolved.hardware.kernels.gap.value)
             # Streams are numbered apart from other stages', for the hazard checker.
             simulation = Simulation(gap=gap, first=context.rank * QUEUES)
@@ -117,8 +121,10 @@ def run_on_engine(
         )
         opened = stack.enter_context(machine)
         program, kernels = stack.enter_context(_answered(resolved.hardware))
-        if link is not None:
+        if isinstance(link, StageLink):
             stack.enter_context(messages_answered(link, CURRENT.get()))
+        elif link is not None:
+            link.open(CURRENT.get(), link_profile(resolved))
         system: list[System] = []
 
         def make_system(parts: SystemParts) -> System:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .adapter import EngineAdapter
     from .source import EngineSource
     from .stages import StageLink
+    from .turns import TurnLink
 
 OLDEST: Final = (3, 11)  # the Python that schedbench needs
 # What schedbench itself imports in these processes, by module, and what pip installs for it.
@@ -242,17 +243,26 @@ class LoadedEngine:
         from .heartbeat import beating
         from .run import run_on_engine
         from .stages import run_stages
+        from .turns import run_workers
 
-        beating(lambda: answers.write(beat=True))
+        def beat() -> None:
+            answers.write(beat=True)
+
+        def failed(error: BaseException) -> Answer:
+            return failure(error, str(self.source.watched))
+
+        beating(beat)
         resolved, relay, options, ranks = unpacked(task)
 
-        def run(context: RankContext, link: StageLink | None) -> Answer:
+        def run(context: RankContext, link: StageLink | TurnLink | None) -> Answer:
             report = run_on_engine(
                 self._adapter, self.source, self.hollow, resolved, relay, options, context, link
             )
             return {"document": report.result.document(), "rest": packed(report[1:])}
 
-        return run_stages(ranks, run, lambda error: failure(error, str(self.source.watched)))
+        if len(ranks) > 1 and ranks[0].place is not None:
+            return run_workers(ranks, run, failed, beat)
+        return run_stages(ranks, run, failed)
 
 
 def lacking(version: tuple[int, ...], requires: Mapping[str, str]) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,11 +30,26 @@ from ..vgpu.engine import EventRecording, PeerEventRecording
 from ..vgpu.patching import attributes_set
 from ..vgpu.tensor import DeviceTensor
 from .heartbeat import beating
+from .messages import HostTensor
 
 _HOST: Final = "host"
 _DEVICE: Final = "device"
 
+_ENDING_S: Final = 1.0  # within which a process whose connection is closed ends
+
 Answer = dict[str, Any]
+
+
+def ending(process: int) -> str:
+    """How a child process has ended, or that it has not. It can be waited for once more."""
+    deadline = time.monotonic() + _ENDING_S
+    while (found := os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
+        if time.monotonic() > deadline:
+            return "has closed its connection"
+        time.sleep(_ENDING_S / 100)
+    if found.si_code == os.CLD_EXITED:
+        return f"exited with {found.si_status}"
+    return f"was ended by {signal.Signals(found.si_status).name}"
 
 
 class StageError(RuntimeError):
@@ -173,25 +190,12 @@ class StageLink:
 
 
 class _Sent(NamedTuple):
-    """A tensor's bytes, None where it has no values. ``at``: ns, when the host sent, or when the tensor had left
-    its device. ``known``: the vector clock of that, where one is kept."""
+    """A tensor's values. ``at``: ns, when the host sent, or when the tensor had left its device. ``known``: the vector
+    clock of that, where one is kept."""
 
-    body: bytes | None
-    dtype: torch.dtype
-    shape: Sequence[int]
+    tensor: HostTensor
     at: int
     known: Sequence[int]
-
-    @classmethod
-    def of(cls, value: torch.Tensor, at: int, known: Sequence[int]) -> _Sent:
-        flat = value.reshape(-1)
-        body = None if value.is_meta else flat.view(torch.uint8).numpy().tobytes()
-        return cls(body, value.dtype, tuple(value.shape), at, known)
-
-    def value(self) -> torch.Tensor:
-        if self.body is None:
-            return torch.empty(self.shape, dtype=self.dtype, device="meta")
-        return torch.frombuffer(bytearray(self.body), dtype=self.dtype).view(self.shape)
 
 
 class _Work:
@@ -231,12 +235,12 @@ class _Messages:
         with torch._C.DisableTorchFunction():
             if type(tensor) is not DeviceTensor:
                 self._link.put(
-                    dst, _channel(_HOST, group), _Sent.of(tensor, runtime.now, runtime.host_clock())
+                    dst, _channel(_HOST, group), _Sent(HostTensor.of(tensor), runtime.now, runtime.host_clock())
                 )
                 return _Work()
             [value], left = send(self._gpu, self._queue, [tensor], 0, name="send")
             self._link.put(
-                dst, _channel(_DEVICE, group), _Sent.of(value, runtime.simulation.wait(left), left.clock)
+                dst, _channel(_DEVICE, group), _Sent(HostTensor.of(value), runtime.simulation.wait(left), left.clock)
             )
             return _Work(lambda: runtime.wait_event(runtime.stream, left))
 
@@ -249,11 +253,11 @@ class _Messages:
                 left = EventRecording()
                 left.time, left.clock = sent.at, sent.known
                 runtime.wait_peer_event(PeerEventRecording(left, 0))
-                land(self._gpu, tensor, sent.value())
+                land(self._gpu, tensor, sent.tensor.value())
             else:
                 runtime.now = max(runtime.now, sent.at)
                 runtime.join_host_clock(sent.known)
-                tensor.copy_(sent.value())
+                tensor.copy_(sent.tensor.value())
         return _Work()
 
     def send(self, *args: Any, **kwargs: Any) -> None:

@@ -7,11 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Final
 
-from ...scenarios.combinations import routed
-from ...scenarios.schema import Scenario
 from ...sched.observe import Clock, Observer
 from ..platform import capacity
-from ..platform.hardware import LinkName, LinkProfile
+from ..platform.hardware import LinkProfile
+from ..platform.links import link_profile
 from ..platform.machine import MachineError
 from ..platform.resolve import Resolved
 from ..run.fault_injector import inject_faults
@@ -50,7 +49,7 @@ def run_threads(task: RunTask, specs: Sequence[RankSpec]) -> tuple[list[Report],
     """Run every rank on a virtual GPU of its own. Returns their reports, and the entries of the script of failures that
     the run did not come to. Raises MachineError."""
     _check(task)
-    router, profile = FaultInjectingRouter(task.resolved.scenario), _link_profile(task.resolved)
+    router, profile = FaultInjectingRouter(task.resolved.scenario), link_profile(task.resolved)
     task = replace(task, kind="vgpu", observe=SharedObserver(task.observe))
 
     def run(member: Member) -> Report:
@@ -99,19 +98,6 @@ def _check(task: RunTask) -> None:
     if task.options.device == "cuda":
         raise MachineError("a virtual world has virtual GPUs; --world distributed puts ranks on real ones")
     capacity.check_world(task.resolved)
-
-
-def _link_profile(resolved: Resolved) -> LinkProfile:
-    """Raises MachineError where the emulated hardware has no such link."""
-    hardware, name = resolved.hardware, _link_name(resolved.scenario)
-    if name not in hardware.links:
-        raise MachineError(f"device.hardware: {hardware.name} has no link '{name}' to join ranks by")
-    return hardware.links[name]
-
-
-def _link_name(scenario: Scenario) -> LinkName:
-    far = routed(scenario) and scenario.engine.disaggregation.transfer == "distributed"
-    return "rdma" if far else "nvlink"
 
 
 class SharedObserver:

@@ -49,7 +49,7 @@ class RankContext(NamedTuple):
     def source(self, source: RequestSource) -> RequestSource:
         """Where the rank's requests come from."""
         if self.place is not None:
-            if self.link is None:
+            if self.link is None or self.link.size <= self.place.router:  # no router sends requests
                 return WorkerSource(source, self.place)
             return RoutedSource(self.link, self.place)
         if self.share is not None:

@@ -6,12 +6,16 @@ Values, graphs, ``values: none`` and accesses are those of the function's operat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from ..record.timeline import OpKind
 from .device import CURRENT
+from .engine import StreamQueue
 from .runtime import GraphCaptureError, Recorded, TimedByValues
 from .tensor import DeviceTensor
+
+T = TypeVar("T")
 
 
 class FusedLaunches:
@@ -39,21 +43,43 @@ def run_as_one_kernel(name: str, function: Callable[..., Any], *args: Any, **kwa
 
     Raises RuntimeError if the function copies between host and device, which no kernel does.
     """
+    runtime, results = CURRENT.get().runtime, list[DeviceTensor]()
+    with _collected(name, results) as launches:
+        out = function(*args, **kwargs)
+        results += device_tensors(out)
+    if launches.count:
+        runtime.kernel(name, runtime.costs.fixed + launches.work, host_size=launches.host_size)
+    return out
+
+
+def run_on_queue(name: str, queue: StreamQueue, function: Callable[[], T]) -> T:
+    """Call the function, whose accesses are those of one operation ``name`` of the queue. Nothing is launched: another
+    device, such as a network adapter, has access to the memory. Results are the host's.
+
+    Raises RuntimeError if the function copies between host and device."""
+    runtime = CURRENT.get().runtime
+    before, runtime.stream = runtime.stream, queue
+    try:
+        with _collected(name, []):
+            return function()
+    finally:
+        runtime.stream = before
+
+
+@contextmanager
+def _collected(name: str, results: Sequence[DeviceTensor]) -> Iterator[FusedLaunches]:
+    """What is launched in the block is collected, and takes no time of the host."""
     gpu = CURRENT.get()
-    runtime, results = gpu.runtime, list[DeviceTensor]()
+    runtime = gpu.runtime
     capture, now = runtime.capture, runtime.now
     runtime.capture = launches = FusedLaunches(runtime.costs.fixed)
     try:
         with gpu.watcher.fused(name, results):
-            out = function(*args, **kwargs)
-            results += device_tensors(out)
+            yield launches
     except GraphCaptureError as error:
         raise RuntimeError(f"{name}: the function that stands for this kernel copies or waits") from error
     finally:
         runtime.capture, runtime.now = capture, now
-    if launches.count:
-        runtime.kernel(name, runtime.costs.fixed + launches.work, host_size=launches.host_size)
-    return out
 
 
 def device_tensors(value: Any) -> Iterator[DeviceTensor]:

@@ -21,7 +21,7 @@ _HOLLOW: Final = (
     " torchaudio torchcodec torchvision tvm_ffi uvloop watchfiles xgrammar"
 )
 _REQUIRES: Final = (
-    "aiohttp dill einops fastapi IPython msgspec orjson partial_json_parser prometheus_client psutil"
+    "aiohttp dill einops fastapi IPython msgspec orjson partial_json_parser PIL prometheus_client psutil"
     " pybase64 sentencepiece setproctitle tiktoken transformers triton uvicorn zmq"
 )
 # What of SGLang stands in the way of each mode.
@@ -51,6 +51,7 @@ _PIP_NAMES: Final = {
     "partial_json_parser": "partial-json-parser",
     "transformers": "transformers==5.8.1",
     "IPython": "ipython",
+    "PIL": "pillow",
 }
 
 
@@ -59,7 +60,7 @@ class SglangAdapter:
 
     package = "sglang"
     python_path = "python"
-    stages = own_runner = True
+    stages = transfers = own_runner = True
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
         "SGLANG_ENABLE_SPEC_V2": "1",  # the overlapped worker, where there is a serial one too
@@ -91,8 +92,10 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
         if MODES[mode].on(scenario):
             yield f"{mode} needs {reason}"
     pair = scenario.engine.disaggregation
-    if pair.mode == "pair" and pair.transfer != "fake":
-        yield "disaggregation needs transfers between processes (get_kv_class), unless they are {transfer: fake}"
+    if pair.mode == "pair" and pair.transfer == "nixl":
+        yield "disaggregation by nixl needs memory of a device (register_memory): {transfer: local} is emulated"
+    if pair.mode == "pair" and pair.transfer != "fake" and MODES["speculation"].on(scenario):
+        yield "speculation in a pair needs the KV of SGLang's own draft (draft_token_to_kv_pool)"
     if MODES["own model runner"].on(scenario):
         for mode, reason in _REFUSED_OWN.items():
             if MODES[mode].on(scenario):

@@ -130,9 +130,9 @@ def _worker(engine: EngineSection, role: Role | None) -> dict[str, Any]:
     }
 
 
-def tokenized(request: Request, role: Role | None) -> Any:
-    """SGLang's message of a request whose prompt is tokenized. ``role``: of the worker of a pair that gets it, whose
-    transfers are never made."""
+def tokenized(request: Request, role: Role | None, host: str | None = None) -> Any:
+    """SGLang's message of a request whose prompt is tokenized. ``role``: of the worker of a pair that gets it.
+    ``host`` is that of its prefill worker, by default one that sends nothing."""
     messages = import_module("sglang.srt.managers.io_struct")
     hosts = import_module("sglang.srt.disaggregation.utils")
     kind = messages.TokenizedGenerateReqInput
@@ -150,8 +150,8 @@ def tokenized(request: Request, role: Role | None) -> Any:
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
-        bootstrap_host=None if role is None else hosts.FAKE_BOOTSTRAP_HOST,
-        bootstrap_room=request.index,
+        bootstrap_host=None if role is None else host or hosts.FAKE_BOOTSTRAP_HOST,
+        bootstrap_room=request.index + 1,  # 0 is none
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -41,13 +40,17 @@ def fitted(kind: Callable[..., Any], **given: Any) -> Any:
 
 
 def replace_attribute(module: str, name: str, value: Any) -> bool:
-    """Set an attribute of a module that has it."""
-    with suppress(ImportError):
+    """Set an attribute of a module that has it. Raises ImportError where the module is there and lacks something."""
+    try:
         found = import_module(module)
-        if hasattr(found, name):
-            setattr(found, name, value)
-            return True
-    return False
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        return False
+    there = hasattr(found, name)
+    if there:
+        setattr(found, name, value)
+    return there
 
 
 def fake_transfers() -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from ....scenarios.combinations import MODES
+from ....sched.link import FOREVER, LinkError
 from ....sched.model.config import ModelConfig
 from ....sched.observe import StepInfo, StepKind, StreamName
 from ....sched.pipeline.stage import Stage
@@ -30,16 +31,19 @@ from ...run.observers import TagAudit
 from ...run.system import System, SystemParts
 from ..bridge import AllEnded, EndOfRequest, RunBridge
 from ..model import model_folder
+from ..turns import TurnLink
 from .arguments import aborted, server_args, tokenized
 from .eagle import wrap_worker
 from .edge import fake_transfers, fitted, groups_of_one
 from .own_runner import OwnRunner
 from .runner import RunnerStub
+from .transfer import HOST, KVTransfers
 
 _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
 
 # Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
 _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
+_QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
 # Where a worker of a pair keeps requests that are in no batch.
 _QUEUES: Final = (
     *("disagg_prefill_bootstrap_queue", "disagg_prefill_inflight_queue"),
@@ -62,7 +66,10 @@ class SglangSystem(System):
         runner = OwnRunner if MODES["own model runner"].on(parts.resolved.scenario) else RunnerStub
         self.runner = runner(parts, self._bridge, self._reports)
         self.defaults = self.runner.defaults
+        self._transfers = self._linked(parts)
         self.scheduler = self._opened()
+        if self._transfers is not None:
+            self._transfers.bind(self._model_runner.engine_model.port())
         self.scheduler.tokenizer = _Tokenizer(parts.resolved.model)
         self._wrap_batches()
         self._wrap_scheduler()
@@ -89,6 +96,8 @@ class SglangSystem(System):
                 getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
     def forget(self) -> None:
+        if self._transfers is not None:
+            self._transfers.forget()
         self.scheduler.flush_cache()
 
     def abort(self, request: Request, reason: str) -> None:  # noqa: ARG002
@@ -106,10 +115,20 @@ class SglangSystem(System):
 
     # ---- opening -------------------------------------------------------------------------------------------
 
+    def _linked(self, parts: SystemParts) -> KVTransfers | None:
+        """The transfers of a worker that has a link to the others."""
+        link, place = parts.context.link, parts.context.place
+        if place is None or link is None:
+            return None
+        assert isinstance(link, TurnLink)
+        return KVTransfers(parts, link, place, self._bridge)
+
     def _opened(self) -> Any:
         module = import_module("sglang.srt.managers.scheduler")
         resolved, machine = self._parts.resolved, self._parts.machine
-        if self._role is not None:
+        if self._transfers is not None:
+            self._transfers.install()
+        elif self._role is not None:
             fake_transfers()
         with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
             model = model_folder(resolved.model, Path(folder))
@@ -223,18 +242,34 @@ class SglangSystem(System):
             self._name_streams()
             self._named = True
         with self._reports.range("receive", 0):
-            busy = (
-                scheduler.waiting_queue
-                or self._gone
-                or self._launches()
-                or any(self._queued(name) for name in _QUEUES)
-            )
+            busy = bool(scheduler.waiting_queue or self._gone or self._launches())
+            if not busy and any(self._queued(name) for name in _QUEUES):
+                busy = self._transfers is None or self._await_transfers(self._transfers)
+            elif self._transfers is not None and self._transfers.arrived():
+                self._turns = 0
             self._turns += 1
-            arrived = [tokenized(request, self._role) for request in self._reports.due(not busy)]
+            host = None if self._transfers is None else HOST
+            arrived = [tokenized(request, self._role, host) for request in self._reports.due(not busy)]
+            if arrived:
+                self._turns = 0
             if self._stage is not None and not self._stage.is_first:
                 return original(*args, **kwargs)
             messages, self._gone = [*arrived, *self._gone], []
             return messages
+
+    def _await_transfers(self, transfers: KVTransfers) -> bool:
+        """Every request waits for the other worker: sleep, unless something has happened lately that SGLang has not
+        seen to yet. Returns whether there is something to wait for."""
+        if transfers.arrived():
+            self._turns = 0
+        elif self._turns > _QUIET_TURNS:
+            arrival = self._bridge.next_arrival()
+            try:
+                transfers.sleep_until(FOREVER if arrival is None else arrival)
+            except LinkError:
+                return False
+            self._turns = 0
+        return True
 
     def _launches(self) -> bool:
         """Whether a step is in flight, or can follow. A stage of a pipeline keeps its batches for each microbatch, and

@@ -1,0 +1,323 @@
+"""A transfer backend of SGLang between workers of one run: KV travels over an emulated link, in virtual time.
+
+SGLang asks a backend for a manager, a sender for each request of a prefill worker and a receiver for each of a decode
+worker, and polls them. Which pages there are, when they are sent and what follows is decided by SGLang.
+
+    decode    receiver.send_metadata: pages, row of metadata ------> sender: bootstrapped
+    prefill   sender.send: pages' KV, with the last ones metadata -> receiver: transferred
+              sender: transferred at the same instant
+
+The KV is read and written as a network adapter does it: no stream has a part in that, and nothing is launched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ....sched.disagg.kv import KVPort, PageTableSpan
+from ....sched.disagg.layout import RankLayout
+from ...run.system import SystemParts
+from ...vgpu.copies import receive
+from ...vgpu.device import CURRENT
+from ...vgpu.fused import run_on_queue
+from ...vgpu.tensor import DeviceTensor
+from ..bridge import Prefilled, RunBridge
+from ..messages import HostTensor
+from ..names import EngineError
+from ..turns import TurnLink
+from .edge import replace_attribute
+
+HOST: Final = "schedbench"  # what requests name as the host of their prefill worker
+_PAGES: Final = "pages"  # decode to prefill worker
+_KV: Final = "kv"  # prefill to decode worker
+_ABORT: Final = "abort"  # in both directions: the number of a request
+_TAGS: Final = (_PAGES, _KV, _ABORT)
+
+
+class _Pages(NamedTuple):
+    """Where a decode worker wants the KV of a request: its pages, and the row of its metadata."""
+
+    room: int
+    pages: Sequence[int]
+    row: int
+
+
+class _Chunk(NamedTuple):
+    """KV for these pages of the decode worker; ``metadata`` and ``prefilled`` come with the last one."""
+
+    room: int
+    pages: Sequence[int]
+    row: int
+    values: Sequence[HostTensor]
+    metadata: Sequence[bytes] | None
+    prefilled: Prefilled | None
+
+
+class _Landing:
+    """A sender's state: what it has sent and when the last byte has landed, ns."""
+
+    def __init__(self) -> None:
+        self.pages: _Pages | None = None
+        self.source = 0
+        self.wanted = self.sent = 0
+        self.row: int | None = None
+        self.at: int | None = None
+
+
+class KVTransfers:
+    """A worker's part of all transfers. ``install`` is called before SGLang's scheduler is made, ``bind`` after that,
+    and ``arrived`` in each turn of the loop."""
+
+    def __init__(self, parts: SystemParts, link: TurnLink, place: RankLayout, bridge: RunBridge) -> None:
+        self._link, self._place, self._bridge = link, place, bridge
+        self._page_size = parts.resolved.scenario.engine.page_size
+        self._model = parts.resolved.model
+        self._gpu = CURRENT.get()
+        self._queue = self._gpu.runtime.simulation.queue()
+        self._gpu.observer.streams[self._queue.id] = "link"
+        self._leaves = 0  # when the link is free, ns
+        self._landings: dict[int, _Landing] = {}  # of senders, by room
+        self._received: set[int] = set()  # rooms whose KV is here
+        self._aborted: set[int] = set()
+        self._port: KVPort
+        self._metadata: Any = None  # SGLang's description of registered memory
+
+    def install(self) -> None:
+        backends = import_module("sglang.srt.disaggregation.utils")
+        classes = self._classes(backends)
+
+        def get_kv_class(_: Any, kind: Any) -> Any:
+            return classes[kind]
+
+        for module in ("prefill", "decode"):
+            replace_attribute(f"sglang.srt.disaggregation.{module}", "get_kv_class", get_kv_class)
+
+    def bind(self, port: KVPort) -> None:
+        """``port``: to the KV of the model."""
+        self._port = port
+
+    # ---- the loop ------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop what aborted requests have left, between two workloads."""
+        self._landings.clear()
+        self._received.clear()
+        self._aborted.clear()
+
+    def arrived(self) -> bool:
+        """Take in what has arrived by now; returns whether anything has."""
+        self._link.take_turn()
+        return self._taken_in()
+
+    def sleep_until(self, at: int) -> None:
+        """Sleep until ``at``, ns, until something arrives, or until something that was sent has landed. Raises
+        LinkError where that is never."""
+        now = self._gpu.runtime.now
+        landings = [x.at for x in self._landings.values() if x.at is not None and x.at > now]
+        self._link.sleep_until(min([at, *landings]))
+        self._taken_in()
+
+    def _taken_in(self) -> bool:
+        found = False
+        for tag in _TAGS:
+            while (message := self._link.poll(tag)) is not None:
+                found = True
+                if tag == _ABORT:
+                    self._aborted.add(message.value)
+                elif tag == _PAGES:
+                    landing = self._landing(message.value.room)
+                    landing.pages, landing.source = message.value, message.source
+                else:
+                    self._land(message.value)
+        return found
+
+    def _landing(self, room: int) -> _Landing:
+        return self._landings.setdefault(room, _Landing())
+
+    # ---- KV ------------------------------------------------------------------------------------------------
+
+    def _slots(self, pages: Sequence[int]) -> torch.Tensor:
+        """The slots [n] int64 of these pages."""
+        size = self._page_size
+        return (torch.tensor(pages, dtype=torch.int64).unsqueeze(1) * size + torch.arange(size)).view(-1)
+
+    def _read(self, pages: Sequence[int]) -> Sequence[HostTensor]:
+        executor = self._gpu.executor
+
+        def gathered() -> Sequence[HostTensor]:
+            found = self._port.gather(*receive(self._gpu, [self._slots(pages)], None))
+            held = [tensor.held for tensor in found if isinstance(tensor, DeviceTensor)]
+            return [HostTensor.of(x if x.is_meta else executor.read(torch.clone, (x,), {})) for x in held]
+
+        return run_on_queue("send", self._queue, gathered)
+
+    def _write(self, pages: Sequence[int], values: Sequence[HostTensor]) -> None:
+        def scattered() -> None:
+            slots, *kv = receive(self._gpu, [self._slots(pages), *(x.value() for x in values)], None)
+            self._port.scatter(PageTableSpan(0, 0, slots), kv)
+
+        run_on_queue("receive", self._queue, scattered)
+        here = self._gpu.runtime.idle(self._queue)  # the host has been notified
+        assert here, "KV has landed before the message arrives"
+
+    def _land(self, chunk: _Chunk) -> None:
+        if chunk.pages:
+            self._write(chunk.pages, chunk.values)
+        if chunk.metadata is not None:
+            for pointer, row in zip(self._metadata.aux_data_ptrs, chunk.metadata, strict=True):
+                ctypes.memmove(pointer + chunk.row * len(row), row, len(row))
+            assert chunk.prefilled is not None
+            self._bridge.transferred(chunk.room - 1, chunk.prefilled)
+            self._received.add(chunk.room)
+
+    def _send(self, room: int, pages: Sequence[int]) -> None:
+        """Send the KV of the next pages of a request, and with the last of them its metadata."""
+        runtime, profile, landing = self._gpu.runtime, self._link.profile, self._landing(room)
+        assert landing.pages is not None and landing.row is not None
+        begin, landing.sent = landing.sent, landing.sent + len(pages)
+        last = landing.sent >= landing.wanted
+        values = self._read(pages) if pages else ()
+        runtime.now += round(profile.call.value)
+        size = len(pages) * self._page_size * self._model.num_layers * 2 * self._model.kv_size
+        duration = round(size * self._model.dtype.itemsize * 1e9 / profile.bandwidth.value)
+        runtime.send(self._queue, duration, size=size * self._model.dtype.itemsize, name="send kv")
+        self._leaves = max(self._leaves, runtime.now) + duration
+        lands = self._leaves + round(profile.latency.value)
+        chunk = _Chunk(
+            room,
+            landing.pages.pages[begin : landing.sent],
+            landing.pages.row,
+            values,
+            self._metadata_rows(landing.row) if last else None,
+            self._bridge.prefilled(room - 1) if last else None,
+        )
+        self._link.post(landing.source, _KV, chunk, lands)
+        if last:
+            landing.at = lands
+
+    def _metadata_rows(self, row: int) -> Sequence[bytes]:
+        kinds = zip(self._metadata.aux_data_ptrs, self._metadata.aux_item_lens, strict=True)
+        return [ctypes.string_at(pointer + row * size, size) for pointer, size in kinds]
+
+    def _abort(self, room: int) -> None:
+        if room not in self._aborted:
+            self._aborted.add(room)
+            prefills = self._place.role == "prefill"
+            other = self._place.decode_of if prefills else self._place.prefill_of
+            self._link.send(other(room - 1), _ABORT, room)
+
+    # ---- SGLang's classes ----------------------------------------------------------------------------------
+
+    def _classes(self, backends: Any) -> dict[Any, Any]:
+        """What ``get_kv_class`` returns for each kind, made from SGLang's classes of transfers that are never made."""
+        kinds = backends.KVClassType
+
+        def known(kind: Any) -> Any:
+            found = backends.get_kv_class(backends.TransferBackend.FAKE, kind)
+            if found is None:
+                raise EngineError(f"this SGLang has no base class for its {kind.value} (get_kv_class)")
+            return found
+
+        states = import_module("sglang.srt.disaggregation.base.conn").KVPoll
+        return {
+            kinds.KVARGS: known(kinds.KVARGS),
+            kinds.MANAGER: _manager(known(kinds.MANAGER), self),
+            kinds.SENDER: _sender(known(kinds.SENDER), self, states),
+            kinds.RECEIVER: _receiver(known(kinds.RECEIVER), self, states),
+        }
+
+
+class _PrefillInfo:
+    """What a decode worker knows of prefill workers, by their addresses: each is one rank."""
+
+    def get(self, address: str) -> Any:  # noqa: ARG002
+        return SimpleNamespace(dp_size=1, follow_bootstrap_room=True)
+
+
+def _manager(base: Any, transfers: KVTransfers) -> Any:
+    class LinkManager(base):  # type: ignore[misc]
+        def __init__(self, args: Any, *rest: Any, **named: Any) -> None:
+            super().__init__(args, *rest, **named)
+            self.kv_args = transfers._metadata = args
+            self.prefill_info_table = _PrefillInfo()
+
+    return LinkManager
+
+
+def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
+    class LinkSender(base):  # type: ignore[misc]
+        def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **named: Any) -> None:
+            super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **named)
+            self._room = bootstrap_room
+            self._landing = transfers._landing(bootstrap_room)
+
+        def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
+            self._landing.wanted, self._landing.row = num_kv_indices, aux_index
+
+        def send(self, kv_indices: Any, *_: Any, **__: Any) -> None:
+            transfers._send(self._room, kv_indices.tolist())
+
+        def poll(self) -> Any:
+            landing = self._landing
+            if self.conclude_state is not None:
+                return self.conclude_state
+            if self._room in transfers._aborted:
+                self.conclude_state = states.Failed
+            elif landing.pages is None:
+                return states.Bootstrapping
+            elif not landing.sent:
+                return states.WaitingForInput
+            elif landing.at is None or landing.at > transfers._gpu.runtime.now:
+                return states.Transferring
+            else:
+                self.conclude_state = states.Success
+                del transfers._landings[self._room]
+            return self.conclude_state
+
+        def abort(self) -> None:
+            super().abort()
+            transfers._abort(self._room)
+
+    return LinkSender
+
+
+def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
+    class LinkReceiver(base):  # type: ignore[misc]
+        def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
+            super().__init__(mgr, bootstrap_addr, bootstrap_room)
+            assert bootstrap_room is not None
+            self._room = bootstrap_room
+
+        def send_metadata(self, kv_indices: Any, aux_index: int | None = None, *_: Any, **__: Any) -> None:
+            assert aux_index is not None
+            self.has_sent_metadata = True
+            place, pages = transfers._place, _Pages(self._room, kv_indices.tolist(), aux_index)
+            transfers._link.send(place.prefill_of(self._room - 1), _PAGES, pages)
+
+        def poll(self) -> Any:
+            if self.conclude_state is None and self._room in transfers._aborted:
+                self.conclude_state = states.Failed
+            if self.conclude_state is not None:
+                return self.conclude_state
+            if not self.bootstrap_done:
+                return states.Bootstrapping
+            if not self.has_sent_metadata:
+                return states.WaitingForInput
+            if self._room not in transfers._received:
+                return states.Transferring
+            transfers._received.remove(self._room)
+            self.conclude_state = states.Success
+            return self.conclude_state
+
+        def abort(self) -> None:
+            super().abort()
+            transfers._abort(self._room)
+
+    return LinkReceiver
+
