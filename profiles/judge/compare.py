@@ -13,8 +13,8 @@ from .engagement import THRESHOLD, StepEngagement, engagement, from_totals, tota
 from .gates import Gate, GateOutcome
 from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_environments
 from .metric_values import MetricValue, table
-from .pairs import percent
 from .reasons import Reason
+from .statistics import percent
 from .trial import Sample
 from .trials import NOT_DRAWN, DrawnRuns, Trials
 from .verdict import (
@@ -195,13 +195,7 @@ def _metrics(
     found = {name: _judged(trials, rules, tables[0][name], tables[1][name]) for name in names}
     judgements = corrected({name: judged.judgement for name, judged in found.items()}, headline)
     return {
-        name: MetricComparison(
-            judged.unit,
-            judged.direction,
-            judged.values_a,
-            judged.values_b,
-            judgements[name].void(*voids) if voids else judgements[name],
-        )
+        name: replace(judged, judgement=judgements[name].void(*voids) if voids else judgements[name])
         for name, judged in found.items()
     }
 

@@ -11,7 +11,8 @@ from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
-from ..record.result import IDLE_PARTS, Abstained, CopyRow, Metric, Result, SitePart, SyncRow
+from ..record.result import IDLE_PARTS, Abstained, CopyRow, Result, SitePart, SyncRow
+from .metric_values import mean
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
@@ -217,15 +218,10 @@ def _mean_part(results: Results, name: str) -> float | None:
 
 def _part(result: Result, name: str) -> float | None:
     if name not in IDLE_PARTS:
-        return _metric(result, f"{name}_us_per_step")
-    total = _metric(result, "forward_idle_us_per_step")
+        return mean(result, f"{name}_us_per_step")
+    total = mean(result, "forward_idle_us_per_step")
     if total is None or isinstance(result.idle, Abstained):
         return None
     whole = sum(getattr(result.idle, f"{part}_us") for part in IDLE_PARTS)
     part: float = getattr(result.idle, f"{name}_us")
     return total * part / whole if whole else 0.0
-
-
-def _metric(result: Result, name: str) -> float | None:
-    metric = result.metrics.get(name)
-    return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None

@@ -21,6 +21,12 @@ class MetricValue(NamedTuple):
     direction: Sided
 
 
+def mean(result: Result, name: str) -> float | None:
+    """The mean of a metric over its values; None where it abstained or is not there."""
+    metric = result.metrics.get(name)
+    return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None
+
+
 def metric_values(result: Result, also: Collection[str] = ()) -> dict[str, MetricValue]:
     """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99``. Percentiles other than p50 and
     p99 are read only where ``also`` names them. Metrics that abstained or have no better direction are left out."""

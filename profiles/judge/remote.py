@@ -19,6 +19,7 @@ from ..platform.pool import MapFunction
 from ..record.result import Result
 from .draws import HARDWARE, Profiles
 from .trial import Question, Sample, TrialRequest
+from .trials import Side
 
 _TAIL: Final = 60  # lines of a crash that are shown
 _GRACE_S: Final = 5.0
@@ -39,25 +40,13 @@ class CrashError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSide:
-    """A side in a worker process. ``order`` is what all of its runs have in common."""
+class WorkerSide(Side):
+    """A side in a worker process, which is never spread. ``order`` is what all of its runs have in common."""
 
-    label: str
     question: Question
     order: TrialRequest
     process: subprocess.Popen[str]
     stderr: IO[str]
-
-    @property
-    def seeds(self) -> None:
-        return None
-
-    @property
-    def spreads(self) -> bool:
-        return False  # it is a process already
-
-    def all(self) -> Sequence[Sample]:
-        return ()
 
     def run(self, seed: int | None) -> Sample:
         """Raises CrashError, SideError, MachineError."""

@@ -47,20 +47,15 @@ class SideSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSide:
+class StoredSide(Side):
     """Results from files, by workload seed. Measured results have several of one seed."""
 
-    label: str
     samples: Mapping[int, tuple[Sample, ...]]
     folder: Path | None = None
 
     @property
     def seeds(self) -> Collection[int]:
         return self.samples.keys()
-
-    @property
-    def spreads(self) -> bool:
-        return False
 
     def run(self, seed: int | None) -> Sample:
         """Raises SideError where no result of that seed is there."""
@@ -185,8 +180,8 @@ def _side(
         return StoredSide(spec.label, _read(spec), folders[0] if folders else None)
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
+    from .drawn_runs import measured_times
     from .local import LocalSide
-    from .ranges import measured_times
 
     require_alone(measured_times(question.scenario(() if spec.ref else spec.overrides), order.device))
     order = replace(order, overrides=spec.overrides, engine=spec.engine)

@@ -3,12 +3,13 @@ measured, and all results where they are stored."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from ..platform import hardware
 from ..platform.pool import MapFunction, pool, prepare_pool, spread
@@ -16,8 +17,8 @@ from ..record.result import Result
 from .divergence import Divergence, comparable, first_divergence, same_tokens
 from .draws import HARDWARE, Draw, Profiles, drawn_profile, draws
 from .likeness import LikenessError, ScenarioDifference, unlike
-from .pairs import Side as Name
-from .pairs import abba
+from .statistics import Side as Name
+from .statistics import abba
 from .trial import Sample
 from .verdict import DEFAULT_PAIRS, MIN_SEEDS
 
@@ -33,30 +34,35 @@ class WorkloadError(RuntimeError):
     """No request of a run finished."""
 
 
-class Side(Protocol):
-    """Runs of one side. ``seeds`` are those that it has, None where it can run any. Seed None of ``run`` is the
-    scenario's own. ``spreads``: whether ``run`` may be called in another process."""
+@dataclass(frozen=True, slots=True)
+class Side(ABC):
+    """Runs of one side. ``spreads``: whether ``run`` may be called in another process."""
+
+    label: str
+    spreads: ClassVar[bool] = False
 
     @property
-    def label(self) -> str: ...
+    def seeds(self) -> Collection[int] | None:
+        """The seeds that it has; None where it can run any."""
+        return None
 
-    @property
-    def seeds(self) -> Collection[int] | None: ...
-
-    @property
-    def spreads(self) -> bool: ...
-
-    def run(self, seed: int | None) -> Sample: ...
+    @abstractmethod
+    def run(self, seed: int | None) -> Sample:
+        """Seed None is the scenario's own."""
 
     def all(self) -> Sequence[Sample]:
         """The stored samples; empty for a side that runs."""
+        return ()
 
+    @abstractmethod
     def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path | None]:
         """A run, and the folder that has its timelines if there are any: ``folder``, or that of the stored result."""
 
+    @abstractmethod
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
         """Run what ``known`` is the result of once on each of the profiles; ``each`` may spread the runs."""
 
+    @abstractmethod
     def margin(self, seed: int, request: str, position: int) -> float | None:
         """The lead of the best score over the second where that token was drawn; None where it is unknown."""
 

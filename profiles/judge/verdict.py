@@ -9,11 +9,10 @@ from typing import Final, Literal
 
 from ..record.definitions import Direction
 from ..record.result import Abstained
-from . import noise
+from . import statistics
 from .draws import Firmness
-from .pairs import Interval, PairedDifferences, abba, centred, estimate, paired, percent, same_side
 from .reasons import Reason
-from .statistics import holm, mann_whitney, order_interval, pairs_needed, unpaired, wilcoxon
+from .statistics import Interval, PairedDifferences, abba, percent
 
 Verdict = Literal["better", "worse", "no change", "inconclusive"]
 
@@ -77,7 +76,7 @@ def judge_seeds(
     """Values that repeat exactly, one per workload seed. Microseconds change batching under random arrivals, so that
     a verdict requires the same sign on each of at least ``least`` seeds."""
     differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
-    delta, interval = median(differences), order_interval(differences)
+    delta, interval = median(differences), statistics.order_interval(differences)
     found = Judgement(
         a=median(a),
         b=median(b),
@@ -106,12 +105,12 @@ def judge_blocks(
     seed: int = 0,
 ) -> Judgement:
     """Measured values of 2 x n blocks in the order of ``abba``. Pairs with a throttled block do not count."""
-    pairs = _without(paired(blocks), throttled)
+    pairs = _without(statistics.paired(blocks), throttled)
     if pairs.n == 0:
         return _alone(blocks, min_effect, reason=Reason.THROTTLED if any(throttled) else Reason.LOW_N)
-    effect = estimate(pairs, seed=seed)
+    effect = statistics.estimate(pairs, seed=seed)
     floor = _floor(blocks)
-    departures = noise.levelled(blocks)
+    departures = statistics.levelled(blocks)
     found = Judgement(
         a=_median(blocks, "a"),
         b=_median(blocks, "b"),
@@ -121,17 +120,17 @@ def judge_blocks(
         test="Wilcoxon signed-rank, paired bootstrap",
         verdict="no change",
         min_effect=min_effect,
-        p_value=wilcoxon(centred(pairs)),
+        p_value=statistics.wilcoxon(statistics.centred(pairs)),
         floor=floor,
         slot=effect.slot,
-        drift=noise.drift(departures),
+        drift=statistics.drift(departures),
     )
     reasons = [
         (Reason.LOW_N, pairs.n < MIN_PAIRS),
         (Reason.THROTTLED, 2 * pairs.n < (1 - THROTTLED_SHARE) * len(blocks)),
-        (Reason.WARMUP_RAMP, noise.ramp(departures, min_effect=min_effect)),
-        (Reason.DRIFT, abs(found.drift or 0.0) > noise.DRIFT_LIMIT),
-        (Reason.ORDER_EFFECT, noise.order_dominates(effect, min_effect=min_effect)),
+        (Reason.WARMUP_RAMP, statistics.ramp(departures, min_effect=min_effect)),
+        (Reason.DRIFT, abs(found.drift or 0.0) > statistics.DRIFT_LIMIT),
+        (Reason.ORDER_EFFECT, statistics.order_dominates(effect, min_effect=min_effect)),
     ]
     return _settled(found, direction, [reason for reason, holds in reasons if holds])
 
@@ -140,7 +139,7 @@ def judge_unpaired(
     a: Sequence[float], b: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
 ) -> Judgement:
     """Measured values of two stored sets. They are not interleaved, so that drift counts as effect."""
-    delta, interval = unpaired(a, b)
+    delta, interval = statistics.unpaired(a, b)
     found = Judgement(
         a=median(a),
         b=median(b),
@@ -150,7 +149,7 @@ def judge_unpaired(
         test="Mann-Whitney U, unpaired: drift between the runs counts as effect",
         verdict="no change",
         min_effect=min_effect,
-        p_value=mann_whitney(a, b),
+        p_value=statistics.mann_whitney(a, b),
     )
     return _settled(found, direction, [Reason.LOW_N] if found.n < MIN_PAIRS else [])
 
@@ -160,7 +159,7 @@ def corrected(
 ) -> dict[str, Judgement]:
     """Holm's correction over the gated metrics: findings that do not survive it become inconclusive."""
     names = [name for name in gated if name in judged and judged[name].p_value is not None]
-    adjusted = dict(zip(names, holm([judged[name].p_value or 0.0 for name in names]), strict=True))
+    adjusted = dict(zip(names, statistics.holm([judged[name].p_value or 0.0 for name in names]), strict=True))
     return {
         name: _kept(replace(found, p_value=adjusted[name]), alpha) if name in adjusted else found
         for name, found in judged.items()
@@ -186,7 +185,7 @@ def _settled(found: Judgement, direction: Direction, reasons: Sequence[Reason]) 
 
 def _hinted(found: Judgement, interval: Interval) -> Judgement:
     resolve = max(RESOLVE, 2 * found.min_effect)
-    needed = pairs_needed(interval, n=found.n, resolve=resolve, band=found.min_effect)
+    needed = statistics.pairs_needed(interval, n=found.n, resolve=resolve, band=found.min_effect)
     more = needed is not None and needed > found.n
     return replace(found, needed=needed, resolve=resolve) if more else found
 
@@ -197,8 +196,8 @@ def _sided(delta: float, direction: Direction) -> Verdict:
 
 def _floor(blocks: Sequence[float]) -> float:
     """The noise floor: the effect that the estimator finds between A and A in this run."""
-    pairs = same_side(blocks)
-    return abs(float(median(centred(pairs)))) if pairs.n else 0.0
+    pairs = statistics.same_side(blocks)
+    return abs(float(median(statistics.centred(pairs)))) if pairs.n else 0.0
 
 
 def _without(pairs: PairedDifferences, throttled: Sequence[bool]) -> PairedDifferences:

@@ -17,8 +17,7 @@ from ...scenarios.records import TraceError
 from ...sched.model.checkpoint import CheckpointError
 from ..platform.machine import MachineError
 from ..platform.own_process import claim_process
-from .local import run_trial
-from .margins import margin
+from .local import margin, run_trial
 from .trial import Question, TrialRequest
 
 _REFUSALS = (ScenarioError, TraceError, CheckpointError, MachineError)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ...scenarios.loader import load
 from ..cuda.nvtx_ranges import NvtxRanges, listening
-from ..judge.pairs import abba, estimate, paired
+from ..judge.statistics import abba, estimate, paired
 from ..platform.resolve import resolve
 from ..record.files import write_whole
 from ..run.machines import open_machine

@@ -18,8 +18,8 @@ from ...scenarios.problems import ScenarioError
 from ..engines.names import expanded, is_engine
 from ..judge.divergence import comparable, same_tokens
 from ..judge.metric_values import MetricValue, full_name, metric_values
-from ..judge.pairs import percent
 from ..judge.sides import ENGINE, SideSpec, parse, split
+from ..judge.statistics import percent
 from ..platform.engine_choice import EngineChoice
 from ..platform.names import load_named
 from ..record.result import Abstained, Result

@@ -7,16 +7,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..judge.compare import Comparison
+from ..judge.drawn_runs import unrepeatable
 from ..judge.effects import LineEffect, lines
-from ..judge.pairs import percent
-from ..judge.ranges import unrepeatable
+from ..judge.metric_values import mean
 from ..judge.sides import SideSpec
+from ..judge.statistics import percent
 from ..judge.trial import Question, TrialRequest, resolved_for
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
 from ..record.result import Result
 from ..sweeps.ladder import Ladder
-from .worth import INTEREST, LinePlace, Notice, gains_without, mean
+from .worth import INTEREST, LinePlace, Notice, gains_without
 
 _OF_ITS_OWN = "source lines of another project's engine cannot be changed"
 

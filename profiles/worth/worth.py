@@ -13,13 +13,14 @@ from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple
 
 from ..judge.drawn_runs import without_values
-from ..judge.pairs import percent
+from ..judge.metric_values import mean
+from ..judge.statistics import percent
 from ..measure.steps import TimelineError, is_iteration
 from ..platform.hardware import HardwareProfile, PhaseLine
 from ..platform.pool import MapFunction, pool, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
-from ..record.result import Metric, Outputs, Result, WorthPart, WorthRow
+from ..record.result import Outputs, Result, WorthPart, WorthRow
 from ..vgpu.counterfactual import Counterfactual
 from .candidates import EarlySettles, HostPhase, LineSurvey, SourceLine, phases, source_lines
 
@@ -85,11 +86,6 @@ def figures(result: Result, settles: EarlySettles) -> Figures:
         digest=outputs.digest if isinstance(outputs, Outputs) else outputs.abstained,
         early=settles.count,
     )
-
-
-def mean(result: Result, name: str) -> float | None:
-    metric = result.metrics.get(name)
-    return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +212,6 @@ def _milder(line: SourceLine) -> Iterator[Change]:
         yield "pinned"
 
 
-def _run(task: Trial | RoomSearch) -> Any:
-    return task.run()
-
-
 class Gains:
     """The trials that have ended, by place."""
 
@@ -233,7 +225,7 @@ class Gains:
     def ask(self, asked: Sequence[tuple[Place, Change]], each: MapFunction) -> None:
         trials = [Trial(self._question, place, change) for place, change in asked]
         for number, ((place, change), found) in enumerate(
-            zip(asked, each(_run, trials), strict=True), start=1
+            zip(asked, each(Trial.run, trials), strict=True), start=1
         ):
             self._found.setdefault(place, {})[change] = found
             self._notice(f"counterfactual runs: {number} of {len(asked)}")
@@ -241,7 +233,9 @@ class Gains:
     def search(self, places: Sequence[Place], each: MapFunction) -> None:
         """Find out how much longer hidden places could take."""
         searches = [RoomSearch(self._question, place, self._base) for place in places]
-        for number, (place, room) in enumerate(zip(places, each(_run, searches), strict=True), start=1):
+        for number, (place, room) in enumerate(
+            zip(places, each(RoomSearch.run, searches), strict=True), start=1
+        ):
             self._rooms[place] = room
             self._notice(f"room of hidden lines and phases: {number} of {len(places)}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from schedbench.profiles.judge.pairs import abba
+from schedbench.profiles.judge.statistics import abba
 
 
 def blocks(

@@ -9,9 +9,8 @@ from typing import TypeVar
 import pytest
 
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
-from schedbench.profiles.judge.drawn_runs import run_each
+from schedbench.profiles.judge.drawn_runs import ranges, run_each
 from schedbench.profiles.judge.draws import Firmness
-from schedbench.profiles.judge.ranges import ranges
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trial import Question, TrialRequest

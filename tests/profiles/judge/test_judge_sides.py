@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedbench.profiles.judge import worker
-from schedbench.profiles.judge.local import run_trial
-from schedbench.profiles.judge.margins import margin
+from schedbench.profiles.judge.local import margin, run_trial
 from schedbench.profiles.judge.remote import (
     SOURCES,
     CrashError,

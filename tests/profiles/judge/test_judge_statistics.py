@@ -9,9 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedbench.profiles.judge import noise
-from schedbench.profiles.judge.pairs import Interval, abba, centred, estimate, paired, percent, same_side
-from schedbench.profiles.judge.statistics import holm, mann_whitney, order_interval, pairs_needed, wilcoxon
+from schedbench.profiles.judge import statistics
+from schedbench.profiles.judge.statistics import (
+    Interval,
+    abba,
+    centred,
+    estimate,
+    holm,
+    mann_whitney,
+    order_interval,
+    paired,
+    pairs_needed,
+    percent,
+    same_side,
+    wilcoxon,
+)
 
 positive = st.floats(1, 1000)
 
@@ -100,11 +112,11 @@ def test_four_times_the_width_needs_sixteen_times_the_pairs():
 
 def test_drift_is_measured_over_the_whole_run():
     values = [100 * (1 + 0.12 * at / 39) for at in range(40)]
-    assert noise.drift(noise.levelled(values)) == pytest.approx(12, rel=0.1)
-    assert noise.drift(noise.levelled([100.0] * 40)) == 0.0
+    assert statistics.drift(statistics.levelled(values)) == pytest.approx(12, rel=0.1)
+    assert statistics.drift(statistics.levelled([100.0] * 40)) == 0.0
 
 
 def test_a_ramp_is_one_sided_and_exceeds_the_noise():
     steady = [100.0, 101.0, 99.0, 100.5] * 5
-    assert not noise.ramp(noise.levelled(steady), min_effect=0.5)
-    assert noise.ramp(noise.levelled([120.0, 110.0, *steady[2:]]), min_effect=0.5)
+    assert not statistics.ramp(statistics.levelled(steady), min_effect=0.5)
+    assert statistics.ramp(statistics.levelled([120.0, 110.0, *steady[2:]]), min_effect=0.5)
