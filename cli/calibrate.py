@@ -75,10 +75,9 @@ def _report(words: str) -> None:
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
     from ..profiles.calibrate import accuracy
-    from ..profiles.judge import prediction
 
     hardware = accuracy.machine_profile(document["profile"], document["through_torch_ns"])
-    return prediction.document(accuracy.host_accuracy(hardware, accuracy.CASES, notify=_report))
+    return accuracy.host_accuracy(hardware, accuracy.CASES, notify=_report)
 
 
 def _plan(batch_sizes: str, prompt_tokens: str) -> list[CalibrationRun]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..judge.prediction import Pair, Prediction, prediction
+from ..judge.prediction import Pair, prediction
 from ..platform.hardware import HardwareProfile, load
 from ..platform.resolve import ask
 from ..ranks.execute import Options, execute
@@ -71,8 +71,8 @@ def machine_profile(document: Mapping[str, Any], through_torch: float) -> Hardwa
 
 def host_accuracy(
     hardware: HardwareProfile, cases: Iterable[AccuracyCase], *, notify: Callable[[str], object]
-) -> Prediction:
-    """Run every case with modelled and with measured host times."""
+) -> dict[str, Any]:
+    """Run every case with modelled and with measured host times, and compare them."""
     return prediction(
         Pair(case.name, state, *(_run(hardware, case, state, host) for host in ("modelled", "measured")))
         for case in cases

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -56,11 +56,6 @@ class Error(NamedTuple):
     error: float | None
     absolute: float | None = None
 
-    @property
-    def one_sided(self) -> bool:
-        """Whether only one side has a value."""
-        return (self.emulated is None) != (self.measured is None)
-
 
 class Change(NamedTuple):
     """The relative change from one state to the next; None where the value before it is 0. ``agree``: the signs agree;
@@ -75,61 +70,44 @@ class Change(NamedTuple):
     agree: bool | None
 
 
-class Prediction(NamedTuple):
-    errors: tuple[Error, ...]
-    changes: tuple[Change, ...]
+def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> dict[str, Any]:
+    """The document: errors and changes, their summary, and whether the goal is reached. ``pairs`` in the order of the
+    ladder: a change is from one to the next of the same scenario. ``missing``: pairs that there are no two runs of.
 
-    @property
-    def median_error(self) -> float | None:
-        """The median of the absolute errors."""
-        known = [abs(row.error) for row in self.errors if row.error is not None]
-        return median(known) if known else None
-
-    @property
-    def by_scenario(self) -> dict[str, float]:
-        """The median of the absolute errors of each scenario that has any."""
-        known: defaultdict[str, list[float]] = defaultdict(list)
-        for row in self.errors:
-            if row.error is not None:
-                known[row.scenario].append(abs(row.error))
-        return {scenario: median(errors) for scenario, errors in known.items()}
-
-    @property
-    def worst(self) -> Error | None:
-        known = [row for row in self.errors if row.error is not None]
-        return max(known, key=lambda row: abs(row.error or 0), default=None)
-
-    @property
-    def against_zero(self) -> tuple[Error, ...]:
-        """The errors where 0 was measured."""
-        return tuple(row for row in self.errors if row.absolute is not None)
-
-    @property
-    def one_sided(self) -> tuple[Error, ...]:
-        """The metrics that only one side has."""
-        return tuple(row for row in self.errors if row.one_sided)
-
-    @property
-    def reached(self) -> bool | None:
-        """Whether the goal is reached; None where nothing was compared. An error against 0, a metric of one side only
-        and a change of the other sign miss it, whatever the median error."""
-        if self.against_zero or self.one_sided or any(row.agree is False for row in self.changes):
-            return False
-        error = self.median_error
-        return None if error is None else error < GOAL
-
-
-def prediction(pairs: Iterable[Pair]) -> Prediction:
-    """``pairs`` in the order of the ladder: a change is from one to the next of the same scenario."""
+    ``reached`` is None where nothing was compared. An error against 0, a metric of one side only and a change of the
+    other sign miss the goal, whatever the median error.
+    """
     pairs = list(pairs)
-    errors = tuple(_error(pair, name) for pair in pairs for name in METRICS)
-    changes = (
-        change
-        for before, after in pairwise(pairs)
-        if before.scenario == after.scenario
-        for change in _changes(before, after)
+    errors = [_error(pair, name) for pair in pairs for name in METRICS]
+    neighbours = (two for two in pairwise(pairs) if two[0].scenario == two[1].scenario)
+    changes = [change for before, after in neighbours for change in _changes(before, after)]
+    sizes: defaultdict[str, list[float]] = defaultdict(list)
+    for row in errors:
+        if row.error is not None:
+            sizes[row.scenario].append(abs(row.error))
+    every = [size for found in sizes.values() for size in found]
+    error = median(every) if every else None
+    against_zero = [row._asdict() for row in errors if row.absolute is not None]
+    one_sided = [row._asdict() for row in errors if (row.emulated is None) != (row.measured is None)]
+    agreed = Counter(change.agree for change in changes)
+    missed = against_zero or one_sided or agreed[False]
+    worst = max(
+        (row for row in errors if row.error is not None), key=lambda row: abs(row.error or 0), default=None
     )
-    return Prediction(errors, tuple(changes))
+    return {
+        "median_error": error,
+        "by_scenario": {scenario: median(found) for scenario, found in sizes.items()},
+        "goal": GOAL,
+        "reached": False if missed else None if error is None else error < GOAL,
+        "against_zero": against_zero,
+        "one_sided": one_sided,
+        "worst": worst and worst._asdict(),
+        "called_from": CALLED,
+        "signs": {"agree": agreed[True], "differ": agreed[False], "not_called": agreed[None]},
+        "missing": list(missing),
+        "errors": [row._asdict() for row in errors],
+        "changes": [change._asdict() for change in changes],
+    }
 
 
 def _error(pair: Pair, name: str) -> Error:
@@ -177,29 +155,6 @@ def _direction(name: str, before: float | None, after: float | None) -> int:
     if abs(after - before) < CALLED * before:
         return 0
     return (after > before) - (after < before)
-
-
-def document(found: Prediction, *, missing: Sequence[str] = ()) -> dict[str, Any]:
-    """Plain dicts and lists. ``missing``: pairs that there are no two runs of."""
-    worst = found.worst
-    return {
-        "median_error": found.median_error,
-        "by_scenario": found.by_scenario,
-        "goal": GOAL,
-        "reached": found.reached,
-        "against_zero": [row._asdict() for row in found.against_zero],
-        "one_sided": [row._asdict() for row in found.one_sided],
-        "worst": worst and worst._asdict(),
-        "called_from": CALLED,
-        "signs": {
-            "agree": sum(row.agree is True for row in found.changes),
-            "differ": sum(row.agree is False for row in found.changes),
-            "not_called": sum(row.agree is None for row in found.changes),
-        },
-        "missing": list(missing),
-        "errors": [row._asdict() for row in found.errors],
-        "changes": [row._asdict() for row in found.changes],
-    }
 
 
 def markdown(content: dict[str, Any], *, machine: str, date: str) -> str:
@@ -286,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
     folder, names = Path(arguments[0]), arguments[1:]
     wanted = [(scenario, state) for scenario, _, state in (name.partition(":") for name in names)]
     pairs, missing = gathered(folder, wanted)
-    content = document(prediction(pairs), missing=missing)
+    content = prediction(pairs, missing=missing)
     environment = pairs[0].measured.environment if pairs else {}
     machine = f"{environment.get('gpu', 'no GPU')}, {environment.get('cpu', 'unknown')}"
     date = pairs[0].measured.run.started[:10] if pairs else "not run"

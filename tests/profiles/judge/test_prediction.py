@@ -11,7 +11,6 @@ import pytest
 from schedbench.profiles.judge.prediction import (
     METRICS,
     Pair,
-    document,
     file,
     findings,
     gathered,
@@ -52,35 +51,34 @@ def test_errors_are_relative_to_what_was_measured() -> None:
         "latest", {"step_ms": 1.1, "output_throughput": 95.0}, {"step_ms": 1.0, "output_throughput": 100.0}
     )
     found = prediction([one])
-    errors = {row.metric: row.error for row in found.errors}
+    errors = {row["metric"]: row["error"] for row in found["errors"]}
     assert errors["step_ms"] == pytest.approx(0.1)
     assert errors["output_throughput"] == pytest.approx(-0.05)
-    assert found.median_error == pytest.approx(0.075)
-    assert found.worst is not None and found.worst.metric == "step_ms"
-    assert found.reached is False
+    assert found["median_error"] == pytest.approx(0.075)
+    assert found["worst"]["metric"] == "step_ms"
+    assert found["reached"] is False
 
 
 def test_a_metric_on_one_side_only_has_no_error_and_misses_the_goal() -> None:
     found = prediction([pair("latest", {"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0})])
-    assert all(row.error is None for row in found.errors)
-    assert (found.median_error, found.worst, found.reached) == (None, None, False)
-    assert [row.metric for row in found.one_sided] == ["step_ms", "tpot_ms"]
+    assert all(row["error"] is None for row in found["errors"])
+    assert (found["median_error"], found["worst"], found["reached"]) == (None, None, False)
+    assert [row["metric"] for row in found["one_sided"]] == ["step_ms", "tpot_ms"]
 
 
 def test_a_metric_without_values_is_not_compared() -> None:
     found = prediction([pair("latest", {"step_ms": None}, {"step_ms": None})])
-    assert (found.median_error, found.reached, found.one_sided) == (None, None, ())
+    assert (found["median_error"], found["reached"], found["one_sided"]) == (None, None, [])
 
 
 def test_a_stall_that_was_not_measured_misses_the_goal() -> None:
     """An error against 0 is absolute, in microseconds per step, and counts beside a small median error."""
     name = "exposed_stall_us_per_step"
     found = prediction([pair("latest", {"step_ms": 1.0, name: 40.0}, {"step_ms": 1.0, name: 0.0})])
-    assert (found.median_error, found.reached) == (0.0, False)
-    assert [row.absolute for row in found.against_zero] == [40.0]
-    written = document(found)
-    assert findings(written) == ["1 errors where 0 was measured"]
-    assert f"| mixed | latest | {name} | u | 40 | 0 | +40 u |" in markdown(written, machine="x", date="y")
+    assert (found["median_error"], found["reached"]) == (0.0, False)
+    assert [row["absolute"] for row in found["against_zero"]] == [40.0]
+    assert findings(found) == ["1 errors where 0 was measured"]
+    assert f"| mixed | latest | {name} | u | 40 | 0 | +40 u |" in markdown(found, machine="x", date="y")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +94,8 @@ def test_changes_from_zero_have_a_sign(
 ) -> None:
     name = "exposed_stall_us_per_step"
     sides = zip(("pr25774", "pr25945"), emulated, measured, strict=True)
-    (change,) = prediction([pair(state, {name: e}, {name: m}) for state, e, m in sides]).changes
-    assert (change.emulated, change.agree) == (None, agree)
+    (change,) = prediction([pair(state, {name: e}, {name: m}) for state, e, m in sides])["changes"]
+    assert (change["emulated"], change["agree"]) == (None, agree)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +104,8 @@ def test_changes_from_zero_have_a_sign(
 )
 def test_negligible_stalls_have_no_error(emulated: float, measured: float, error: float | None) -> None:
     name = "exposed_stall_us_per_step"
-    (row,) = (
-        row
-        for row in prediction([pair("x", {name: emulated}, {name: measured})]).errors
-        if row.metric == name
-    )
-    assert row.error == error
+    found = prediction([pair("x", {name: emulated}, {name: measured})])
+    assert [row["error"] for row in found["errors"] if row["metric"] == name] == [error]
 
 
 def ladder(emulated: tuple[float, float], measured: tuple[float, float]) -> list[Pair]:
@@ -135,34 +129,30 @@ def ladder(emulated: tuple[float, float], measured: tuple[float, float]) -> list
 def test_signs_are_compared_where_both_call_a_difference(
     emulated: tuple[float, float], measured: tuple[float, float], agree: bool | None
 ) -> None:
-    (change,) = prediction(ladder(emulated, measured)).changes
-    assert (change.before, change.after, change.metric, change.agree) == (
-        "pr25774",
-        "pr25945",
-        "step_ms",
-        agree,
-    )
+    (change,) = prediction(ladder(emulated, measured))["changes"]
+    named = [change[name] for name in ("before", "after", "metric", "agree")]
+    assert named == ["pr25774", "pr25945", "step_ms", agree]
 
 
 def test_a_wrong_sign_misses_the_goal_for_any_error() -> None:
-    assert prediction(ladder((1.0, 0.97), (0.97, 1.0))).reached is False
-    assert prediction(ladder((1.0, 0.97), (1.0, 0.97))).reached is True
+    assert prediction(ladder((1.0, 0.97), (0.97, 1.0)))["reached"] is False
+    assert prediction(ladder((1.0, 0.97), (1.0, 0.97)))["reached"] is True
 
 
 def test_scenarios_are_not_compared_with_each_other() -> None:
     a, b = ladder((1.0, 0.9), (1.0, 0.9))
-    assert prediction([a, b._replace(scenario="other")]).changes == ()
+    assert prediction([a, b._replace(scenario="other")])["changes"] == []
 
 
 def test_each_scenario_has_its_own_error() -> None:
     pairs = [pair("latest", {"step_ms": e}, {"step_ms": 1.0}, name) for e, name in ((1.1, "a"), (0.7, "b"))]
     found = prediction(pairs)
-    assert found.by_scenario == {"a": pytest.approx(0.1), "b": pytest.approx(0.3)}
-    assert "\n- b: 30.0 %\n" in markdown(document(found), machine="x", date="y")
+    assert found["by_scenario"] == {"a": pytest.approx(0.1), "b": pytest.approx(0.3)}
+    assert "\n- b: 30.0 %\n" in markdown(found, machine="x", date="y")
 
 
 def test_the_table_has_date_machine_figures_and_findings() -> None:
-    written = document(prediction(ladder((1.0, 0.9), (1.0, 1.1))), missing=["penalties latest"])
+    written = prediction(ladder((1.0, 0.9), (1.0, 1.1)), missing=["penalties latest"])
     assert written["signs"] == {"agree": 0, "differ": 1, "not_called": 0}
     text = markdown(written, machine="A GPU, a CPU", date="2026-01-02")
     assert text.startswith("# Prediction error · A GPU, a CPU · 2026-01-02\n")
