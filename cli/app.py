@@ -81,25 +81,13 @@ def _common(
 ) -> None: ...
 
 
-app.command("run")(run)
-app.command("compare")(compare)
-app.command("check")(check)
-app.command("worth")(worth)
-app.command("profile")(profile)
-app.command("verify")(verify)
-app.command("report")(report)
-app.command("trace")(trace)
-app.command("watch")(watch)
-app.command("sweep")(sweep)
-app.add_typer(baseline, name="baseline")
-app.command("onebatch")(onebatch)
+for command in (run, compare, check, worth, profile, verify, report, trace, watch, sweep):
+    app.command()(command)
+app.command()(onebatch)
 app.command("list")(show)
-app.command("explain")(explain)
-app.command("init")(init)
-app.command("schema")(schema)
-app.command("doctor")(doctor)
-app.command("bench")(bench)
-app.command("calibrate")(calibrate)
+for about in (explain, init, schema, doctor, bench, calibrate):
+    app.command()(about)
+app.add_typer(baseline, name="baseline")
 
 
 def main() -> None:

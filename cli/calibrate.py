@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from .errors import INTERRUPTED, UsageError
 from .scenario_arguments import Form
 from .text import echo
-
-if TYPE_CHECKING:
-    from ..profiles.calibrate.host import CalibrationRun
 
 
 def calibrate(
@@ -44,11 +42,14 @@ def calibrate(
     Exit codes: 0 done; 2 usage or profile; 3 no CUDA here, and not --host-only; 130 interrupted.
     """
     from ..profiles.calibrate import calibration
+    from ..profiles.calibrate.host import calibration_runs
     from ..profiles.platform.hardware import load
     from . import calibrate_page
     from .page import show
 
-    plan = _plan(batch_sizes, prompt_tokens)
+    plan = calibration_runs(
+        _numbers("--batch-sizes", batch_sizes), _numbers("--prompt-tokens", prompt_tokens)
+    )
     hardware = load(base)
     if not host_only:
         calibration.require_cuda()
@@ -69,8 +70,7 @@ def calibrate(
     show(form, lambda _: calibrate_page.page(document), json=lambda: text)
 
 
-def _report(words: str) -> None:
-    echo(words, err=True)
+_report = partial(echo, err=True)
 
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
@@ -78,14 +78,6 @@ def _judged(document: dict[str, Any]) -> dict[str, Any]:
 
     hardware = accuracy.machine_profile(document["profile"], document["through_torch_ns"])
     return accuracy.host_accuracy(hardware, accuracy.CASES, notify=_report)
-
-
-def _plan(batch_sizes: str, prompt_tokens: str) -> list[CalibrationRun]:
-    from ..profiles.calibrate.host import calibration_runs
-
-    return calibration_runs(
-        _numbers("--batch-sizes", batch_sizes), _numbers("--prompt-tokens", prompt_tokens)
-    )
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -199,10 +199,9 @@ def lines(found: Document, *, width: int, most: int) -> Table:
     changed = [line for line in found["lines"] if line["a"] != line["b"]]
     equal = len(found["lines"]) - len(changed)
     caption = f"{equal} more source lines are the same on both sides; exact"
-    if _worth_asked(found):
+    if asked := _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
     table = _sites("copies & syncs per step", caption, hidden=len(changed) - most, width=width)
-    asked = _worth_asked(found)
     for heading in ("A", "B", "Δ", *(["worth\n%"] if asked else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for line in changed[:most]:

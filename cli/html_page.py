@@ -7,17 +7,15 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from markupsafe import Markup, escape
 from rich.table import Table
 from rich.text import Text
 
 from .charts import Chart, spec_of
 from .page import Block, Drawing, Lines, Page, is_code
 from .text import printable
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 TEMPLATE: Final = "page.html"
 _CLASSES: Final = {"dim": "dim", "bold": "strong", "green": "good", "red": "bad", "bold red": "bad strong"}
@@ -59,7 +57,6 @@ def to_html(page: Page, *, charts: bool = True) -> str:
 def _library() -> Markup:
     """Vega, Vega-Lite and vega-embed, which a page carries whole. It takes seconds to bundle them."""
     import vl_convert
-    from markupsafe import Markup
 
     return Markup(
         vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed").replace("</script", "<\\/script")
@@ -83,8 +80,6 @@ def _sections(block: Block, rest: Collection[str]) -> Iterator[_Section]:
 
 
 def _json(spec: dict[str, Any]) -> Markup:
-    from markupsafe import Markup
-
     text = json.dumps({**spec, "width": "container"}, ensure_ascii=False, separators=(",", ":"))
     return Markup(printable(text).replace("<", "\\u003c"))
 
@@ -109,16 +104,12 @@ def _column_class(heading: str, justify: str) -> str:
 
 def _cell(cell: object) -> Markup:
     """Lines of a cell below each other."""
-    from markupsafe import Markup
-
     text = cell if isinstance(cell, Text) else Text(str(cell))
     return Markup("<br>").join(_line(line) for line in text.split("\n"))
 
 
 def _line(text: Text) -> Markup:
     """The line in the style of its whole or of its first part."""
-    from markupsafe import Markup
-
     styles = [str(text.style), *(str(span.style) for span in text.spans)]
     name = next((_CLASSES[style] for style in styles if style in _CLASSES), "")
     plain = text.plain.lstrip(" ")
@@ -128,6 +119,4 @@ def _line(text: Text) -> Markup:
 
 def _inline(text: str) -> Markup:
     """Text in backticks as code."""
-    from markupsafe import Markup, escape
-
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
