@@ -24,9 +24,9 @@ def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tu
     yield torch, "Stream", _standing_for(torch.Stream, _emulated(torch.Stream, Stream, names), Stream)
     yield torch, "Event", _standing_for(torch.Event, _emulated(torch.Event, Event, names), Event)
     yield from autocast_patches()
-    yield torch, "get_device_module", _module_of(torch.get_device_module)
-    yield torch, "set_default_device", _default_device(torch.set_default_device, names)
-    yield torch, "get_default_device", _default_named(torch.get_default_device, names)
+    yield from _device_functions(
+        names, torch.get_device_module, torch.set_default_device, torch.get_default_device
+    )
     for module in (_foreach_utils, optimizer):  # CUDA's optimizers update all parameters by one kernel
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, DeviceTensor]
     yield torch, "load", _loaded(torch.load, names)
@@ -74,28 +74,21 @@ def _emulated(original: Any, emulated: Any, names: CudaDeviceNames) -> Callable[
     return make
 
 
-def _module_of(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_device_module(device: Any = None) -> Any:
-        return torch.cuda if device is None else original(device)
+def _device_functions(
+    names: CudaDeviceNames,
+    module_of: Callable[..., Any],
+    set_default: Callable[..., None],
+    default: Callable[[], Any],
+) -> Iterator[tuple[Any, str, Any]]:
+    """Torch's own, given and returning CUDA devices."""
 
-    return get_device_module
-
-
-def _default_device(original: Callable[..., None], names: CudaDeviceNames) -> Callable[..., None]:
-    def set_default_device(device: Any) -> None:
-        original(names.placed(device))
-
-    return set_default_device
-
-
-def _default_named(
-    original: Callable[[], torch.device], names: CudaDeviceNames
-) -> Callable[[], torch.device]:
     def get_default_device() -> torch.device:
-        found = original()
+        found: torch.device = default()
         return CUDA if found == names.placed(CUDA) else found
 
-    return get_default_device
+    yield torch, "get_device_module", lambda device=None: torch.cuda if device is None else module_of(device)
+    yield torch, "set_default_device", lambda device: set_default(names.placed(device))
+    yield torch, "get_default_device", get_default_device
 
 
 def _loaded(original: Callable[..., Any], names: CudaDeviceNames) -> Callable[..., Any]:
