@@ -152,10 +152,10 @@ def _libraries() -> list[Path]:
 
 
 def _hazards(folder: Path) -> Iterator[GpuStage]:
-    """The same cases for the checker on both devices, and for torch's sanitizer."""
+    """The same cases for the checker on both devices."""
     module = _module(hazard_table)
     yield GpuStage("hazards-vgpu", (*module, "vgpu", str(folder)), 45)
-    yield GpuStage("hazards-cuda", (*module, "cuda", str(folder)), 90, writes=("hazards.json", "hazards.md"))
+    yield GpuStage("hazards-cuda", (*module, "cuda", str(folder)), 90, writes=("hazards.json",))
 
 
 def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:

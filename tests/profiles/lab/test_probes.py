@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from schedbench.profiles.lab import probes
-from schedbench.profiles.lab.hazard_table import sanitizer_verdict
 from schedbench.profiles.lab.probes import attention_call, host_ns, measured, spread, waited
 from schedbench.profiles.record.environment import version
 
@@ -24,13 +23,6 @@ def test_a_failing_group_has_its_reason():
 def test_a_call_that_lasts_while_the_stream_is_busy_waited():
     assert waited(19e6)
     assert not waited(30e3)
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "found"), [("CSAN detected a possible data race", 1, True), ("", 0, False)]
-)
-def test_the_sanitizers_output_is_classified(text, code, found):
-    assert sanitizer_verdict(code, text)["found"] is found
 
 
 def test_samples_are_summarised():
