@@ -156,9 +156,7 @@ def _of_line(line: FittedLine) -> str:
 
 
 def _inline(base: HardwareProfile, copies: Document) -> Found:  # noqa: ARG001
-    rows = [
-        row for row in copies["behind_busy"] if row["direction"] == "h2d" and row["host_memory"] == "pageable"
-    ]
+    rows = copies["behind_busy"]
     waited = min((row["bytes"] for row in rows if row["waited"]), default=None)
     went_on = max((row["bytes"] for row in rows if not row["waited"]), default=None)
     if waited is None or went_on is None or went_on > waited:
@@ -178,7 +176,7 @@ def _rates(base: HardwareProfile, kernels: Document) -> Found:
         bandwidth,
         f"device-to-device copy of {moved['bytes'] / 2:.0f} B, read plus write",
     )
-    peaks = {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}
+    peaks = _peaks(kernels)
     for dtype, rate in peaks.items():
         yield ("kernels", "gemm_rates", dtype), rate, "a product of three equal sides, the largest"
     products, fixed = kernels["gemm"], base.kernels.fixed.value
@@ -201,7 +199,7 @@ def _efficiency(name: str, shares: list[float], of: str, rate: str) -> tuple[tup
 
 def _attention(base: HardwareProfile, kernels: Document) -> Found:
     """The efficiency of prompts' attention, as a share of the rate of products. Decodes are bound by bytes."""
-    peaks = {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}
+    peaks = _peaks(kernels)
     fixed = base.kernels.fixed.value
     shares = [
         _attended(row) / _beyond(row, fixed) * 1e9 / peaks[row["dtype"]]
@@ -209,6 +207,11 @@ def _attention(base: HardwareProfile, kernels: Document) -> Found:
         if row["new"] >= _COMPUTE
     ]
     yield _efficiency("attention", shares, "prompts", "the rate of products")
+
+
+def _peaks(kernels: Document) -> dict[str, float]:
+    """The rate of the largest product, by dtype."""
+    return {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}
 
 
 def _attended(row: Document) -> float:

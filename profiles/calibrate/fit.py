@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -48,22 +47,30 @@ def fit(samples: Iterable[TimedSample]) -> FittedLine:
         groups[sample.n].append(sample.ns)
     if not groups:
         raise ValueError("nothing to fit: no samples")
-    a, b = _constant(groups) if len(groups) == 1 else _robust(groups)
-    distances = [abs(ns - a - b * n) for n, group in groups.items() for ns in group]
-    worst_n, worst = _worst(groups, a, b)
-    return FittedLine(a, b, len(distances), len(groups), median(distances), _r2(groups, a, b), worst_n, worst)
-
-
-def _constant(groups: Mapping[float, list[float]]) -> tuple[float, float]:
-    (group,) = groups.values()
-    return median(group), 0.0
-
-
-def _robust(groups: Mapping[float, list[float]]) -> tuple[float, float]:
-    """Least relative deviation from the medians, weighted by their numbers of samples."""
-    n = np.array(list(groups), dtype=float)
+    n, counts = np.array(list(groups), dtype=float), np.array([len(group) for group in groups.values()])
     y = np.array([median(group) for group in groups.values()])
-    weight = np.sqrt([len(group) for group in groups.values()])
+    a, b = _robust(n, y, counts) if len(groups) > 1 else (float(y[0]), 0.0)
+    line = a + b * n
+    distances = [abs(ns - a - b * size) for size, group in groups.items() for ns in group]
+    spread = float(np.sum(counts * (y - np.average(y, weights=counts)) ** 2))
+    left = float(np.sum(counts * (y - line) ** 2))
+    shares = np.maximum(y, 1.0) / np.maximum(line, 1.0)  # times below a nanosecond are taken as one
+    worst = int(np.argmax(np.abs(np.log(shares))))
+    return FittedLine(
+        a,
+        b,
+        len(distances),
+        len(groups),
+        residual=median(distances),
+        r2=1 - left / spread if len(groups) > 1 and spread else None,  # None also where all medians are equal
+        worst_n=float(n[worst]),
+        worst=float(shares[worst]),
+    )
+
+
+def _robust(n: np.ndarray, y: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """Least relative deviation from the medians ``y``, weighted by their numbers of samples."""
+    weight = np.sqrt(counts)
     unit, scale = float(np.max(np.abs(n))), max(float(np.max(y)), 1.0)
     size = weight / np.maximum(y / scale, 1.0 / scale)  # below a nanosecond deviations are absolute
 
@@ -88,19 +95,3 @@ def _robust(groups: Mapping[float, list[float]]) -> tuple[float, float]:
         key=lambda result: float(result.cost),
     )
     return float(found.x[0]) * scale, float(found.x[1]) * scale / unit
-
-
-def _r2(groups: Mapping[float, list[float]], a: float, b: float) -> float | None:
-    if len(groups) == 1:
-        return None
-    rows = [(len(group), n, median(group)) for n, group in groups.items()]
-    mean = sum(count * y for count, _, y in rows) / sum(count for count, _, _ in rows)
-    spread = sum(count * (y - mean) ** 2 for count, _, y in rows)
-    left = sum(count * (y - a - b * n) ** 2 for count, n, y in rows)
-    return 1 - left / spread if spread else None  # all medians are equal
-
-
-def _worst(groups: Mapping[float, list[float]], a: float, b: float) -> tuple[float, float]:
-    """The size, and its median as a multiple of the line; times below a nanosecond are taken as one."""
-    shares = {n: max(median(group), 1.0) / max(a + b * n, 1.0) for n, group in groups.items()}
-    return max(shares.items(), key=lambda entry: abs(math.log(entry[1])))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from pydantic import TypeAdapter
 
 from ...scenarios.combinations import overlaps
 from ...sched.relay.faults import awaited_faults
@@ -16,7 +18,7 @@ from .conclusion import conclusion
 from .examine import Examiner
 from .faults import FaultScenario, fault_scenarios, with_faults
 from .one_batch import examine_one_batch
-from .report import SCHEMA_VERSION, Check, Document, check_part
+from .report import SCHEMA_VERSION, Check, Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class FaultVerdict:
     @property
     def passed(self) -> bool:
         return self.clean and bool(self.by)
+
+
+_VERDICT: Final = TypeAdapter(FaultVerdict)
 
 
 class _Task(NamedTuple):
@@ -133,17 +138,8 @@ def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document
 
 
 def _part(caught: FaultVerdict) -> Document:
-    return {
-        "name": caught.name,
-        "about": caught.about,
-        "reference": caught.reference,
-        "state": caught.state,
-        "loop": caught.loop,
-        "clean": caught.clean,
-        "caught_by": [check.name for check in caught.by],
-        "sound": [check_part(check) for check in caught.sound],
-        "broken": [check_part(check) for check in caught.broken],
-    }
+    part: Document = _VERDICT.dump_python(caught, mode="json")
+    return {**part, "clean": caught.clean, "caught_by": [check.name for check in caught.by]}
 
 
 def _failed(checks: Sequence[Check]) -> tuple[Check, ...]:

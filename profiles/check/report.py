@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
+
+from pydantic import TypeAdapter
 
 from ...sched.relay.choice import RelayChoice
 from ..record.environment import environment, tool
@@ -16,7 +18,8 @@ from .conclusion import conclusion
 Verdict = Literal["passed", "failed", "not applicable"]
 
 
-class Unproven(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Unproven:
     """A wait, event or reference without which all runs of a check would be the same, and why."""
 
     kind: OrderKind
@@ -24,7 +27,8 @@ class Unproven(NamedTuple):
     why: str
 
 
-class Evidence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Evidence:
     """A sentence, with the source lines or the ``field`` of a batch or buffer that it is about."""
 
     says: str
@@ -73,6 +77,7 @@ def skipped(name: str, why: str) -> Check:
 SCHEMA_VERSION: Final = "1.1"
 
 Document = dict[str, Any]
+_PARTS: Final = TypeAdapter(tuple[Check, ...] | tuple[Unproven, ...])
 
 
 def document(
@@ -105,25 +110,12 @@ def _report(report: Report) -> Document:
         "outputs": report.result.outputs.model_dump(mode="json") if report.result else None,
         "hazards_s": report.result.run.hazards_s if report.result else None,
         "wall_s": report.wall_s,
-        "checks": [check_part(check) for check in report.checks],
-        "unproven": [
-            {"kind": entry.kind, "site": entry.site.model_dump(mode="json"), "why": entry.why}
-            for entry in report.unproven
-        ],
+        "checks": plain(report.checks),
+        "unproven": plain(report.unproven),
     }
 
 
-def check_part(check: Check) -> Document:
-    return {
-        "name": check.name,
-        "verdict": check.verdict,
-        "about": check.about,
-        "evidence": [
-            {
-                "says": evidence.says,
-                "sites": [site.model_dump(mode="json") for site in evidence.sites],
-                "field": evidence.field,
-            }
-            for evidence in check.evidence
-        ],
-    }
+def plain(parts: Sequence[Check] | Sequence[Unproven]) -> list[Document]:
+    """Plain dicts, lists and scalars."""
+    found: list[Document] = _PARTS.dump_python(tuple(parts), mode="json")
+    return found

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -220,58 +220,40 @@ def scrub(export: Path, output: Path) -> None:
     if output.resolve() == export.resolve():
         raise CaptureFileError(f"{output}: the scrubbed copy needs another name")
     output.unlink(missing_ok=True)
-    with readable(export) as source, closing(sqlite3.connect(output)) as target:
-        _Copy(source, target).all()
-        target.commit()
-
-
-class _Copy:
-    """Copies tables from one connection to another."""
-
-    def __init__(self, source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-        self._source, self._target = source, target
-        self._strings: set[int] = set()
-        names = source.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        self._tables = {name for (name,) in names if isinstance(name, str)}
-
-    def all(self) -> None:
-        for table in sorted(self._tables):
-            if table in _COPIED or table.startswith(_ENUMERATIONS):
-                self._table(table, self._columns(table))
-            elif table in _SOME:
-                self._table(table, [column for column in self._columns(table) if column in _SOME[table]])
-        self._kept_strings()
-        self._versions()
-
-    def _columns(self, table: str) -> list[str]:
-        return [str(row[1]) for row in self._source.execute(f"PRAGMA table_info({quoted(table)})")]
-
-    def _table(self, table: str, columns: list[str]) -> None:
-        listed = ", ".join(map(quoted, columns))
-        named = [at for at, column in enumerate(columns) if column in _NAMES]
-        self._create(table, columns)
-        for row in self._source.execute(f"SELECT {listed} FROM {quoted(table)}"):
-            self._strings.update(row[at] for at in named if isinstance(row[at], int))
-            self._insert(table, row)
-
-    def _kept_strings(self) -> None:
-        self._create(STRINGS, ["id", "value"])
-        if STRINGS in self._tables:
-            for key, value in self._source.execute(f"SELECT id, value FROM {quoted(STRINGS)}"):
-                if key in self._strings:
-                    self._insert(STRINGS, (key, value))
-
-    def _versions(self) -> None:
+    with readable(export) as connection:
+        connection.execute("ATTACH ? AS scrubbed", (output.resolve().as_uri(),))
+        connection.execute("BEGIN")
+        tables = Tables(connection)
+        copied = _copied(tables)
+        for table, columns in copied.items():
+            _copy(connection, table, columns)
+        if STRINGS in tables:
+            _copy(connection, STRINGS, ("id", "value"), where=f"id IN ({_named(copied)})")
         for table in METADATA:
-            if table in self._tables:
-                self._create(table, ["name", "value"])
-                for name, value in self._source.execute(f"SELECT name, value FROM {quoted(table)}"):
-                    if is_version(name, value):
-                        self._insert(table, (name, value))
+            if table in tables:
+                versions = [row for row in tables.rows(table, ("name", "value")) if is_version(*row)]
+                connection.execute(f"CREATE TABLE scrubbed.{quoted(table)} (name, value)")
+                connection.executemany(f"INSERT INTO scrubbed.{quoted(table)} VALUES (?, ?)", versions)
+        connection.commit()
 
-    def _create(self, table: str, columns: list[str]) -> None:
-        self._target.execute(f"CREATE TABLE {quoted(table)} ({', '.join(map(quoted, columns))})")
 
-    def _insert(self, table: str, row: tuple[object, ...]) -> None:
-        places = ", ".join("?" * len(row))
-        self._target.execute(f"INSERT INTO {quoted(table)} VALUES ({places})", row)
+def _copied(tables: Tables) -> dict[str, Sequence[str]]:
+    """The columns that are copied, by table."""
+    return {
+        table: [column for column in columns if column in _SOME.get(table, columns)]
+        for table, columns in tables.columns.items()
+        if table in _COPIED or table in _SOME or table.startswith(_ENUMERATIONS)
+    }
+
+
+def _named(copied: Mapping[str, Sequence[str]]) -> str:
+    """A query for the numbers of the strings that the copied tables refer to."""
+    names = [(table, column) for table, columns in copied.items() for column in columns if column in _NAMES]
+    query = "SELECT {0} FROM scrubbed.{1} WHERE typeof({0}) = 'integer'"
+    return " UNION ".join(query.format(quoted(column), quoted(table)) for table, column in names)
+
+
+def _copy(connection: sqlite3.Connection, table: str, columns: Sequence[str], where: str = "true") -> None:
+    listed = ", ".join(map(quoted, columns))
+    rows = f"SELECT {listed} FROM main.{quoted(table)} WHERE {where}"
+    connection.execute(f"CREATE TABLE scrubbed.{quoted(table)} AS {rows}")

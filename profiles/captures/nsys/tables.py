@@ -20,24 +20,24 @@ _LARGEST: Final = 2**62  # of any number; sqlite's integers end at 2**63
 
 
 class Tables:
-    """An open export."""
+    """An open export. ``columns`` by table."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        self._columns = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
+        self.columns = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
 
     def __contains__(self, table: str) -> bool:
-        return table in self._columns
+        return table in self.columns
 
     def has(self, table: str, *columns: str) -> bool:
-        return set(columns) <= self._columns.get(table, frozenset())
+        return set(columns) <= {*self.columns.get(table, ())}
 
     def rows(
         self, table: str, columns: Sequence[str], where: Mapping[str, int] | None = None
     ) -> Iterator[tuple[Any, ...]]:
         """Rows with the given values in the columns of ``where`` that the table has."""
-        known = self._columns.get(table)
+        known = self.columns.get(table)
         if not known:
             return iter(())
         wanted = ", ".join(quoted(column) if column in known else "NULL" for column in columns)
@@ -65,9 +65,9 @@ class Tables:
             if isinstance(key, int)
         }
 
-    def _columns_of(self, table: str) -> frozenset[str]:
+    def _columns_of(self, table: str) -> Sequence[str]:
         found = self._connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
-        return frozenset(str(column[1]) for column in found)
+        return [str(column[1]) for column in found]
 
 
 @contextmanager

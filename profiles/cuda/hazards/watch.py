@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -123,35 +123,32 @@ class _Calls:
             yield Target(device.module.CUDAGraph, name, name)
 
     def wrap(self, target: Target, function: Function) -> Function:
-        make: Callable[[Function], Function] = getattr(self, f"_{target.call}")
-        return make(function)
+        around: Callable[..., AbstractContextManager[None]] = getattr(self, f"_{target.call}")
 
-    def _record_stream(self, function: Function) -> Function:
-        def recording(tensor: torch.Tensor, stream: Any) -> None:
-            self.checker.record_stream(tensor, self.order.number(stream))
-            function(tensor, stream)
+        def wrapped(*args: Any, **kwargs: Any) -> None:
+            with around(*args, **kwargs):
+                function(*args, **kwargs)
 
-        return recording
+        return wrapped
 
-    def _capture_begin(self, function: Function) -> Function:
-        def beginning(graph: Any, *args: Any, **kwargs: Any) -> None:
-            function(graph, *args, **kwargs)
-            self.order.capturing = True
-            self.checker.capturing(graph)
+    @contextmanager
+    def _record_stream(self, tensor: torch.Tensor, stream: Any) -> Iterator[None]:
+        self.checker.record_stream(tensor, self.order.number(stream))
+        yield
 
-        return beginning
+    @contextmanager
+    def _capture_begin(self, graph: Any, *_: Any, **__: Any) -> Iterator[None]:
+        yield
+        self.order.capturing = True
+        self.checker.capturing(graph)
 
-    def _capture_end(self, function: Function) -> Function:
-        def ending(graph: Any) -> None:
-            self.order.capturing = False
-            self.checker.capturing(None)
-            function(graph)
+    @contextmanager
+    def _capture_end(self, graph: Any) -> Iterator[None]:  # noqa: ARG002
+        self.order.capturing = False
+        self.checker.capturing(None)
+        yield
 
-        return ending
-
-    def _replay(self, function: Function) -> Function:
-        def replaying(graph: Any) -> None:
-            with self.operators.excluded(), self.checker.replaying(graph):
-                function(graph)
-
-        return replaying
+    @contextmanager
+    def _replay(self, graph: Any) -> Iterator[None]:
+        with self.operators.excluded(), self.checker.replaying(graph):
+            yield
