@@ -89,7 +89,7 @@ def document(
         "tool": tool().model_dump(mode="json"),
         "run": run,
         "environment": environment(),
-        "scenario": scenario.document(),
+        "scenario": scenario.model_dump(mode="json"),
         "passed": not any(report.failed for report in reports),
         "reports": [_report(report) for report in reports],
         "not_asked": dict(not_asked),

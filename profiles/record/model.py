@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from operator import not_
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,3 +14,8 @@ Instant = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # ns
 
 class ResultModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def omitted(default: Any = None) -> Any:
+    """A field that a document does not have where it is None, 0 or empty."""
+    return Field(default=default, exclude_if=not_)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from pydantic import JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import JsonValue, field_validator
 
-from .model import Number, ResultModel
+from .model import Number, ResultModel, omitted
 
 
 class Tool(ResultModel):
@@ -17,14 +17,7 @@ class Tool(ResultModel):
     version: str
     git_sha: str | None = None
     dirty: bool | None = None
-    changed: tuple[str, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = serialize(self)
-        if not self.changed:
-            del document["changed"]
-        return document
+    changed: tuple[str, ...] = omitted(())
 
 
 class RunPart(ResultModel):
@@ -34,10 +27,10 @@ class RunPart(ResultModel):
     wall_s: Number
     emulation_speed: Number | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
-    failure: str | None = None  # ranks that were lost, and what became of the others
-    missed: tuple[str, ...] = ()  # scripted faults that did not occur
+    failure: str | None = omitted()  # ranks that were lost, and what became of the others
+    missed: tuple[str, ...] = omitted(())  # scripted faults that did not occur
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
-    import_s: Number | None = None  # before wall_s, what importing another project's engine took
+    import_s: Number | None = omitted()  # before wall_s, what importing another project's engine took
 
 
 class EdgePart(ResultModel):
@@ -97,13 +90,7 @@ class ScenarioPart(ResultModel):
 
     expanded: dict[str, JsonValue]
     sha256: str
-    inputs: tuple[InputPart, ...] = ()
-
-    def document(self) -> dict[str, JsonValue]:
-        document: dict[str, JsonValue] = self.model_dump(mode="json")
-        if not self.inputs:
-            del document["inputs"]
-        return document
+    inputs: tuple[InputPart, ...] = omitted(())
 
     @property
     def seed(self) -> int | None:

@@ -21,7 +21,7 @@ from ...scenarios.problems import dotted, show
 from .conclusion import conclusion
 from .definitions import Direction
 from .files import write_whole
-from .model import Count, Instant, Number, ResultModel
+from .model import Count, Instant, Number, ResultModel, omitted
 from .provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart, Tool
 from .timeline import OrderKind
 
@@ -200,7 +200,7 @@ class RequestRow(ResultModel):
     output_tokens: Count
     status: Literal["finished", "refused", "aborted", "failed", "cancelled"]
     reason: str
-    token_ids: tuple[Count, ...] | None = None
+    token_ids: tuple[Count, ...] | None = Field(default=None, exclude_if=lambda ids: ids is None)
 
 
 class Outputs(ResultModel):
@@ -300,18 +300,17 @@ class Result(ResultModel):
     copies: tuple[CopyRow, ...]
     syncs: tuple[SyncRow, ...]
     idle: IdlePart | Abstained
-    critical_path: Mapping[
-        str, CriticalPathPart
-    ] = {}  # by kind of step; empty of a real device, and of several
+    # By kind of step; empty of a real device, and of several.
+    critical_path: Mapping[str, CriticalPathPart] = omitted({})
     engagement: Mapping[str, EngagementPart] = {}
     ranks: tuple[RankPart, ...] = ()
     requests: tuple[RequestRow, ...]
     outputs: Outputs | Abstained
     hazards: Hazards | Abstained
-    ordering: tuple[OrderingRow, ...] = ()
-    not_asked: Mapping[str, str] = {}  # by kind of step, why its budget does not apply to this run
-    ranges: RangesPart | None = None  # where they were asked for
-    worth: WorthPart | None = None  # likewise
+    ordering: tuple[OrderingRow, ...] = omitted(())
+    not_asked: Mapping[str, str] = omitted({})  # by kind of step, why its budget does not apply to this run
+    ranges: RangesPart | None = omitted()  # where they were asked for
+    worth: WorthPart | None = omitted()  # likewise
 
     @property
     def one_clock(self) -> bool:
@@ -349,18 +348,8 @@ class Result(ResultModel):
         for label in ("acceptance", "capture", "engine", "world"):
             if document["labels"][label] is None:
                 del document["labels"][label]
-        for optional in ("failure", "import_s", "missed"):
-            if not document["run"][optional]:
-                del document["run"][optional]
         if self.relay.loop is None:
             del document["relay"]["loop"]
-        document["scenario"] = self.scenario.document()
-        for optional in ("critical_path", "not_asked", "ordering", "ranges", "worth"):
-            if not document[optional]:
-                del document[optional]
-        for request in document["requests"]:
-            if request["token_ids"] is None:
-                del request["token_ids"]
         for metric in document["metrics"].values():
             for name in [name for name, value in metric.items() if value is None and name != "value"]:
                 del metric[name]

@@ -65,7 +65,7 @@ class Ladder:
     def document(self) -> Document:
         content = {
             "schema_version": SCHEMA_VERSION,
-            "scenario": self.scenario.document(),
+            "scenario": self.scenario.model_dump(mode="json"),
             "ladder": {"tokens_agree": self.tokens_agree},
             "rungs": [
                 {
