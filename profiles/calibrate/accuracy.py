@@ -5,14 +5,12 @@ Both run on the same virtual device, so that all differences are the host's.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..judge.prediction import Pair, prediction
-from ..platform.hardware import HardwareProfile, load
+from ..platform.hardware import HardwareProfile, parse
 from ..platform.resolve import ask
 from ..ranks.execute import Options, execute
 from ..record.result import Result
@@ -60,10 +58,7 @@ CASES: Final = (
 
 def machine_profile(document: Mapping[str, Any], through_torch: float) -> HardwareProfile:
     """The profile of ``document``, with torch's own time of a call on this machine, which measured runs contain."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "here.yaml"
-        path.write_text(to_yaml(document), encoding="utf-8")
-        hardware = load(path)
+    hardware = parse(to_yaml(document).encode(), "here.yaml")
     timed = {"value": through_torch, "origin": "torch's own part of a device call, timed on this machine"}
     host = hardware.host.model_copy(update={"torch_call": hardware.host.torch_call.model_copy(update=timed)})
     return hardware.model_copy(update={"host": host})

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -27,7 +27,7 @@ from ..measure.steps import PARTS
 from ..measure.waiting import WaitingSink
 from ..record.environment import tool
 from ..record.provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart
-from ..record.result import Abstained, CopyRow, Hazards, IdlePart, KindCounts, Result, SyncRow, canonical
+from ..record.result import Abstained, Hazards, Result, canonical
 from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap
@@ -108,11 +108,8 @@ def document(
             workload=Abstained(abstained=_NO_REQUESTS),
             relay=RelayPart(state="unknown"),
             hardware=HardwarePart(name=capture.facts.get("gpu") or "unknown GPU"),
-            metrics={**_host_metrics(found), **device.metrics},
-            per_step=device.per_step,
-            copies=device.copies,
-            syncs=device.syncs,
-            idle=device.idle,
+            metrics={**_host_metrics(found), **device.pop("metrics")},
+            **device,
             requests=(),
             outputs=Abstained(abstained=_NO_REQUESTS),
             hazards=hazards,
@@ -122,17 +119,8 @@ def document(
         raise CaptureFileError(f"{name}: numbers that cannot be: {first['msg']}") from None
 
 
-class _Device(NamedTuple):
-    """Fields of ``Result`` of the same names."""
-
-    metrics: Metrics
-    per_step: dict[str, KindCounts]
-    copies: tuple[CopyRow, ...]
-    syncs: tuple[SyncRow, ...]
-    idle: IdlePart | Abstained
-
-
-def _device(found: CaptureReading) -> _Device:
+def _device(found: CaptureReading) -> dict[str, Any]:
+    """The fields of ``Result`` that follow from the device's records."""
     waiting = WaitingSink()
     counts = CountsSink(waiting.take_exposed)
     waiting.feed(found.window)
@@ -142,15 +130,15 @@ def _device(found: CaptureReading) -> _Device:
     metrics = {**forward_metrics(waiting.forwards, exact=False), **waiting_metrics(totals, exact=False)}
     if found.unfit is not None:
         nothing = Abstained(abstained=found.unfit)
-        steps = per_step(counts.steps, {}, found)
-        return _Device(dict.fromkeys(metrics, nothing), steps, (), (), nothing)
-    return _Device(
-        metrics,
-        per_step(counts.steps, counts.tallies(), found),
-        copy_rows(counts.lines.copies, found),
-        sync_rows(counts.lines.calls, found),
-        idle_part(totals) if totals.window else Abstained(abstained=NO_FORWARD),
-    )
+        steps, lines = per_step(counts.steps, {}, found), {"copies": (), "syncs": ()}
+        return {"metrics": dict.fromkeys(metrics, nothing), "per_step": steps, "idle": nothing, **lines}
+    return {
+        "metrics": metrics,
+        "per_step": per_step(counts.steps, counts.tallies(), found),
+        "copies": copy_rows(counts.lines.copies, found),
+        "syncs": sync_rows(counts.lines.calls, found),
+        "idle": idle_part(totals) if totals.window else Abstained(abstained=NO_FORWARD),
+    }
 
 
 def _thread(capture: ProfilerCapture, meaning: RangeMap) -> tuple[int | None, int]:

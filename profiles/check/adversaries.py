@@ -14,7 +14,7 @@ from ..record.result import Abstained, Metric, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.order import ALWAYS, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
-from .runs import attempt
+from .runs import attempt_result
 from .tokens import differences
 
 NAME = "adversary"
@@ -70,8 +70,7 @@ def _favouring(seed: int) -> bool:
 
 
 def _under(resolved: Resolved, relay: RelayChoice, seed: int) -> Result | Crash:
-    outcome = attempt(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed))
-    return outcome if isinstance(outcome, Crash) else outcome.result
+    return attempt_result(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed))
 
 
 def _differences(seed: int, found: Result | Crash, expected: Result) -> list[Evidence]:

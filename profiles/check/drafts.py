@@ -7,7 +7,7 @@ request's own tokens. Both runs go without them, and so they also make the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from ..run.crash import Crash
 from .draft_invariants import DraftStart
 from .invariants import Invariants
 from .report import Check, Evidence, skipped, verdict
-from .runs import attempt
+from .runs import attempt, with_engine
 from .tokens import promised
 
 NAME = "drafts"
@@ -103,7 +103,8 @@ def _request_differences(name: str, found: DraftStarts, expected: DraftStarts) -
 
 def _drafted(resolved: Resolved, relay: RelayChoice) -> DraftStarts | Crash:
     guard = Invariants()
-    outcome = attempt(_whole(resolved), relay, Options(device="vgpu"), guard)
+    whole = with_engine(resolved, chunked_prefill_size=None, radix_cache=False)
+    outcome = attempt(whole, relay, Options(device="vgpu"), guard)
     if isinstance(outcome, Crash):
         return outcome
     result = outcome.result
@@ -115,21 +116,10 @@ def _drafted(resolved: Resolved, relay: RelayChoice) -> DraftStarts | Crash:
     )
 
 
-def _whole(resolved: Resolved) -> Resolved:
-    """Without prompt chunks and prefix cache."""
-    return _with(resolved, chunked_prefill_size=None, radix_cache=False)
-
-
 def _by_another_worker(resolved: Resolved) -> Resolved:
     spec = resolved.scenario.engine.speculative
     other: Literal["v1", "v2"] = "v1" if spec.mode == "v2" or spec.topk > 1 else "v2"
-    return _with(resolved, overlap=False, speculative=spec.model_copy(update={"mode": other}))
-
-
-def _with(resolved: Resolved, **changes: object) -> Resolved:
-    scenario = resolved.scenario
-    engine = scenario.engine.model_copy(update=changes)
-    return replace(resolved, scenario=scenario.model_copy(update={"engine": engine}))
+    return with_engine(resolved, overlap=False, speculative=spec.model_copy(update={"mode": other}))
 
 
 def _reference_words(resolved: Resolved) -> str:

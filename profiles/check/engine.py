@@ -19,7 +19,7 @@ from . import adversaries, tokens
 from .adversaries import Notice
 from .examine import budget, hazards, run_ended, silence
 from .report import Check, Evidence, Report, skipped, verdict
-from .runs import attempt
+from .runs import attempt, attempt_result, with_engine
 
 OVERLAP: Final = "overlap"
 # What only our own scheduler can be asked.
@@ -52,15 +52,13 @@ def examine_engine(resolved: Resolved, seeds: Sequence[int], notice: Notice = si
 
 def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[Check]:
     """Against our own scheduler, whose model the engine runs, and against the engine's own serial loop."""
-    if isinstance(result.outputs, Abstained):
-        yield skipped(tokens.NAME, result.outputs.abstained)
-        yield skipped(OVERLAP, result.outputs.abstained)
-        return
     sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
     overlapped = overlaps(resolved.scenario)
-    if sampling.penalised and overlapped:
-        yield skipped(tokens.NAME, "penalties may lag under overlap: equal tokens are not promised")
-        yield skipped(OVERLAP, "penalties may lag under overlap: equal tokens are not promised")
+    why = result.outputs.abstained if isinstance(result.outputs, Abstained) else ""
+    if sampling.penalised and overlapped and not why:
+        why = "penalties may lag under overlap: equal tokens are not promised"
+    if why:
+        yield from (skipped(name, why) for name in (tokens.NAME, OVERLAP))
         return
     if sampling.temperature:
         yield skipped(tokens.NAME, "the engine draws its tokens by a sampler of its own")
@@ -70,11 +68,8 @@ def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[
     if not overlapped:
         yield skipped(OVERLAP, "the run was without overlap")
         return
-    engine = resolved.scenario.engine.model_copy(update={"overlap": False})
-    serial = replace(resolved, scenario=resolved.scenario.model_copy(update={"engine": engine}))
-    found = attempt(serial, relay, _OPTIONS)
-    reference = found if isinstance(found, Crash) else found.result
-    yield _alike(OVERLAP, result, reference, "as the engine without overlap")
+    serial = attempt_result(with_engine(resolved, overlap=False), relay, _OPTIONS)
+    yield _alike(OVERLAP, result, serial, "as the engine without overlap")
 
 
 def _alike(name: str, result: Result, reference: Result | Crash, about: str) -> Check:

@@ -18,7 +18,7 @@ from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batches
 from ..run.runner import GatedSink
 from .examine import hazards
 from .report import Check, Evidence, Report, skipped, verdict
-from .runs import attempt
+from .runs import attempt_result
 from .tokens import SHOWN
 
 
@@ -55,10 +55,8 @@ def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:
 
 
 def _reference(question: Resolved) -> Result | Crash:
-    outcome = attempt(
-        replace(question, relays=()), choose("latest", {}), Options(device="vgpu", save_tokens=True)
-    )
-    return outcome if isinstance(outcome, Crash) else outcome.result
+    options = Options(device="vgpu", save_tokens=True)
+    return attempt_result(replace(question, relays=()), choose("latest", {}), options)
 
 
 def _differences(times: BatchTimes, reference: Result | Crash) -> Iterator[Evidence]:

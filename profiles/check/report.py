@@ -77,7 +77,7 @@ def skipped(name: str, why: str) -> Check:
 SCHEMA_VERSION: Final = "1.1"
 
 Document = dict[str, Any]
-_PARTS: Final = TypeAdapter(tuple[Check, ...] | tuple[Unproven, ...])
+_PARTS: Final = TypeAdapter(tuple[Check | Unproven, ...])
 
 
 def document(
@@ -115,7 +115,7 @@ def _report(report: Report) -> Document:
     }
 
 
-def plain(parts: Sequence[Check] | Sequence[Unproven]) -> list[Document]:
+def plain(parts: Sequence[Check | Unproven]) -> list[Document]:
     """Plain dicts, lists and scalars."""
     found: list[Document] = _PARTS.dump_python(tuple(parts), mode="json")
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...sched.relay.choice import RelayChoice
 from ..engines.client import EngineFailedError
 from ..engines.names import EngineError
@@ -9,6 +11,7 @@ from ..measure.budget import RunOutcome
 from ..platform.machine import MachineError
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
+from ..record.result import Result
 from ..run.compose import Guard
 from ..run.crash import BrokenRunError, Crash, crash_of
 
@@ -31,3 +34,16 @@ def attempt(
     if outcome.result.run.cancelled:
         raise KeyboardInterrupt
     return outcome
+
+
+def attempt_result(resolved: Resolved, relay: RelayChoice, options: Options) -> Result | Crash:
+    """As ``attempt``, for the result alone."""
+    outcome = attempt(resolved, relay, options)
+    return outcome if isinstance(outcome, Crash) else outcome.result
+
+
+def with_engine(resolved: Resolved, **changes: object) -> Resolved:
+    """The question with other values in its scenario's section ``engine``."""
+    scenario = resolved.scenario
+    engine = scenario.engine.model_copy(update=changes)
+    return replace(resolved, scenario=scenario.model_copy(update={"engine": engine}))

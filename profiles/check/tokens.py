@@ -26,7 +26,7 @@ from ..ranks.execute import Options
 from ..record.result import Abstained, RequestRow, Result
 from ..run.crash import Crash
 from .report import Check, Evidence, skipped, verdict
-from .runs import attempt
+from .runs import attempt_result
 
 NAME = "tokens"
 SHOWN = 3  # requests of those that differ
@@ -55,10 +55,8 @@ def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, referen
 
 
 def reference(resolved: Resolved) -> Result | Crash:
-    found = attempt(
-        reference_question(resolved), choose("latest", {}), Options(device="vgpu", save_tokens=True)
-    )
-    return found if isinstance(found, Crash) else found.result
+    options = Options(device="vgpu", save_tokens=True)
+    return attempt_result(reference_question(resolved), choose("latest", {}), options)
 
 
 def reference_question(resolved: Resolved) -> Resolved:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ...sched.observe import Clock, Observer, StepInfo
 from ..record.timeline import NO_SITE, Op
@@ -86,20 +86,14 @@ class TimingEvent(Protocol):
 
 @dataclass(slots=True)
 class _Step:
+    """``span``: start and end in ns of the device since the first anchor, once the events were read."""
+
+    step: int
     start: TimingEvent
     launched: int
     stream: int
     end: TimingEvent | None = None
-
-
-class _DeviceSpan(NamedTuple):
-    """``start`` and ``end`` in ns of the device since the first anchor."""
-
-    step: int
-    start: int
-    end: int
-    launched: int
-    stream: int
+    span: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -112,7 +106,7 @@ class StepSpans:
     synchronize: Callable[[], None]
     clock: Clock
     _steps: dict[int, _Step] = field(default_factory=dict)
-    _spans: list[_DeviceSpan] = field(default_factory=list)
+    _read_steps: list[_Step] = field(default_factory=list)
     _idle: list[TimingEvent] = field(default_factory=list)
     _anchors: list[tuple[int, int]] = field(default_factory=list)  # (host, device), ns
     _last: TimingEvent | None = None
@@ -130,7 +124,7 @@ class StepSpans:
     def open(self, step: int) -> None:
         if step not in self._steps:
             start = self._recorded()
-            self._steps[step] = _Step(start, self.clock.now(), self.stream())
+            self._steps[step] = _Step(step, start, self.clock.now(), self.stream())
 
     def close(self, step: int) -> None:
         """End the step's span. The last call counts, because sampling may have been delayed."""
@@ -145,7 +139,7 @@ class StepSpans:
     def ops(self) -> list[Op]:
         """All spans on the host's clock, after a second ``anchor``."""
         self._read(max(self._steps, default=-1))
-        return [self._op(span) for span in self._spans]
+        return [self._op(step) for step in self._read_steps]
 
     @property
     def drift(self) -> int:
@@ -162,8 +156,8 @@ class StepSpans:
         for step in sorted(step for step in self._steps if step <= newest):
             held = self._steps.pop(step)
             if held.end is not None:
-                start, end = self._time(held.start), self._time(held.end)
-                self._spans.append(_DeviceSpan(step, start, end, held.launched, held.stream))
+                held.span = self._time(held.start), self._time(held.end)
+                self._read_steps.append(held)
 
     def _time(self, event: TimingEvent) -> int:
         """ns since the first event, summed from event to event: elapsed_time is a float32 of milliseconds."""
@@ -173,23 +167,24 @@ class StepSpans:
         self._last = event
         return self._last_at
 
-    def _op(self, span: _DeviceSpan) -> Op:
-        start = max(self._host(span.start), span.launched)
+    def _op(self, step: _Step) -> Op:
+        start, end = map(self._host, step.span)
+        start = max(start, step.launched)
         return Op(
             kind="kernel",
             name="forward",
-            stream=span.stream,
+            stream=step.stream,
             start=start,
-            end=max(self._host(span.end), start),
+            end=max(end, start),
             bytes=0,
             host_bytes=0,
             host_memory="",
             blocking=False,
             range="model",
             forward=True,
-            step=span.step,
+            step=step.step,
             site=NO_SITE,
-            launched=span.launched,
+            launched=step.launched,
         )
 
     def _host(self, device: int) -> int:

@@ -5,7 +5,8 @@ Renderers derive from this and from nothing else. Instants are ns from the start
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from ..measure.waiting import Cause
@@ -13,6 +14,10 @@ from ..record.definitions import IDLE_NAMES
 
 Activity = Literal["phase", "stall", "kernel", "copy", "held"]
 Kind = Activity | Cause
+_CAUSES: Final[Sequence[Cause]] = (
+    *("exposed_host", "exposed_stall", "launch_latency"),
+    *("dependency", "kernel_gap", "no_work"),
+)
 # What a kind is called, in the order of legends.
 KINDS: Final[Mapping[Kind, str]] = {
     "phase": "host work",
@@ -20,12 +25,7 @@ KINDS: Final[Mapping[Kind, str]] = {
     "kernel": "kernel",
     "copy": "copy",
     "held": "stream waits for an event",
-    "exposed_host": f"idle: {IDLE_NAMES['exposed_host']}",
-    "exposed_stall": f"idle: {IDLE_NAMES['exposed_stall']}",
-    "launch_latency": f"idle: {IDLE_NAMES['launch_latency']}",
-    "dependency": f"idle: {IDLE_NAMES['dependency']}",
-    "kernel_gap": f"idle: {IDLE_NAMES['kernel_gap']}",
-    "no_work": f"idle: {IDLE_NAMES['no_work']}",
+    **{cause: f"idle: {IDLE_NAMES[cause]}" for cause in _CAUSES},
 }
 HOST: Final = "host"
 IDLE: Final = "GPU idle"
@@ -96,18 +96,11 @@ Picture = tuple[Scene, ...]
 def stacked(pictures: Mapping[str, Picture]) -> Picture:
     """The scenes of several pictures of the same kinds of steps, the first picture above the others on one axis. Scenes
     are aligned at the first forward of each."""
-    kinds = dict.fromkeys(_kind(scene) for picture in pictures.values() for scene in picture)
-    return tuple(
-        _above(
-            [
-                (group, scene)
-                for group, picture in pictures.items()
-                for scene in picture
-                if _kind(scene) == kind
-            ]
-        )
-        for kind in kinds
-    )
+    parts: dict[str, dict[str, Scene]] = {}
+    for group, picture in pictures.items():
+        for scene in picture:
+            parts.setdefault(_kind(scene), {})[group] = scene
+    return tuple(map(_above, parts.values()))
 
 
 def _kind(scene: Scene) -> str:
@@ -115,16 +108,16 @@ def _kind(scene: Scene) -> str:
     return next(boundary.kind for boundary in scene.boundaries if boundary.at >= scene.first)
 
 
-def _above(parts: Sequence[tuple[str, Scene]]) -> Scene:
-    latest = max(scene.first for _, scene in parts)
-    moved = [(group, _moved(scene, group, latest - scene.first)) for group, scene in parts]
+def _above(parts: Mapping[str, Scene]) -> Scene:
+    latest = max(scene.first for scene in parts.values())
+    moved = [_moved(scene, group, latest - scene.first) for group, scene in parts.items()]
     return Scene(
-        "; ".join(f"{group}: {scene.title}" for group, scene in moved),
-        max(scene.end for _, scene in moved),
+        "; ".join(f"{group}: {scene.title}" for group, scene in parts.items()),
+        max(scene.end for scene in moved),
         latest,
-        tuple(lane for _, scene in moved for lane in scene.lanes),
-        tuple(arrow for _, scene in moved for arrow in scene.arrows),
-        tuple(boundary for _, scene in moved for boundary in scene.boundaries),
+        tuple(chain.from_iterable(scene.lanes for scene in moved)),
+        tuple(chain.from_iterable(scene.arrows for scene in moved)),
+        tuple(chain.from_iterable(scene.boundaries for scene in moved)),
     )
 
 
@@ -132,21 +125,15 @@ def _moved(scene: Scene, group: str, by: int) -> Scene:
     def named(label: str) -> str:
         return f"{group} {label}".strip()
 
-    return Scene(
-        scene.title,
-        scene.end + by,
-        scene.first + by,
-        tuple(
-            Lane(named(lane.group), lane.name, tuple(_shifted(piece, by) for piece in lane.slices))
-            for lane in scene.lanes
-        ),
-        tuple(
+    def later(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+        return tuple(piece._replace(start=piece.start + by, end=piece.end + by) for piece in slices)
+
+    return scene._replace(
+        end=scene.end + by,
+        lanes=tuple(Lane(named(lane.group), lane.name, later(lane.slices)) for lane in scene.lanes),
+        arrows=tuple(
             a._replace(source=named(a.source), target=named(a.target), start=a.start + by, end=a.end + by)
             for a in scene.arrows
         ),
-        tuple(b._replace(group=named(b.group), at=b.at + by) for b in scene.boundaries),
+        boundaries=tuple(b._replace(group=named(b.group), at=b.at + by) for b in scene.boundaries),
     )
-
-
-def _shifted(piece: Slice, by: int) -> Slice:
-    return piece._replace(start=piece.start + by, end=piece.end + by)

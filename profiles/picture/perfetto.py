@@ -60,7 +60,7 @@ def _flows(found: TraceContent) -> int:
 def events(found: TraceContent, rank: str = "") -> Iterator[Event]:
     """Names of the tracks, slices with their flows, counters."""
     for process in PROCESSES:
-        yield _name("process_name", process, 0, _of_rank(process, rank))
+        yield _name("process_name", process, 0, f"{rank}: {process.name}" if rank else process.name)
         yield {**_name("process_sort_index", process, 0, ""), "args": {"sort_index": process.number}}
     for track in found.tracks:
         yield _name("thread_name", track.process, track.number, track.name)
@@ -73,48 +73,27 @@ def events(found: TraceContent, rank: str = "") -> Iterator[Event]:
             yield {"ph": "C", "name": counter.name, **place, "args": {counter.unit: value}}
 
 
-def _of_rank(process: Process, rank: str) -> str:
-    return f"{rank}: {process.name}" if rank else process.name
-
-
 def _name(kind: str, process: Process, track: int, name: str) -> Event:
     return {"ph": "M", "name": kind, "pid": process.number, "tid": track, "args": {"name": name}}
 
 
+def _at(track: Track, at: int) -> Event:
+    return {"pid": track.process.number, "tid": track.number, "ts": at / 1e3}
+
+
 def _slice(piece: TraceSlice) -> Event:
-    times = {"ts": piece.start / 1e3, "dur": (piece.end - piece.start) / 1e3}
-    return {
-        "ph": "X",
-        "cat": piece.category,
-        "name": piece.name,
-        **_at(piece.track),
-        **times,
-        "args": piece.args,
-    }
-
-
-def _at(track: Track) -> Event:
-    return {"pid": track.process.number, "tid": track.number}
+    place = {**_at(piece.track, piece.start), "dur": (piece.end - piece.start) / 1e3}
+    return {"ph": "X", "cat": piece.category, "name": piece.name, **place, "args": piece.args}
 
 
 def _flow_events(piece: TraceSlice) -> Iterator[Event]:
     """A flow belongs to the slice around its instant; one that ends with its slice is a nanosecond early."""
     ends = max(piece.start, piece.end - 1)
-    begun = [("s", flow, piece.start) for flow in piece.leads]
-    done = [("f", flow, piece.start) for flow in piece.follows] + [
-        ("f", flow, ends) for flow in piece.released
-    ]
-    for sign, flow, at in (*begun, *done):
-        bound = {"bp": "e"} if sign == "f" else {}
-        yield {
-            "ph": sign,
-            "cat": "flow",
-            "name": "flow",
-            "id": flow,
-            **bound,
-            **_at(piece.track),
-            "ts": at / 1e3,
-        }
+    for flow in piece.leads:
+        yield {"ph": "s", "cat": "flow", "name": "flow", "id": flow, **_at(piece.track, piece.start)}
+    for flows, at in ((piece.follows, piece.start), (piece.released, ends)):
+        for flow in flows:
+            yield {"ph": "f", "cat": "flow", "name": "flow", "id": flow, "bp": "e", **_at(piece.track, at)}
 
 
 def _draw_packets(path: Path, timelines: Mapping[str, TraceContent]) -> int:
@@ -150,11 +129,8 @@ def packets(timelines: Mapping[str, TraceContent]) -> Iterator[TracePacket]:
 def _described(number: int, name: str, **fields: Any) -> TracePacket:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor
 
-    order = TrackDescriptor.EXPLICIT
-    described = TrackDescriptor(
-        uuid=number, name=name, sibling_order_rank=number, child_ordering=order, **fields
-    )
-    return _packet(track_descriptor=described)
+    order = {"sibling_order_rank": number, "child_ordering": TrackDescriptor.EXPLICIT}
+    return _packet(track_descriptor=TrackDescriptor(uuid=number, name=name, **order, **fields))
 
 
 def _packet(**fields: Any) -> TracePacket:

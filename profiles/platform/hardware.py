@@ -208,11 +208,12 @@ def load(name_or_path: str | Path) -> HardwareProfile:
 
     Raises HardwareError when there is none, or with every fault of the file at once.
     """
-    return _parsed(_read(name_or_path), str(name_or_path))
+    return parse(_read(name_or_path), str(name_or_path))
 
 
 @lru_cache(maxsize=8)  # many questions are of one machine
-def _parsed(raw: bytes, source: str) -> HardwareProfile:
+def parse(raw: bytes, source: str) -> HardwareProfile:
+    """A profile as YAML; ``source`` names it in messages. Raises HardwareError."""
     try:
         document = read(raw, source)
     except ScenarioError as error:

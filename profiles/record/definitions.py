@@ -6,6 +6,7 @@ definitions is read by ``explain``, by the reports and by the computations. Impo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -311,6 +312,16 @@ _COUNTED = frozenset(entry.name for entry in _COUNTERS)
 _WITH_QUALITY, _QUALITIES = ("h2d", "d2h"), ("pinned", "pageable", "blocking")
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
+# What may follow the dot behind the name of a metric with variants.
+_VARIANTS: Final = {
+    "": "(?!)",
+    "kind": f"({'|'.join(KINDS)})",
+    "budget": rf"({'|'.join(KINDS)})(\.steady)?",
+    "position": r"(?!0(\.|$))\d+",
+    "microbatch": r"(outside|mb\d+)",
+    "name": rf"(?!({'|'.join(PERCENTILES)})(\.|$))[^.]+",
+}
+
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _TABLE})
 
 
@@ -333,30 +344,10 @@ def definition(metric: str) -> Definition:
     if counter in _WITH_QUALITY and quality in _QUALITIES and not rest:
         return DEFINITIONS[counter]
     entry = DEFINITIONS[name]
-    if entry.variants == "budget":
-        rest = [".".join(rest)]
-    if rest and _is_variant(entry, rest[0]):
-        rest = rest[1:]
-    if rest and entry.unit == "ms" and rest[0] in PERCENTILES:
-        rest = rest[1:]
-    if rest:
+    percentile = rf"(\.({'|'.join(PERCENTILES)}))?" if entry.unit == "ms" else ""
+    if not re.fullmatch(rf"(\.{_VARIANTS[entry.variants]})?{percentile}", metric.removeprefix(name)):
         raise KeyError(metric)
     return entry
-
-
-def _is_variant(entry: Definition, suffix: str) -> bool:
-    match entry.variants:
-        case "kind":
-            return suffix in KINDS
-        case "budget":
-            return suffix.removesuffix(".steady") in KINDS
-        case "position":
-            return suffix.isdecimal() and suffix != "0"
-        case "microbatch":
-            return suffix == "outside" or (suffix[:2] == "mb" and suffix[2:].isdecimal())
-        case "name":
-            return suffix not in ("", *PERCENTILES)
-    return False
 
 
 def shown_in(table: ReportTable, metrics: Iterable[str]) -> list[str]:

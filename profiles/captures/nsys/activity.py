@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -49,30 +49,30 @@ class Activity:
             if number(thread) & ~0xFFFFFF == self.process:
                 category = "cuda_driver" if kind == _DRIVER else "cuda_runtime"
                 text = without_suffix(self.strings.get(name, ""))
-                yield self._row(CALLS, category, text, start, end, correlation, thread=number(thread))
+                yield _row(CALLS, category, text, (start, end, _NONE, correlation), thread=number(thread))
 
     def _kernels(self) -> Iterator[KinetoRow]:
         for *place, short, demangled in self._of(KERNELS, (*_PLACE, "shortName", "demangledName")):
             name = self.strings.get(short) or self.strings.get(demangled) or "kernel"
-            yield self._operation(KERNELS, "kernel", name, place)
+            yield _row(KERNELS, "kernel", name, place)
 
     def _copies(self) -> Iterator[KinetoRow]:
         kinds = MemoryKinds.of(self.tables, COPIES)
         columns = (*_PLACE, "bytes", "copyKind", "srcKind", "dstKind")
         for *place, size, kind, source, target in self._of(COPIES, columns):
             name = f"Memcpy {kinds.direction(kind)} ({kinds.memory(source)} -> {kinds.memory(target)})"
-            yield self._operation(COPIES, "gpu_memcpy", name, place, size=size)
+            yield _row(COPIES, "gpu_memcpy", name, place, size=size)
 
     def _others(self) -> Iterator[KinetoRow]:
         for *place, size in self._of(MEMSETS, (*_PLACE, "bytes")):
-            yield self._operation(MEMSETS, "gpu_memset", "Memset", place, size=size)
+            yield _row(MEMSETS, "gpu_memset", "Memset", place, size=size)
         for *place, graph in self._of(GRAPHS, (*_PLACE, "graphId")):
-            yield self._operation(GRAPHS, "kernel", f"graph {number(graph)}", place)
+            yield _row(GRAPHS, "kernel", f"graph {number(graph)}", place)
 
     def _syncs(self) -> Iterator[KinetoRow]:
         for *place, kind, event in self._of(SYNCS, (*_PLACE, "syncType", "eventId")):
             name = _SYNC_NAMES.get(number(kind), "Sync")
-            row = self._operation(SYNCS, SYNC, name, place)
+            row = _row(SYNCS, SYNC, name, place)
             source, record = self._record_before(number(event), row.correlation)
             on_stream = row.stream if name in (WAIT_EVENT, "Stream Sync") else _NONE
             yield row._replace(stream=on_stream, source=source, waits_for=record)
@@ -93,30 +93,16 @@ class Activity:
     def _of(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
         return self.tables.rows(table, columns, {"globalPid": self.process})
 
-    def _operation(
-        self, table: str, category: str, name: str, place: list[Any], *, size: object = 0
-    ) -> KinetoRow:
-        start, end, stream, correlation = place
-        return self._row(
-            table, category, name, start, end, correlation, stream=number(stream), size=max(number(size), 0)
-        )
 
-    def _row(
-        self,
-        table: str,
-        category: str,
-        name: str,
-        start: object,
-        end: object,
-        correlation: object,
-        *,
-        thread: int = _NONE,
-        stream: int = _NONE,
-        size: int = 0,
-    ) -> KinetoRow:
-        begin = whole(start, f"{table}.start")
-        stop = max(whole(end, f"{table}.end"), begin)
-        return KinetoRow(category, name, begin, stop, thread, stream, number(correlation), size, _NONE, _NONE)
+def _row(
+    table: str, category: str, name: str, place: Sequence[object], *, thread: int = _NONE, size: object = 0
+) -> KinetoRow:
+    """``place`` has the values of ``_PLACE``. Raises CaptureFileError for an impossible instant."""
+    start, end, stream, correlation = place
+    begin = whole(start, f"{table}.start")
+    stop = max(whole(end, f"{table}.end"), begin)
+    where = (thread, number(stream), number(correlation), max(number(size), 0))
+    return KinetoRow(category, name, begin, stop, *where, _NONE, _NONE)
 
 
 UNKNOWN: Final = "Unknown"
