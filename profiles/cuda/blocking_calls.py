@@ -36,6 +36,28 @@ def sync_calls(device_module: Any) -> tuple[Target, ...]:
     )
 
 
+class EventStreams:
+    """The stream that each event was recorded on last. ``number`` returns the number of a stream, or of the current one
+    for None."""
+
+    def __init__(self, number: Callable[[Any], int]) -> None:
+        self._number = number
+        self._last: dict[int, int] = {}  # by id of the event
+
+    def of(self, event: object) -> int | None:
+        return self._last.get(id(event))
+
+    def recording(self, target: Target, function: Function) -> Function:  # noqa: ARG002
+        """``function``, which is an event's ``record``, with the stream noted."""
+
+        @wraps(function)
+        def recording(event: Any, stream: Any = None) -> Any:
+            self._last[id(event)] = self._number(stream)
+            return function(event) if stream is None else function(event, stream)
+
+        return recording
+
+
 @dataclass(slots=True)
 class BlockingCalls:
     """The possibly waiting calls of one pass. ``stream`` returns the number of the current stream."""

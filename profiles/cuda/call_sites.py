@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ...sched.observe import Clock
 from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
-from .blocking_calls import sync_calls
+from .blocking_calls import EventStreams, sync_calls
 from .log import CallRecord, Log
 
 _ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and other attributes, which do not reach the device
@@ -30,9 +30,8 @@ class CallSites:
         self._log = log.calls
         self._clock = clock
         self._sites = sites
-        self._stream = stream
+        self._events = EventStreams(stream)
         self._count = 0
-        self._recorded: dict[int, int] = {}  # stream of the last record, by id of the event
 
     @contextmanager
     def installed(self, device_module: Any) -> Iterator[None]:
@@ -65,7 +64,8 @@ class CallSites:
 
         @wraps(function)
         def logged(*args: Any, **kwargs: Any) -> Any:
-            before = self.enter(self._recorded.get(id(args[0]), -1) if awaits else -1)
+            stream = self._events.of(args[0]) if awaits else None
+            before = self.enter(-1 if stream is None else stream)
             try:
                 return function(*args, **kwargs)
             finally:
@@ -74,14 +74,7 @@ class CallSites:
         return logged
 
     def _recording(self, target: Target, function: Function) -> Function:
-        record = self._logged(target, function)
-
-        @wraps(function)
-        def recording(event: Any, stream: Any = None) -> Any:
-            self._recorded[id(event)] = self._stream(stream)
-            return record(event) if stream is None else record(event, stream)
-
-        return recording
+        return self._events.recording(target, self._logged(target, function))
 
 
 class _CallSiteMode(TorchFunctionMode):

@@ -20,7 +20,7 @@ from ..record.timeline import Site
 from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
 from ..vgpu.torch_ops import COUNT_BYTES, READS
-from .blocking_calls import sync_calls
+from .blocking_calls import EventStreams, sync_calls
 
 STREAM_SYNC: Final = "cudaStreamSynchronize"
 _MASKS: Final = frozenset((torch.bool, torch.uint8))
@@ -62,7 +62,7 @@ class DispatchCounter(Observer):
         self._module = module
         self._sites = sites
         self._open: list[tuple[str, int]] = [("", -1)]
-        self._recorded: dict[int, int] = {}  # stream of the last record, by id of the event
+        self._events = EventStreams(self._number)
 
     @property
     def sites(self) -> Sequence[Site]:
@@ -85,20 +85,20 @@ class DispatchCounter(Observer):
         event = self._module.Event
         with (
             replaced(sync_calls(self._module), self._waiting),
-            replaced([Target(event, "record", "cudaEventRecord")], self._recording),
+            replaced([Target(event, "record", "cudaEventRecord")], self._events.recording),
             _CountingMode(self),
         ):
             yield
 
     def count(self, what: str, size: int = 0, stream: int | None = None) -> None:
         name, step = self._open[-1]
-        where = self._current() if stream is None else stream
+        where = self._number(None) if stream is None else stream
         key = DispatchCount(step, name, where, self._sites.here(), what)
         self.counts[key] += 1
         self.bytes[key] += size
 
-    def _current(self) -> int:
-        return int(self._module.current_stream().stream_id)
+    def _number(self, stream: Any) -> int:
+        return int((self._module.current_stream() if stream is None else stream).stream_id)
 
     def _waiting(self, target: Target, function: Function) -> Function:
         def waiting(*args: Any, **kwargs: Any) -> Any:
@@ -111,14 +111,7 @@ class DispatchCounter(Observer):
         """The stream that a call waits for: itself, or the one that an event was recorded on."""
         if args and hasattr(args[0], "stream_id"):
             return int(args[0].stream_id)
-        return self._recorded.get(id(args[0])) if args else None
-
-    def _recording(self, target: Target, function: Function) -> Function:  # noqa: ARG002
-        def recording(event: Any, stream: Any = None) -> Any:
-            self._recorded[id(event)] = self._current() if stream is None else int(stream.stream_id)
-            return function(event) if stream is None else function(event, stream)
-
-        return recording
+        return self._events.of(args[0]) if args else None
 
 
 class _CountingMode(TorchDispatchMode):

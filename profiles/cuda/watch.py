@@ -45,16 +45,6 @@ class DeviceHandle:
     threads: Callable[[], frozenset[int]]
 
 
-class _Period(Protocol):
-    """The part of a pass from one flush to the next."""
-
-    def deliver(self, end: int) -> None:
-        """Feed the sink. ``end`` is when the flush was asked for; the device is idle now."""
-
-    def drop(self) -> None:
-        """Discard the period."""
-
-
 class Watch:
     """Watches one machine; passes are timed unless they run inside ``traced``."""
 
@@ -69,8 +59,8 @@ class Watch:
         self.threads: frozenset[int] = frozenset()
         self.streams = StreamTable()
         self.observer = CudaObserver(clock, self.streams, device.handle)
-        self._waits = BlockingCalls(clock, Log(), device.type, self._current)
-        self._period = self._timed()
+        self.waits = BlockingCalls(clock, Log(), device.type, self.current)
+        self._period: _Timed | _Traced = _Timed(self)
         self._replaced = ExitStack()
 
     @contextmanager
@@ -90,7 +80,7 @@ class Watch:
             self._install()
 
     def _install(self) -> None:
-        self._replaced.enter_context(self._waits.installed(self.device.module))
+        self._replaced.enter_context(self.waits.installed(self.device.module))
 
     @contextmanager
     def traced(self) -> Iterator[Counting]:
@@ -103,7 +93,7 @@ class Watch:
             yield counting
         finally:
             self._period.drop()
-            self._period = self._timed()
+            self._period = _Timed(self)
 
     def flush(self) -> None:
         """Wait for the device, deliver the current period, and begin another of the same kind."""
@@ -111,52 +101,49 @@ class Watch:
         self.device.synchronize()
         period = self._period
         period.deliver(end)
-        self._period = _Traced(self, period.counting) if isinstance(period, _Traced) else self._timed()
+        self._period = _Traced(self, period.counting) if isinstance(period, _Traced) else _Timed(self)
 
     def number(self, stream: Any) -> int:
         """The number of a stream, or of the current one for None."""
-        return self._current() if stream is None else self.streams.by_handle(self.device.handle(stream))
+        return self.current() if stream is None else self.streams.by_handle(self.device.handle(stream))
 
-    def _current(self) -> int:
+    def current(self) -> int:
         return self.streams.by_handle(self.device.current())
 
-    def _timed(self) -> _Period:
-        spans = StepSpans(self.device.event, self._current, self.device.synchronize, self.clock)
-        log = self._waits.begin(self.observer.begin(spans))
-        return _Timed(self, spans, self._waits, log)
 
-
-@dataclass(slots=True)
 class _Timed:
-    watch: Watch
-    spans: StepSpans
-    waits: BlockingCalls
-    log: Log
-    start: int = 0
+    """The part of a timed pass from one flush to the next."""
 
-    def __post_init__(self) -> None:
-        self.start = self.watch.clock.now()
-        self.spans.anchor()
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._spans = StepSpans(watch.device.event, watch.current, watch.device.synchronize, watch.clock)
+        self._log = watch.waits.begin(watch.observer.begin(self._spans))
+        self._start = watch.clock.now()
+        self._spans.anchor()
 
     def deliver(self, end: int) -> None:  # noqa: ARG002 - all that has ended belongs to it
-        self.spans.anchor()
-        log = self.log
-        self.watch.sink.feed(
+        """Feed the sink. ``end`` is when the flush was asked for; the device is idle now."""
+        self._spans.anchor()
+        log, watch = self._log, self._watch
+        watch.sink.feed(
             Window(
-                self.start,
-                self.watch.clock.now(),
+                self._start,
+                watch.clock.now(),
                 ranges=log.ranges,
-                ops=self.spans.ops(),
-                calls=self.waits.calls,
+                ops=self._spans.ops(),
+                calls=watch.waits.calls,
                 launched=log.launched,
                 settled=log.settled,
             )
         )
 
-    def drop(self) -> None: ...
+    def drop(self) -> None:
+        """Discard the period."""
 
 
 class _Traced:
+    """The part of a traced pass from one flush to the next; its methods are those of ``_Timed``."""
+
     def __init__(self, watch: Watch, counting: Counting) -> None:
         self.counting = counting
         self._watch = watch

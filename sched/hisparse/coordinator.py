@@ -264,14 +264,8 @@ class Coordinator(KVTier):
         return max(0, self.buffers.full_size(length) - self._buffer_sizes[req])
 
     def tables(self) -> Mapping[str, torch.Tensor]:
-        buffers = self.buffers
-        return {
-            "mapping": buffers.mapping,
-            "device_buffer": buffers.device_buffer,
-            "tokens": buffers.tokens,
-            "lru": buffers.lru,
-            "host_slots": buffers.host_slots,
-        }
+        names = ("mapping", "device_buffer", "tokens", "lru", "host_slots")
+        return {name: getattr(self.buffers, name) for name in names}
 
     def check(self, peek: Peek) -> None:
         size, pages = self.host.page_size, peek(self.device_allocator.free_pages).tolist()

@@ -13,32 +13,21 @@ from hypothesis import strategies as st
 from schedbench.profiles.check.contract import (
     ANY_PROMPT,
     BARE_SIDE,
-    DECODE,
     DEFECTS,
-    IDLE,
     BatchAction,
     check_contract,
     follow,
 )
-from schedbench.profiles.check.scripted_engine import ROWS
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose, switches
 from schedbench.sched.relay.row import RelayRow
 from schedbench.sched.relay.states import states
+from tests.profiles.check.conftest import acts_with
 
 ROWS_OF_STATES = [(state, overlap) for state in states() for overlap in (True, False)]
 EACH = pytest.mark.parametrize(("state", "overlap"), ROWS_OF_STATES)
 
-counts = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
-places = st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(tuple)
-acts = st.one_of(
-    st.builds(BatchAction, st.sampled_from(["prefill", "mix"]), counts),
-    st.builds(BatchAction, st.sampled_from(["leave", "retract"]), places),
-    st.builds(BatchAction, st.just("chunks"), st.tuples(st.integers(1, 50))),
-    st.just(DECODE),
-    st.just(IDLE),
-)
-scripts = st.lists(acts, min_size=2, max_size=14)
+scripts = st.lists(acts_with("prefill", "mix"), min_size=2, max_size=14)
 
 
 def kept(choice: RelayChoice, *, overlap: bool):

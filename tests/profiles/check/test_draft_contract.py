@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.check.contract import (
-    DECODE,
-    IDLE,
     BatchAction,
     ContractResult,
     check_contract,
@@ -24,27 +22,18 @@ from schedbench.profiles.check.contract import (
 from schedbench.profiles.check.draft_invariants import LEFT, LENGTHS
 from schedbench.profiles.check.forward_invariants import PROMPTS
 from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, DraftSetup
-from schedbench.profiles.check.scripted_engine import ROWS
 from schedbench.sched.relay import drafts, lengths
 from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.row import Speculation
 from schedbench.sched.relay.states import states
+from tests.profiles.check.conftest import acts_with
 
 WORKERS: list[tuple[Speculation, bool]] = [("v1", False), ("v2", False), ("v2", True)]
 EACH = pytest.mark.parametrize(
     ("state", "mode", "overlap"), [(state, *worker) for state in states() for worker in WORKERS]
 )
 
-counts = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
-places = st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(tuple)
-acts = st.one_of(
-    st.builds(BatchAction, st.just("prefill"), counts),
-    st.builds(BatchAction, st.sampled_from(["leave", "retract"]), places),
-    st.builds(BatchAction, st.just("chunks"), st.tuples(st.integers(1, 50))),
-    st.just(DECODE),
-    st.just(IDLE),
-)
-scripts = st.lists(acts, min_size=2, max_size=14)
+scripts = st.lists(acts_with("prefill"), min_size=2, max_size=14)
 
 
 def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: Any) -> ContractResult:
