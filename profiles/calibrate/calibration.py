@@ -41,9 +41,9 @@ class Calibration(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """Plain dicts and lists."""
+        old = {name: {"a": line.a.value, "b": line.b.value} for name, line in self.base.phases.items()}
         phases: dict[str, dict[str, Any]] = {
-            name: {**line._asdict(), "old": _old(self.base, name), "kinds": {}}
-            for name, line in self.lines.items()
+            name: {**line._asdict(), "old": old.get(name), "kinds": {}} for name, line in self.lines.items()
         }
         for (name, kind), line in fit_kinds(self.times).items():
             phases[name]["kinds"][kind] = line._asdict()
@@ -81,11 +81,6 @@ def conclusion(document: Mapping[str, Any]) -> str:
     return f"{document['machine']}: {'; '.join(parts)}."
 
 
-def _old(base: HardwareProfile, name: str) -> dict[str, float] | None:
-    phase = base.phases.get(name)
-    return None if phase is None else {"a": phase.a.value, "b": phase.b.value}
-
-
 def require_cuda() -> None:
     """Raises MachineError."""
     cuda_machine.require_cuda(
@@ -104,7 +99,11 @@ def calibrate(
 ) -> Calibration:
     """``probes`` are the documents of a GPU's probes by name; None if only the host is measured."""
     device = DeviceConstants([], []) if probes is None else device_constants(base, probes)
-    times = measure(base, plan, rounds=rounds, notify=lambda run: notify(_description(run)))
+
+    def describe(run: CalibrationRun) -> None:
+        notify(" ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload.")))))
+
+    times = measure(base, plan, rounds=rounds, notify=describe)
     unmet = [f"phase {phase}: no run met it" for phase in base.phases if phase not in times.phases]
     constants = [*device.constants, *phase_constants(base, times)]
     by = Provenance(_machine(probes or {}), f"{datetime.now(UTC):%Y-%m-%d}")
@@ -117,10 +116,6 @@ def calibrate(
         by,
         calibrated(base, constants, by, name=name),
     )
-
-
-def _description(run: CalibrationRun) -> str:
-    return " ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload."))))
 
 
 def _machine(probes: Mapping[str, Any]) -> str:

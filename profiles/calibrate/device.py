@@ -7,6 +7,8 @@ says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -44,7 +46,8 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
         "rates": ("kernels", _rates),
         "attention": ("kernels", _attention),
     }
-    values, constants, missing = base.model_dump(), [], []
+    values: Any = base.model_dump()
+    constants, missing = [], []
     for what, (probe, step) in steps.items():
         try:
             found = list(step(base, probes[probe]))
@@ -52,16 +55,10 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
             missing.append(f"{what}: the probe {probe} does not have it ({type(error).__name__}: {error})")
         else:
             constants += [
-                FittedConstant(key, value, SPREAD * value, basis, _old(values, key))
+                FittedConstant(key, value, SPREAD * value, basis, reduce(getitem, (*key, "value"), values))
                 for key, value, basis in found
             ]
     return DeviceConstants(constants, missing)
-
-
-def _old(values: Any, key: tuple[str, ...]) -> float:
-    for word in key:
-        values = values[word]
-    return float(values["value"])
 
 
 def _launches(base: HardwareProfile, costs: Document) -> Found:
@@ -74,7 +71,8 @@ def _launches(base: HardwareProfile, costs: Document) -> Found:
     )
     yield ("host", "torch_call"), both["median"] * (1 - share), basis
     yield ("host", "launch"), both["median"] * share, basis
-    apart, node = costs["launch"]["device_ns"], _node(costs).b
+    apart = costs["launch"]["device_ns"]
+    node = fit(TimedSample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items()).b
     fixed = min(base.kernels.fixed.value, apart, node)
     together = (
         f"{apart:.0f} ns from kernel to kernel, {node:.0f} ns in a graph; a kernel's own as in the base"
@@ -82,10 +80,6 @@ def _launches(base: HardwareProfile, costs: Document) -> Found:
     yield ("kernels", "fixed"), fixed, together
     yield ("kernels", "gap"), apart - fixed, together
     yield ("kernels", "graph_gap"), node - fixed, together
-
-
-def _node(costs: Document) -> FittedLine:
-    return fit(TimedSample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items())
 
 
 def _graphs(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001

@@ -66,17 +66,13 @@ class PhaseCollector(Observer):
     def finish(self, names: Names) -> None: ...
 
 
-def _unknown(span: Range) -> StepKind | None:  # noqa: ARG001
-    return None
-
-
 def own_times(
     ranges: Sequence[Range],
     calls: Sequence[Call],
     *,
     phases: Collection[str],
     through_torch: float,
-    kind_of: Callable[[Range], StepKind | None] = _unknown,
+    kind_of: Callable[[Range], StepKind | None] = lambda _: None,
 ) -> OwnTimes:
     """``through_torch`` is the time of torch's own part of a device call, in ns, which no record contains. ``kind_of``
     returns the kind of a range's step, for samples by kind."""

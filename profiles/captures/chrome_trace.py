@@ -20,6 +20,8 @@ GZIP: Final = b"\x1f\x8b"
 MAX_BYTES: Final = 2**32  # of JSON
 _PIECE: Final = 2**24
 _ANNOTATION: Final = "user_annotation"
+# The keys of versions that torch writes.
+_VERSIONS: Final = ("schemaVersion", "cupti_version", "cuda_runtime_version", "cuda_driver_version")
 
 
 def read_json(path: Path) -> Any:
@@ -57,11 +59,14 @@ def open_trace(trace: object, path: Path) -> Iterator[ProfilerCapture]:
         spans = named_ranges(document)
     except ValueError as error:
         raise CaptureFileError(f"{path}: {error}") from None
+    graphs = any(row.name.startswith("cudaGraphLaunch") for row in found)
+    versions = {key: str(document[key]) for key in _VERSIONS if isinstance(document.get(key), int)}
     yield ProfilerCapture(
         tool="torch",
         spans=spans,
         rows=lambda thread: found,  # noqa: ARG005 - a trace has one process
-        facts={"versions": _versions(document), "gpu": _gpu(document), "cuda_graph_trace": _graphs(found)},
+        # Kineto records the kernels of a graph one by one.
+        facts={"versions": versions, "gpu": _gpu(document), "cuda_graph_trace": "node" if graphs else "none"},
         missing=tuple(_missing(found)),
     )
 
@@ -77,17 +82,6 @@ def named_ranges(trace: Mapping[str, Any]) -> list[CapturedRange]:
             end = start + max(nanoseconds(event, "dur"), 0)
             found.append(CapturedRange(event["name"], start, end, number_of(event.get("tid"))))
     return sorted(found, key=lambda span: (span.start, -span.end))
-
-
-def _graphs(found: list[KinetoRow]) -> str:
-    """The value of ``cuda_graph_trace``: Kineto records the kernels of a graph one by one."""
-    return "node" if any(row.name.startswith("cudaGraphLaunch") for row in found) else "none"
-
-
-def _versions(trace: Mapping[str, Any]) -> dict[str, str]:
-    """The versions in the trace, by the keys that torch writes."""
-    known = ("schemaVersion", "cupti_version", "cuda_runtime_version", "cuda_driver_version")
-    return {key: str(trace[key]) for key in known if isinstance(trace.get(key), int)}
 
 
 def _gpu(trace: Mapping[str, Any]) -> str | None:

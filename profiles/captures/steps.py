@@ -74,7 +74,8 @@ def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int)
     log.ranges += [_range(mapped, epoch) for mapped in ranges]
     log.ranges += [_idle(start, end, epoch) for start, end in reader.idle_rounds()]
     log.launched += [infos[step] for step in sorted(launches, key=lambda step: launches[step])]
-    log.settled += [infos[step] for step in _order(settles) if step in infos]
+    settled = dict.fromkeys(settles[span] for span in sorted(settles, key=lambda span: span.start))
+    log.settled += [infos[step] for step in settled if step in infos]
     for at, context in _contexts(ranges):
         log.contexts.change(at - epoch, context)
     unknown_kinds = sum(str(info.kind) == UNKNOWN_KIND for info in infos.values())
@@ -210,12 +211,6 @@ def _size(span: CapturedRange, pattern: str | None) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 10 else 0
 
 
-def _order(settles: Mapping[CapturedRange, int]) -> list[int]:
-    """Steps in the order in which they settled, each once."""
-    ordered = sorted(settles, key=lambda span: span.start)
-    return list(dict.fromkeys(settles[span] for span in ordered if settles[span] != NO_STEP))
-
-
 def _range(mapped: MappedRange, epoch: int) -> Range:
     span = mapped.span
     if mapped.rule.category == "idle":
@@ -241,8 +236,8 @@ def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LedgerContex
         else:
             opened.pop(at, None)
         innermost = next(reversed(opened), None)
-        yield instant, NO_CONTEXT if innermost is None else _context(ranges[innermost])
-
-
-def _context(mapped: MappedRange) -> LedgerContext:
-    return LedgerContext(mapped.rule.name, mapped.step, mapped.rule.category == "forward")
+        if innermost is None:
+            yield instant, NO_CONTEXT
+        else:
+            rule = ranges[innermost].rule
+            yield instant, LedgerContext(rule.name, ranges[innermost].step, rule.category == "forward")

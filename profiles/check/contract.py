@@ -106,7 +106,8 @@ def check_contract(
         return ScriptedEngine(row(), overlap=overlap, drafts=None if drafts is None else drafts())
 
     for name, script in _scripts(speculating=drafts is not None).items():
-        note(_named(name, _followed(engine(), script)))
+        found = _followed(engine(), script)
+        note(violation._replace(says=f"{name}: {violation.says}") for violation in found)
     note(_negative_ids(engine()))
     note(_no_rows(engine().engine.relay))
     if drafts is None:  # with speculation no batch has its tokens
@@ -189,11 +190,6 @@ def _do(scripted: ScriptedEngine, act: BatchAction) -> None:
 
 def _prompt(length: int) -> list[int]:
     return [100 + 13 * place for place in range(length)]
-
-
-def _named(name: str, found: Sequence[Violation]) -> Iterator[Violation]:
-    for violation in found:
-        yield violation._replace(says=f"{name}: {violation.says}")
 
 
 # ---- prompts, sides, no rows -----------------------------------------------------------------------------------

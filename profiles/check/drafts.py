@@ -63,11 +63,9 @@ def check_drafts(resolved: Resolved, relay: RelayChoice, reference: DraftReferen
     if evidence and found.accept_length != expected.accept_length:
         lengths = f"{found.accept_length:.3f} tokens accepted per verify, {expected.accept_length:.3f} there"
         evidence.append(Evidence(lengths))
-    return verdict(
-        NAME,
-        evidence,
-        about=f"of {len(both)} requests they start as by {_reference_words(resolved)}, bit for bit",
-    )
+    worker = speculation(_by_another_worker(resolved).scenario)
+    by = f"{worker} in the serial loop of latest, prompts whole and without cache"
+    return verdict(NAME, evidence, about=f"of {len(both)} requests they start as by {by}, bit for bit")
 
 
 def _why_not(resolved: Resolved, relay: RelayChoice) -> str:
@@ -120,8 +118,3 @@ def _by_another_worker(resolved: Resolved) -> Resolved:
     spec = resolved.scenario.engine.speculative
     other: Literal["v1", "v2"] = "v1" if spec.mode == "v2" or spec.topk > 1 else "v2"
     return with_engine(resolved, overlap=False, speculative=spec.model_copy(update={"mode": other}))
-
-
-def _reference_words(resolved: Resolved) -> str:
-    worker = speculation(_by_another_worker(resolved).scenario)
-    return f"{worker} in the serial loop of latest, prompts whole and without cache"

@@ -53,18 +53,12 @@ def unproven(
     mode = speculation(resolved.scenario)
     policies = {*_places_of(_row(resolved, relay)), *_places_of(relay.draft_row(mode))}
     found: list[Unproven] = [
-        *_not_needed(result),
+        *(Unproven(row.kind, row.site, NOT_NEEDED) for row in result.ordering if not row.needed),
         *_not_executed(result, policies),
         *_not_kept({name: any(x != result.hazards for x in found) for name, found in without.items()}),
     ]
     proper = (entry for entry in found if entry.site.file != BROKEN)
     return sorted(proper, key=lambda entry: (entry.site.file, entry.site.line))
-
-
-def _not_needed(result: Result) -> Iterator[Unproven]:
-    for row in result.ordering:
-        if not row.needed:
-            yield Unproven(row.kind, row.site, NOT_NEEDED)
 
 
 def _not_executed(result: Result, policies: set[_Policy]) -> Iterator[Unproven]:

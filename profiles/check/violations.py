@@ -32,8 +32,5 @@ class Violations:
             self._count[key] = self._count.get(key, 0) + 1
 
     def found(self) -> Sequence[Violation]:
-        return [_counted(violation, self._count[key] - 1) for key, violation in self._first.items()]
-
-
-def _counted(violation: Violation, more: int) -> Violation:
-    return violation._replace(says=f"{violation.says} (and {more} more like it)") if more else violation
+        more = {key: f" (and {count - 1} more like it)" * (count > 1) for key, count in self._count.items()}
+        return [found._replace(says=found.says + more[key]) for key, found in self._first.items()]

@@ -167,11 +167,8 @@ def _transfer(
     carried = (source if on_device else target) if up else (target if on_device else source)
     size = target.numel() * carried.itemsize
     waits = not pinned and (not up or size > rules.inline)
-    yield _copy_name("h2d" if up else "d2h", pinned=pinned, blocking=waits or not non_blocking), size
-
-
-def _copy_name(direction: str, *, pinned: bool, blocking: bool) -> str:
-    return f"{direction} {'pinned' if pinned else 'pageable'}{' blocking' if blocking else ''}"
+    memory, blocking = "pinned" if pinned else "pageable", " blocking" * (waits or not non_blocking)
+    yield f"{'h2d' if up else 'd2h'} {memory}{blocking}", size
 
 
 def _indices(rules: CopyRules, op: str, args: Sequence[Any]) -> OpCopies:

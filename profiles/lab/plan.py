@@ -168,7 +168,8 @@ def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:
     yield GpuStage("calibrate", fit, 90, uses=probed, packages=("scipy",), writes=(profile.name,))
     questions = predicted(every=every)
     emulated = _prediction_runs("prediction-emulated", questions, folder, "vgpu", "emulated", 120)
-    on_profile = ("--hardware", str(profile), "--workers", str(_workers()))
+    workers = max(1, min((os.cpu_count() or 1) - 2, _WORKERS))
+    on_profile = ("--hardware", str(profile), "--workers", str(workers))
     yield replace(emulated, arguments=(*emulated.arguments, *on_profile), needs=("calibrate",))
     tiny = [question for question in questions if question.scenario in TINY]
     large = [question for question in questions if question.scenario in LARGE]
@@ -182,10 +183,6 @@ def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:
 def predicted(*, every: bool) -> list[PredictionQuestion]:
     """The questions in the order in which they are run."""
     return ladder(*TINY, *LARGE) if every else ladder("mixed")
-
-
-def _workers() -> int:
-    return max(1, min((os.cpu_count() or 1) - 2, _WORKERS))
 
 
 def _prediction_runs(

@@ -176,13 +176,8 @@ def markdown(found: dict[str, Any]) -> str:
 
 def _row(figure: Figure) -> str:
     value = "–" if figure.value is None else format(figure.value, ",.4g" if figure.value < 1e4 else ",.0f")
-    return f"| {figure.name} | {value} | {figure.unit} | {figure.bar} | {_verdict(figure)} |"
-
-
-def _verdict(figure: Figure) -> str:
-    if figure.met is None:
-        return "no verdict" if figure.bar else ""
-    return "yes" if figure.met else "no"
+    verdict = {True: "yes", False: "no", None: "no verdict" if figure.bar else ""}[figure.met]
+    return f"| {figure.name} | {value} | {figure.unit} | {figure.bar} | {verdict} |"
 
 
 def _cost(cost: dict[str, Any]) -> str:

@@ -108,8 +108,9 @@ EXPLANATIONS: Final[Sequence[Explanation]] = (
 )
 
 
-def explanation(row: VerifiedRow) -> Explanation | None:
-    return next((known for known in EXPLANATIONS if known.covers(row)), None)
+def explanation(row: VerifiedRow) -> str:
+    """The name of the first explanation that covers the row; empty where none does."""
+    return next((known.name for known in EXPLANATIONS if known.covers(row)), "")
 
 
 class Verification(NamedTuple):
@@ -157,15 +158,10 @@ def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) ->
     ]
     rows += [VerifiedRow(line, x, None, y) for line, x, y in _per_step(predicted, recorded)]
     return Verification(
-        tuple(map(_explained, rows)),
+        tuple(row if row.agrees else row._replace(why=explanation(row)) for row in rows),
         _steps(predicted, announced, recorded),
         tuple(_trouble(predicted, recorded)),
     )
-
-
-def _explained(row: VerifiedRow) -> VerifiedRow:
-    found = None if row.agrees else explanation(row)
-    return row if found is None else row._replace(why=found.name)
 
 
 def _announced(line: CountedLine) -> bool:

@@ -186,11 +186,8 @@ def _work(result: Document, site: Document) -> str:
         return noun
     each = counts[kind, noun] / steps
     many = _NUMBERS[int(each)] if each == int(each) < len(_NUMBERS) else f"{each:.2g}"
-    return f"{many} {noun if each == 1 else _plural(noun)} per {kind} step"
-
-
-def _plural(noun: str) -> str:
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{many} {noun if each == 1 else plural} per {kind} step"
 
 
 def _noun(row: Document) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 
 from ..batch import DraftFuture, DraftInput, DraftState, FutureIndices, ScheduleBatch, StepResult
@@ -260,15 +259,11 @@ def _seed(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, draft:
 
 
 def _uploaded(context: RelayContext, batch: ScheduleBatch, state: DraftState, how: Upload) -> DraftInput:
-    arrays = [part.numpy() if part.dtype != torch.bfloat16 else _words(part) for part in state]
+    # NumPy has no bfloat16.
+    arrays = [(part.view(torch.int16) if part.dtype == torch.bfloat16 else part).numpy() for part in state]
     topk_p, topk_index, hidden = upload(arrays, device=context.device, how=how)
     there = DraftState(topk_p, topk_index, hidden.view(state.hidden_states.dtype))
     return DraftInput(_bonus(context, batch), there)
-
-
-def _words(part: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
-    """The part as int16, since NumPy has no bfloat16."""
-    return part.view(torch.int16).numpy()
 
 
 def _bonus(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:

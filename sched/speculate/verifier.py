@@ -95,7 +95,9 @@ class Verifier:
     ) -> DraftVerdict:
         """The token that the target samples behind each draft, as it would if the drafts before it were its own."""
         b, d = tree.tokens.shape
-        parents = self._parents(tree, b, d)
+        parents = tree.parents
+        if parents is None:
+            parents = (torch.arange(d, device=self._device) - 1).expand(b, d)
         paths, counts = tree_paths(parents, self._spec.most_accepted)
         orchestrator = info.penalizer_orchestrator
         own = None
@@ -110,11 +112,6 @@ class Verifier:
             logprobs = self._sampler.score(output, drafts, places, predict).logprobs
         assert output.hidden_states is not None
         return DraftVerdict(predict, output.hidden_states, logprobs)
-
-    def _parents(self, tree: Tree, b: int, d: int) -> torch.Tensor:
-        if tree.parents is not None:
-            return tree.parents
-        return (torch.arange(d, device=self._device) - 1).expand(b, d)
 
 
 # ---- the tokens that a grammar allows behind each draft ------------------------------------------------------

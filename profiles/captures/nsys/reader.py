@@ -70,19 +70,15 @@ def _facts(tables: Tables, strings: Mapping[int, str]) -> dict[str, Any]:
         for start, end in tables.rows("PROFILER_OVERHEAD", ("start", "end"))
         if isinstance(start, int) and isinstance(end, int) and start < end
     )
+    metadata = (row for table in METADATA for row in tables.rows(table, ("name", "value")))
     gpu = next((name for (name,) in tables.rows("TARGET_INFO_GPU", ("name",)) if name), None)
     return {
-        "versions": _versions(tables),
+        "versions": {name: value for name, value in metadata if is_version(name, value)},
         "gpu": strings.get(gpu, "unknown GPU") if isinstance(gpu, int) else gpu,
         "cuda_graph_trace": _graph_mode(tables),
         "warnings_of_the_tool": warnings,
         "overhead_of_the_tool_us": overhead / 1e3,
     }
-
-
-def _versions(tables: Tables) -> dict[str, str]:
-    rows = (row for table in METADATA for row in tables.rows(table, ("name", "value")))
-    return {name: value for name, value in rows if is_version(name, value)}
 
 
 def is_version(name: object, value: object) -> bool:

@@ -87,7 +87,7 @@ def readable(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as connection:
-            connection.text_factory = _text
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             yield connection
     except sqlite3.Error as error:
@@ -108,7 +108,3 @@ def number(value: object) -> int:
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
