@@ -50,17 +50,17 @@ def place_decode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One more token for each request: its slot [b] int64, written to the row at position ``seq_lens``, and both
     lengths advanced, as new tensors. Pages are taken from the front of ``free_pages``."""
-    longer = seq_lens + 1
     if page_size == 1:
         slots = free_pages[: seq_lens.shape[0]].clone()
     else:
         last_loc = req_to_token[req_pool_indices, seq_lens - 1]
-        slots = alloc_decode_slots(longer, last_loc, free_pages, page_size)
-    if slots.is_cpu:  # NumPy indexes in a third of torch's time
-        req_to_token.numpy()[req_pool_indices.numpy(), seq_lens.numpy()] = slots.numpy()
-    else:
-        req_to_token[req_pool_indices, seq_lens] = slots.to(req_to_token.dtype)
-    return slots, longer, orig_seq_lens + 1
+        slots = alloc_decode_slots(seq_lens + 1, last_loc, free_pages, page_size)
+    if slots.is_cpu:  # NumPy computes with few elements in a third of torch's time
+        lens = seq_lens.numpy()
+        req_to_token.numpy()[req_pool_indices.numpy(), lens] = slots.numpy()
+        return slots, torch.from_numpy(lens + 1), torch.from_numpy(orig_seq_lens.numpy() + 1)
+    req_to_token[req_pool_indices, seq_lens] = slots.to(req_to_token.dtype)
+    return slots, seq_lens + 1, orig_seq_lens + 1
 
 
 class NewPrompts(NamedTuple):
@@ -119,16 +119,15 @@ def copy_rows(
     pages: Tensor, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, max_seq_len: int
 ) -> None:
     """Implements ``copy_pages``, for kernels that do it among other things."""
-    if pages.device.type != "cpu":  # the host does not know the lengths; entries beyond them are never read
+    if not pages.is_cpu:  # the host does not know the lengths; entries beyond them are never read
         pages[req_pool_indices, :max_seq_len] = req_to_token[req_pool_indices, :max_seq_len]
         return
-    context = req_to_token.shape[1]
-    begins = req_pool_indices.numpy() * context
-    ends = begins + np.minimum(np.maximum(seq_lens.numpy(), 0), context)
-    # A slice of a memoryview is copied in half of the time that one of an array takes.
-    target, source = pages.view(-1).numpy().data, req_to_token.view(-1).numpy().data
-    for entries in map(slice, begins.tolist(), ends.tolist()):
-        target[entries] = source[entries]
+    target, source, rows, lens = pages.numpy(), req_to_token.numpy(), req_pool_indices.numpy(), seq_lens.numpy()
+    if len(lens) * max_seq_len <= 2 * lens.sum():  # of like length: as on a device
+        target[rows, :max_seq_len] = source[rows, :max_seq_len]
+        return
+    for row, length in zip(rows.tolist(), lens.tolist(), strict=True):
+        target[row, :length] = source[row, :length]
 
 
 def _copy_cost(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> Work:
@@ -193,4 +192,7 @@ def decode_inputs(
     of the page table (``copy_pages``)."""
     if pages is not None:
         copy_rows(pages, req_to_token, req_pool_indices, seq_lens, max_seq_len)
-    return tokens[req_pool_indices], (seq_lens - 1).clamp_(min=0)
+    if not tokens.is_cpu:
+        return tokens[req_pool_indices], (seq_lens - 1).clamp_(min=0)
+    input_ids, positions = tokens.numpy()[req_pool_indices.numpy()], np.maximum(seq_lens.numpy() - 1, 0)
+    return torch.from_numpy(input_ids), torch.from_numpy(positions)
