@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import NamedTuple
@@ -22,8 +21,7 @@ class Sampled(NamedTuple):
     logprobs: torch.Tensor | None  # [b] float32, where a request asked for them
 
 
-@dataclass(frozen=True, slots=True)
-class _Sampling:
+class _Sampling(NamedTuple):
     """Everything that sampling a step needs: if it is delayed, the batch may have changed by then."""
 
     step: int

@@ -134,12 +134,13 @@ class SamplingInfo:
         Upstream's penalties are accumulated now, and the copy has no orchestrator. Exact penalties are kept by the
         copy, which counts the tokens that it samples, and need no tensors of their own.
         """
-        orchestrator = self.penalizer_orchestrator
-        if orchestrator is None:
-            return replace(self)
-        if orchestrator.exact:
-            return replace(self, penalizer_orchestrator=orchestrator.copy())
-        return replace(self, penalizer_orchestrator=None, acc_penalties=orchestrator.accumulate())
+        orchestrator, accumulated = self.penalizer_orchestrator, self.acc_penalties
+        if orchestrator is not None and orchestrator.exact:
+            orchestrator = orchestrator.copy()
+        elif orchestrator is not None:
+            orchestrator, accumulated = None, orchestrator.accumulate()
+        kept = (self.config, self.params, self.grammars, self.rows)  # faster than ``replace``
+        return type(self)(*kept, orchestrator, accumulated, self.vocab_mask, self._needs)
 
     def for_drafts(self, each: int, paths: torch.Tensor | None, vocab_mask: torch.Tensor | None) -> Self:
         """The state that a verify samples ``each`` drafts of every request with. ``paths`` [b · each, depth] is each
