@@ -46,10 +46,12 @@ def place_decode(
     seq_lens: Tensor,
     orig_seq_lens: Tensor,
     free_pages: Tensor,
+    taken: int,
     page_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One more token for each request: its slot [b] int64, written to the row at position ``seq_lens``, and both
-    lengths advanced, as new tensors. Pages are taken from the front of ``free_pages``."""
+    lengths advanced, as new tensors. Pages are taken from ``free_pages``, behind the first ``taken``."""
+    free_pages = free_pages[taken:]
     if page_size == 1:
         slots = free_pages[: seq_lens.shape[0]].clone()
     else:
@@ -122,12 +124,13 @@ def copy_rows(
     if not pages.is_cpu:  # the host does not know the lengths; entries beyond them are never read
         pages[req_pool_indices, :max_seq_len] = req_to_token[req_pool_indices, :max_seq_len]
         return
-    target, source, rows, lens = pages.numpy(), req_to_token.numpy(), req_pool_indices.numpy(), seq_lens.numpy()
-    if len(lens) * max_seq_len <= 2 * lens.sum():  # of like length: as on a device
-        target[rows, :max_seq_len] = source[rows, :max_seq_len]
-        return
-    for row, length in zip(rows.tolist(), lens.tolist(), strict=True):
-        target[row, :length] = source[row, :length]
+    context = req_to_token.shape[1]
+    begins = req_pool_indices.numpy() * context
+    ends = begins + np.minimum(np.maximum(seq_lens.numpy(), 0), context)
+    # A slice of a memoryview is copied in half of the time that one of an array takes.
+    target, source = pages.numpy().reshape(-1).data, req_to_token.numpy().reshape(-1).data
+    for entries in map(slice, begins.tolist(), ends.tolist()):
+        target[entries] = source[entries]
 
 
 def _copy_cost(req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> Work:

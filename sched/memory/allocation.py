@@ -6,11 +6,12 @@ Raises ``OutOfKVMemoryError`` if there are too few in both, which admission and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
 from .cache import PrefixCache
-from .tokens import PagedAllocator
+from .tokens import FreePages, PagedAllocator
 
 
 class OutOfKVMemoryError(RuntimeError):
@@ -101,9 +102,8 @@ def pages_between(starts: torch.Tensor, ends: torch.Tensor, page_size: int) -> i
     return int((-(-ends // page_size) - (-(-starts // page_size))).sum())
 
 
-def claim_pages(cache: PrefixCache, num_pages: int) -> torch.Tensor:
-    """Take pages whose slots a kernel assigns. Returns the list of free pages, of which the first ``num_pages`` are
-    taken."""
+def claim_pages(cache: PrefixCache, num_pages: int) -> FreePages:
+    """Take pages whose slots a kernel assigns: the first ``num_pages`` of the returned ones."""
     allocator = cache.token_to_kv_pool_allocator
     num_tokens = num_pages * allocator.page_size
     evict_from_tree_cache(cache, num_tokens)
@@ -121,7 +121,10 @@ def last_locations(prefix_tensors: Sequence[torch.Tensor], device: torch.device)
     return torch.cat(last)
 
 
-def _granted(cache: PrefixCache, slots: torch.Tensor | None, num_tokens: int) -> torch.Tensor:
+Granted = TypeVar("Granted", torch.Tensor, FreePages)
+
+
+def _granted(cache: PrefixCache, slots: Granted | None, num_tokens: int) -> Granted:
     if slots is None:
         free = cache.token_to_kv_pool_allocator.available_size()
         raise OutOfKVMemoryError(

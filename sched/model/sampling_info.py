@@ -135,10 +135,9 @@ class SamplingInfo:
         copy, which counts the tokens that it samples, and need no tensors of their own.
         """
         orchestrator, accumulated = self.penalizer_orchestrator, self.acc_penalties
-        if orchestrator is not None and orchestrator.exact:
-            orchestrator = orchestrator.copy()
-        elif orchestrator is not None:
-            orchestrator, accumulated = None, orchestrator.accumulate()
+        if orchestrator is not None:
+            accumulated = accumulated if orchestrator.exact else orchestrator.accumulate()
+            orchestrator = orchestrator.copy() if orchestrator.exact else None
         kept = (self.config, self.params, self.grammars, self.rows)  # faster than ``replace``
         return type(self)(*kept, orchestrator, accumulated, self.vocab_mask, self._needs)
 
