@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast
+from typing import Literal, NamedTuple, NoReturn, Protocol, cast
 
 import torch
 
@@ -27,7 +27,7 @@ class DeviceCopies(Protocol):
 
 
 class HandlerTable(Protocol):
-    """The handlers of ops, by overload."""
+    """The handlers of ops, by the overload's id."""
 
     @property
     def copies(self) -> DeviceCopies: ...
@@ -36,7 +36,7 @@ class HandlerTable(Protocol):
     def direct(self) -> Mapping[int, Handler]:
         """Those of custom kernels that were called before, by the op's id."""
 
-    def get(self, func: Any, /) -> Handler | None: ...
+    def get(self, op: int, /) -> Handler | None: ...
 
     def build(self, func: torch._ops.OpOverload) -> Handler:
         """Make the handler of an overload that is called for the first time."""

@@ -75,7 +75,7 @@ def open_vgpu(
     gpu = VirtualGpu(parts, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
-        patches = patched(hazards=hazards) if simulation is None else nullcontext()
+        patches = patched(hazards=hazards, shortened=not gradients) if simulation is None else nullcontext()
         history = nullcontext() if gradients else _without_gradients()
         with patches, history, gpu.watcher.listening():
             yield gpu
@@ -116,9 +116,13 @@ def _adversarial(inputs: RuntimeInputs, immediate: Executor, seed: int) -> VgpuP
 
 
 @contextmanager
-def patched(*, hazards: bool) -> Iterator[None]:
-    """Torch with the pinned memory of virtual GPUs. With ``hazards`` the host's accesses to it are reported, too."""
-    with installed(), host_accesses(_watcher, VirtualMemory()) if hazards else nullcontext():
+def patched(*, hazards: bool, shortened: bool = True) -> Iterator[None]:
+    """Torch with the pinned memory of virtual GPUs. With ``hazards`` the host's accesses to it are reported, too;
+    ``shortened``: without torch's dispatcher where it records nothing."""
+    with (
+        installed(shortened=shortened),
+        host_accesses(_watcher, VirtualMemory()) if hazards else nullcontext(),
+    ):
         yield
 
 

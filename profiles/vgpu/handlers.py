@@ -30,9 +30,9 @@ from .torch_ops import (
 Decorator = Callable[[torch._ops.OpOverload, Handler], Handler]
 
 
-class OpHandlers(dict[Any, Handler]):
-    """Handlers by overload. ``decorate`` wraps each handler when it is built. ``direct`` has those of custom kernels by
-    the op's id, since an op is hashed in Python."""
+class OpHandlers(dict[int, Handler]):
+    """Handlers by the id of the overload, which lasts as long as torch, since an overload is hashed in Python.
+    ``decorate`` wraps each handler when it is built. ``direct`` has those of custom kernels."""
 
     def __init__(self, gpu: VirtualGpu, copies: CopyHandlers, decorate: Decorator | None = None) -> None:
         super().__init__()
@@ -53,17 +53,18 @@ class OpHandlers(dict[Any, Handler]):
         }
 
     def build(self, func: torch._ops.OpOverload) -> Handler:
+        self[id(func)] = handler = self._built(func)
+        if func in kernels():
+            self.direct[id(func)] = handler
+        return handler
+
+    def _built(self, func: torch._ops.OpOverload) -> Handler:
         key = composition(func)
         if key is not None:
-            self[func] = _composite(func, key)
-            return self[func]
-        handler = self._choose(func)
-        self[func] = handler if self._decorate is None else self._decorate(func, handler)
-        if func is torch.ops.aten._foreach_copy_.default:
-            self[func] = _list_copy(self.copies, self[func])
-        if func in kernels():
-            self.direct[id(func)] = self[func]
-        return self[func]
+            return _composite(func, key)
+        chosen = self._choose(func)
+        handler = chosen if self._decorate is None else self._decorate(func, chosen)
+        return _list_copy(self.copies, handler) if func is torch.ops.aten._foreach_copy_.default else handler
 
     def _choose(self, func: torch._ops.OpOverload) -> Handler:
         gpu, schema = self._gpu, func._schema

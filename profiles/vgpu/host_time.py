@@ -33,7 +33,6 @@ from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
-from torch._ops import OpOverload
 
 from ...sched.model import tags
 from ..platform.hardware import HardwareProfile
@@ -41,11 +40,11 @@ from ..platform.machine import HostTime
 from . import fused, interpreted, registration, streams
 from .copies import CopyHandlers
 from .device import VirtualGpu
+from .direct import dispatched
 from .graph import CUDAGraph, graph
 from .patching import attributes_set
 from .runtime import Runtime
 from .tensor import DeviceTensor
-from .torch_patches import DISPATCHED_CALL
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -91,8 +90,7 @@ def measured(gpu: VirtualGpu) -> Iterator[HostStopwatch]:
     """A stopwatch for the host of that virtual GPU, which excludes the virtual GPU itself while the block runs."""
     stopwatch = HostStopwatch(gpu.runtime)
     # Torch's own part of a call counts, so every op is dispatched.
-    dispatched = (OpOverload, "__call__", DISPATCHED_CALL)
-    with attributes_set([*wrapped_entries(stopwatch.off), dispatched]):
+    with attributes_set([*wrapped_entries(stopwatch.off), *dispatched()]):
         yield stopwatch
 
 

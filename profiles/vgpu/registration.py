@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
+from torch._library import simple_registry
 from torch.utils import backend_registration
 
 from ..platform.own_process import is_claimed
@@ -99,6 +100,7 @@ def register() -> object:
             "emulate in a process of its own"
         )
     backend_registration._setup_privateuseone_for_python_backend("vgpu", backend_module=DeviceModule())
+    simple_registry.find_torch_dispatch_rule = _rule(simple_registry.find_torch_dispatch_rule)  # type: ignore[assignment]
     if is_claimed():
         _answer_dtensor_question()
     library: Any = torch.library.Library("aten", "IMPL")
@@ -118,6 +120,12 @@ class _Unanswered(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, *_: object) -> None: ...
+
+
+def _rule(find: Callable[[Any, type], Any]) -> Callable[[Any, type], Any]:
+    """``find`` with the answer for device tensors, to which no rule for a single op applies. Torch calls at every op
+    what has this name at the first one of the process."""
+    return lambda op, kind: None if kind is DeviceTensor else find(op, kind)
 
 
 def _answer_dtensor_question() -> None:
@@ -153,7 +161,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 def _local_scalar_dense(tensor: DeviceTensor) -> Any:
     func = torch.ops.aten._local_scalar_dense.default
     handlers = CURRENT.get().handlers
-    return (handlers.get(func) or handlers.build(func))((tensor,), {})
+    return (handlers.get(id(func)) or handlers.build(func))((tensor,), {})
 
 
 def _generator(name: str) -> Callable[..., DeviceTensor]:

@@ -58,7 +58,7 @@ class DeviceTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         handlers = CURRENT.get().handlers
-        return (handlers.get(func) or handlers.build(func))(args, kwargs or _NO_KWARGS)
+        return (handlers.get(id(func)) or handlers.build(func))(args, kwargs or _NO_KWARGS)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """A number becomes a host tensor, as on CUDA; with plain indices it is a fill or a copy."""

@@ -1,7 +1,6 @@
 """Functions of torch's Python API that are not dispatched, replaced for the duration of a run.
 
-A CPU build of torch has no pinned allocator, so ``pin_memory`` and ``is_pinned`` are implemented here. Two steps of the
-way to ``__torch_dispatch__`` are left out, since each takes as long as a handler.
+A CPU build of torch has no pinned allocator, so ``pin_memory`` and ``is_pinned`` are implemented here.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch._library import simple_registry
-from torch._ops import OpOverload
 from torch.utils._device import _device_constructors
 
 from .device import CURRENT
+from .direct import shortcuts
 from .patching import attributes_set
 from .tensor import DeviceTensor, is_pinned, pin
 
@@ -37,12 +35,12 @@ _FACTORIES = (
     "full_like",
 )
 _METHODS = ("new_empty", "new_zeros", "new_ones", "new_full")
-DISPATCHED_CALL: Final = OpOverload.__call__
 _NO_PINNED = "this device has no pinned memory; allocate ordinary host memory instead"
 
 
-def installed() -> AbstractContextManager[None]:
-    """Torch with the pinned memory of the virtual GPU that is open, for the duration of a block."""
+def installed(*, shortened: bool) -> AbstractContextManager[None]:
+    """Torch with the pinned memory of the virtual GPU that is open, for the duration of a block; ``shortened``: with
+    the shortcuts of ``direct``, on which torch records no gradients."""
     tensor = torch.Tensor
     _device_constructors()  # cached at its first call, which must see the functions as they were
     return attributes_set(
@@ -51,29 +49,9 @@ def installed() -> AbstractContextManager[None]:
             *((tensor, name, _factory(getattr(tensor, name))) for name in _METHODS),
             (tensor, "pin_memory", _pin_memory),
             (tensor, "is_pinned", _is_pinned),
-            (OpOverload, "__call__", _call),
-            (simple_registry, "find_torch_dispatch_rule", _rule(simple_registry.find_torch_dispatch_rule)),
+            *(shortcuts() if shortened else ()),
         ]
     )
-
-
-def _call(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls the handler of a custom kernel without torch's dispatcher, which would call it with the same arguments.
-
-    The dispatcher is needed for arguments by name, for modes, and where no argument is on the virtual GPU.
-    """
-    gpu = CURRENT.get(None)
-    handler = None if gpu is None or kwargs else gpu.handlers.direct.get(id(op))
-    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
-    if handler is None or modes or DeviceTensor not in map(type, args):
-        return op._op(*args, **kwargs)
-    out = handler(args, kwargs)
-    return tuple(out) if type(out) is list else out
-
-
-def _rule(find: Callable[[Any, type], Any]) -> Callable[[Any, type], Any]:
-    """``find`` with the answer for device tensors, to which no rule for a single op applies. Torch asks at every op."""
-    return lambda op, kind: None if kind is DeviceTensor else find(op, kind)
 
 
 def _factory(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -1,9 +1,9 @@
-"""Custom kernels on the virtual GPU, called without torch's dispatcher."""
+"""Calls on the virtual GPU that leave out torch's dispatcher."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 import pytest
 import torch
@@ -12,10 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedbench.profiles.platform.hardware import HardwareProfile
 from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.profiles.vgpu.direct import dispatched
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.host_time import measured
+from schedbench.profiles.vgpu.patching import attributes_set
 from schedbench.profiles.vgpu.tensor import DeviceTensor
 from schedbench.sched.kernels.rows import decode_positions
+from tests.profiles.recorders import WindowRecorder
 
 
 class SeenFunctions(TorchFunctionMode):
@@ -45,7 +48,7 @@ def gpu(hardware: HardwareProfile) -> Iterator[VirtualGpu]:
 
 
 @pytest.fixture
-def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def dispatched_ops(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The ops that reach ``__torch_dispatch__``."""
     ops: list[Any] = []
     dispatch = vars(DeviceTensor)["__torch_dispatch__"].__func__
@@ -58,13 +61,13 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ops
 
 
-def test_torch_dispatches_a_kernels_first_call_only(gpu: VirtualGpu, dispatched: list[Any]) -> None:
+def test_torch_dispatches_a_kernels_first_call_only(gpu: VirtualGpu, dispatched_ops: list[Any]) -> None:
     lens = torch.tensor([3, 1], device=gpu.device)
     found = [decode_positions(lens).tolist() for _ in range(3)]
     assert found == [[2, 0]] * 3
-    assert dispatched.count(decode_positions) == 1
+    assert dispatched_ops.count(decode_positions) == 1
     decode_positions(seq_lens=lens)
-    assert dispatched.count(decode_positions) == 2
+    assert dispatched_ops.count(decode_positions) == 2
 
 
 @pytest.mark.parametrize("mode", [SeenFunctions, SeenOperators])
@@ -77,15 +80,73 @@ def test_modes_see_every_call(gpu: VirtualGpu, mode: type[SeenFunctions] | type[
 
 
 def test_where_host_time_is_measured_torch_dispatches_every_call(
-    gpu: VirtualGpu, dispatched: list[Any]
+    gpu: VirtualGpu, dispatched_ops: list[Any]
 ) -> None:
     lens = torch.tensor([3, 1], device=gpu.device)
     with measured(gpu):
         decode_positions(lens)
         decode_positions(lens)
-    assert dispatched.count(decode_positions) == 2
+    assert dispatched_ops.count(decode_positions) == 2
 
 
 def test_on_the_host_a_kernel_runs_as_ever(gpu: VirtualGpu) -> None:
     decode_positions(torch.tensor([3, 1], device=gpu.device))
     assert decode_positions(torch.tensor([3, 0])).tolist() == [2, 0]
+
+
+# Statements on x [3] int64, i [2] int64, j [1] int64 and y [3] int32 of the device.
+STATEMENTS: Final = (
+    "z = x + x",
+    "z = x + 1",
+    "z = x + 1.5",
+    "z = x + y",
+    "z = x + torch.tensor(2)",
+    "z = x - y",
+    "z = x * 2",
+    "z = x.clone()",
+    "z = x.clone(memory_format=torch.contiguous_format)",
+    "z = x.to(torch.int32)",
+    "z = x.to(torch.int64)",
+    "z = x.to(torch.int32, copy=True)",
+    "z = x.to('cpu')",
+    "z = x.to(torch.device('cpu'), non_blocking=True)",
+    "z = x.to('cpu', torch.int32)",
+    "z = x.copy_(y)",
+    "z = x.copy_(torch.ones(3))",
+    "x[i] = i + 4",
+    "x[j] = j + 4",
+    "x[i,] = i",
+    "x[x > 1] = 7",
+    "x[:2] = i",
+)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+@pytest.mark.parametrize("hazards", [False, True])
+def test_a_call_with_a_shortcut_is_the_call_that_torch_dispatches(
+    hardware: HardwareProfile, statement: str, *, hazards: bool
+) -> None:
+    assert _recorded(hardware, statement, [], hazards=hazards) == _recorded(
+        hardware, statement, dispatched(), hazards=hazards
+    )
+
+
+def _recorded(hardware: HardwareProfile, statement: str, changes: Iterable[Any], *, hazards: bool) -> Any:
+    """The result of the statement, the values of x after it, and all records of the device."""
+    kept = WindowRecorder()
+    with open_vgpu(hardware, sink=kept, hazards=hazards, watch=[]) as gpu, attributes_set(changes):
+        x, y = torch.tensor([5, 1, 2]).to(gpu.device), torch.ones(3, dtype=torch.int32).to(gpu.device)
+        known: dict[str, Any] = {"x": x, "y": y, "i": x[1:].clone(), "j": x[1:2].clone(), "torch": torch}
+        exec(statement, known)
+        found = known.get("z", x)
+        result = found.device, found.dtype, found.tolist(), found is x
+        values = x.tolist()
+    return result, values, kept.windows
+
+
+def test_most_shortcuts_do_not_reach_torchs_dispatcher(gpu: VirtualGpu, dispatched_ops: list[Any]) -> None:
+    x = torch.tensor([1, 0]).to(gpu.device)
+    dispatched_ops.clear()
+    x[x.clone()] = x * 2 - (x + 1)
+    assert x.to("cpu").tolist() == [-1, 0]
+    assert dispatched_ops == []

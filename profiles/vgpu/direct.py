@@ -1,0 +1,126 @@
+"""Calls on device tensors that reach the handler of their op without torch's dispatcher, which takes longer than it.
+
+Left out is only the way there: each call listed here is dispatched as exactly one op with the same arguments. All
+others, and all calls under a mode of torch's, go through the dispatcher. So does ``__getitem__``: a class that defines
+it in Python is a sequence to torch, and ``torch.tensor`` of device tensors is something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._ops import OpOverload
+
+from .device import CURRENT
+from .tensor import DeviceTensor
+
+_ATEN: Final = torch.ops.aten
+_ADDED: Final = frozenset({DeviceTensor, int, float})
+_HOSTS: Final = ("cpu", torch.device("cpu"))
+_INDICES: Final = frozenset({torch.int64, torch.int32})
+_NO_KWARGS: Final[Mapping[str, Any]] = {}
+_DISPATCHED_CALL: Final = OpOverload.__call__
+
+
+class OpCall(NamedTuple):
+    op: OpOverload
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] = _NO_KWARGS
+
+
+def shortcuts() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, name, function) of each call with a shortcut."""
+    yield OpOverload, "__call__", _call
+    for name, found in _FOUND.items():
+        yield DeviceTensor, name, _method(name, found)
+
+
+def dispatched() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, name, function) of the same calls as torch makes them."""
+    yield OpOverload, "__call__", _DISPATCHED_CALL
+    for name in _FOUND:
+        yield DeviceTensor, name, _OWN.get(name, getattr(torch.Tensor, name))
+
+
+def _call(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls the handler of a custom kernel. The dispatcher is needed for arguments by name, and where no argument is on
+    the virtual GPU."""
+    gpu = CURRENT.get(None)
+    handler = None if gpu is None or kwargs else gpu.handlers.direct.get(id(op))
+    if handler is None or _has_modes() or DeviceTensor not in map(type, args):
+        return op._op(*args, **kwargs)
+    out = handler(args, kwargs)
+    return tuple(out) if type(out) is list else out
+
+
+def _has_modes() -> bool:
+    return bool(_len_torch_function_stack() or _len_torch_dispatch_stack())
+
+
+def _method(name: str, found: Callable[..., OpCall | None]) -> Callable[..., Any]:
+    """A tensor's method that makes the call that is found for its arguments, or else is dispatched."""
+    own = _OWN.get(name)
+
+    def method(tensor: DeviceTensor, *args: Any, **kwargs: Any) -> Any:
+        call = None if _has_modes() else found(tensor, *args, **kwargs)
+        if call is None:
+            return (own or getattr(torch.Tensor, name))(tensor, *args, **kwargs)
+        op, given, named = call
+        handlers = CURRENT.get().handlers
+        return (handlers.get(id(op)) or handlers.build(op))(given, named)
+
+    return method
+
+
+def _setitem(tensor: DeviceTensor, index: Any, value: Any) -> OpCall | None:
+    """Tensors of indices only. Torch removes leading dimensions of one element from the value by a view."""
+    indices = index if type(index) is tuple else (index,)
+    if type(value) is not DeviceTensor or not all(map(_selects, indices)):
+        return None
+    size = value.held.size()
+    return None if size and size[0] == 1 else OpCall(_ATEN.index_put_.default, (tensor, list(indices), value))
+
+
+def _selects(index: Any) -> bool:
+    """Whether it is a tensor of indices. One without dimensions is read by the host."""
+    return type(index) is DeviceTensor and index.held.dtype in _INDICES and index.held.dim() > 0
+
+
+def _to(tensor: DeviceTensor, *args: Any, **options: Any) -> OpCall | None:
+    """To another type, or to the host."""
+    if len(args) != 1:
+        return None
+    if type(args[0]) is torch.dtype:
+        same = options or args[0] is tensor.held.dtype
+        return None if same else OpCall(_ATEN._to_copy.default, (tensor,), {"dtype": args[0]})
+    if args[0] in _HOSTS and options.keys() <= {"non_blocking"}:
+        return OpCall(_ATEN._to_copy.default, (tensor,), {"device": _HOSTS[1], **options})
+    return None
+
+
+def _clone(tensor: DeviceTensor, **options: Any) -> OpCall | None:
+    return None if options else OpCall(_ATEN.clone.default, (tensor,))
+
+
+def _copy(tensor: DeviceTensor, source: Any, non_blocking: bool = False) -> OpCall | None:
+    within = type(source) is DeviceTensor
+    return OpCall(_ATEN.copy_.default, (tensor, source, non_blocking)) if within else None
+
+
+def _arithmetic(op: OpOverload) -> Callable[..., OpCall | None]:
+    return lambda tensor, other: OpCall(op, (tensor, other)) if type(other) in _ADDED else None
+
+
+_FOUND: Final[Mapping[str, Callable[..., OpCall | None]]] = {
+    "__setitem__": _setitem,
+    "__add__": _arithmetic(_ATEN.add.Tensor),
+    "__sub__": _arithmetic(_ATEN.sub.Tensor),
+    "__mul__": _arithmetic(_ATEN.mul.Tensor),
+    "to": _to,
+    "clone": _clone,
+    "copy_": _copy,
+}
+_OWN: Final = {name: vars(DeviceTensor)[name] for name in _FOUND if name in vars(DeviceTensor)}
