@@ -24,10 +24,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -52,7 +51,7 @@ class PathTimes:
         self.parts: Counter[str] = Counter()
 
 
-_Piece = tuple[int, int, str]  # start, end and part of the path
+_BY_HOST: Final = -1  # in place of the number of an operation
 _Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -90,33 +89,38 @@ class CriticalPathSink:
         done, self._periods = self._periods[:count], self._periods[count:]
         last = (self._periods or done)[-1].end
         path = _Path(self._ops, self._held, self._calls, self._sync_return)
-        self._attribute(done, path.back(last, done[0].start))
+        self._attribute(done, path.back(last, done[0].start), last)
         reached = done[-1].end
         self._ops = [op for op in self._ops if op.end >= reached]
         self._calls = [call for call in self._calls if call.end > reached]
         self._ranges = [entry for entry in self._ranges if entry.end > reached]
         self._held = {(stream, end) for stream, end in self._held if end >= reached}
 
-    def _attribute(self, periods: Sequence[StepPeriod], path: Sequence[_Piece]) -> None:
-        """Cut time where the path, the host's work or the period changes, and add up the cuts by kind and part.
-        ``path`` begins at or behind the end of the last period, is in reverse order and leaves no instant out."""
+    def _attribute(self, periods: Sequence[StepPeriod], path: _PathParts, last: int) -> None:
+        """Cut time where the path, the host's work or the period changes, and add up the cuts by kind and part. The
+        path ends at ``last``, at or behind the end of the last period, and leaves no instant out."""
         kinds, names = _Numbers(), _Numbers()
-        begins, kind_of = _columns([(period.start, kinds[period.kind]) for period in periods], 2)
-        starts, part_of = _columns([(start, names[part]) for start, _, part in reversed(path)], 2)
-        changes, host_part = _innermost(self._ranges, self._calls, names)
-        cuts = np.sort(np.concatenate([begins, starts, changes, [periods[-1].end, path[0][1]]]))
-        cuts = cuts[(cuts >= begins[0]) & (cuts <= path[0][1])]
-        at = cuts[:-1]
-        part = _value(at, starts, part_of)
-        part = np.where(part == names[_HOST], _value(at, changes, host_part), part)
-        place = _value(at, begins, kind_of) * len(names) + part
-        times = np.zeros(len(kinds) * len(names), np.int64)
-        np.add.at(times, place, np.diff(np.minimum(cuts, periods[-1].end)))
-        for kind, steps in Counter(period.kind for period in periods).items():
-            self.kinds[kind].steps += steps
-        for number in dict.fromkeys(place[::-1].tolist()):
-            kind, named = divmod(number, len(names))
-            self.kinds[[*kinds][kind]].parts[[*names][named]] += int(times[number])
+        kind = [period.kind for period in periods]
+        values = [
+            (_column(periods, "start"), kinds.of(kind)),
+            (np.array(path.starts[::-1], np.int64), names.of(path.parts[::-1])),
+            _innermost(self._ranges, self._calls, names),
+        ]
+        end = periods[-1].end
+        cuts, (kind_of, path_part, host_part) = _merged(values, [end, last])
+        inside = np.flatnonzero((cuts[:-1] >= periods[0].start) & (np.diff(cuts) > 0) & (cuts[:-1] < last))
+        part = np.where(path_part == names[_HOST], host_part, path_part)[inside]
+        place = kind_of[inside] * len(names) + part
+        cuts = np.minimum(cuts, end)
+        # In float64, which is exact: a run takes less than 2**53 ns.
+        times = np.bincount(place, cuts[inside + 1] - cuts[inside])
+        for named, steps in Counter(kind).items():
+            self.kinds[named].steps += steps
+        newest = np.full(len(times), -1)
+        newest[place] = np.arange(len(place))
+        for number in np.argsort(-newest, kind="stable")[: np.count_nonzero(newest >= 0)].tolist():
+            at_kind, at_name = divmod(number, len(names))
+            self.kinds[[*kinds][at_kind]].parts[[*names][at_name]] += int(times[number])
 
 
 class _Numbers(dict[str, int]):
@@ -126,28 +130,43 @@ class _Numbers(dict[str, int]):
         number = self[name] = len(self)
         return number
 
+    def of(self, names: Iterable[str]) -> _Integers:
+        return np.array([self[name] for name in names], np.int64)
 
-def _columns(rows: Sequence[tuple[int, ...]], width: int) -> _Integers:
-    return np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * width).reshape(-1, width).T
+
+def _column(records: Sequence[Any], field: str) -> _Integers:
+    return np.fromiter(map(attrgetter(field), records), np.int64, len(records))
 
 
-def _value(instants: _Integers, changes: _Integers, values: _Integers) -> _Integers:
-    """The value that holds at each instant, of values that hold from their change on."""
-    return values[np.searchsorted(changes, instants, side="right") - 1]
+def _merged(
+    values: Sequence[tuple[_Integers, _Integers]], others: Sequence[int]
+) -> tuple[_Integers, list[_Integers]]:
+    """Merge the instants of all ``values``, each with the value that holds from it on, and ``others``. Returns all
+    instants in order, and for each of ``values`` what holds at them behind the last of those that are equal."""
+    changes = [change for change, _ in values]
+    instants = np.concatenate([*changes, others])
+    order = np.argsort(instants, kind="stable")
+    origin = np.repeat(np.arange(len(values) + 1), [*map(len, changes), len(others)])[order]
+    places = (np.cumsum(origin == number) - 1 for number in range(len(values)))
+    return instants[order], [held[place] for (_, held), place in zip(values, places, strict=True)]
 
 
 def _innermost(
     ranges: Sequence[Range], calls: Sequence[Call], names: _Numbers
 ) -> tuple[_Integers, _Integers]:
     """When the innermost range or call of the host changes, in order, and which part it is from then on."""
-    rows = [
-        (entry.start, entry.end, names[NO_WORK if entry.name == SLEEP else f"host {entry.name}"])
-        for entry in ranges
-    ]
+    entered = [entry.name for entry in ranges]
+    labels = {name: names[NO_WORK if name == SLEEP else f"host {name}"] for name in dict.fromkeys(entered)}
     launch, wait, unnamed = names[LAUNCH], names[WAIT], names[UNNAMED]
-    rows += [(call.start, call.end, launch) for call in calls]
-    rows += [(call.end - call.waited, call.end, wait) for call in calls if call.waited]
-    starts, ends, parts = _columns(rows, 3)
+    waits = [call for call in calls if call.waited]
+    wait_ends = _column(waits, "end")
+    starts = np.concatenate(
+        [_column(ranges, "start"), _column(calls, "start"), wait_ends - _column(waits, "waited")]
+    )
+    ends = np.concatenate([_column(ranges, "end"), _column(calls, "end"), wait_ends])
+    parts = np.array(
+        [*map(labels.__getitem__, entered), *[launch] * len(calls), *[wait] * len(waits)], np.int64
+    )
     alphabetical = np.argsort(np.argsort([*names]))
     nested = np.lexsort((alphabetical[parts], -ends, starts))  # at one instant, the longest first
     starts, ends, parts = starts[nested], ends[nested], parts[nested]
@@ -164,68 +183,64 @@ def _innermost(
     return np.append(np.iinfo(np.int64).min, changes), np.append(unnamed, found)
 
 
+class _PathParts(NamedTuple):
+    """The parts of the path and their starts, the latest first. Each ends where the one before it starts."""
+
+    starts: list[int]
+    parts: list[str]
+
+
 class _Path:
     """Follows the records backwards. An operation's number is its place in the order of ends."""
 
     def __init__(
         self, ops: Sequence[Op], held: set[tuple[int, int]], calls: Sequence[Call], sync_return: int
     ) -> None:
-        self._ops = sorted(ops, key=attrgetter("end", "start"))
-        self._ends = [op.end for op in self._ops]
-        newest: dict[int, int] = {}
-        self._before: list[int | None] = []  # the operation before each on its stream
-        for number, op in enumerate(self._ops):
-            self._before.append(newest.get(op.stream))
-            newest[op.stream] = number
+        start, end = _column(ops, "start"), _column(ops, "end")
+        order = np.lexsort((start, end))
+        self._ops = [ops[number] for number in order.tolist()]
+        start, end = start[order], end[order]
+        self._ends = end.tolist()
+        self._causes, self._cause_times = _causes(
+            _column(self._ops, "stream"), start, end, _column(self._ops, "launched")
+        )
         # Calls that waited for an operation, not for another rank.
         self._waits = sorted((c for c in calls if c.waited and c.kind != "link"), key=attrgetter("end"))
         self._wait_starts = [call.end - call.waited for call in self._waits]
         self._held = held
         self._sync_return = sync_return
 
-    def back(self, last: int, first: int) -> list[_Piece]:
-        """What bounds the time from ``first`` to ``last``, the latest part first."""
-        pieces: list[_Piece] = []
+    def back(self, last: int, first: int) -> _PathParts:
+        """What bounds the time from ``first`` to ``last``."""
+        starts, parts = list[int](), list[str]()
         now, at = last, self._ended_at(last)
         while now > first:
-            end = now
-            if at is None:
-                now, at = self._on_host(end, first)
-                pieces.append((now, end, _HOST))
+            if at == _BY_HOST:
+                now, at = self._on_host(now, first)
+                starts.append(now)
+                parts.append(_HOST)
                 continue
             op = self._ops[at]
-            pieces.append((op.start, op.end, KERNEL if op.kind == "kernel" else COPY))
-            now, at = self._cause(op, at)
-            if now < op.start:
-                held = at is None or (op.stream, op.start) in self._held
-                pieces.append((now, op.start, WAIT if held else GAP))
-        return pieces
+            begin = op.start
+            starts.append(begin)
+            parts.append(KERNEL if op.kind == "kernel" else COPY)
+            now, at = self._cause_times[at], self._causes[at]
+            if now < begin:
+                held = at == _BY_HOST or (op.stream, begin) in self._held
+                starts.append(now)
+                parts.append(WAIT if held else GAP)
+        return _PathParts(starts, parts)
 
-    def _cause(self, op: Op, at: int) -> tuple[int, int | None]:
-        """When what the operation could not start without was done, and its number; that of the host is None, as is
-        that of something that is not on this device."""
-        if op.launched >= op.start:
-            return op.start, None
-        before = self._before[at]
-        if before is None or self._ends[before] != op.start:
-            other = self._ended_at(op.start, below=at)
-            if other is not None:
-                return op.start, other
-            if before is None or self._ends[before] <= op.launched:
-                return op.launched, None
-        return self._ends[before], before
-
-    def _ended_at(self, instant: int, *, below: int | None = None, stream: int | None = None) -> int | None:
-        """The last operation before number ``below`` that ended at that instant, on ``stream`` if one did there."""
-        at = bisect_right(self._ends, instant) - 1
-        last = at = at if below is None else min(at, below - 1)
+    def _ended_at(self, instant: int, *, stream: int | None = None) -> int:
+        """The last operation that ended at that instant, on ``stream`` if one did there."""
+        last = at = bisect_right(self._ends, instant) - 1
         while at >= 0 and self._ends[at] == instant:
             if stream is None or self._ops[at].stream == stream:
                 return at
             at -= 1
-        return None if at == last else last
+        return _BY_HOST if at == last else last
 
-    def _on_host(self, now: int, first: int) -> tuple[int, int | None]:
+    def _on_host(self, now: int, first: int) -> tuple[int, int]:
         """The end and number of the last operation that the host waited for before ``now``, or else ``first``."""
         for number in range(bisect_left(self._wait_starts, now) - 1, -1, -1):
             call = self._waits[number]
@@ -234,6 +249,26 @@ class _Path:
             for instant in (call.end, call.end - self._sync_return):
                 if call.end - call.waited < instant <= now:
                     at = self._ended_at(instant, stream=call.stream)
-                    if at is not None:
+                    if at != _BY_HOST:
                         return instant, at
-        return first, None
+        return first, _BY_HOST
+
+
+def _causes(
+    stream: _Integers, start: _Integers, end: _Integers, launched: _Integers
+) -> tuple[list[int], list[int]]:
+    """Of each operation, in the order of ends: the number of what it could not start without, and when that was done.
+    The host, and what is not on this device, is _BY_HOST."""
+    number = np.arange(len(start))
+    by_stream = np.argsort(stream, kind="stable")
+    before = np.full(len(start), _BY_HOST)  # the operation before each on its stream
+    before[by_stream[1:]] = np.where(np.diff(stream[by_stream]), _BY_HOST, by_stream[:-1])
+    # The last one that ended at the start, if one did.
+    other = np.minimum(np.searchsorted(end, start, side="right"), number) - 1
+    ended_there = (other >= 0) & (end[other] == start)
+    follows = (before >= 0) & (end[before] == start)
+    unordered = (before < 0) | (end[before] <= launched)
+    cases = [launched >= start, follows, ended_there, unordered]
+    causes = np.select(cases, [_BY_HOST, before, other, _BY_HOST], before)
+    times = np.select(cases, [start, start, start, launched], end[before])
+    return causes.tolist(), times.tolist()
