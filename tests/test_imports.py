@@ -38,6 +38,22 @@ finally:
     print(json.dumps(found), file=sys.stderr)
 """
 
+# What a run that computes no values on one virtual GPU has no use for.
+NEEDLESS = (
+    "torch.distributed.tensor",
+    "torch._dynamo",
+    "sympy",
+    "numba",
+    "scipy",
+    "triton",
+    "jinja2",
+    "vl_convert",
+    "perfetto",
+    "schedbench.profiles.cuda.machine",
+    "schedbench.profiles.engines.client",
+    "schedbench.profiles.ranks.processes",
+)
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, object]:
@@ -63,3 +79,26 @@ def test_the_plan_of_make_gpu_needs_neither_scipy_nor_packages_of_the_command_li
 
 def test_a_run_of_the_command_line_does_not_import_distributed_tensors(found: dict[str, object]) -> None:
     assert found["heavy"] == []
+
+
+def test_a_run_without_values_imports_nothing_that_it_has_no_use_for() -> None:
+    program = (
+        "import sys; from schedbench.cli.app import console\n"
+        "sys.argv = ['schedbench', 'run', 'start', '--set', 'workload.requests=2']\n"
+        "try: console()\n"
+        f"finally: print([name for name in {NEEDLESS} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_collections_are_rare_while_a_process_of_the_command_line_imports() -> None:
+    program = (
+        "import gc; from schedbench.profiles.platform.own_process import claim_process, freeze_imports\n"
+        "claim_process(); before = gc.get_stats()[2]['collections']\n"
+        "import torch; print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count())\n"
+        "freeze_imports(); frozen = gc.get_freeze_count(); later = [[] for _ in range(1000)]\n"
+        "freeze_imports(); print(frozen > 100_000, gc.get_freeze_count() <= frozen)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "0", "True", "True"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,6 @@ from .chrome_trace import TRACE, open_trace, read_json
 from .maps import RangeMap
 from .measure import reading, result
 from .nsys.reader import open_export, scrub
-from .nsys.record import exported, find
 from .nsys.tables import MAGIC
 from .steps import launches
 
@@ -63,7 +62,7 @@ class Reader:
     def scrubbed(self, path: Path, output: Path) -> None:
         """Write a copy of a capture of Nsight Systems with only what is read of it. Raises as ``read`` does."""
         if path.suffix in (REPORT, OLD_REPORT):
-            with exported(find(self.nsys, os.environ), path) as found:
+            with self._exported(path) as found:
                 scrub(found, output)
         elif _beginning(path).startswith(MAGIC):
             scrub(path, output)
@@ -73,6 +72,11 @@ class Reader:
     def _map(self) -> RangeMap | None:
         return None if self.map is None else maps.load(self.map)
 
+    def _exported(self, report: Path) -> AbstractContextManager[Path]:
+        from .nsys.record import exported, find  # which imports NVTX, and NumPy with it
+
+        return exported(find(self.nsys, os.environ), report)
+
     @contextmanager
     def opened(self, path: Path) -> Iterator[ProfilerCapture | Result]:
         """Raises as ``read`` does."""
@@ -81,7 +85,7 @@ class Reader:
             if beginning.startswith(MAGIC):
                 yield stack.enter_context(open_export(path))
             elif path.suffix in (REPORT, OLD_REPORT):
-                found = stack.enter_context(exported(find(self.nsys, os.environ), path))
+                found = stack.enter_context(self._exported(path))
                 yield stack.enter_context(open_export(found))
             else:
                 yield self._json(path, stack)

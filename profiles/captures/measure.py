@@ -19,10 +19,17 @@ from ...sched.observe import SLEEP, Category
 from ..cuda.join import NOWHERE, Joined, JoinInputs, join
 from ..cuda.kineto import API, KinetoRow
 from ..cuda.log import StreamTable
-from ..measure.collector import idle_part
 from ..measure.counts import CountsSink, copy_rows, per_step, sync_rows
 from ..measure.distribution import Distribution
-from ..measure.metrics import NO_FORWARD, Metrics, computes, forward_metrics, time_metric, waiting_metrics
+from ..measure.metrics import (
+    NO_FORWARD,
+    Metrics,
+    computes,
+    forward_metrics,
+    idle_part,
+    time_metric,
+    waiting_metrics,
+)
 from ..measure.steps import PARTS
 from ..measure.waiting import WaitingSink
 from ..record.environment import tool

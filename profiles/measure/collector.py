@@ -13,7 +13,6 @@ from ..record.result import (
     Abstained,
     CopyRow,
     CriticalPathPart,
-    IdlePart,
     KindCounts,
     RequestRow,
     SyncRow,
@@ -26,6 +25,7 @@ from .metrics import (
     acceptance_metrics,
     computes,
     forward_metrics,
+    idle_part,
     plain,
     request_metrics,
     time_metric,
@@ -33,7 +33,7 @@ from .metrics import (
 )
 from .requests import AcceptanceLog, RequestLog, RequestRecord
 from .steps import StepPeriods
-from .waiting import BubbleSink, Waiting, WaitingSink
+from .waiting import BubbleSink, WaitingSink
 
 if TYPE_CHECKING:
     import torch
@@ -177,12 +177,6 @@ class RunCollector:
         }
         why = "no decoding request was longer than its hot buffer"
         return {name: plain(name, value, exact=exact, why=why) for name, value in values.items()}
-
-
-def idle_part(waiting: Waiting) -> IdlePart:
-    return IdlePart(
-        **{name: getattr(waiting, name.removesuffix("_us")) / 1e3 for name in IdlePart.model_fields}
-    )
 
 
 def request_row(record: RequestRecord, *, save_tokens: bool) -> RequestRow:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from ..record.definitions import definition
-from ..record.result import Abstained, Metric
+from ..record.result import Abstained, IdlePart, Metric
 from .distribution import Distribution, needed
 from .requests import AcceptanceLog, Instant, RequestRecord, RequestTotals, TokenLog, between, tpot
 from .waiting import Waiting
@@ -235,6 +235,12 @@ def acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metri
         name = f"position_acceptance.{position}"
         metrics[name] = plain(name, share, exact=exact, why=why)
     return metrics
+
+
+def idle_part(waiting: Waiting) -> IdlePart:
+    return IdlePart(
+        **{name: getattr(waiting, name.removesuffix("_us")) / 1e3 for name in IdlePart.model_fields}
+    )
 
 
 @computes(*_WINDOW_SHARES, *_STEP_TIMES)

@@ -8,6 +8,7 @@ from typing import Final
 # Objects made between two collections of the youngest generation.
 YOUNG_OBJECTS: Final = 50_000
 _claimed = False
+_frozen = False
 
 
 def claim_process() -> None:
@@ -21,8 +22,10 @@ def claim_process() -> None:
 def freeze_imports() -> None:
     """Keep the garbage collector from walking what a claimed process has imported. Called before anything is made
     that is not to stay."""
-    if _claimed and not gc.get_freeze_count():
+    global _frozen
+    if _claimed and not _frozen:
         gc.freeze()
+        _frozen = True
 
 
 def is_claimed() -> bool:

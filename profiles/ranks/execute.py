@@ -1,4 +1,4 @@
-"""One scenario, one relay, one result document."""
+"""One scenario, one relay, one result document. What only some runs need is imported by those."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Final
 
 from ...scenarios.combinations import MODES
 from ...sched.relay.choice import RelayChoice
-from ..engines.client import run_engine
 from ..measure.budget import RunOutcome, asked, breaches, untested
 from ..platform.inputs import inputs
 from ..platform.resolve import Resolved
@@ -16,7 +15,6 @@ from ..run.machines import device_kind
 from ..run.runner import ExtraSink, ObserverFactory, unobserved
 from ..run.task import Options, RunTask
 from .join import join
-from .processes import run_processes
 from .specs import rank_specs
 from .threads import run_alone, run_threads
 
@@ -37,6 +35,8 @@ def execute(
     EngineFailedError of an engine of another project."""
     read = inputs(resolved)  # before the run, which may outlast an edit
     if resolved.engine is not None:
+        from ..engines.client import run_engine
+
         specs = rank_specs(resolved)
         reports = run_engine(resolved.engine, resolved, relay, options, [spec.alone() for spec in specs])
         result = join(resolved, specs, reports, ())
@@ -60,6 +60,8 @@ def _own(task: RunTask) -> Result:
     elif task.options.world == "virtual":
         reports, missed = run_threads(task, specs)
     else:
+        from .processes import run_processes
+
         reports = run_processes(task, specs)
     return join(task.resolved, specs, reports, missed)
 

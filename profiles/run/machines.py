@@ -12,7 +12,6 @@ import torch
 
 from ... import sched
 from ...scenarios.schema import Scenario
-from ..cuda.machine import open_cuda, open_cuda_with_hazards
 from ..platform import capacity
 from ..platform.machine import HostTime, Machine, MachineError
 from ..platform.resolve import Resolved
@@ -81,6 +80,8 @@ def open_machine(
     if kind == "cuda":
         if adversary is not None:
             raise MachineError(NO_ADVERSARY)
+        from ..cuda.machine import open_cuda, open_cuda_with_hazards  # which a virtual GPU does not need
+
         on_cuda = open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
         with on_cuda as machine:
             yield machine

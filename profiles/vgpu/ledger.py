@@ -7,11 +7,13 @@ operation of a settled step, so that no step's forward is split between windows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...sched.observe import RANGES, StepInfo
 from ..record.timeline import Call, Op, Range, Sink, Wait, Window
-from .engine import QueueWait, Row, Served
+
+if TYPE_CHECKING:
+    from .engine import QueueWait, Row, Served
 
 STEPS = 64
 RECORDS = 10_000  # calls after which the next settled step ends a window

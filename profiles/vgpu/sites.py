@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -111,7 +111,16 @@ def _spans(filename: str) -> Sequence[tuple[int, int]]:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:
         return ()
-    return [_span(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    return [_span(node) for node in _statements(tree)]
+
+
+def _statements(parent: ast.AST) -> Iterator[ast.stmt]:
+    """All statements within ``parent``, without a walk over their expressions."""
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for node in getattr(parent, block, ()):
+            if isinstance(node, ast.stmt):
+                yield node
+            yield from _statements(node)
 
 
 def _span(node: ast.stmt) -> tuple[int, int]:

@@ -94,7 +94,8 @@ for command in eval(sys.argv[1]):
         app([*command, "--format", "json"] if command[0] == "compare" else command, standalone_mode=False)
     except Exception as error:
         print(error)
-    print("#", {"torch", "scipy"} & set(sys.modules) or "")
+    heavy = {"torch", "scipy", *(["numpy"] if command[0] in ("report", "trace") else [])}
+    print("#", heavy & set(sys.modules) or "")
 """
     done = subprocess.run([sys.executable, "-c", program, repr([*commands])], capture_output=True, text=True)
     answers = done.stdout.split("#")
