@@ -13,6 +13,7 @@ from ..record.result import (
     Abstained,
     CopyRow,
     CriticalPathPart,
+    IdlePart,
     KindCounts,
     RequestRow,
     SyncRow,
