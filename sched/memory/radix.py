@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import torch
 
@@ -27,7 +28,9 @@ class RadixCache(PrefixCache):
         self.tree = RadixTree(self.page_size)
 
     def match_prefix(self, tokens: array[int]) -> MatchResult:
-        path = self.tree.match(tokens)
+        return self._matched(self.tree.match(tokens))
+
+    def _matched(self, path: Sequence[TreeNode]) -> MatchResult:
         if not path:
             return MatchResult(self._nothing, self.tree.root, 0)
         device_indices = torch.cat([node.value for node in path])
@@ -38,16 +41,15 @@ class RadixCache(PrefixCache):
 
         Returns the length that the tree already had; the caller keeps the ownership of the slots of that length.
         """
-        return self.tree.insert(tokens, value)
+        return self.tree.insert(tokens, value).present
 
     def cache_unfinished_req(self, req: Request) -> None:
         tokens = req.tokens(0, req.fill_len)
-        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, : len(tokens)]
+        kv_indices = self._slots(req, len(tokens))
         aligned = self._aligned(len(tokens))
-        values = kv_indices[:aligned].to(torch.int64, copy=True)
-        present = self.insert(tokens, values)
+        present, path = self.tree.insert(tokens, self._values(kv_indices, aligned))
         self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : present])
-        match = self.match_prefix(tokens)
+        match = self._matched(path)
         kv_indices[req.cache_protected_len : aligned] = match.device_indices[req.cache_protected_len :]
         req.cache_protected_len = aligned
         self.dec_lock_ref(req.last_node)
@@ -59,13 +61,12 @@ class RadixCache(PrefixCache):
 
     def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
         committed = req.kv_committed_len
-        kv_indices = self.req_to_token_pool.req_to_token[req.req_pool_idx, :committed]
+        kv_indices = self._slots(req, committed)
         kept_from = aligned = self._aligned(committed)
         if is_insert:
             tokens = req.tokens(0, committed)
             assert len(tokens) == committed, f"request {req.id} committed KV of unknown tokens"
-            values = kv_indices[:aligned].to(torch.int64, copy=True)
-            kept_from = self.insert(tokens, values)
+            kept_from = self.insert(tokens, self._values(kv_indices, aligned))
         self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : kept_from])
         self.token_to_kv_pool_allocator.free(kv_indices[aligned:])
         self.dec_lock_ref(req.last_node)
@@ -92,6 +93,14 @@ class RadixCache(PrefixCache):
 
     def values(self) -> list[torch.Tensor]:
         return [node.value for node in self.tree.nodes()]
+
+    def _slots(self, req: Request, count: int) -> torch.Tensor:
+        """[count] int32: the first slots of the request's row."""
+        return self.req_to_token_pool.req_to_token[req.row, :count]
+
+    def _values(self, kv_indices: torch.Tensor, count: int) -> torch.Tensor:
+        """The first ``count`` of the int32 slots, in memory of their own."""
+        return kv_indices[:count].to(torch.int64)
 
     def _aligned(self, num_tokens: int) -> int:
         return num_tokens // self.page_size * self.page_size

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,11 @@ class TreeNode:
         return self.lock_ref == 0 and not self.children and self.parent is not None
 
 
+class Inserted(NamedTuple):
+    present: int  # tokens that were stored already
+    path: Sequence[TreeNode]  # of all tokens, root excluded
+
+
 class _EvictionQueue:
     """Evictable leaves by (last access, serial).
 
@@ -66,9 +72,10 @@ class _EvictionQueue:
 
 def _common_prefix(a: Tokens, b: Tokens) -> int:
     n = min(len(a), len(b))
+    if a[:n].tobytes() == b[:n].tobytes():  # mostly, and found sooner than the place of a difference
+        return n
     differ = a[:n] != b[:n]
-    first = int(differ.argmax()) if n else 0
-    return first if n and differ[first] else n
+    return int(differ.argmax())
 
 
 class RadixTree:
@@ -91,18 +98,15 @@ class RadixTree:
         """The nodes on the path of the longest stored prefix, root excluded. Splits the node within which it ends."""
         return self._walk(self._aligned(tokens))
 
-    def insert(self, tokens: array[int], value: torch.Tensor) -> int:
-        """Store ``value`` (int64, one slot for each token of a whole page) for what is not stored yet.
-
-        Returns how many tokens already were.
-        """
+    def insert(self, tokens: array[int], value: torch.Tensor) -> Inserted:
+        """Store ``value`` (int64, one slot for each token of a whole page) for what is not stored yet."""
         key = self._aligned(tokens)
         path = self._walk(key)
-        present = sum(len(node.key) for node in path)
+        present = sum([len(node.key) for node in path])
         if present < len(key):
             parent = path[-1] if path else self.root
-            self._grow(parent, key[present:].copy(), value[present : len(key)].clone())
-        return present
+            path.append(self._grow(parent, key[present:].copy(), value[present : len(key)].clone()))
+        return Inserted(present, path)
 
     def lock(self, node: TreeNode) -> None:
         """Protect the path from ``node`` up to the root from eviction, once more."""
@@ -173,10 +177,11 @@ class RadixTree:
         upper.children[self._first_page(child.key)] = child
         return upper
 
-    def _grow(self, parent: TreeNode, key: Tokens, value: torch.Tensor) -> None:
+    def _grow(self, parent: TreeNode, key: Tokens, value: torch.Tensor) -> TreeNode:
         leaf = self._node(parent, key, value)
         self.evictable_size += len(key)
         self._queue.push(leaf)
+        return leaf
 
     def _node(self, parent: TreeNode, key: Tokens, value: torch.Tensor) -> TreeNode:
         self._serial += 1
