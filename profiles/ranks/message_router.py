@@ -56,10 +56,14 @@ class RankInbox:
         return self.messages.setdefault((source, tag), deque())
 
     def silent_from(self, rank: int) -> int:
-        """When nothing more can come from a rank that has departed: not before its late messages."""
-        queues = [messages for (source, _), messages in self.messages.items() if source == rank]
-        late = (message.whole_at or 0 for messages in queues for message in messages)
-        return max([self.departures[rank].at, *late])
+        """When nothing more can come from a rank that has departed: not before its late messages, of which all that is
+        sent has been simulated, since a rank's device is idle when the rank ends."""
+        at = self.departures[rank].at
+        for (source, _), messages in self.messages.items():
+            for message in messages if source == rank else ():
+                assert message.whole_at is not None, "a rank departs when what it has sent has landed or is dropped"
+                at = max(at, message.whole_at)
+        return at
 
     def heads(self, tags: Sequence[str]) -> list[tuple[MessageInFlight, str]]:
         return [
@@ -92,7 +96,7 @@ class MessageRouter:
 
     def drop(self, rank: int, now: int) -> None:
         """Drop the tensors that a rank has sent and that have not arrived, with their messages; messages of its host
-        alone have left already."""
+        alone have left already. All devices have been simulated up to ``now``."""
         for inbox in self.inboxes:
             for (source, _), messages in inbox.messages.items():
                 if source == rank:

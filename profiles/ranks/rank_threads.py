@@ -1,7 +1,8 @@
 """Ranks as threads of one process, of which one runs at a time: the rank whose virtual time is lowest.
 
-A rank keeps running until it waits, or until it calls its link or clock while another rank's time is lower. Ranks are
-ordered by (time, rank), so that every run of the same ranks takes the same course.
+A rank keeps running until it waits for something that another rank can change, or until it calls its link or clock
+while another rank's time is lower. Ranks are ordered by (time, rank), so that every run of the same ranks takes the
+same course.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Member:
         self._clock: Callable[[], int] = lambda: 0
         self._awaited: Awaited | None = None
         self._deadline = FOREVER
+        self.in_order = scheduler.in_order
         self.simulation: Simulation | None = None
 
     def attach(self, simulation: Simulation, clock: Callable[[], int]) -> None:
@@ -128,7 +130,11 @@ class Member:
 
 
 class RankScheduler:
-    def __init__(self, ranks: int) -> None:
+    """``in_order``: a rank lets ranks with lower times run at every wait. Without it, a rank goes on where it waits for
+    what only its own device and messages that were sent already determine."""
+
+    def __init__(self, ranks: int, *, in_order: bool) -> None:
+        self.in_order = in_order
         self.members = [Member(self, rank) for rank in range(ranks)]
         self._stop: type[BaseException] | None = None
 
@@ -210,10 +216,10 @@ def advance(devices: Sequence[Simulation], bound: int, awaited: Sequence[EventRe
             heads[place] = devices[place].head()
 
 
-def run_ranks(ranks: int, body: Callable[[Member], T]) -> list[T]:
+def run_ranks(ranks: int, body: Callable[[Member], T], *, in_order: bool = False) -> list[T]:
     """Run ``body`` once per rank; return the results by rank. Ctrl-C reaches every rank. Raises what the first rank to
-    fail raised, once all have stopped."""
-    scheduler = RankScheduler(ranks)
+    fail raised, once all have stopped. ``in_order`` is needed where a rank can take back what it has sent."""
+    scheduler = RankScheduler(ranks, in_order=in_order)
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..vgpu.engine import QUEUES, EventRecording, Simulation
+from ..vgpu.engine import FOREVER, QUEUES, EventRecording, Simulation
 from .rank_threads import AwaitedMark, Member
 
 
@@ -18,6 +18,8 @@ class SharedSimulation(Simulation):
         self._member.settle(now)
 
     def wait(self, mark: EventRecording) -> int:
+        if mark.time is None and not self._member.in_order:
+            self.run(FOREVER, mark, alone=True)
         if mark.time is None:
             self._member.wait(AwaitedMark(mark))
         assert mark.time is not None, "what is waited for has been launched"

@@ -56,7 +56,8 @@ def run_threads(task: RunTask, specs: Sequence[RankSpec]) -> tuple[list[Report],
         return _run_rank(task, specs[member.rank], member, router, profile)
 
     with one_thread(), patched(hazards=task.options.hazards), settled_heap():
-        return run_ranks(len(specs), run), router.missed
+        in_order = bool(task.resolved.scenario.faults)  # a killed rank takes back what has not left
+        return run_ranks(len(specs), run, in_order=in_order), router.missed
 
 
 def _run_rank(

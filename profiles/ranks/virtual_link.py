@@ -149,7 +149,10 @@ class VirtualLink:
         if message is not None and message.at <= runtime.now:
             return
         deadline = runtime.now + self._patience
-        reached = self._member.wait(_AwaitedHead(self._inbox, source, tag), deadline)
+        if message is not None and not self._member.in_order:
+            reached = min(message.at, deadline)
+        else:
+            reached = self._member.wait(_AwaitedHead(self._inbox, source, tag), deadline)
         runtime.wait_for_host(reached, f"receive {tag}", runtime.stream)
         message = self._inbox.head(source, tag)
         if message is None or message.at > reached:
@@ -177,6 +180,7 @@ class VirtualLink:
 
     def gone(self) -> Mapping[int, str]:
         now, inbox = self._gpu.runtime.now, self._inbox
+        self._member.settle(now)
         gone = {rank: left.why for rank, left in inbox.departures.items() if inbox.silent_from(rank) <= now}
         self._departed.update(gone)
         return gone
@@ -188,7 +192,9 @@ class VirtualLink:
 
     def die(self, how: str) -> None:
         """End this rank at once; tensors that are still on their way are lost."""
-        self._router.drop(self.rank, self._gpu.runtime.now)
+        now = self._gpu.runtime.now
+        self._member.settle(now)  # what has landed by now is known to have landed
+        self._router.drop(self.rank, now)
         self._depart(how, f"{self._router.names[self.rank]} was {how}")
 
     def _depart(self, why: str, root: str) -> None:

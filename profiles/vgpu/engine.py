@@ -290,7 +290,10 @@ class Simulation:
             if len(busy) == 1:
                 self._drain(busy[0], horizon, until)
                 return
-            if not self._serve_first(busy, horizon):
+            served = self._serve_first(busy, horizon)
+            while served is not None and served.items and isinstance(served.items[0], LaunchEntry):
+                served = self._serve_first(busy, horizon)
+            if served is None:
                 return
 
     def _enqueue(self, queue: StreamQueue, launch: LaunchEntry, now: int) -> None:
@@ -326,11 +329,12 @@ class Simulation:
                 return
             self._serve(queue, head, start, horizon)
 
-    def _serve_first(self, busy: Sequence[StreamQueue], horizon: int) -> bool:
-        """Serve the operation that starts first; False if it starts after the horizon or all queues are blocked."""
+    def _serve_first(self, busy: Sequence[StreamQueue], horizon: int) -> StreamQueue | None:
+        """Serve the operation that starts first, and return its queue; None if it starts after the horizon or all
+        queues are blocked."""
         first = self._first(busy)
         if first is None or first[0] > horizon:
-            return False
+            return None
         start, _, _, chosen, launch = first
         limit = horizon
         if isinstance(launch, ReplayEntry):
@@ -341,7 +345,7 @@ class Simulation:
             ]
             limit = self._undisturbed(launch, horizon, contenders)
         self._serve(chosen, launch, start, limit)
-        return True
+        return chosen
 
     def _first(self, busy: Sequence[StreamQueue]) -> _Candidate | None:
         """The operation that starts first; None if all queues are blocked. An engine that becomes free takes the
