@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...sched.kernels.declare import meta_tensor
 from ...sched.kernels.registry import Kernel
 from .torch_ops import copy_
 
@@ -175,7 +176,7 @@ class ResultSpecs:
             return op(*(_replaced(value, like) for value in args), **given)
 
         if _elements((*args, *kwargs.values())) > MAX_TRIED:
-            return tried(_meta_like)
+            return _joined(*args, **kwargs) if op is torch.cat else tried(_meta_like)
         if self._computed:
             return tried(_host_like)
         try:
@@ -247,6 +248,17 @@ def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
+def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """The form of the result of ``torch.cat`` on tensors that are not all empty. Torch's own function for the meta
+    device imports a compiler."""
+    filled = [tensor for tensor in tensors if tensor.size() != (0,)]  # torch.cat ignores those, whatever their dim
+    shape, dtype = list(filled[0].size()), filled[0].dtype
+    if len(shape) > 3 or any(t.dtype != dtype for t in tensors) or any(t.dim() != len(shape) for t in filled):
+        return torch.cat([_meta_like(tensor) for tensor in tensors], dim)
+    shape[dim] = sum(tensor.size(dim) for tensor in filled)
+    return meta_tensor(*shape, dtype=dtype)
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,18 +9,20 @@ import torch
 
 from ...sched.kernels.declare import contiguous_strides
 from .device import VirtualGpu
-from .executor import ResultSpecs, TensorSpec, spec_of
+from .executor import TensorSpec, spec_of
 from .tensor import DeviceTensor, wrap
 from .torch_ops import LIKES, Handler, copy_
 
 
 def like_handler(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
-    op, fill, specs, runtime = func._op, LIKES[name], ResultSpecs(), gpu.runtime
+    fill, runtime = LIKES[name], gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         target = kwargs.get("device")
         options = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format") and v is not None}
-        spec: TensorSpec = specs(op, (args[0].held, *args[1:]), options)
+        like = args[0].held
+        # On the host, where the memory is not touched: torch's function for the meta device imports a compiler.
+        spec = spec_of(torch.empty_like(torch.empty_strided(like.size(), like.stride(), dtype=like.dtype), **options))
         if target is not None and target.type != gpu.device.type:
             result = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=target)
         else:
