@@ -54,7 +54,8 @@ class RunBridge:
         self.step = NO_STEP  # the one that has begun last
         self.observer: Observer = parts.observer
         self._clock = parts.clock
-        self._source = parts.source
+        placed = parts.context.place is not None
+        self._source = parts.context.source(parts.source) if placed else parts.source
         self._link, self._stage = parts.context.link, parts.context.stage
         self._rows: Sequence[str] = ()
         self._launched: dict[int, _Step] = {}

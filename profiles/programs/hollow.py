@@ -27,6 +27,8 @@ from .on_import import patched_on_import
 
 VERSION: Final = "9999.0.0"
 _EXCEPTIONS: Final = ("Error", "Exception", "Warning")
+# Without which transformers replaces classes that programs register their own with as they are imported.
+_ASSUMED: Final = frozenset({"torchvision"})
 _TRANSFORMERS: Final = "transformers.utils.import_utils"
 
 
@@ -235,7 +237,8 @@ class _HollowDistribution(metadata.Distribution):
 def _without_hollow(is_available: Callable[..., Any], packages: HollowPackages) -> Callable[..., Any]:
     @wraps(is_available)
     def is_really_available(name: str, *args: Any, **kwargs: Any) -> Any:
-        return is_available("no such package" if name in packages else name, *args, **kwargs)
+        absent = name in packages and name not in _ASSUMED
+        return is_available("no such package" if absent else name, *args, **kwargs)
 
     return is_really_available
 
