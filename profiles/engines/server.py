@@ -282,8 +282,8 @@ def failure(error: BaseException, engine: str) -> Answer:
     """The answer for a run or an import that raised. ``engine``: the folder of the engine whose lines are reported."""
     if isinstance(error, KeyboardInterrupt):
         return {"interrupted": True}
-    if (of_stage := getattr(error, "of_stage", None)) is not None:
-        return dict(of_stage)
+    if (of_rank := getattr(error, "of_rank", None)) is not None:
+        return dict(of_rank)
     if _is_ours(error):
         return {"raised": packed(error)}
     name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)

@@ -30,7 +30,7 @@ from ..vgpu.engine import EventRecording, PeerEventRecording
 from ..vgpu.patching import attributes_set
 from ..vgpu.tensor import DeviceTensor
 from .heartbeat import beating
-from .messages import HostTensor
+from .messages import HostTensor, end_copies_of
 
 _HOST: Final = "host"
 _DEVICE: Final = "device"
@@ -52,12 +52,17 @@ def ending(process: int) -> str:
     return f"was ended by {signal.Signals(found.si_status).name}"
 
 
-class StageError(RuntimeError):
-    """A later stage has ended without a report. ``of_stage`` is its answer."""
+class RankError(RuntimeError):
+    """A stage or a worker has ended without a report. ``of_rank`` is its answer."""
 
-    def __init__(self, of_stage: Answer) -> None:
-        super().__init__("a stage has failed")
-        self.of_stage = of_stage
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("a rank has failed")
+        self.of_rank = answer
+
+
+def of_rank(name: str, answer: Answer) -> Answer:
+    """The answer of a rank, which it names if the rank has failed."""
+    return answer | {"failed": f"{name}: {answer['failed']}"} if "failed" in answer else answer
 
 
 RunRank = Callable[[RankContext, "StageLink | None"], Answer]
@@ -69,39 +74,62 @@ def run_stages(
     failure: Callable[[BaseException], Answer],
 ) -> list[Answer]:
     """The answers of ``run`` for all ranks: of one rank here, of several in a process each, of which this is the first.
-    ``failure``: the answer of a rank that raised. Raises StageError, and what the first rank raises."""
+    ``failure``: the answer of a rank that raised. Raises RankError, and what the first rank raises; no other process is
+    left running then."""
     if len(ranks) == 1:
         return [run(ranks[0], None)]
     ends: list[dict[int, Connection]] = [{} for _ in ranks]
     for one, other in combinations(range(len(ranks)), 2):
         ends[one][other], ends[other][one] = Pipe()
-    reports = dict[int, Connection]()
+    reports, processes = dict[int, Connection](), dict[int, int]()
     for rank in range(1, len(ranks)):
         reports[rank], answer = Pipe(duplex=False)
-        if os.fork() == 0:
+        processes[rank] = os.fork()
+        if processes[rank] == 0:
             _run_stage(ranks, rank, ends, answer, run, failure)
         answer.close()
     _close_others(ends, 0)
-    with StageLink.open(0, ends[0]) as link:
+    try:
+        return _answers(ranks, ends[0], run, reports, processes)
+    except BaseException:
+        for process in processes.values():
+            kill(process)
+        raise
+
+
+def _answers(
+    ranks: Sequence[RankContext],
+    own: Mapping[int, Connection],
+    run: RunRank,
+    reports: Mapping[int, Connection],
+    processes: Mapping[int, int],
+) -> list[Answer]:
+    """The answers of this rank and of all others."""
+    with StageLink.open(0, own) as link:
         first, error = None, None
         try:
             first = run(ranks[0], link)
         except LinkError as found:  # another stage has the reason
             error = found
-    answers = [_report(rank, reports[rank]) for rank in range(1, len(ranks))]
+    answers = [_report(rank, reports[rank], processes[rank]) for rank in range(1, len(ranks))]
     if error is not None:
         raise error
     assert first is not None
     return [first, *answers]
 
 
-def _report(rank: int, report: Connection) -> Answer:
+def kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def _report(rank: int, report: Connection, process: int) -> Answer:
     try:
         answer: Answer = report.recv()
     except EOFError:
-        answer = {"failed": f"the process of stage {rank} ended", "traceback": ""}
+        answer = {"failed": f"the process of stage {rank} {ending(process)}", "traceback": ""}
     if "document" not in answer:
-        raise StageError(answer)
+        raise RankError(answer)
     return answer
 
 
@@ -114,6 +142,7 @@ def _run_stage(
     failure: Callable[[BaseException], Answer],
 ) -> NoReturn:
     """The process of a later stage."""
+    process = os.getpid()
     beating(lambda: None)  # the first stage advances only with the others
     _close_others(ends, rank)
     with suppress(BrokenPipeError):
@@ -121,7 +150,8 @@ def _run_stage(
             with StageLink.open(rank, ends[rank]) as link:
                 found = run(ranks[rank], link)
         except BaseException as error:
-            found = failure(error)
+            found = of_rank(f"stage {rank}", failure(error))
+        end_copies_of(process)
         answer.send(found)
     os._exit(0)
 
@@ -140,6 +170,7 @@ class StageLink:
     def __init__(self, rank: int, ends: Mapping[int, Connection]) -> None:
         self.rank, self.size = rank, len(ends) + 1
         self._ends = ends
+        self._process = os.getpid()
         self._arrived: defaultdict[tuple[int, str], deque[Any]] = defaultdict(deque)
         self._outgoing: dict[int, SimpleQueue[bytes | None]] = {peer: SimpleQueue() for peer in ends}
         self._threads = [
@@ -162,10 +193,12 @@ class StageLink:
                 thread.join()
 
     def put(self, to: int, tag: str, value: Any) -> None:
+        end_copies_of(self._process)
         self._outgoing[to].put(pickle.dumps((tag, value)))
 
     def take(self, source: int, tag: str) -> Any:
         """Wait for the next message of that tag. Raises LinkError."""
+        end_copies_of(self._process)
         arrived = self._arrived[source, tag]
         while not arrived:
             try:

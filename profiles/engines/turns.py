@@ -29,7 +29,8 @@ from ..platform.hardware import LinkProfile
 from ..run.rank_context import RankContext
 from ..vgpu.device import VirtualGpu
 from .heartbeat import beating
-from .stages import Answer, StageError, ending
+from .messages import end_copies_of
+from .stages import Answer, RankError, ending, kill, of_rank
 
 _ALONE: Final = "nothing comes any more: all workers wait"
 
@@ -56,6 +57,7 @@ class _Beat(NamedTuple):
 
 @dataclass(slots=True)
 class _Worker:
+    name: str
     rank: int
     process: int
     connection: Connection
@@ -78,7 +80,7 @@ def run_workers(
     ranks: Sequence[RankContext], run: RunWorker, failure: Failure, beat: Callable[[], None]
 ) -> list[Answer]:
     """The answers of ``run`` for all ranks, which run in a process each. ``failure``: the answer of a rank that raised;
-    ``beat`` is called while workers advance. Raises StageError where a worker has failed; none is left running."""
+    ``beat`` is called while workers advance. Raises RankError where a worker has failed; none is left running."""
     workers: list[_Worker] = []
     try:
         for rank in range(len(ranks)):
@@ -86,7 +88,7 @@ def run_workers(
         _take_turns(workers, beat)
     except BaseException:
         for worker in workers:
-            _end(worker, signal.SIGKILL)
+            kill(worker.process)
         raise
     finally:
         for worker in workers:
@@ -106,26 +108,28 @@ def _started(
             other.connection.close()
         _run_worker(ranks, rank, theirs, run, failure)
     theirs.close()
-    return _Worker(rank, process, ours)
+    return _Worker(_name(ranks[rank]), rank, process, ours)
+
+
+def _name(context: RankContext) -> str:
+    assert context.place is not None
+    return context.place.name
 
 
 def _run_worker(
     ranks: Sequence[RankContext], rank: int, connection: Connection, run: RunWorker, failure: Failure
 ) -> NoReturn:
     """The process of a worker."""
+    process = os.getpid()
     with suppress(BrokenPipeError):
         beating(lambda: connection.send(_Beat()))
         try:
             answer = run(ranks[rank], TurnLink(rank, len(ranks), connection))
         except BaseException as error:
-            answer = failure(error)
+            answer = of_rank(_name(ranks[rank]), failure(error))
+        end_copies_of(process)
         connection.send(answer)
     os._exit(0)
-
-
-def _end(worker: _Worker, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(worker.process, number)
 
 
 def _take_turns(workers: Sequence[_Worker], beat: Callable[[], None]) -> None:
@@ -144,7 +148,8 @@ def _take_turns(workers: Sequence[_Worker], beat: Callable[[], None]) -> None:
                 raise
             started = interrupted = True
             for worker in running:
-                _end(worker, signal.SIGINT)
+                with suppress(ProcessLookupError):
+                    os.kill(worker.process, signal.SIGINT)
             for worker in running:
                 _finish(worker, workers)
 
@@ -166,12 +171,12 @@ def _grant(worker: _Worker) -> None:
 
 
 def _run_until_turn(worker: _Worker, workers: Sequence[_Worker], beat: Callable[[], None]) -> None:
-    """Receive what the worker says until it waits for its turn or has its answer. Raises StageError."""
+    """Receive what the worker says until it waits for its turn or has its answer. Raises RankError."""
     while True:
         try:
             said = worker.connection.recv()
         except (EOFError, OSError):
-            raise StageError(_gone(worker)) from None
+            raise RankError(_gone(worker)) from None
         if isinstance(said, _Turn):
             worker.turn = said
             return
@@ -180,7 +185,7 @@ def _run_until_turn(worker: _Worker, workers: Sequence[_Worker], beat: Callable[
         elif isinstance(said, dict):
             worker.answer = said
             if "document" not in said:
-                raise StageError(said)
+                raise RankError(said)
             return
         else:
             to, message = said
@@ -189,7 +194,7 @@ def _run_until_turn(worker: _Worker, workers: Sequence[_Worker], beat: Callable[
 
 def _gone(worker: _Worker) -> Answer:
     """The answer for a process that ended without one."""
-    return {"failed": f"the process of worker {worker.rank} {ending(worker.process)}", "traceback": ""}
+    return {"failed": f"the process of {worker.name} {ending(worker.process)}", "traceback": ""}
 
 
 class TurnLink:
@@ -199,6 +204,7 @@ class TurnLink:
     def __init__(self, rank: int, size: int, connection: Connection) -> None:
         self.rank, self.size = rank, size
         self._connection = connection
+        self._process = os.getpid()
         self._arrived: defaultdict[tuple[int, str], deque[SentValue]] = defaultdict(deque)
         self._gpu: VirtualGpu
         self.profile: LinkProfile
@@ -209,6 +215,7 @@ class TurnLink:
 
     def post(self, to: int, tag: str, value: Any, at: int) -> None:
         """Send a value that arrives at ``at``, ns, and takes no time of the host."""
+        end_copies_of(self._process)
         self._connection.send((to, SentValue(self.rank, tag, at, pickle.dumps(value))))
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
@@ -240,6 +247,7 @@ class TurnLink:
         self._wait(until)
 
     def _wait(self, until: int) -> None:
+        end_copies_of(self._process)
         runtime = self._gpu.runtime
         self._connection.send(_Turn(runtime.now, max(until, runtime.now)))
         at, arrived = self._connection.recv()

@@ -63,6 +63,7 @@ class SglangSystem(System):
         self._bridge = RunBridge(parts, speculates=self._spec is not None)
         self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
         self._gone: list[Any] = []  # messages of clients that have gone
+        self._aborted: set[str] = set()  # their requests
         runner = OwnRunner if MODES["own model runner"].on(parts.resolved.scenario) else RunnerStub
         self.runner = runner(parts, self._bridge, self._reports)
         self.defaults = self.runner.defaults
@@ -96,12 +97,14 @@ class SglangSystem(System):
                 getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
     def forget(self) -> None:
+        self._aborted.clear()
         if self._transfers is not None:
             self._transfers.forget()
         self.scheduler.flush_cache()
 
     def abort(self, request: Request, reason: str) -> None:  # noqa: ARG002
         self._gone.append(aborted(request.id))
+        self._aborted.add(request.id)
 
     def unfinished(self) -> Sequence[Request]:
         return list(self._bridge.requests.values())
@@ -406,7 +409,8 @@ class SglangSystem(System):
         elif (ids := getattr(message, "rids", None)) is not None:
             for request_id, reason in zip(ids, message.finished_reasons, strict=True):
                 if isinstance(reason, dict) and reason.get("type") == "abort":
-                    self._reports.end(request_id, EndOfRequest(Status.REFUSED, reason.get("message", "")))
+                    status = Status.ABORTED if request_id in self._aborted else Status.REFUSED
+                    self._reports.end(request_id, EndOfRequest(status, reason.get("message", "")))
 
 
 def _method(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

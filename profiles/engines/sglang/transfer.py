@@ -38,6 +38,7 @@ _PAGES: Final = "pages"  # decode to prefill worker
 _KV: Final = "kv"  # prefill to decode worker
 _ABORT: Final = "abort"  # in both directions: the number of a request
 _TAGS: Final = (_PAGES, _KV, _ABORT)
+_GIVEN_UP: Final = "the request was given up by its client or by the other worker"
 
 
 class _Pages(NamedTuple):
@@ -284,6 +285,9 @@ def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
             super().abort()
             transfers._abort(self._room)
 
+        def failure_exception(self) -> None:
+            raise RuntimeError(_GIVEN_UP)
+
     return LinkSender
 
 
@@ -318,6 +322,9 @@ def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
         def abort(self) -> None:
             super().abort()
             transfers._abort(self._room)
+
+        def failure_exception(self) -> None:
+            raise RuntimeError(_GIVEN_UP)
 
     return LinkReceiver
 

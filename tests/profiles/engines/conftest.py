@@ -24,7 +24,7 @@ SCRIPTED = """
 from pathlib import Path
 SCRIPT = Path(__file__).with_name("script.py")
 def step(device):
-    exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), {"device": device})
+    exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), {"device": device, "rank": rank})
 """
 SMALL = (
     "model.preset=tiny-deep",

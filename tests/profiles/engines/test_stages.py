@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.engines.stages import StageError, StageLink, messages_answered, run_stages
+from schedbench.profiles.engines.stages import RankError, StageLink, messages_answered, run_stages
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.run.rank_context import RankContext
@@ -62,6 +62,17 @@ def test_tensors_arrive_with_their_values_and_no_earlier_than_they_were_sent() -
     assert second["document"] >= LATER
 
 
+def test_a_copy_of_a_stage_that_its_engine_forks_says_nothing() -> None:
+    def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
+        assert link is not None
+        if link.rank and os.fork():
+            assert os.wait()[1] == 0
+        link.put(1 - link.rank, "tag", link.rank)
+        return {"document": link.take(1 - link.rank, "tag")}
+
+    assert [answer["document"] for answer in run_stages(RANKS, run, failed)] == [1, 0]
+
+
 def test_the_reason_of_a_stage_that_fails_is_reported() -> None:
     def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
         assert link is not None
@@ -69,9 +80,9 @@ def test_the_reason_of_a_stage_that_fails_is_reported() -> None:
             raise ValueError("no memory")
         return {"document": link.take(1, "never")}
 
-    with pytest.raises(StageError) as raised:
+    with pytest.raises(RankError) as raised:
         run_stages(RANKS, run, failed)
-    assert raised.value.of_stage == {"failed": "no memory"}
+    assert raised.value.of_rank == {"failed": "stage 1: no memory"}
 
 
 def test_a_stage_that_ends_without_a_report_is_named() -> None:
@@ -83,6 +94,6 @@ def test_a_stage_that_ends_without_a_report_is_named() -> None:
             link.take(1, "never")
         return {"document": None}
 
-    with pytest.raises(StageError) as raised:
+    with pytest.raises(RankError) as raised:
         run_stages(RANKS, run, failed)
-    assert raised.value.of_stage["failed"] == "the process of stage 1 ended"
+    assert raised.value.of_rank["failed"] == "the process of stage 1 exited with 0"

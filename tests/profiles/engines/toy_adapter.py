@@ -17,6 +17,8 @@ class ToySystem(OwnSystem):
         self.declared_hazards = ()
         self._loop = loop
         self._device = parts.machine.device
+        self._link = parts.context.link
+        loop.rank = parts.context.rank  # type: ignore[attr-defined]
 
     def relay_part(self) -> RelayPart:
         return RelayPart(state=NO_RELAY)

@@ -1,0 +1,111 @@
+"""Runs of an engine in several processes, of which one fails: one sentence names it, and no process is left running."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from schedbench.profiles.engines import client
+from schedbench.profiles.engines.client import EngineFailedError
+from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.resolve import Resolved, ask
+
+from .conftest import ADAPTER, SMALL, Scripted, run
+
+WORLDS = {
+    "pipeline": ("engine.pipeline={stages: 2}", "engine.overlap=auto"),
+    "pair": ("engine.disaggregation={mode: pair}",),
+}
+NAMES = {"pipeline": ("stage 0", "stage 1"), "pair": ("prefill 0", "decode 0")}
+CHANGES = (
+    ('package = "toy"', 'stages = transfers = True; package = "toy"'),
+    ("super().run()", "self._link.receive(1 - self._loop.rank, 'never')"),
+)
+AT = "(at python/toy/script.py:3)"
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def several(scripted: Scripted, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
+    """Gives the toy engine another script, by an adapter that runs several ranks, each of which waits for the other
+    behind the script."""
+    adapter = tmp_path_factory.mktemp("adapter") / "several.py"
+    text = ADAPTER.read_text()
+    for old, new in CHANGES:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    adapter.write_text(text)
+    yield lambda script: scripted(script).replace(str(ADAPTER), str(adapter))
+
+
+def question(world: str) -> Resolved:
+    return ask("mixed", [*SMALL, *WORLDS[world]])
+
+
+def left() -> str:
+    """The processes of a run that are still there."""
+    found = subprocess.run(["pgrep", "-f", "^sleep 76543$"], capture_output=True, text=True, check=False)
+    return found.stdout
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("raise ValueError('bad batch')", "{name}: ValueError: bad batch {at}"),
+        ("exit(2)", "{name}: exited with 2 {at}"),
+        ("import gone", "{name}: ModuleNotFoundError: No module named 'gone' {at}"),
+        ("import torch; torch.zeros(1, device='cuda:1')", "{name}: RuntimeError: invalid device ordinal"),
+        ("import os; os._exit(3)", "the process of {name} exited with 3"),
+        ("import os; os.kill(os.getpid(), 9)", "the process of {name} was ended by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 11)", "the process of {name} was ended by SIGSEGV"),
+        ("import os; os.closerange(3, 99)", "the process of {name} "),
+    ],
+)
+def test_the_later_rank_that_fails_is_named(several: Scripted, world: str, statement: str, says: str) -> None:
+    engine = several(f"print('noise', flush=True)\nif rank:\n    {statement}")
+    with pytest.raises(EngineFailedError) as caught:
+        run(question(world), engine)
+    assert says.format(name=NAMES[world][1], at=AT) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "pipeline", "pair"),
+    [
+        ("raise ValueError('bad')", "the run failed: ValueError: bad {at}", "prefill 0: ValueError: bad {at}"),
+        ("import os; os._exit(3)", "its process exited with 3", "the process of prefill 0 exited with 3"),
+    ],
+)
+def test_the_first_rank_that_fails_is_described(
+    several: Scripted, world: str, statement: str, pipeline: str, pair: str
+) -> None:
+    says = {"pipeline": pipeline, "pair": pair}[world]
+    with pytest.raises(EngineFailedError) as caught:
+        run(question(world), several(f"\nif not rank:\n    {statement}"))
+    assert says.format(at=AT) in str(caught.value)
+
+
+def test_the_sentence_of_a_rank_that_cannot_run_is_kept(several: Scripted, world: str) -> None:
+    names = "schedbench.profiles.engines.names"
+    script = f"from {names} import EngineError\nif rank:\n    raise EngineError('no such mode')"
+    with pytest.raises(EngineError, match=r"^no such mode$"):
+        run(question(world), several(script))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_is_ended_with_all_it_has_started(
+    several: Scripted, world: str, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.engine_process(EngineChoice(several("")))
+    monkeypatch.setattr(client, "PATIENCE_S", 2)
+    script = f"import subprocess\nif rank == {rank}:\n    subprocess.run(['sleep', '76543'])"
+    with pytest.raises(EngineFailedError, match="the run made no progress for 2 s, and was ended"):
+        run(question(world), several(script))
+    assert not left()

@@ -1,0 +1,160 @@
+"""Workers in processes of their own that take turns in virtual time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from schedbench.profiles.engines.stages import Answer, RankError
+from schedbench.profiles.engines.turns import TurnLink, run_workers
+from schedbench.profiles.platform.hardware import LinkProfile, load
+from schedbench.profiles.run.rank_context import RankContext
+from schedbench.profiles.vgpu.device import VirtualGpu
+from schedbench.sched.disagg.layout import RankLayout
+from schedbench.sched.link import FOREVER, LinkError
+
+PROFILE: LinkProfile = load("h200").links["nvlink"]
+RANKS = [RankContext(place=RankLayout(rank, 1, 1)) for rank in range(2)]
+Run = Callable[[RankContext, TurnLink], Answer]
+
+
+class Clock:
+    """A virtual GPU's host clock."""
+
+    def __init__(self, link: TurnLink) -> None:
+        self.now = 0
+        link.open(cast(VirtualGpu, SimpleNamespace(runtime=self)), PROFILE)
+
+
+def failed(error: BaseException) -> Answer:
+    return {"failed": str(error), "traceback": ""}
+
+
+def answers(run: Run) -> Sequence[Any]:
+    return [answer["document"] for answer in run_workers(RANKS, run, failed, lambda: None)]
+
+
+def raised(run: Run) -> str:
+    with pytest.raises(RankError) as found:
+        run_workers(RANKS, run, failed, lambda: None)
+    with pytest.raises(ChildProcessError):  # no process is left
+        os.waitpid(-1, os.WNOHANG)
+    message = found.value.of_rank["failed"]
+    assert isinstance(message, str)
+    return message
+
+
+def test_a_worker_receives_what_was_sent_before_its_time_and_nothing_later() -> None:
+    """The worker that looks is the faster one in real time."""
+
+    def run(_: RankContext, link: TurnLink) -> Answer:
+        clock = Clock(link)
+        if link.rank == 0:
+            time.sleep(0.2)
+            for at in (100, 200, 300):
+                clock.now = at
+                link.take_turn()
+                link.post(1, "kv", at, at + 50)
+            return {"document": None}
+        seen = []
+        for at in (149, 150, 300, 350):
+            clock.now = at
+            link.take_turn()
+            message = link.poll("kv")
+            seen.append(None if message is None else message.value)
+        return {"document": seen}
+
+    assert answers(run)[1] == [None, 100, 200, 300]
+
+
+def test_a_worker_sleeps_until_a_message_arrives_by_the_times_of_the_link() -> None:
+    def run(_: RankContext, link: TurnLink) -> Answer:
+        clock = Clock(link)
+        if link.rank == 0:
+            clock.now = 1000
+            link.send(1, "pages", [1, 2])
+            return {"document": clock.now}
+        link.sleep_until(FOREVER)
+        message = link.poll("pages")
+        assert message is not None
+        assert (message.source, message.value) == (0, [1, 2])
+        clock.now += 5
+        link.sleep_until(clock.now + 7)
+        return {"document": clock.now}
+
+    sent = 1000 + round(PROFILE.call.value)
+    assert answers(run) == [sent, sent + round(PROFILE.host_latency.value) + 12]
+
+
+def test_a_wait_for_what_cannot_come_ends_where_all_workers_wait() -> None:
+    def run(_: RankContext, link: TurnLink) -> Answer:
+        Clock(link)
+        with pytest.raises(LinkError, match="all workers wait"):
+            link.receive(1 - link.rank, "never")
+        return {"document": link.rank}
+
+    assert answers(run) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (lambda: os._exit(3), "the process of decode 0 exited with 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "the process of decode 0 was ended by SIGKILL"),
+        (lambda: os.closerange(3, 999) or time.sleep(1000), "the process of decode 0 has closed its connection"),
+    ],
+    ids=["exits", "killed", "closes everything"],
+)
+def test_a_worker_that_ends_is_named_and_the_other_is_ended(how: Callable[[], object], says: str) -> None:
+    def run(_: RankContext, link: TurnLink) -> Answer:
+        clock = Clock(link)
+        if link.rank:
+            how()
+        while True:
+            clock.now += 1
+            link.take_turn()
+
+    assert raised(run) == says
+
+
+def test_the_error_of_a_worker_names_it() -> None:
+    def run(_: RankContext, link: TurnLink) -> Answer:
+        Clock(link)
+        if link.rank:
+            raise ValueError("no memory")
+        link.receive(1, "never")
+        raise AssertionError
+
+    assert raised(run) == "decode 0: no memory"
+
+
+def test_a_copy_of_a_worker_that_its_engine_forks_says_nothing() -> None:
+    def run(_: RankContext, link: TurnLink) -> Answer:
+        Clock(link)
+        if os.fork():
+            assert os.wait()[1] == 0
+        link.post(1 - link.rank, "kv", link.rank, 1)
+        return {"document": link.receive(1 - link.rank, "kv").value}
+
+    assert answers(run) == [1, 0]
+
+
+def test_an_interrupt_reaches_every_worker() -> None:
+    def run(_: RankContext, link: TurnLink) -> Answer:
+        clock = Clock(link)
+        try:
+            while True:
+                clock.now += 1
+                link.take_turn()
+        except KeyboardInterrupt:
+            return {"document": "interrupted"}
+
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert answers(run) == ["interrupted"] * 2
