@@ -79,19 +79,15 @@ def own_times(
     order = sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i))
     spent = _calls_within(ranges, calls, through_torch)
     owners, own, outside = dict(_owners(ranges, order, phases)), defaultdict[int, float](float), 0.0
-    for index, (parent, owner) in owners.items():
-        span = ranges[index]
-        length = span.end - span.start
+    exclusive = {index: span.end - span.start - spent[index] for index, span in enumerate(ranges)}
+    for index, (parent, _) in owners.items():
+        if parent is not None:
+            exclusive[parent] -= ranges[index].end - ranges[index].start
+    for index, (_, owner) in owners.items():
         if owner is None:
-            outside += length - spent[index]
+            outside += exclusive[index]
         else:
-            own[owner] += length - spent[index]
-        if parent is not None:  # the enclosing range does not have this one's time
-            above = owners[parent][1]
-            if above is None:
-                outside -= length
-            else:
-                own[above] -= length
+            own[owner] += exclusive[index]
     found = defaultdict[str, list[TimedSample]](list)
     by_kind = defaultdict[tuple[str, StepKind], list[TimedSample]](list)
     for index, ns in own.items():

@@ -81,7 +81,7 @@ class Examiner:
         found = check_contract(
             lambda: relay.row(overlap=overlap, speculation=mode, staged=pipeline),
             overlap=overlap,
-            declared=relay.known_defects,
+            declared=relay.state.known_defects,
             drafts=None if mode is None else partial(speculating, relay, mode),
         )
         evidence = [

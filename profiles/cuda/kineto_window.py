@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +16,6 @@ from ..record.files import packed_whole
 from .kineto import API, GPU, KinetoRow, rows
 from .log import StreamTable
 
-_OPTIONS = ("enable_cuda_sync_events", "expose_kineto_event_metadata")
-
 
 class KinetoWindow:  # cuda-only
     """One window; its trace is kept in the file ``keep``, if given. The device is idle at both ends, because work that
@@ -28,9 +26,11 @@ class KinetoWindow:  # cuda-only
 
     def start(self) -> None:
         torch.cuda.synchronize()
+        options: Any = torch._C._profiler._ExperimentalConfig
         self.profile: Any = profile(
             activities=[ProfilerActivity.CUDA],
-            experimental_config=options(),
+            # Sync events and their metadata are off by default.
+            experimental_config=options(enable_cuda_sync_events=True, expose_kineto_event_metadata=True),
             acc_events=True,  # there is one cycle; without this, torch 2.11 warns that others would be lost
         )
         self.profile.__enter__()
@@ -51,25 +51,6 @@ class KinetoWindow:  # cuda-only
                 file.write(content)
         found: dict[str, Any] = json.loads(content)
         return found
-
-
-def options() -> Any:
-    """Kineto's options, as far as this torch has them. Sync events are off by default."""
-    make: Any = torch._C._profiler._ExperimentalConfig
-    return make(**supported(make))
-
-
-def supported(make: Callable[..., object]) -> dict[str, bool]:
-    """The options that ``make`` takes, each switched on."""
-    return {name: True for name in _OPTIONS if _takes(make, name)}
-
-
-def _takes(make: Callable[..., object], name: str) -> bool:
-    try:
-        make(**{name: True})
-    except TypeError:
-        return False  # not in this version of torch
-    return True
 
 
 def identify(streams: StreamTable) -> frozenset[int]:  # cuda-only

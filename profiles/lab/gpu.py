@@ -28,13 +28,11 @@ def summary(outcomes: Sequence[StageOutcome], folder: Path) -> dict[str, object]
         "ok": all(outcome.status != "failed" for outcome in outcomes),
         "stages": [outcome._asdict() for outcome in outcomes],
         "not_run": [outcome.name for outcome in outcomes if outcome.status == "skipped"],
-        "verified": None if verified is None else verified["agrees"],
-        "unexplained": None if verified is None else len(verified["unexplained"]),
-        "hazards_agree": None if hazards is None else hazards["agrees"],
-        "median_prediction_error": None if predicted is None else predicted["median_error"],
-        "speed": None
-        if speed is None
-        else {key: speed[key] for key in ("met", "missed", "undecided", "runs", "overheads")},
+        "verified": verified and verified["agrees"],
+        "unexplained": verified and len(verified["unexplained"]),
+        "hazards_agree": hazards and hazards["agrees"],
+        "median_prediction_error": predicted and predicted["median_error"],
+        "speed": speed and {key: speed[key] for key in ("met", "missed", "undecided", "runs", "overheads")},
         "files": sorted(entry.name for entry in folder.iterdir()),
     }
 

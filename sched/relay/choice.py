@@ -121,11 +121,6 @@ class RelayChoice:
         changed = difference(row, fault.change(row))
         return bool(changed or (drafts is not None and difference(drafts, fault.change_drafts(drafts))))
 
-    @property
-    def known_defects(self) -> tuple[str, ...]:
-        """Defects of upstream's state with batches that never occur upstream."""
-        return self.state.known_defects
-
     def known_hazards(
         self,
         *,
@@ -187,10 +182,6 @@ def _policy_names(row: RelayRow | DraftRow, prefix: str = "") -> dict[str, str]:
 
 def loop_of(*, overlap: bool, staged: bool = False) -> Loop:
     return "pipelined" if staged else "overlapped" if overlap else "serial"
-
-
-def switches() -> Mapping[str, tuple[str, ...]]:
-    return SWITCH_VALUES
 
 
 def choose(name: str | State, overrides: Mapping[str, str]) -> RelayChoice:

@@ -20,8 +20,9 @@ from schedbench.profiles.record.result import Hazards
 from schedbench.profiles.run.declared_hazards import SIGNS
 from schedbench.sched.batch import FutureIndices, ScheduleBatch
 from schedbench.sched.relay import lengths, ordering, tokens
-from schedbench.sched.relay.choice import RelayChoice, choose, switches
+from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.context import RelayContext
+from schedbench.sched.relay.names import SWITCH_VALUES
 from schedbench.sched.relay.row import Step
 from schedbench.sched.relay.states import (
     DEAD_PUBLISH,
@@ -165,7 +166,7 @@ def test_a_state_shows_exactly_its_declared_hazards_under_speculation(state: str
 
 
 def test_every_declared_hazard_has_a_sign() -> None:
-    barriers = switches()["barrier"]
+    barriers = SWITCH_VALUES["barrier"]
     declared = {
         name
         for state in states()

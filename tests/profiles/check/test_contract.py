@@ -19,7 +19,8 @@ from schedbench.profiles.check.contract import (
     follow,
 )
 from schedbench.sched.relay import lengths, ordering, tokens
-from schedbench.sched.relay.choice import RelayChoice, choose, switches
+from schedbench.sched.relay.choice import RelayChoice, choose
+from schedbench.sched.relay.names import SWITCH_VALUES
 from schedbench.sched.relay.row import RelayRow
 from schedbench.sched.relay.states import states
 from tests.profiles.check.conftest import acts_with
@@ -31,7 +32,9 @@ scripts = st.lists(acts_with("prefill", "mix"), min_size=2, max_size=14)
 
 
 def kept(choice: RelayChoice, *, overlap: bool):
-    return check_contract(lambda: choice.row(overlap=overlap), overlap=overlap, declared=choice.known_defects)
+    return check_contract(
+        lambda: choice.row(overlap=overlap), overlap=overlap, declared=choice.state.known_defects
+    )
 
 
 @EACH
@@ -39,7 +42,7 @@ def test_every_state_keeps_the_contract(state: str, overlap: bool) -> None:
     found = kept(choose(state, {}), overlap=overlap)
     assert found.broken == ()
     if overlap:
-        assert found.known == choose(state, {}).known_defects
+        assert found.known == states()[state].known_defects
 
 
 @settings(max_examples=160, deadline=None, derandomize=True)
@@ -50,17 +53,17 @@ def test_the_contract_holds_for_random_actions(row: tuple[str, bool], script: li
 
 
 @pytest.mark.parametrize("state", ["pr25774", "pr25945", "latest"])
-@pytest.mark.parametrize("switch", switches())
+@pytest.mark.parametrize("switch", SWITCH_VALUES)
 def test_no_switch_breaks_the_contract(state: str, switch: str) -> None:
     refused = states()[state].refuses
-    for value in switches()[switch]:
+    for value in SWITCH_VALUES[switch]:
         if (switch, value) not in refused:
             assert kept(choose(state, {switch: value}), overlap=True).broken == ()
 
 
 def test_latent_defects_are_declared_and_fixed_by_25945() -> None:
-    assert choose("pr25945-before", {}).known_defects == tuple(DEFECTS)
-    assert choose("pr25945", {}).known_defects == choose("latest", {}).known_defects == ()
+    assert states()["pr25945-before"].known_defects == tuple(DEFECTS)
+    assert states()["pr25945"].known_defects == states()["latest"].known_defects == ()
 
 
 def test_an_undeclared_defect_is_a_violation() -> None:
@@ -73,7 +76,7 @@ def undeclared(**policies: object) -> dict[str, str]:
     """What a changed row of a state with declared defects breaks in addition to them."""
     choice = choose("pr25945-before", {})
     row: RelayRow = replace(choice.row(overlap=True), **policies)
-    found = check_contract(lambda: row, overlap=True, declared=choice.known_defects)
+    found = check_contract(lambda: row, overlap=True, declared=choice.state.known_defects)
     return {violation.promise: violation.says for violation in found.broken}
 
 

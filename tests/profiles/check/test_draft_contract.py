@@ -44,7 +44,7 @@ def kept(choice: RelayChoice, mode: Speculation, *, overlap: bool, **answers: An
         return own._replace(row=replace(own.row, **answers))
 
     row = partial(choice.row, overlap=overlap, speculation=mode)
-    return check_contract(row, overlap=overlap, declared=choice.known_defects, drafts=made)
+    return check_contract(row, overlap=overlap, declared=choice.state.known_defects, drafts=made)
 
 
 @EACH

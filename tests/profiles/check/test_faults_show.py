@@ -191,7 +191,9 @@ def test_a_fault_is_found_in_its_other_states_and_loops(name: str) -> None:
         return
     question = scenario.broken()
     relay, overlap = question.relays[0], fault.loops[-1] == "overlapped"
-    kept = check_contract(lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.known_defects)
+    kept = check_contract(
+        lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.state.known_defects
+    )
     assert kept.broken or Examiner(question, ()).examine(relay).failed
 
 

@@ -63,6 +63,16 @@ def _copy(n, held, epoch, thread):
     yield KinetoRow("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", at + 2, at + 3, 7, 7, 2 * n, 8, -1, -1)
 
 
+def cpu_module(event=Event):
+    """A module like ``torch.cuda``, whose classes can be replaced without others' noticing."""
+    return SimpleNamespace(
+        Event=type("Event", (event,), {}),
+        Stream=type("Stream", (), {"synchronize": lambda _: None}),
+        CUDAGraph=type("Graph", (), {"replay": lambda _: None}),
+        synchronize=lambda: None,
+    )
+
+
 def identified(streams, cupti, handle):
     streams.identify(cupti, handle)
     return frozenset()
@@ -72,13 +82,7 @@ def identified(streams, cupti, handle):
 def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
     """Opens a run that is warmed up."""
     sink = GatedSink()
-    module = SimpleNamespace(
-        Event=type("Event", (Event,), {}),
-        Stream=type("Stream", (), {"synchronize": lambda _: None}),
-        CUDAGraph=type("Graph", (), {"replay": lambda _: None}),
-        synchronize=lambda: None,
-    )
-    held = []
+    module, held = cpu_module(), []
     device = DeviceHandle(
         module=module,
         type="cuda",

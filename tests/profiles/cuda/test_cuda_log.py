@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.kineto_window import streams_in_order, supported, this_thread
+from schedbench.profiles.cuda.kineto_window import streams_in_order, this_thread
 from schedbench.profiles.cuda.log import NO_CONTEXT, History, Log, LoggedRange, StreamTable, WallClock
 from schedbench.profiles.cuda.machine import driver
 
@@ -85,18 +85,9 @@ def test_a_thread_has_several_numbers():
     assert {threading.get_native_id()} < this_thread()
 
 
-def test_options_that_an_older_torch_lacks_are_left_out():
-    def older(enable_cuda_sync_events=False):
-        return enable_cuda_sync_events
-
-    assert supported(older) == {"enable_cuda_sync_events": True}
-
-
-def test_this_torch_has_the_options():
-    assert supported(torch._C._profiler._ExperimentalConfig).keys() == {
-        "enable_cuda_sync_events",
-        "expose_kineto_event_metadata",
-    }
+def test_this_torch_has_the_options_of_the_trace():
+    options = torch._C._profiler._ExperimentalConfig
+    assert options(enable_cuda_sync_events=True, expose_kineto_event_metadata=True)
 
 
 @pytest.mark.parametrize(

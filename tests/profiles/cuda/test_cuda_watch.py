@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -22,34 +21,15 @@ from schedbench.profiles.record.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions
 from schedbench.sched.observe import StepInfo
+from tests.profiles.cuda.cpu_machine import Event, cpu_module, identified
 from tests.profiles.recorders import WindowRecorder
 
 
-class Event:
-    def __init__(self):
-        self.at = 0
-
-    def record(self):
-        self.at = time.perf_counter_ns()
-
-    def wait(self):
-        pass
+class AwaitedEvent(Event):
+    """An event for which the host waits a millisecond."""
 
     def synchronize(self):
         time.sleep(0.001)
-
-    def elapsed_time(self, end):
-        return (end.at - self.at) / 1e6
-
-
-class Stream:
-    def synchronize(self):
-        pass
-
-
-class Graph:
-    def replay(self):
-        pass
 
 
 class Kineto:
@@ -67,19 +47,9 @@ class Kineto:
     rows: ClassVar[list[KinetoRow]] = []
 
 
-def identified(streams, cupti, handle):
-    streams.identify(cupti, handle)
-    return frozenset()
-
-
 @pytest.fixture
 def module():
-    return SimpleNamespace(
-        Event=type("Event", (Event,), {}),
-        Stream=type("Stream", (Stream,), {}),
-        CUDAGraph=type("Graph", (Graph,), {}),
-        synchronize=lambda: None,
-    )
+    return cpu_module(AwaitedEvent)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 
 from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prebuilt, prompt, tokens
-from schedbench.sched.relay.choice import RelayError, choose, difference, switches
-from schedbench.sched.relay.names import ALIASES
+from schedbench.sched.relay.choice import RelayError, choose, difference
+from schedbench.sched.relay.names import ALIASES, SWITCH_VALUES
 from schedbench.sched.relay.row import RelayRow
 from schedbench.sched.relay.states import State, states
 
@@ -30,8 +30,8 @@ def test_every_question_has_an_answer(state: State) -> None:
 def test_a_state_describes_itself(state: State) -> None:
     assert state.about and state.expect and states()[state.name] is state
     assert state.before is None or state.before in states()
-    assert state.defaults.keys() == switches().keys()
-    assert all(value in switches()[switch] for switch, value in state.defaults.items())
+    assert state.defaults.keys() == SWITCH_VALUES.keys()
+    assert all(value in SWITCH_VALUES[switch] for switch, value in state.defaults.items())
 
 
 @STATES
@@ -45,7 +45,7 @@ def test_a_default_spelled_out_changes_nothing(state: State) -> None:
 
 @STATES
 def test_a_value_other_than_the_default_changes_the_row(state: State) -> None:
-    for switch, values in switches().items():
+    for switch, values in SWITCH_VALUES.items():
         for value in values:
             if value != state.defaults[switch] and (switch, value) not in state.refuses:
                 assert changed(state.name, {switch: value}), (switch, value)
