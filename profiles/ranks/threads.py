@@ -12,7 +12,6 @@ from ..platform import capacity
 from ..platform.hardware import LinkProfile
 from ..platform.links import link_profile
 from ..platform.machine import MachineError
-from ..platform.resolve import Resolved
 from ..run.fault_injector import inject_faults
 from ..run.machines import one_thread, open_machine
 from ..run.rank_context import ALONE

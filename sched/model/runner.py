@@ -149,7 +149,8 @@ class ModelRunner:
         )
         for static, given in zip(self._proxies, batch.proxies, strict=True):
             static[: batch.batch_size] = given
-        self._graphs[size].replay()
+        graph = self._graphs[size]
+        graph.replay()
         return self._output(size, batch.batch_size)
 
     def _padding(self, size: int) -> ForwardBatch:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from schedbench import sched
+from schedbench.profiles.cuda import machine as cuda_machine
 from schedbench.profiles.cuda.hazards.watch import HazardWatch, WatchedDevice, watching
 from schedbench.profiles.cuda.machine import VOID, StepRecorder
 from schedbench.profiles.platform.machine import Machine
@@ -83,4 +84,4 @@ def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on ``--device cuda`` with hazards opens the stand-in."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(machines, "open_cuda_with_hazards", open_vgpu_as_cuda)
+    monkeypatch.setattr(cuda_machine, "open_cuda_with_hazards", open_vgpu_as_cuda)
