@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .allocation import alloc_decode_slots, alloc_extend_slots, write_runs
@@ -51,18 +52,30 @@ def place_decode(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One more token for each request: its slot [b] int64, written to the row at position ``seq_lens``, and both
     lengths advanced, as new tensors. Pages are taken from ``free_pages``, behind the first ``taken``."""
-    free_pages = free_pages[taken:]
+    if page_size == 1 and free_pages.is_cpu:
+        pages = free_pages.numpy()[taken : taken + seq_lens.shape[0]].copy()
+        return _place_slots(req_to_token, req_pool_indices, seq_lens, orig_seq_lens, pages)
     if page_size == 1:
-        slots = free_pages[: seq_lens.shape[0]].clone()
+        slots = free_pages[taken : taken + seq_lens.shape[0]].clone()
     else:
         last_loc = req_to_token[req_pool_indices, seq_lens - 1]
-        slots = alloc_decode_slots(seq_lens + 1, last_loc, free_pages, page_size)
-    if slots.is_cpu:  # NumPy computes with few elements in a third of torch's time
-        lens = seq_lens.numpy()
-        req_to_token.numpy()[req_pool_indices.numpy(), lens] = slots.numpy()
-        return slots, torch.from_numpy(lens + 1), torch.from_numpy(orig_seq_lens.numpy() + 1)
+        slots = alloc_decode_slots(seq_lens + 1, last_loc, free_pages[taken:], page_size)
     req_to_token[req_pool_indices, seq_lens] = slots.to(req_to_token.dtype)
     return slots, seq_lens + 1, orig_seq_lens + 1
+
+
+def _place_slots(
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    orig_seq_lens: Tensor,
+    slots: NDArray[np.int64],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``place_decode`` on the host, where NumPy computes with few elements in a third of torch's time."""
+    lens = seq_lens.numpy()
+    req_to_token.numpy()[req_pool_indices.numpy(), lens] = slots
+    orig_longer = torch.from_numpy(orig_seq_lens.numpy() + 1)
+    return torch.from_numpy(slots), torch.from_numpy(lens + 1), orig_longer
 
 
 class NewPrompts(NamedTuple):

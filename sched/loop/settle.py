@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 import torch
@@ -113,13 +113,13 @@ def _append_tokens(engine: Engine, reqs: list[Request], token_ids: list[int]) ->
     An end takes time on the host, so that the tokens up to each end are announced together before it.
     """
     new: list[Request] = []
-    running = Status.RUNNING
+    running, eos = Status.RUNNING, engine.config.eos_token_ids
     for req, token in zip(reqs, token_ids, strict=True):
         if req.status is not running:  # it ended, or its KV was taken back, after the launch
             continue
         req.output_ids.append(token)
         new.append(req)
-        ending = _ending(engine, req, token)
+        ending = _ending(req, token, eos)
         if ending is not None:
             _announce_tokens(engine, new)
             new = []
@@ -167,27 +167,27 @@ def announce_token(engine: Engine, req: Request) -> bool:
     if req.first_token_at is None:
         req.first_token_at = engine.clock.now()
     engine.observer.tokens([req], 1)
-    ending = _ending(engine, req, req.output_ids[-1])
+    ending = _ending(req, req.output_ids[-1], engine.config.eos_token_ids)
     if ending is not None:
         finish(engine, req, *ending)
     return ending is not None
 
 
-def _ending(engine: Engine, req: Request, token: int) -> tuple[Status, str] | None:
-    """How the request ends with ``token``, if it does."""
-    sampling = req.sampling
-    if req.grammar is not None:
+def _ending(req: Request, token: int, eos: Collection[int]) -> tuple[Status, str] | None:
+    """How the request ends with ``token``, if it does. ``eos`` are the model's tokens that end a text."""
+    sampling, grammar = req.sampling, req.grammar
+    if grammar is not None:
         try:
-            req.grammar.accept_token(token)
+            grammar.accept_token(token)
         except GrammarError as error:  # penalties have excluded every token that the grammar allows
             return Status.FAILED, str(error)
     if req.to_finish:
         return Status.ABORTED, req.to_finish
     if len(req.output_ids) >= sampling.max_new_tokens:
         return Status.FINISHED, "length"
-    if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in engine.config.eos_token_ids):
+    if token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos):
         return Status.FINISHED, "stop"
-    if req.grammar is not None and req.grammar.is_terminated():
+    if grammar is not None and grammar.is_terminated():
         return Status.FINISHED, "grammar"
     return None
 
@@ -251,7 +251,7 @@ def take_tokens(
         if logprobs and req.sampling.logprobs:
             req.output_logprobs.append(logprobs[count - 1])
         req.output_ids.append(token)
-        ending = _ending(engine, req, token)
+        ending = _ending(req, token, engine.config.eos_token_ids)
         if ending is not None:
             return count, ending
     return len(tokens), None
