@@ -121,7 +121,11 @@ def meta_like(tensor: Tensor) -> Tensor:
 
 def nbytes(*tensors: Tensor | None) -> int:
     """Bytes of all elements; those that are None count nothing."""
-    return sum([t.nbytes for t in tensors if t is not None])  # a list is faster than a generator here
+    total = 0
+    for tensor in tensors:
+        if tensor is not None:
+            total += tensor.nbytes
+    return total
 
 
 def total_length(lens: Tensor) -> int:

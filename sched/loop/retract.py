@@ -89,8 +89,9 @@ class NewTokenRatio:
         self.value = self._initial
 
     def decay(self) -> None:
-        floor = self._initial * MIN_RATIO_FACTOR
-        self.value = max(self.value - (self._initial - floor) / DECAY_STEPS, floor)
+        initial = self._initial
+        floor = initial * MIN_RATIO_FACTOR
+        self.value = max(self.value - (initial - floor) / DECAY_STEPS, floor)
 
     def after_retraction(self, remaining: Sequence[Request]) -> None:
         decoded = sum(len(req.output_ids) for req in remaining)
