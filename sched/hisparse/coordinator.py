@@ -121,7 +121,7 @@ class Coordinator(KVTier):
         size = self.device_allocator.page_size
         pages = self.device_allocator.claim(sum(-(-new // size) for new in batch.extend_lens))
         assert pages is not None, "admission took prompts that the device has no room for"
-        map_prompt(self.buffers.mapping, batch.out_cache_loc, pages.rest, size)
+        map_prompt(self.buffers.mapping, batch.out_cache_loc, pages, size)
         self._prompts.update(dict.fromkeys(batch.reqs))
 
     # ---- staging -------------------------------------------------------------------------------------------

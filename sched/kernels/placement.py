@@ -47,19 +47,18 @@ def place_decode(
     seq_lens: Tensor,
     orig_seq_lens: Tensor,
     free_pages: Tensor,
-    taken: int,
     page_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One more token for each request: its slot [b] int64, written to the row at position ``seq_lens``, and both
-    lengths advanced, as new tensors. Pages are taken from ``free_pages``, behind the first ``taken``."""
+    lengths advanced, as new tensors. Pages are taken from the front of ``free_pages``."""
     if page_size == 1 and free_pages.is_cpu:
-        pages = free_pages.numpy()[taken : taken + seq_lens.shape[0]].copy()
+        pages = free_pages.numpy()[: seq_lens.shape[0]].copy()
         return _place_slots(req_to_token, req_pool_indices, seq_lens, orig_seq_lens, pages)
     if page_size == 1:
-        slots = free_pages[taken : taken + seq_lens.shape[0]].clone()
+        slots = free_pages[: seq_lens.shape[0]].clone()
     else:
         last_loc = req_to_token[req_pool_indices, seq_lens - 1]
-        slots = alloc_decode_slots(seq_lens + 1, last_loc, free_pages[taken:], page_size)
+        slots = alloc_decode_slots(seq_lens + 1, last_loc, free_pages, page_size)
     req_to_token[req_pool_indices, seq_lens] = slots.to(req_to_token.dtype)
     return slots, seq_lens + 1, orig_seq_lens + 1
 

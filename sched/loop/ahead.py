@@ -56,7 +56,7 @@ def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, en
         engine.slots.req_to_token,
         batch.req_pool_indices,
         (device[0], device[1]),
-        claim_pages(engine.cache, pages_between(starts, ends, size)).rest,
+        claim_pages(engine.cache, pages_between(starts, ends, size)),
         size,
         int((ends - starts).sum()),
     )

@@ -25,7 +25,7 @@ def place_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
         _prefixes(engine, batch),
         prefix_lens,
         batch.seq_lens,
-        claim_pages(engine.cache, _pages(batch, size)).rest,
+        claim_pages(engine.cache, _pages(batch, size)),
         size,
         batch.extend_num_tokens,
     )
@@ -41,7 +41,7 @@ def place_tokens(engine: Engine, batch: ScheduleBatch) -> None:
         batch.req_pool_indices,
         batch.seq_lens,
         batch.orig_seq_lens,
-        *claim_pages(engine.cache, pages),
+        claim_pages(engine.cache, pages),
         size,
     )
     batch.seq_lens_cpu = batch.seq_lens_cpu + 1

@@ -6,12 +6,11 @@ Raises ``OutOfKVMemoryError`` if there are too few in both, which admission and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 
 from .cache import PrefixCache
-from .tokens import FreePages, PagedAllocator
+from .tokens import PagedAllocator
 
 
 class OutOfKVMemoryError(RuntimeError):
@@ -102,8 +101,9 @@ def pages_between(starts: torch.Tensor, ends: torch.Tensor, page_size: int) -> i
     return int((-(-ends // page_size) - (-(-starts // page_size))).sum())
 
 
-def claim_pages(cache: PrefixCache, num_pages: int) -> FreePages:
-    """Take pages whose slots a kernel assigns: the first ``num_pages`` of the returned ones."""
+def claim_pages(cache: PrefixCache, num_pages: int) -> torch.Tensor:
+    """Take pages whose slots a kernel assigns. Returns the list of free pages, of which the first ``num_pages`` are
+    taken."""
     allocator = cache.token_to_kv_pool_allocator
     num_tokens = num_pages * allocator.page_size
     evict_from_tree_cache(cache, num_tokens)
@@ -121,10 +121,7 @@ def last_locations(prefix_tensors: Sequence[torch.Tensor], device: torch.device)
     return torch.cat(last)
 
 
-Granted = TypeVar("Granted", torch.Tensor, FreePages)
-
-
-def _granted(cache: PrefixCache, slots: Granted | None, num_tokens: int) -> Granted:
+def _granted(cache: PrefixCache, slots: torch.Tensor | None, num_tokens: int) -> torch.Tensor:
     if slots is None:
         free = cache.token_to_kv_pool_allocator.available_size()
         raise OutOfKVMemoryError(

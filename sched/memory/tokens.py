@@ -7,30 +7,18 @@ device. A slot is ``page * page_size + offset``; page 0 is padding and is never 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import torch
 
 from ..kernels.allocation import alloc_decode_slots, alloc_extend_slots
 
 
-class FreePages(NamedTuple):
-    """A list of free pages [n] int64 on the device, of which the first ``taken`` are not free any more."""
-
-    pages: torch.Tensor
-    taken: int
-
-    @property
-    def rest(self) -> torch.Tensor:
-        return self.pages[self.taken :]
-
-
 class KVAllocator(ABC):
     """Hands out slots. Sizes are in tokens.
 
-    ``free_pages`` [n] int64 on the device is never written in place, so that a state is one reference. Pages taken from
-    its front are only counted, until the list is read. Between ``free_group_begin`` and ``free_group_end`` freed
-    indices are only collected, as views: their tensors must not change before the group ends.
+    ``free_pages`` [n] int64 on the device is never written in place, so that a state is one reference. Between
+    ``free_group_begin`` and ``free_group_end`` freed indices are only collected, as views: their tensors must not
+    change before the group ends.
     """
 
     def __init__(self, size: int, page_size: int, device: torch.device) -> None:
@@ -39,37 +27,25 @@ class KVAllocator(ABC):
         self.size = size
         self.page_size = page_size
         self.device = device
-        self._pages = torch.arange(1, size // page_size + 1, dtype=torch.int64, device=device)
-        self._taken = 0
+        self.free_pages = torch.arange(1, size // page_size + 1, dtype=torch.int64, device=device)
         self._group: list[torch.Tensor] | None = None
 
-    @property
-    def free_pages(self) -> torch.Tensor:
-        if self._taken:
-            self.free_pages = self._pages[self._taken :]
-        return self._pages
-
-    @free_pages.setter
-    def free_pages(self, pages: torch.Tensor) -> None:
-        self._pages, self._taken = pages, 0
-
-    def available_pages(self) -> int:
-        return self._pages.shape[0] - self._taken
-
     def available_size(self) -> int:
-        return self.available_pages() * self.page_size
+        return self.free_pages.shape[0] * self.page_size
 
     @abstractmethod
     def alloc(self, num_tokens: int) -> torch.Tensor | None:
         """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
 
-    def claim(self, num_pages: int) -> FreePages | None:
-        """As ``alloc``, by pages, for a kernel that assigns their slots itself: the first ``num_pages`` of the list."""
-        if num_pages > self.available_pages():
+    def claim(self, num_pages: int) -> torch.Tensor | None:
+        """As ``alloc``, by pages, for a kernel that assigns their slots itself. Returns the previous free list, of
+        which the first ``num_pages`` are taken."""
+        pages = self.free_pages
+        if num_pages > pages.shape[0]:
             return None
-        found = FreePages(self._pages, self._taken)
-        self._taken += num_pages
-        return found
+        if num_pages:
+            self.free_pages = pages[num_pages:]
+        return pages
 
     def free(self, indices: torch.Tensor) -> None:
         if indices.shape[0] == 0:
@@ -98,9 +74,9 @@ class KVAllocator(ABC):
         self.free_pages = torch.cat((self.free_pages, indices))
 
     def _take(self, num_pages: int) -> torch.Tensor:
-        first = self._taken
-        self._taken += num_pages
-        return self._pages[first : self._taken]
+        taken = self.free_pages[:num_pages]
+        self.free_pages = self.free_pages[num_pages:]
+        return taken
 
 
 class TokenAllocator(KVAllocator):
@@ -146,7 +122,7 @@ class PagedAllocator(KVAllocator):
         [extend_num_tokens] int64, or None when the pages run out.
         """
         pages = int((self._ceil_pages(seq_lens_cpu) - self._ceil_pages(prefix_lens_cpu)).sum())
-        if pages > self.available_pages():
+        if pages > self.free_pages.shape[0]:
             return None
         slots: torch.Tensor = alloc_extend_slots(
             prefix_lens, seq_lens, last_loc, self.free_pages, self.page_size, extend_num_tokens
@@ -162,7 +138,7 @@ class PagedAllocator(KVAllocator):
         ``last_loc`` [b] is the slot of position seq_len - 2. Returns [b] int64, or None when pages run out.
         """
         pages = int(((seq_lens_cpu - 1) % self.page_size == 0).sum())
-        if pages > self.available_pages():
+        if pages > self.free_pages.shape[0]:
             return None
         slots: torch.Tensor = alloc_decode_slots(seq_lens, last_loc, self.free_pages, self.page_size)
         self._take(pages)

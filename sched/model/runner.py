@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -122,12 +122,9 @@ class ModelRunner:
                 torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
                 for entry in proxies
             )
-        captured = capture_graphs(
+        self._captured = capture_graphs(
             config, self._sizes, lambda size: partial(model.forward, self._padding(size))
         )
-        self._graphs = {size: graph for size, (graph, _) in captured.items()}
-        # Views of a graph's memory, made once for each batch size.
-        self._output = cache(lambda size, count: _first_rows(captured[size][1], count))
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         rows = batch.batch_size if batch.graph_rows is None else batch.graph_rows
@@ -149,9 +146,9 @@ class ModelRunner:
         )
         for static, given in zip(self._proxies, batch.proxies, strict=True):
             static[: batch.batch_size] = given
-        graph = self._graphs[size]
+        graph, output = self._captured[size]
         graph.replay()
-        return self._output(size, batch.batch_size)
+        return output if size == batch.batch_size else _first_rows(output, batch.batch_size)
 
     def _padding(self, size: int) -> ForwardBatch:
         """A decode batch that consists of padding, on the static buffers."""

@@ -50,8 +50,8 @@ def _place_decode(
         tl.store(orig_longer + at, tl.load(orig_seq_lens + at, mask=valid, other=0) + 1, mask=valid)
 
 
-def place_decode(req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_pages, taken, page_size):
-    b, free_pages = seq_lens.shape[0], free_pages[taken:]
+def place_decode(req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_pages, page_size):
+    b = seq_lens.shape[0]
     slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
     longer, orig_longer = torch.empty_like(slots), torch.empty_like(orig_seq_lens)
     tensors = (req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_pages)

@@ -93,9 +93,7 @@ def test_tokens(case: Case) -> None:
     pieces(case, table, torch.arange(1, POOL))
     rows, lens = ids(list(range(1, len(case.new) + 1))), ids(case.prefix) + ids(case.new)
     before = table.clone()
-    slots, longer, orig = place_decode(
-        table, rows, lens, lens.to(torch.int32), torch.cat([ids([0, 0]), free]), 2, case.page_size
-    )
+    slots, longer, orig = place_decode(table, rows, lens, lens.to(torch.int32), free, case.page_size)
     last = before[rows, lens - 1]
     expected = (
         free[: len(rows)] if case.page_size == 1 else alloc_decode_slots(lens + 1, last, free, case.page_size)
@@ -148,8 +146,8 @@ def test_claimed_pages_leave_the_free_list(page_size: int) -> None:
     cpu = torch.device("cpu")
     allocator = TokenAllocator(8, cpu) if page_size == 1 else PagedAllocator(32, 4, device=cpu)
     first = allocator.claim(3)
-    assert first is not None and first.rest.tolist() == list(range(1, 9))
+    assert first is not None and first.tolist() == list(range(1, 9))
     assert allocator.available_size() == 5 * page_size
     again = allocator.claim(0)
-    assert again is not None and again.rest.tolist() == list(range(4, 9))
+    assert again is not None and again.tolist() == list(range(4, 9))
     assert allocator.claim(6) is None

@@ -22,8 +22,8 @@ CASES: dict[str, Case] = {}
 
 def _place_decode(lens: Sequence[int], page_size: int) -> Arguments:
     rows, seq_lens = torch.arange(len(lens)).flip(0) + 1, torch.tensor(lens)
-    free_pages = torch.arange(40, 42 + sum(length % page_size == 0 for length in lens)).flip(0)
-    return [table(len(lens) + 1, 12), rows, seq_lens, seq_lens.to(INT32) - 1, free_pages, 2, page_size]
+    free_pages = torch.arange(40, 40 + sum(length % page_size == 0 for length in lens)).flip(0)
+    return [table(len(lens) + 1, 12), rows, seq_lens, seq_lens.to(INT32) - 1, free_pages, page_size]
 
 
 def _place_extend(prefixes: Sequence[int], lens: Sequence[int], page_size: int) -> Arguments:
