@@ -121,17 +121,28 @@ class RequestLog(Observer):
     def __init__(self, clock: Clock) -> None:
         self.totals = RequestTotals()
         self._clock = clock
-        # Of requests that have not ended.
+        # Of requests that have not ended: when each got tokens. The newest of these instants are of ``_requests``.
         self._events: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+        self._requests: list[Request] = []
+        self._newest = array("q")
 
     def tokens(self, requests: Sequence[Request], count: int) -> None:
-        now, events = self._clock.now(), self._events
-        for request in requests:
-            events[request.id].append(now)
-        if requests:
-            self.totals.tokens.add(now, count * len(requests))
+        now, got = self._clock.now(), [*requests]
+        if got != self._requests:
+            self._hand_out()
+            self._requests = got
+        self._newest.append(now)
+        if got:
+            self.totals.tokens.add(now, count * len(got))
+
+    def _hand_out(self) -> None:
+        """Note the newest instants for each of their requests."""
+        for request in self._requests:
+            self._events[request.id].extend(self._newest)
+        self._newest = array("q")
 
     def ended(self, request: Request) -> None:
+        self._hand_out()
         record = self._record(request)
         self.totals.records.append(record)
         events = self._events.pop(request.id, ())

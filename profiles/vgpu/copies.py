@@ -13,6 +13,7 @@ import torch
 
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
+from .executor import empty_strided
 from .factories import new
 from .tensor import DeviceTensor, is_pinned, pin, wrap
 from .torch_ops import clone, copy_
@@ -53,10 +54,9 @@ class CopyHandlers:
             )
             self._within(result, source.held)
             return wrap(result)
-        shape = torch.empty_like(source.held, device="meta", **options)
         if device.type == "meta":
-            return shape
-        target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+            return torch.empty_like(source.held, device="meta", **options)
+        target = _host_like(source.held, options)
         non_blocking = kwargs.get("non_blocking", False) and self._gpu.capabilities.pinned_memory
         self._download(pin(target) if non_blocking else target, source, non_blocking=non_blocking)
         return target
@@ -89,17 +89,25 @@ class CopyHandlers:
 
     def _within(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """A memcpy if both sides are contiguous and of one type, otherwise a kernel."""
-        if not target.nbytes:
+        size = target.nbytes
+        if not size:
             return
         if target.dtype is source.dtype and target.is_contiguous() and source.is_contiguous():
             runtime = self._gpu.runtime
-            runtime.move("d2d", runtime.costs.memory(2 * target.nbytes), size=target.nbytes)
+            runtime.move("d2d", runtime.costs.memory(2 * size), size=size)
         else:
             self._kernel(target, source)
 
     def _kernel(self, target: torch.Tensor, source: torch.Tensor) -> None:
         runtime = self._gpu.runtime
         runtime.kernel("copy_", runtime.costs.memory(target.nbytes + target.numel() * source.itemsize))
+
+
+def _host_like(held: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+    """Host memory for a copy of device memory, in its order unless that has gaps or another one is asked for."""
+    if options or not held.is_contiguous():
+        held = torch.empty_like(held, device="meta", **options)
+    return empty_strided(held.size(), held.stride(), dtype=held.dtype)
 
 
 def _converted(held: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -76,7 +76,7 @@ def nbytes(values: Iterable[Any]) -> int:
 
 def touched(args: Sequence[Any], out: Any) -> int:
     """Bytes of all arguments and results: elementwise operations and reductions."""
-    return nbytes(args) + nbytes(out if isinstance(out, (list, tuple)) else (out,))
+    return nbytes(args) + (out.nbytes if isinstance(out, torch.Tensor) else nbytes((out,)))
 
 
 def gathered(args: Sequence[Any], out: torch.Tensor) -> int:
@@ -86,7 +86,7 @@ def gathered(args: Sequence[Any], out: torch.Tensor) -> int:
 
 def scattered(args: Sequence[Any], out: torch.Tensor) -> int:  # noqa: ARG001
     """Bytes of a scatter: the values read and written, and the indices; not the table."""
-    sizes = [nbytes((arg,)) for arg in args[1:]]
+    sizes = [arg.nbytes if isinstance(arg, torch.Tensor) else nbytes((arg,)) for arg in args[1:]]
     return sum(sizes) + max(sizes, default=0)
 
 

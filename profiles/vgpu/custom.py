@@ -21,7 +21,7 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
     returns = len(kernel.op._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        held = [_held(arg) for arg in args]
+        held = [arg.held if type(arg) is DeviceTensor else _held(arg) for arg in args]
         named = {name: _held(value) for name, value in kwargs.items()} if kwargs else kwargs
         if kernel.cost is not None:
             _launch(gpu, kernel, kernel.cost, held, named)

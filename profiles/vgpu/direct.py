@@ -50,7 +50,7 @@ def _call(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     the virtual GPU."""
     gpu = CURRENT.get(None)
     handler = None if gpu is None or kwargs else gpu.handlers.direct.get(id(op))
-    if handler is None or _has_modes() or DeviceTensor not in map(type, args):
+    if handler is None or DeviceTensor not in map(type, args) or _has_modes():
         return op._op(*args, **kwargs)
     out = handler(args, kwargs)
     return tuple(out) if type(out) is list else out

@@ -88,17 +88,24 @@ class LaunchEntry:
 
 @dataclass(slots=True, eq=False)
 class ReplayEntry(LaunchEntry):
-    """A run of a graph's kernels as one operation.
-
-    Node k begins ``begins[k]`` after the first node and ends at ``ends[k]``; ``index`` is the next node to start.
-    ``rows`` has one row per node, or is empty if the run is reported as a whole.
+    """A run of a graph's kernels as one operation. Node k takes ``times[k]``, with ``gap`` between two nodes; ``index``
+    is the next node to start. ``rows`` has one row per node, or is empty if the run is reported as a whole.
     """
 
-    begins: Times
-    ends: Times
+    times: Times
+    gap: int
     rows: Sequence[Row] = ()
     index: int = 0
     start: int = 0
+    _begins: Times | None = None
+
+    @property
+    def begins(self) -> Times:
+        """From the start of the first node to that of each."""
+        if self._begins is None:
+            spaced = self.times + self.gap
+            self._begins = spaced.cumsum() - spaced
+        return self._begins
 
 
 @dataclass(slots=True, eq=False)
@@ -224,14 +231,16 @@ class Simulation:
         queue: StreamQueue,
         *,
         now: int,
-        begins: Times,
-        ends: Times,
+        times: Times,
+        gap: int,
         row: Row,
         rows: Sequence[Row] = (),
     ) -> None:
-        """Enqueue a run of a graph's kernels at the host's time ``now``."""
+        """Enqueue a run of a graph's kernels at the host's time ``now``; ``times`` of the kernels, with ``gap`` between
+        two of them."""
         self._serial += 1
-        replay = ReplayEntry(COMPUTE, self._serial, now, int(ends[-1]), row, begins, ends, rows)
+        duration = int(times.sum()) + gap * (len(times) - 1)
+        replay = ReplayEntry(COMPUTE, self._serial, now, duration, row, times, gap, rows)
         self._enqueue(queue, replay, now)
 
     def record(self, queue: StreamQueue, now: int, recording: EventRecording | None = None) -> EventRecording:
@@ -311,7 +320,8 @@ class Simulation:
         while moved:
             moved = False
             for queue in busy:
-                moved |= queue.settle_markers()
+                if queue.items and not isinstance(queue.items[0], LaunchEntry):
+                    moved |= queue.settle_markers()
         return [queue for queue in busy if queue.items]
 
     def _drain(self, queue: StreamQueue, horizon: int, until: EventTime | None) -> None:
@@ -390,24 +400,34 @@ class Simulation:
 
     def _serve_nodes(self, queue: StreamQueue, replay: ReplayEntry, start: int, limit: int) -> None:
         """Serve the next node and all later ones that begin no later than the limit."""
-        first, begins, ends = replay.index, replay.begins, replay.ends
-        if not first:
+        end: int | None = start + replay.duration
+        if not replay.index:
             replay.start = start
+        if replay.index or replay.rows or start + replay.duration - int(replay.times[-1]) > limit:
+            end = self._serve_some_nodes(queue, replay, start, limit)
+        if end is not None:
+            self._finish(queue, COMPUTE, end)
+            if not replay.rows:
+                self.served.append((replay.row, replay.start, end))
+
+    def _serve_some_nodes(
+        self, queue: StreamQueue, replay: ReplayEntry, start: int, limit: int
+    ) -> int | None:
+        """Returns the end of the replay, or None if nodes are left."""
+        first, begins, times = replay.index, replay.begins, replay.times
         origin = start - int(begins[first])
         last = len(begins)
         if begins[-1] > limit - origin:
             last = max(first + 1, int(begins.searchsorted(limit - origin, side="right")))
         for k in range(first, last) if replay.rows else ():
-            self.served.append((replay.rows[k], origin + int(begins[k]), origin + int(ends[k])))
-        end = origin + int(ends[last - 1])
-        replay.index = last
+            begin = origin + int(begins[k])
+            self.served.append((replay.rows[k], begin, begin + int(times[k])))
+        end, replay.index = origin + int(begins[last - 1] + times[last - 1]), last
         if last == len(begins):
-            self._finish(queue, COMPUTE, end)
-            if not replay.rows:
-                self.served.append((replay.row, replay.start, end))
-            return
+            return end
         self._free[COMPUTE] = queue.tail = end
         queue.ready = origin + int(begins[last])
+        return None
 
     def _note_wait(self, queue: StreamQueue, launch: LaunchEntry) -> None:
         since, queue.ready_before_wait = queue.ready_before_wait, None

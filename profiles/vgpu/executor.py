@@ -39,7 +39,7 @@ class Executor:
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """New device memory."""
-        return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
+        return empty_strided(spec.size, spec.stride, dtype=spec.dtype)
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Results of an op without side effects."""
@@ -82,6 +82,7 @@ def compute_into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> Non
 
 
 _META = torch.device("meta")
+empty_strided = torch.empty_strided  # without the parameter that an emulated device adds
 _NOTHING: Kwargs = {}
 MAX_SPECS = 20_000  # shapes vary with the workload, and each is used by a few ops
 # Elements up to which an op is tried out on real memory: torch's Meta kernels of some ops first load a compiler, which
@@ -103,8 +104,8 @@ class SkippingExecutor(Executor):
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         size, stride, dtype = spec
         if dtype.is_floating_point:
-            return torch.empty_strided(size, stride, dtype=dtype, device=_META)
-        return torch.empty_strided(size, stride, dtype=dtype).zero_()
+            return empty_strided(size, stride, dtype=dtype, device=_META)
+        return empty_strided(size, stride, dtype=dtype).zero_()
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         if is_uncomputed(args, kwargs):
@@ -247,7 +248,7 @@ def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+    return empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
 
 
 def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
@@ -262,11 +263,11 @@ def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).zero_()
+    return empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).zero_()
 
 
 def _host_like(tensor: torch.Tensor) -> torch.Tensor:
     """Integers as they are, since they may be indices; uninitialised memory for floats."""
     if not tensor.is_meta:
         return tensor
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    return empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)

@@ -142,6 +142,7 @@ class CUDAGraph:
             raise RuntimeError("this device has no graphs")
         self._capture: GraphCapture | None = None
         self._runs: Sequence[KernelRun | EventMark] = ()
+        self._variables: Sequence[tuple[VariableNodes, Times]] = ()  # with the numbers of their nodes
         self._durations = self._host_sizes = np.zeros(0, dtype=np.int64)
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
@@ -159,6 +160,7 @@ class CUDAGraph:
         gpu.watcher.capturing(None)
         self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
         self._host_sizes = np.array([node.host_size for node in capture.nodes], dtype=np.int64)
+        self._variables = [(variable, np.array(variable.nodes)) for variable in capture.variables.values()]
         self._runs = list(_parts(capture.nodes, capture.marks))
 
     def replay(self) -> None:
@@ -167,9 +169,9 @@ class CUDAGraph:
             raise RuntimeError("replay of a graph that was not captured")
         with gpu.watcher.replaying(capture):
             recordings = iter(self._computed(gpu, capture))
-        for variable in capture.variables.values():
+        for variable, nodes in self._variables:
             time, host_size = variable.cost(gpu)
-            self._durations[variable.nodes], self._host_sizes[variable.nodes] = time, host_size
+            self._durations[nodes], self._host_sizes[nodes] = time, host_size
         site = gpu.runtime.graph_launch()
         stream, now = gpu.runtime.stream, gpu.runtime.now
         for run in self._runs:
@@ -204,24 +206,22 @@ class KernelRun:
         self._name = f"graph[{len(nodes)}]"
 
     def submit(self, gpu: VirtualGpu, durations: Times, host_sizes: Times, site: int) -> None:
-        runtime, times = gpu.runtime, durations[self._part]
+        runtime, times = gpu.runtime, durations[self._part].copy()  # the next replay's times replace them
         stream, now, kind = runtime.stream, runtime.now, self._nodes[0].kind
         if kind != "kernel":
             engine, row = _ENGINES.get(kind, COMPUTE), self._row(runtime, self._nodes[0], site)
             runtime.simulation.submit(stream, engine, now=now, duration=int(times[0]), row=row)
             return
-        spaced = times + runtime.costs.graph_gap
-        begins, sizes = spaced.cumsum() - spaced, host_sizes[self._part]
+        sizes = host_sizes[self._part]
         whole = Node("kernel", self._name, 0, 0, int(sizes.sum()))
         nodes = zip(self._nodes, sizes.tolist(), strict=True) if gpu.graph_trace == "node" else ()
-        rows = [self._row(runtime, node._replace(host_size=size), site) for node, size in nodes]
         runtime.simulation.submit_replay(
             stream,
             now=now,
-            begins=begins,
-            ends=begins + times,
+            times=times,
+            gap=runtime.costs.graph_gap,
             row=self._row(runtime, whole, site, len(self._nodes)),
-            rows=rows,
+            rows=[self._row(runtime, node._replace(host_size=size), site) for node, size in nodes],
         )
 
     def _row(self, runtime: Runtime, node: Node, site: int, count: int = 1) -> Row:

@@ -29,7 +29,8 @@ class LedgerContext(NamedTuple):
 
     def inside(self, name: str, step: int) -> LedgerContext:
         category = RANGES.get(name)
-        return LedgerContext(name, step, category == "forward" if category else self.forward)
+        # Without the constructor of named tuples, which takes twice as long.
+        return tuple.__new__(LedgerContext, (name, step, category == "forward" if category else self.forward))
 
 
 NO_CONTEXT = LedgerContext("", -1, False)
@@ -43,7 +44,7 @@ class Ledger:
 
     def __init__(self, sink: Sink | None, *, served: list[Served], waits: list[QueueWait]) -> None:
         self.calls: list[Row] = []  # (kind, name, start, end, waited, stream, context, site)
-        self.ranges: list[Range] = []
+        self.ranges: list[Row] = []  # (name, step, size, start, end)
         self._launched: list[StepInfo] = []
         self._settled: list[StepInfo] = []
         self._sink = sink
@@ -80,7 +81,7 @@ class Ledger:
             self._start,
             *(s[2] for s in self._served),
             *(c[3] for c in self.calls),
-            *(r.end for r in self.ranges),
+            *(r[4] for r in self.ranges),
         ]
         return max(ends) + 1
 
@@ -89,10 +90,11 @@ class Ledger:
         return not (self._served or self.calls or self.ranges or self._launched or self._settled)
 
     def _window(self, at: int) -> Window:
+        new = tuple.__new__
         return Window(
             self._start,
             at,
-            ranges=[r for r in self.ranges if r.end < at],
+            ranges=[new(Range, r) for r in self.ranges if r[4] < at],
             ops=list(_ops(s for s in self._served if s[2] < at)),
             calls=list(_calls(c for c in self.calls if c[3] < at)),
             waits=[Wait(h.queue, h.start, h.end, h.row[7].step) for h in self._waits if h.end < at],
@@ -101,7 +103,7 @@ class Ledger:
         )
 
     def _keep_from(self, at: int) -> None:
-        self.ranges[:] = [r for r in self.ranges if r.end >= at]
+        self.ranges[:] = [r for r in self.ranges if r[4] >= at]
         self.calls[:] = [c for c in self.calls if c[3] >= at]
         self._served[:] = [s for s in self._served if s[2] >= at]
         self._waits[:] = [h for h in self._waits if h.end >= at]

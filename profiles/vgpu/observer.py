@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...sched.observe import Observer, StepInfo, StepKind
-from ..record.timeline import Range
 
 if TYPE_CHECKING:
     import torch
 
     from ..platform.hardware import HardwareProfile
-    from .ledger import LedgerContext
     from .runtime import Runtime
 
 
@@ -36,19 +32,11 @@ class HostObserver(Observer):
     def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:
         self._runtime = runtime
         self.streams: dict[int, str] = {runtime.default.id: "default"}
-        self._costs: Mapping[str, tuple[float, float]] = {
-            name: (phase.a.value, phase.b.value) for name, phase in hardware.phases.items()
-        }
-        self._of_kind: Mapping[tuple[str, StepKind | None], tuple[float, float]] = {
-            (name, kind): (line.a.value, line.b.value)
-            for name, phase in hardware.phases.items()
-            for kind, line in phase.kinds.items()
-        }
+        self._costs = _PhaseCosts(hardware)
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
 
     def range(self, name: str, step: int, size: int) -> EmulatedRange:
-        cost = self._of_kind.get((name, self._kinds.get(step))) or self._costs.get(name)
-        return EmulatedRange(self._runtime, name, step, size, cost)
+        return EmulatedRange(self._runtime, name, step, size, self._costs[name, self._kinds.get(step)])
 
     def stream(self, name: str, stream: torch.Stream) -> None:
         """A stream on a share of the GPU gets the number of the stream of the same name, with which it takes turns."""
@@ -68,28 +56,40 @@ class HostObserver(Observer):
             self._runtime.cut(info.step)
 
 
-@dataclass(slots=True, eq=False)
+class _PhaseCosts(dict[tuple[str, StepKind | None], tuple[float, float]]):
+    """What a phase costs the host in a step of that kind: a + b * size, ns."""
+
+    def __init__(self, hardware: HardwareProfile) -> None:
+        self._phases = hardware.phases
+
+    def __missing__(self, key: tuple[str, StepKind | None]) -> tuple[float, float]:
+        name, kind = key
+        phase = self._phases.get(name)
+        line = None if phase is None else phase.kinds.get(kind, phase) if kind else phase
+        self[key] = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
+        return self[key]
+
+
 class EmulatedRange:
     """A range while it is open."""
 
-    runtime: Runtime
-    name: str
-    step: int
-    size: int
-    cost: tuple[float, float] | None
-    _start: int = field(init=False)
-    _outer: LedgerContext = field(init=False)
+    __slots__ = ("_cost", "_name", "_outer", "_runtime", "_size", "_start", "_step")
+
+    def __init__(self, runtime: Runtime, name: str, step: int, size: int, cost: tuple[float, float]) -> None:
+        self._runtime = runtime
+        self._name = name
+        self._step = step
+        self._size = size
+        self._cost = cost
 
     def __enter__(self) -> None:
-        runtime = self.runtime
-        self._start = runtime.now
+        runtime, (a, b) = self._runtime, self._cost
+        self._start = now = runtime.now
         self._outer = outer = runtime.context
-        runtime.context = outer.inside(self.name, self.step)
-        if self.cost is not None:
-            a, b = self.cost
-            runtime.now += round(a + b * self.size)
+        runtime.context = outer.inside(self._name, self._step)
+        runtime.now = now + round(a + b * self._size)
 
     def __exit__(self, *raised: object) -> None:
-        runtime = self.runtime
+        runtime = self._runtime
         runtime.context = self._outer
-        runtime.ledger.ranges.append(Range(self.name, self.step, self.size, self._start, runtime.now))
+        runtime.ledger.ranges.append((self._name, self._step, self._size, self._start, runtime.now))

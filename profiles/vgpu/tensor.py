@@ -165,19 +165,19 @@ def unwrap_named(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def unwrap(args: Sequence[Any]) -> list[Any]:
     """The arguments with held tensors for device tensors. Raises as CUDA does if there is a host tensor among them."""
-    held = []
-    for arg in args:
-        kind = type(arg)
-        if kind is DeviceTensor:
-            held.append(arg.held)
-        elif kind is list or kind is tuple:
-            held.append(unwrap(arg))
-        else:
-            if kind in HOST_TENSORS and arg.dim():
-                refuse_mixed(arg.device)
-            # A host tensor without dimensions is passed by value at the launch.
-            held.append(arg.clone() if kind in HOST_TENSORS else arg)
-    return held
+    return [arg.held if type(arg) is DeviceTensor else _passed(arg) for arg in args]
+
+
+def _passed(arg: Any) -> Any:
+    """What a kernel receives for an argument that is no device tensor."""
+    kind = type(arg)
+    if kind is list or kind is tuple:
+        return unwrap(arg)
+    if kind not in HOST_TENSORS:
+        return arg
+    if arg.dim():
+        refuse_mixed(arg.device)
+    return arg.clone()  # a host tensor without dimensions is passed by value at the launch
 
 
 def refuse_mixed(other: torch.device) -> NoReturn:

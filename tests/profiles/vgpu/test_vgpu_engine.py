@@ -85,9 +85,8 @@ def submit_graph(
     node_trace: bool,
 ) -> None:
     times = np.array(durations, dtype=np.int64)
-    begins = (times + GRAPH_GAP).cumsum() - times - GRAPH_GAP
     rows = [(serial, k) for k in range(len(durations))] if node_trace else ()
-    simulation.submit_replay(queue, now=now, begins=begins, ends=begins + times, row=(serial, 0), rows=rows)
+    simulation.submit_replay(queue, now=now, times=times, gap=GRAPH_GAP, row=(serial, 0), rows=rows)
 
 
 class Oracle:
