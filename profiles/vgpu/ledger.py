@@ -6,7 +6,10 @@ operation of a settled step, so that no step's forward is split between windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...sched.observe import RANGES, StepInfo
@@ -43,8 +46,9 @@ class Ledger:
     """Gathers one device's records and feeds them to a sink."""
 
     def __init__(self, sink: Sink | None, *, served: list[Served], waits: list[QueueWait]) -> None:
-        self.calls: list[Row] = []  # (kind, name, start, end, waited, stream, context, site)
-        self.ranges: list[Row] = []  # (name, step, size, start, end)
+        # Rows with the fields of Call and of Range. Each ends where the host's clock is, so they are in order of ends.
+        self.calls: list[Row] = []
+        self.ranges: list[Row] = []
         self._launched: list[StepInfo] = []
         self._settled: list[StepInfo] = []
         self._sink = sink
@@ -69,9 +73,14 @@ class Ledger:
 
     def cut(self, at: int) -> None:
         """Deliver all records that ended before ``at``, which is not after the host's clock."""
+        ranges = bisect_left(self.ranges, at, key=itemgetter(Range._fields.index("end")))
+        calls = bisect_left(self.calls, at, key=itemgetter(Call._fields.index("end")))
         if self._sink is not None:
-            self._sink.feed(self._window(at))
-        self._keep_from(at)
+            self._sink.feed(self._window(at, ranges, calls))
+        del self.ranges[:ranges]
+        del self.calls[:calls]
+        self._served[:] = [s for s in self._served if s[2] >= at]
+        self._waits[:] = [h for h in self._waits if h.end >= at]
         self._start, self._steps = at, 0
         self._launched, self._settled = [], []
 
@@ -89,24 +98,23 @@ class Ledger:
     def empty(self) -> bool:
         return not (self._served or self.calls or self.ranges or self._launched or self._settled)
 
-    def _window(self, at: int) -> Window:
-        new = tuple.__new__
+    def _window(self, at: int, ranges: int, calls: int) -> Window:
+        """The first ``ranges`` and ``calls``, and the operations and waits that ended before ``at``."""
         return Window(
             self._start,
             at,
-            ranges=[new(Range, r) for r in self.ranges if r[4] < at],
+            ranges=[*map(_RANGE, self.ranges[:ranges])],
             ops=list(_ops(s for s in self._served if s[2] < at)),
-            calls=list(_calls(c for c in self.calls if c[3] < at)),
+            calls=[*map(_CALL, self.calls[:calls])],
             waits=[Wait(h.queue, h.start, h.end, h.row[7].step) for h in self._waits if h.end < at],
             launched=self._launched,
             settled=self._settled,
         )
 
-    def _keep_from(self, at: int) -> None:
-        self.ranges[:] = [r for r in self.ranges if r[4] >= at]
-        self.calls[:] = [c for c in self.calls if c[3] >= at]
-        self._served[:] = [s for s in self._served if s[2] >= at]
-        self._waits[:] = [h for h in self._waits if h.end >= at]
+
+# Without the constructors of named tuples, which take twice as long.
+_CALL: Callable[[Row], Call] = partial(tuple.__new__, Call)
+_RANGE: Callable[[Row], Range] = partial(tuple.__new__, Range)
 
 
 def _ops(served: Iterable[Served]) -> Iterable[Op]:
@@ -118,9 +126,3 @@ def _ops(served: Iterable[Served]) -> Iterable[Op]:
             kind, name, stream, start, end, size, host_size, memory, blocking, where, forward, step, site, launched,
             count,
         ))  # fmt: skip
-
-
-def _calls(calls: Iterable[Row]) -> Iterable[Call]:
-    new = tuple.__new__
-    for kind, name, start, end, waited, stream, (where, step, _), site in calls:
-        yield new(Call, (kind, name, start, end, waited, stream, where, step, site))

@@ -110,7 +110,7 @@ class Runtime:
         self.now = now = start + self._launch
         stream, context, calls = self.stream, self.context, self.ledger.calls
         site, queue = self.sites.here(), stream.id
-        calls.append(("launch", LAUNCH, start, now, 0, queue, context, site))
+        calls.append(("launch", LAUNCH, start, now, 0, queue, context.range, context.step, site))
         row = ("kernel", name, queue, 0, host_size, "", False, context, site, now, 1)
         if stream.partition != COMPUTE:
             engine, duration = self._on_partition(stream, duration)
@@ -295,8 +295,8 @@ class Runtime:
     def _call(
         self, kind: CallKind, name: str, start: int, waited: int, site: int, stream: StreamQueue | None = None
     ) -> None:
-        on = (stream or self.stream).id
-        self.ledger.calls.append((kind, name, start, self.now, waited, on, self.context, site))
+        on, context = (stream or self.stream).id, self.context
+        self.ledger.calls.append((kind, name, start, self.now, waited, on, context.range, context.step, site))
 
     def _refuse_in_capture(self, name: str) -> None:
         if self.capture is not None:
