@@ -21,7 +21,7 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
     returns = len(kernel.op._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        held = [arg.held if type(arg) is DeviceTensor else _held(arg) for arg in args]
+        held = [arg.held if type(arg) is DeviceTensor else _passed(arg) for arg in args]
         named = {name: _held(value) for name, value in kwargs.items()} if kwargs else kwargs
         if kernel.cost is not None:
             _launch(gpu, kernel, kernel.cost, held, named)
@@ -61,9 +61,12 @@ def _dtype(args: Sequence[Any]) -> torch.dtype:
 
 
 def _held(arg: Any) -> Any:
-    """The held tensor. A kernel may also read pinned host memory, and take empty host tensors."""
-    if type(arg) is DeviceTensor:
-        return arg.held
+    return arg.held if type(arg) is DeviceTensor else _passed(arg)
+
+
+def _passed(arg: Any) -> Any:
+    """What the kernel receives for an argument that is no device tensor. It may also read pinned host memory, and take
+    empty host tensors."""
     if isinstance(arg, (list, tuple)):
         return [_held(item) for item in arg]
     if type(arg) in HOST_TENSORS and arg.dim() and arg.numel() and not is_pinned(arg):

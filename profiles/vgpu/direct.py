@@ -8,7 +8,7 @@ it in Python is a sequence to torch, and ``torch.tensor`` of device tensors is s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
@@ -18,17 +18,19 @@ from .device import CURRENT
 from .tensor import DeviceTensor
 
 _ATEN: Final = torch.ops.aten
+_CLONE: Final = _ATEN.clone.default
+_COPY: Final = _ATEN.copy_.default
+_INDEX_PUT: Final = _ATEN.index_put_.default
+_TO_COPY: Final = _ATEN._to_copy.default
 _ADDED: Final = frozenset({DeviceTensor, int, float})
 _HOSTS: Final = ("cpu", torch.device("cpu"))
+_PLACES: Final = frozenset({str, torch.device})
 _INDICES: Final = frozenset({torch.int64, torch.int32})
 _NO_KWARGS: Final[Mapping[str, Any]] = {}
 _DISPATCHED_CALL: Final = OpOverload.__call__
 
-
-class OpCall(NamedTuple):
-    op: OpOverload
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any] = _NO_KWARGS
+OpCall = tuple[OpOverload, Sequence[Any], Mapping[str, Any]]
+"""An op with its arguments, by position and by name."""
 
 
 def shortcuts() -> Iterator[tuple[Any, str, Any]]:
@@ -50,14 +52,11 @@ def _call(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     the virtual GPU."""
     gpu = CURRENT.get(None)
     handler = None if gpu is None or kwargs else gpu.handlers.direct.get(id(op))
-    if handler is None or DeviceTensor not in map(type, args) or _has_modes():
+    modes = _len_torch_function_stack() or _len_torch_dispatch_stack()
+    if handler is None or modes or DeviceTensor not in map(type, args):
         return op._op(*args, **kwargs)
     out = handler(args, kwargs)
     return tuple(out) if type(out) is list else out
-
-
-def _has_modes() -> bool:
-    return bool(_len_torch_function_stack() or _len_torch_dispatch_stack())
 
 
 def _method(name: str, found: Callable[..., OpCall | None]) -> Callable[..., Any]:
@@ -65,7 +64,8 @@ def _method(name: str, found: Callable[..., OpCall | None]) -> Callable[..., Any
     own = _OWN.get(name)
 
     def method(tensor: DeviceTensor, *args: Any, **kwargs: Any) -> Any:
-        call = None if _has_modes() else found(tensor, *args, **kwargs)
+        modes = _len_torch_function_stack() or _len_torch_dispatch_stack()
+        call = None if modes else found(tensor, *args, **kwargs)
         if call is None:
             return (own or getattr(torch.Tensor, name))(tensor, *args, **kwargs)
         op, given, named = call
@@ -81,7 +81,7 @@ def _setitem(tensor: DeviceTensor, index: Any, value: Any) -> OpCall | None:
     if type(value) is not DeviceTensor or not all(map(_selects, indices)):
         return None
     size = value.held.size()
-    return None if size and size[0] == 1 else OpCall(_ATEN.index_put_.default, (tensor, list(indices), value))
+    return None if size and size[0] == 1 else (_INDEX_PUT, (tensor, list(indices), value), _NO_KWARGS)
 
 
 def _selects(index: Any) -> bool:
@@ -91,27 +91,25 @@ def _selects(index: Any) -> bool:
 
 def _to(tensor: DeviceTensor, *args: Any, **options: Any) -> OpCall | None:
     """To another type, or to the host."""
-    if len(args) != 1:
-        return None
-    if type(args[0]) is torch.dtype:
+    kind = type(args[0]) if len(args) == 1 else None
+    if kind is torch.dtype:
         same = options or args[0] is tensor.held.dtype
-        return None if same else OpCall(_ATEN._to_copy.default, (tensor,), {"dtype": args[0]})
-    if args[0] in _HOSTS and options.keys() <= {"non_blocking"}:
-        return OpCall(_ATEN._to_copy.default, (tensor,), {"device": _HOSTS[1], **options})
+        return None if same else (_TO_COPY, (tensor,), {"dtype": args[0]})
+    if kind in _PLACES and args[0] in _HOSTS and options.keys() <= {"non_blocking"}:
+        return _TO_COPY, (tensor,), {"device": _HOSTS[1], **options}
     return None
 
 
 def _clone(tensor: DeviceTensor, **options: Any) -> OpCall | None:
-    return None if options else OpCall(_ATEN.clone.default, (tensor,))
+    return None if options else (_CLONE, (tensor,), _NO_KWARGS)
 
 
 def _copy(tensor: DeviceTensor, source: Any, non_blocking: bool = False) -> OpCall | None:
-    within = type(source) is DeviceTensor
-    return OpCall(_ATEN.copy_.default, (tensor, source, non_blocking)) if within else None
+    return (_COPY, (tensor, source, non_blocking), _NO_KWARGS) if type(source) is DeviceTensor else None
 
 
 def _arithmetic(op: OpOverload) -> Callable[..., OpCall | None]:
-    return lambda tensor, other: OpCall(op, (tensor, other)) if type(other) in _ADDED else None
+    return lambda tensor, other: (op, (tensor, other), _NO_KWARGS) if type(other) in _ADDED else None
 
 
 _FOUND: Final[Mapping[str, Callable[..., OpCall | None]]] = {
