@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -77,14 +77,9 @@ class IntervalTrack(Generic[T]):
     def overlaps(self, start: int, end: int) -> list[tuple[int, int, T]]:
         """Parts of the intervals inside [start, end). ``start`` never decreases between calls."""
         self.forget(start)
-        found = []
-        for at in range(self._head, len(self._items)):
-            lo, hi, tag = self._items[at]
-            if lo >= end:
-                break
-            if hi > start:
-                found.append((max(lo, start), min(hi, end), tag))
-        return found
+        items = self._items
+        last = bisect_left(items, end, self._head, key=_start)
+        return [(max(lo, start), min(hi, end), tag) for lo, hi, tag in items[self._head : last] if hi > start]
 
 
 class IntervalUnion:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from operator import attrgetter
@@ -59,7 +58,7 @@ class StepGate:
     def __init__(self, lag: int) -> None:
         self._lag = lag
         self._launched: dict[int, StepInfo] = {}
-        self._settled: deque[StepInfo] = deque()
+        self._settled: list[StepInfo] = []
         self.passed = -1  # highest step that was let through
 
     def feed(self, window: Window) -> list[StepInfo]:
@@ -71,19 +70,19 @@ class StepGate:
             self._settled.append(info)
         first = min(self._launched, default=None)
         ready = sum(first is None or info.step < first for info in self._settled)
-        return [self._pass() for _ in range(min(len(self._settled) - self._lag, ready))]
+        return self._pass(max(0, min(len(self._settled) - self._lag, ready)))
 
     def finish(self) -> list[StepInfo]:
         """The rest: settled steps, then those that a cancelled run launched and never settled."""
         self._settled.extend(self._launched.values())
         self._launched.clear()
-        return [self._pass() for _ in range(len(self._settled))]
+        return self._pass(len(self._settled))
 
-    def _pass(self) -> StepInfo:
-        info = min(self._settled, key=_number)
-        self._settled.remove(info)
-        self.passed = max(self.passed, info.step)
-        return info
+    def _pass(self, count: int) -> list[StepInfo]:
+        ordered = sorted(self._settled, key=_number)
+        passing, self._settled = ordered[:count], ordered[count:]
+        self.passed = max([self.passed, *map(_number, passing)])
+        return passing
 
     def reject_late(self, steps: Iterable[int], *, what: str) -> None:
         """Raises TimelineError if a record of a step arrives after the step has passed."""
