@@ -139,7 +139,7 @@ class RequestLog(Observer):
         """Note the newest instants for each of their requests."""
         for request in self._requests:
             self._events[request.id].extend(self._newest)
-        self._newest = array("q")
+        self._requests, self._newest = [], array("q")
 
     def ended(self, request: Request) -> None:
         self._hand_out()

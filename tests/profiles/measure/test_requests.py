@@ -128,6 +128,28 @@ def test_itl_is_a_gap_between_events_of_any_size(clock, request_of_three):
     assert log.totals.tokens.total == 5
 
 
+def test_itl_of_requests_that_join_and_leave_a_batch(clock):
+    log = RequestLog(clock)
+    stays, leaves = (Request(name, array("q", [1]), SamplingParams(), arrival=0) for name in "ab")
+    batches = {
+        10: [stays],
+        11: [stays, leaves],
+        13: [stays, leaves],
+        16: [stays],
+        20: [leaves, stays],
+        25: [stays],
+    }
+    for instant, batch in batches.items():
+        clock.sleep_until(instant)
+        log.tokens(batch, 1)
+        for request in (leaves,) if instant == 20 else (stays,) if instant == 25 else ():
+            request.status = Status.FINISHED
+            log.ended(request)
+    gaps = log.totals.gaps
+    assert (len(gaps), gaps.mean * len(gaps)) == (2 + 5, (2 + 7) + (1 + 2 + 3 + 4 + 5))
+    assert log.totals.tokens.total == 9
+
+
 @pytest.mark.parametrize("status", [Status.ABORTED, Status.FAILED, Status.CANCELLED])
 def test_itl_counts_finished_requests_only(clock, request_of_three, status):
     log = RequestLog(clock)
