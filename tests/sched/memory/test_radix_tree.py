@@ -69,7 +69,8 @@ class RadixTreeMachine(RuleBasedStateMachine):
 
         found = self.tree.insert(tokens, torch.tensor(slots, dtype=torch.int64))
 
-        assert found == len(present) * self.page
+        assert found.present == len(present) * self.page
+        assert sum(len(node.key) for node in found.path) == len(tokens) // self.page * self.page
         for prefix in self.prefixes(tokens)[len(present) :]:
             self.stored[prefix] = tuple(slots[len(prefix) - self.page : len(prefix)])
 
