@@ -94,11 +94,13 @@ def test_a_run_without_values_imports_nothing_that_it_has_no_use_for() -> None:
 
 def test_collections_are_rare_while_a_process_of_the_command_line_imports() -> None:
     program = (
-        "import gc; from schedbench.profiles.platform.own_process import claim_process, freeze_imports\n"
+        "import gc; from schedbench.profiles.platform.own_process import between_runs, claim_process, is_frozen\n"
         "claim_process(); before = gc.get_stats()[2]['collections']\n"
-        "import torch; print(gc.get_stats()[2]['collections'] - before, gc.get_freeze_count())\n"
-        "freeze_imports(); frozen = gc.get_freeze_count(); later = [[] for _ in range(1000)]\n"
-        "freeze_imports(); print(frozen > 100_000, gc.get_freeze_count() <= frozen)"
+        "import torch; print(gc.get_stats()[2]['collections'] - before, is_frozen())\n"
+        "between_runs(); imported = gc.get_freeze_count(); cycle = []; cycle.append(cycle); del cycle\n"
+        "kept = [[] for _ in range(1000)]; collected = gc.get_stats()[2]['collected']\n"
+        "between_runs(); print(imported > 100_000, gc.get_freeze_count() >= imported + 1000)\n"
+        "print(gc.get_stats()[2]['collected'] > collected, is_frozen())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "0", "True", "True"]
+    assert done.stdout.split() == ["0", "False", "True", "True", "True", "True"]

@@ -219,6 +219,7 @@ class LoadedEngine:
         import torch
         import torch.distributed.tensor  # at the first dispatch to a device of ours, torch would import it
 
+        from ..platform.own_process import freeze_heap
         from ..programs.hollow import hollow_packages
         from .run import load_engine
 
@@ -235,7 +236,7 @@ class LoadedEngine:
                 f"{source.name}: {adapter.package} was imported from {found}, not from its source"
             )
         gc.collect()
-        gc.freeze()
+        freeze_heap()
         return cls(source, adapter, hollow, seconds)
 
     def run(self, task: str, answers: Answers) -> list[Answer]:

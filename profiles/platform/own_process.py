@@ -19,13 +19,25 @@ def claim_process() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-def freeze_imports() -> None:
-    """Keep the garbage collector from walking what a claimed process has imported. Called before anything is made
-    that is not to stay."""
+def freeze_heap() -> None:
+    """Keep the garbage collector from walking again what exists now, which is to stay."""
     global _frozen
-    if _claimed and not _frozen:
-        gc.freeze()
-        _frozen = True
+    gc.freeze()
+    _frozen = True
+
+
+def is_frozen() -> bool:
+    """Whether ``freeze_heap`` was called. The collector itself would have to count what is frozen."""
+    return _frozen
+
+
+def between_runs() -> None:
+    """Freeze what a claimed process has imported, compiled and kept, before each run. Only what a run before it has
+    left is garbage."""
+    if _claimed:
+        if _frozen:
+            gc.collect()
+        freeze_heap()
 
 
 def is_claimed() -> bool:

@@ -3,7 +3,6 @@ side by side."""
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import sys
@@ -23,7 +22,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import psutil
 
 from .cluster import MeasuredAloneError, WorkersError, cluster
-from .own_process import claim_process
+from .own_process import claim_process, freeze_heap
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -164,7 +163,7 @@ def _begin() -> None:
     """Begin in a new process. Freezing what it has imported keeps the garbage collector from walking it in each run."""
     end_with_parent()
     claim_process()
-    gc.freeze()
+    freeze_heap()
 
 
 def end_with_parent() -> None:

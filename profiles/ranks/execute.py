@@ -8,6 +8,7 @@ from ...scenarios.combinations import MODES
 from ...sched.relay.choice import RelayChoice
 from ..measure.budget import RunOutcome, asked, breaches, untested
 from ..platform.inputs import inputs
+from ..platform.own_process import between_runs
 from ..platform.resolve import Resolved
 from ..record.result import Result
 from ..run.compose import Guard
@@ -33,6 +34,7 @@ def execute(
     """Run once. ``observe``, ``extra_sink`` and ``guard`` see our own scheduler only. Raises MachineError,
     CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's faults broke it; EngineError and
     EngineFailedError of an engine of another project."""
+    between_runs()
     read = inputs(resolved)  # before the run, which may outlast an edit
     if resolved.engine is not None:
         from ..engines.client import run_engine

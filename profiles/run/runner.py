@@ -27,7 +27,7 @@ from ..measure.collector import RunCollector
 from ..measure.steps import SleepAnnouncingClock, TimelineError
 from ..measure.waiting import BubbleSink
 from ..platform.machine import Machine
-from ..platform.own_process import YOUNG_OBJECTS, freeze_imports
+from ..platform.own_process import YOUNG_OBJECTS, is_frozen
 from ..platform.resolve import Resolved
 from ..record.timeline import Names, Sink, Window
 from .compose import Guard
@@ -85,8 +85,8 @@ class GatedSink:
 @contextmanager
 def settled_heap() -> Iterator[None]:
     """Keep the garbage collector from walking torch's objects, and short-lived records, again and again. In a process
-    that froze its imports, they stay frozen."""
-    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    that has frozen its heap before, that stays frozen."""
+    thresholds, frozen = gc.get_threshold(), is_frozen()
     gc.collect()
     if not frozen:
         gc.freeze()
@@ -132,7 +132,6 @@ class PreparedRun:
     _clock: SleepAnnouncingClock = field(init=False)
 
     def __post_init__(self) -> None:
-        freeze_imports()
         self._feed = Feed()
         self._observers = ObserverGroup(*self._always())
         self._clock = SleepAnnouncingClock(self.machine.clock, self._observers)
