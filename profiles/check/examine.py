@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from ...scenarios.combinations import overlaps, staged
 from ...sched.relay.choice import RelayChoice
-from ..cuda.machine import require_one_device
 from ..measure.budget import Breach, Offender, RunOutcome
 from ..platform.pool import MapFunction, spread
 from ..platform.resolve import Resolved, speculation
@@ -217,6 +216,8 @@ VGPU_ONLY: Mapping[str, str] = MappingProxyType(
 def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Report]:
     """Check every relay of the question on a CUDA device: the run's end, its invariants, and its hazards. Raises
     MachineError."""
+    from ..cuda.machine import require_one_device  # which a virtual GPU does not need
+
     require_one_device(resolved)
     return [_on_cuda(resolved, relay, notice) for relay in resolved.relays]
 

@@ -27,8 +27,8 @@ from .own_process import claim_process, freeze_heap
 T = TypeVar("T")
 R = TypeVar("R")
 
-# What every run imports.
-_IMPORTED: Final = ["schedbench.profiles.ranks.execute"]
+# What imports all that a run needs.
+_IMPORTED: Final = ["schedbench.profiles.platform.forked"]
 _START_S: Final = 6.0  # what the processes of a pool take to start
 _AHEAD: Final = (
     4  # tasks submitted for each process, so that none waits for the next and few results wait to be read
@@ -160,7 +160,7 @@ def _context() -> BaseContext:
 
 
 def _begin() -> None:
-    """Begin in a new process. Freezing what it has imported keeps the garbage collector from walking it in each run."""
+    """Begin in a new process."""
     end_with_parent()
     claim_process()
     freeze_heap()
