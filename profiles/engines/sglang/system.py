@@ -56,7 +56,9 @@ class SglangSystem(System):
         self._parts = parts
         self._role = None if parts.context.place is None else parts.context.place.role
         self._stage = parts.context.stage
-        self.aborts = self._stage is None or self._stage.is_first  # the first stage sends them on
+        # The first stage sends aborts on, and so does a decode worker.
+        sends_prompts = self._role == "prefill" and parts.context.link is not None
+        self.aborts = not sends_prompts and (self._stage is None or self._stage.is_first)
         self._turns = 0  # of the loop since the last step
         self._spec = speculative_config(parts.resolved.scenario.engine.speculative)
         self.simulated = self._spec is not None and self._spec.acceptance is not None
