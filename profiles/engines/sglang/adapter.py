@@ -28,7 +28,6 @@ _REQUIRES: Final = (
 _REFUSED: Final = {
     "speculation v1": "a worker of its own (EAGLEWorker.forward_batch_generation): v2 runs in the serial loop too",
     "draft trees": "a CUDA kernel (build_tree_kernel_efficient)",
-    "dynamic chunks": "forwards that time chunks in advance (profile_and_init_predictor)",
     "hisparse": "a CUDA kernel (load_cache_to_device_buffer_mla in HiSparseCoordinator.swap_in_selected_pages)",
     "data-parallel ranks": "a process for each rank (prepare_mlp_sync_batch_raw)",
     "replicas": "a router, which is a program of its own (sglang_router)",
@@ -44,8 +43,8 @@ _REFUSED: Final = {
 # The same where SGLang's own model runner is asked for.
 _REFUSED_OWN: Final = {
     "speculation": "a draft of SGLang's own, which takes layers of the target (get_embed_and_head)",
-    "pipeline": "stages whose model sends what SGLang's models send (PPProxyTensors)",
 }
+_NO_IDS: Final = "values: what stages send has no place for the ids by which KV is tagged (PPProxyTensors)"
 _PIP_NAMES: Final = {
     "zmq": "pyzmq",
     "partial_json_parser": "partial-json-parser",
@@ -100,6 +99,8 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
         for mode, reason in _REFUSED_OWN.items():
             if MODES[mode].on(scenario):
                 yield f"{mode} with engine.model_runner=own needs {reason}"
+        if MODES["pipeline"].on(scenario) and MODES["values none"].on(scenario):
+            yield f"a pipeline with engine.model_runner=own needs {_NO_IDS}"
     if MODES["speculation"].on(scenario):
         if scenario.workload.sampling.temperature:
             yield "speculation with a temperature needs a CUDA kernel (tree_speculative_sampling_target_only)"

@@ -20,6 +20,7 @@ from ..names import EngineError
 from .edge import fitted
 
 _SKIP: Final = "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM"
+_SMOOTH: Final = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 _FOREVER: Final = 1e9  # s
 # Arguments by which a scenario decides what is scheduled: a run without them would be of another scenario.
 _DECISIVE: Final = (
@@ -62,7 +63,10 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "page_size": config.page_size,
         "random_seed": config.seed,
         "load_format": "dummy",
-        "dtype": "bfloat16",
+        # Stages send what SGLang's graphs have room for.
+        "dtype": str(resolved.model.dtype).removeprefix("torch.")
+        if own and staged(resolved.scenario)
+        else "bfloat16",
         "disable_cuda_graph": not own
         or not captured_sizes(config),  # the stub replays the decoder's own graphs
         "disable_piecewise_cuda_graph": True,
@@ -80,7 +84,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
     wanted |= more
     decisive = (
         *_DECISIVE,
-        *(name for name in more if name.startswith(("speculative", "disaggregation_mode", "pp_"))),
+        *(name for name in more if name.startswith(("speculative", "disaggregation_mode", "pp_", "enable_dynamic"))),
     )
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
@@ -114,8 +118,11 @@ def _stages(engine: EngineSection) -> dict[str, Any]:
         if not hasattr(import_module("sglang.srt.environ").envs, _SKIP):
             raise EngineError(f"this SGLang sends the outputs of every chunk: it has no {_SKIP}")
         os.environ[_SKIP] = "1"
-    depth = engine.pipeline.async_depth
-    return {"pp_size": engine.pipeline.stages} | ({"pp_async_batch_depth": depth} if depth else {})
+    depth, chunks = engine.pipeline.async_depth, {}
+    if engine.pipeline.dynamic_chunks:
+        os.environ[_SMOOTH] = str(engine.pipeline.smooth_factor)
+        chunks = {"enable_dynamic_chunking": True}
+    return {"pp_size": engine.pipeline.stages} | ({"pp_async_batch_depth": depth} if depth else {}) | chunks
 
 
 def _worker(engine: EngineSection, role: Role | None) -> dict[str, Any]:

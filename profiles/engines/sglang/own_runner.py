@@ -22,6 +22,7 @@ from ..model import EngineModel
 from .edge import replace_attribute
 from .forward_batch import decoder_batch
 
+PROXIES = ("hidden_states", "residual")  # what a stage of a pipeline sends to the next one
 # Functions that make process groups, which are there already, and the modules that call them, from old to new.
 _GROUPS = ("init_distributed_environment", "initialize_model_parallel", "initialize_dp_attention")
 _GROUP_CALLERS = ("sglang.srt.model_executor.model_runner", "sglang.srt.distributed.bootstrap")
@@ -38,16 +39,31 @@ class DecoderModule(torch.nn.Module):
     def __init__(self, parts: SystemParts) -> None:
         super().__init__()
         self.made = EngineModel(parts)
+        layers = parts.context.layers(parts.resolved.model)
+        self.start_layer, self.end_layer = layers.start, layers.stop
+        self._sends = parts.context.stage is not None and not parts.context.stage.is_last
         self.runner = (
             SimpleNamespace()
         )  # with SGLang's model runner as ``own``, which is no module of this one
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:  # noqa: ARG002
-        """The logits of the batch, which has the ids and positions, too. Lengths in a graph are those of its replay."""
+    def forward(
+        self,
+        input_ids: torch.Tensor,  # noqa: ARG002
+        positions: torch.Tensor,  # noqa: ARG002
+        forward_batch: Any,
+        pp_proxy_tensors: Any = None,
+    ) -> Any:
+        """The logits of the batch, which has the ids and positions, too, or what a stage of a pipeline sends to the next
+        one. Lengths in a graph are those of its replay."""
         captured = torch.cuda.is_current_stream_capturing()
         batch = decoder_batch(forward_batch, self.made.config.context_len, captured=captured)
         table, batch.req_pool_indices = self._table(batch)
+        if pp_proxy_tensors is not None:
+            batch.proxies = tuple(pp_proxy_tensors[name] for name in PROXIES)
         output = self.made.decoder(table).forward(batch)
+        if self._sends:
+            batches = import_module("sglang.srt.model_executor.forward_batch_info")
+            return batches.PPProxyTensors(dict(zip(PROXIES, output.proxies, strict=True)))
         kind = import_module("sglang.srt.layers.logits_processor").LogitsProcessorOutput
         return kind(next_token_logits=output.logits, hidden_states=output.fingerprint)
 

@@ -74,8 +74,11 @@ MODES = ("embedding", "encoder_decoder", "block_diffusion", "deferred")
 
 
 OWN = "engine.model_runner=own"
-OWN_REFUSED = (f"spec_v2 {OWN}", f"mixed {OWN} engine.pipeline.stages=2 engine.overlap=auto")
-REFUSED = ("spec_v1", "hisparse", "disagg", "grammar", *MODES, *OWN_REFUSED)
+OWN_REFUSED = (
+    f"spec_v2 {OWN}",
+    f"mixed {OWN} engine.pipeline.stages=2 engine.overlap=auto device.values=none",
+)
+REFUSED = ("spec_v1", "hisparse", "disagg engine.disaggregation.transfer=nixl", "grammar", *MODES, *OWN_REFUSED)
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
