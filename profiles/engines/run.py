@@ -17,7 +17,12 @@ from ..platform.resolve import Resolved
 from ..programs.cuda_program import CudaProgram
 from ..programs.hollow import HollowKernelError, HollowPackages
 from ..programs.torch_cuda import cuda_answered
-from ..programs.triton_kernels import TritonKernelError, TritonPrograms, triton_interpreted
+from ..programs.triton_kernels import (
+    KernelBoundsError,
+    TritonKernelError,
+    TritonPrograms,
+    triton_interpreted,
+)
 from ..record.provenance import EdgePart
 from ..record.result import Result
 from ..record.timeline import Names, Window
@@ -134,6 +139,8 @@ def run_on_engine(
         task = RunTask(resolved, relay, options, "vgpu", heartbeat, steps, make_system=make_system)
         try:
             report = task.run(opened, sink, context)
+        except KernelBoundsError:
+            raise
         except (HollowKernelError, TritonKernelError) as error:
             raise EngineError(f"the engine cannot be run with this scenario: {error}") from error
     edge = EdgePart(

@@ -231,7 +231,7 @@ class LoadedEngine:
         seconds = time.perf_counter() - begin
         module = sys.modules.get(adapter.package)
         found = next(iter(getattr(module, "__path__", ())), None)  # a package need not have an __init__.py
-        if found is None or not Path(found).resolve().is_relative_to(source.path):
+        if found is None or Path(found).resolve() != (source.path / source.package).resolve():
             raise EngineError(
                 f"{source.name}: {adapter.package} was imported from {found}, not from its source"
             )
@@ -302,8 +302,9 @@ def _in_words(error: BaseException) -> str:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the error is one of schedbench's own sentences, and can be handed on."""
-    if not type(error).__module__.startswith(f"{__package__.split('.')[0]}."):
+    """Whether the error is one of schedbench's own sentences, and can be handed on. An error that schedbench has found
+    in the engine is the engine's."""
+    if getattr(error, "of_program", False) or not type(error).__module__.startswith(f"{__package__.split('.')[0]}."):
         return False
     with suppress(Exception):
         return str(unpacked(packed(error))) == str(error)

@@ -65,6 +65,11 @@ class PackagePlace(NamedTuple):
             (path for path in (tree / self.python_path, tree) if self._has(path / self.package)), None
         )
 
+    def is_in_its_place(self, path: Path) -> bool:
+        """Whether the package in ``path`` is in the folder of that name; a package whose place is the top always is."""
+        name = Path(self.python_path).name
+        return not name or path.name == name
+
     @staticmethod
     def _has(folder: Path) -> bool:
         return folder.is_dir() and any(folder.glob("*.py"))
@@ -79,15 +84,29 @@ class PackagePlace(NamedTuple):
 @contextmanager
 def opened_source(name: EngineName, place: PackagePlace, *, wheels: Path) -> Iterator[EngineSource]:
     """The source, which stays on disk until the block ends. Raises EngineError."""
-    if name.version is None and name.ref is None:
-        yield _in_place(name, place)
+    in_place = _in_place(name, place) if name.version is None and name.ref is None else None
+    if in_place is not None and place.is_in_its_place(in_place.path):
+        yield in_place
         return
     with tempfile.TemporaryDirectory(prefix="schedbench-engine-") as folder:
         tree = Path(folder).resolve()
-        source = (
-            _exported(name, place, tree) if name.version is None else _unpacked(name, place, tree, wheels)
-        )
-        yield replace(source, temporary=tree)
+        if in_place is not None:
+            source = in_place
+        elif name.version is None:
+            source = _exported(name, place, tree)
+        else:
+            source = _unpacked(name, place, tree, wheels)
+        yield replace(_in_its_place(source, place, tree), temporary=tree)
+
+
+def _in_its_place(source: EngineSource, place: PackagePlace, tree: Path) -> EngineSource:
+    """The source with its package in the folder that a checkout has it in, so that its lines have the same names."""
+    if place.is_in_its_place(source.path):
+        return source
+    path = tree / place.python_path
+    path.mkdir(parents=True)
+    (path / place.package).symlink_to(source.path / place.package)
+    return replace(source, path=path, watched=path)
 
 
 def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
@@ -218,13 +237,12 @@ def _source(
     dirty: bool | None = None,
 ) -> EngineSource:
     package = path / place.package
-    at_top = path.name != Path(place.python_path).name
     return EngineSource(
         name=str(name),
         adapter=name.adapter,
         path=path,
         package=place.package,
-        watched=package if at_top else path,
+        watched=path if Path(place.python_path).name else package,
         sha256=_digest(package),
         version=name.version or _version(package),
         ref=ref,

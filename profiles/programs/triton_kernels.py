@@ -38,6 +38,12 @@ class TritonKernelError(RuntimeError):
     """A kernel touches memory that it must not touch, or needs values that are not computed."""
 
 
+class KernelBoundsError(TritonKernelError):
+    """A kernel touches memory of no tensor: an error of the program that launches it."""
+
+    of_program = True
+
+
 class UncomputedPointer:
     """Stands for a tensor without values among a kernel's arguments."""
 
@@ -67,14 +73,14 @@ class VisitedMemory:
         """Record an access to the items at ``pointers`` where ``mask`` is set; returns where values are there.
 
         The allocator of CUDA rounds sizes up, so that a kernel may read behind the end of a tensor. Raises
-        TritonKernelError for memory beyond that.
+        KernelBoundsError for memory beyond that.
         """
         mask = np.broadcast_to(mask.astype(bool), pointers.shape)
         at = pointers.astype(np.int64)
         where = np.searchsorted(self._bases, at, side="right") - 1
         outside = mask & (at + item > self._slack[where])
         if outside.any():
-            raise TritonKernelError(
+            raise KernelBoundsError(
                 f"{self._kernel} {'writes' if write else 'reads'} memory that belongs to no tensor of the virtual GPU "
                 "that it was given"
             )

@@ -142,6 +142,24 @@ def test_a_kernel_with_an_unknown_effect_ends_the_run(question: Resolved, script
         )
 
 
+OUTSIDE = """
+import torch, triton
+import triton.language as tl
+@triton.jit
+def put(x, place: tl.constexpr):
+    tl.store(x + place, 1)
+put[(1,)](torch.zeros(4, dtype=torch.int32, device="cuda"), place=1 << 40)
+"""
+
+
+def test_a_kernel_that_writes_outside_its_tensors_is_an_error_of_the_engine(
+    question: Resolved, scripted: Scripted
+) -> None:
+    said = failure(question, scripted(OUTSIDE))
+    assert "KernelBoundsError: put writes memory that belongs to no tensor of the virtual GPU" in said
+    assert "(at python/toy/script.py:6)" in said
+
+
 def test_a_traceback_begins_in_the_engine(question: Resolved, scripted: Scripted) -> None:
     said = failure(question, scripted("raise ValueError('bad batch')"))
     assert said.splitlines()[1:3] == [

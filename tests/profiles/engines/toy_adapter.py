@@ -44,7 +44,7 @@ class ToyAdapter:
     hollow = ("toy_kernels",)
 
     def __init__(self) -> None:
-        self.environment = {"TOY": "1"}
+        self.environment = {"TOY": "1", "TRITON_INTERPRET": "1"}
         self.requires: Mapping[str, str] = {}
         self._loop: Any = None
 
