@@ -23,7 +23,10 @@ from .edge import fitted
 from .forward_batch import decoder_batch
 
 # Steps of the runner's preparation that load weights or make what the decoder replaces.
-_LEFT_OUT = ("alloc_memory_pool", "init_attention_backends", "init_cuda_graphs")
+_LEFT_OUT = (
+    *("alloc_memory_pool", "init_attention_backends", "init_cuda_graphs"),
+    *("get_pp_proxy_topk_size", "get_pp_proxy_residual_num_blocks"),
+)
 # What a draft's runner has of its target's.
 _SHARED = (
     *("req_to_token_pool", "token_to_kv_pool", "token_to_kv_pool_allocator", "sampler", "attn_backend"),
@@ -189,7 +192,9 @@ class RunnerStub:
     def _forward(self, runner: Any, batch: Any, proxies: Any) -> Any:
         runner.forward_pass_id += 1
         batch.schedbench_proxies = (
-            () if proxies is None else tuple(proxies[name] for name in _PROXIES if name in proxies.tensors)
+            ()
+            if proxies is None or runner.pp_group.is_first_rank
+            else tuple(proxies[name] for name in _PROXIES if name in proxies.tensors)
         )
         logits = self._logits(runner, batch)
         kind: Callable[..., Any] | None = getattr(self._module, "ModelRunnerOutput", None)

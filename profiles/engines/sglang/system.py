@@ -33,6 +33,7 @@ from ..bridge import AllEnded, EndOfRequest, RunBridge
 from ..model import model_folder
 from ..turns import TurnLink
 from .arguments import aborted, server_args, tokenized
+from .chunk_sizes import require_curve, timed_virtually
 from .eagle import wrap_worker
 from .edge import fake_transfers, fitted, groups_of_one
 from .own_runner import OwnRunner
@@ -145,8 +146,10 @@ class SglangSystem(System):
                     servers = import_module("sglang.srt.server_args")
                     getattr(servers, "set_global_server_args_for_scheduler", lambda _: None)(args)
             self.runner.install()
+            dynamic = MODES["dynamic chunks"].on(resolved.scenario)
+            warnings = timed_virtually(self._parts) if dynamic else ()
             ports = import_module("sglang.srt.server_args").PortArgs.init_new(args)
-            return fitted(
+            scheduler = fitted(
                 module.Scheduler,
                 server_args=args,
                 port_args=ports,
@@ -158,6 +161,9 @@ class SglangSystem(System):
                 moe_dp_rank=0,
                 dp_rank=None,
             )
+            if dynamic:
+                require_curve(scheduler, warnings)
+            return scheduler
 
     @property
     def _model_runner(self) -> Any:

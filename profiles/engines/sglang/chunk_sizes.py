@@ -1,0 +1,86 @@
+"""SGLang's dynamic chunks: as its scheduler is made, it times forwards on the first stage, and all stages fit a curve.
+
+The times are those of the virtual GPU, and reach the other stages by the link.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import numpy as np
+
+from ...run.system import SystemParts
+from ...vgpu.device import CURRENT
+from ..names import EngineError
+
+# The modules that time forwards, from old to new.
+_TIMING: Final = (
+    "sglang.srt.managers.scheduler_pp_mixin",
+    "sglang.srt.managers.scheduler_components.dynamic_chunk_sizer",
+)
+_TAG: Final = "chunk sizes"
+
+
+class Instead:
+    """A module or an object with other attributes in some places."""
+
+    def __init__(self, original: Any, **attributes: Any) -> None:
+        self._original = original
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def timed_virtually(parts: SystemParts) -> Sequence[str]:
+    """Let SGLang time by the virtual clock, with tokens of the model's vocabulary, and hand on what it has found.
+    Returns its warnings, which are there when its scheduler has been made."""
+    warnings: list[str] = []
+    runtime, vocabulary = CURRENT.get().runtime, parts.resolved.model.vocab_size
+    drawn = np.random.default_rng(parts.resolved.scenario.measure.seed)
+
+    def randint(low: int, high: int, **options: Any) -> Any:
+        return drawn.integers(low, min(high, vocabulary), **options)
+
+    clock = Instead(time, perf_counter=lambda: runtime.now / 1e9)
+    numbers = Instead(np, random=Instead(np.random, randint=randint))
+    for name in _TIMING:
+        try:
+            module: Any = import_module(name)
+        except ModuleNotFoundError:
+            continue
+        module.time, module.np = clock, numbers
+        module.logger = Instead(module.logger, warning=lambda text, *_: warnings.append(text))
+        module.broadcast_pyobj = lambda data, *_, **__: _handed_on(parts, data)
+    stages: Any = import_module("sglang.srt.distributed.parallel_state")._PP
+
+    def broadcast(data: list[Any], *_: Any, **__: Any) -> None:
+        data[:] = _handed_on(parts, data)
+
+    stages.broadcast_object_list = broadcast
+    return warnings
+
+
+def _handed_on(parts: SystemParts, data: list[Any]) -> list[Any]:
+    """The first stage's data, on every stage."""
+    link, stage = parts.context.link, parts.context.stage
+    assert link is not None and stage is not None
+    if not stage.is_first:
+        received: list[Any] = link.receive(stage.preceding, _TAG).value
+        data = received
+    if not stage.is_last:
+        link.send(stage.following, _TAG, data)
+    return data
+
+
+def require_curve(scheduler: Any, warnings: Sequence[str]) -> None:
+    """Raises EngineError where SGLang goes on with chunks of one size."""
+    sizer = getattr(scheduler, "dynamic_chunk_sizer", None)
+    predictor = getattr(scheduler, "length_predictor", None) if sizer is None else sizer.predictor
+    if predictor is None or not predictor.is_ready:
+        raise EngineError(
+            f"SGLang would go on with chunks of one size (ChunkSizePredictor.fit): {'; '.join(warnings)}"
+        )
