@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Final, NamedTuple
 
 from ...sched.batch import FIRST_STEP, STEP_STRIDE, draft_step, extend_step
+from ...sched.data_parallel.sync import PartitionedSource, RankShare, RankStatus, exchange
 from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
 from ...sched.request import Request, Status
 from ..run.system import SystemParts
@@ -54,7 +55,8 @@ class RunBridge:
         self.step = NO_STEP  # the one that has begun last
         self.observer: Observer = parts.observer
         self._clock = parts.clock
-        placed = parts.context.place is not None
+        self._share = parts.context.share
+        placed = parts.context.place is not None or self._share is not None
         self._source = parts.context.source(parts.source) if placed else parts.source
         self._link, self._stage = parts.context.link, parts.context.stage
         self._rows: Sequence[str] = ()
@@ -65,7 +67,9 @@ class RunBridge:
     def due(self, idle: bool) -> Sequence[Request]:
         """The requests that have arrived. An ``idle`` scheduler has lost those that have not ended, and sleeps until
         the next arrival. Raises AllEnded where it is idle and there is none. The later stages of a pipeline have the
-        requests of the first one."""
+        requests of the first one; a data-parallel rank is idle only together with all others."""
+        if self._share is not None:
+            return self._taken(self._due_together(self._share, idle))
         stage = self._stage
         arrived: Sequence[Request] | None = None
         if stage is not None and not stage.is_first:
@@ -79,10 +83,29 @@ class RunBridge:
             self._link.send(stage.following, _REQUESTS, arrived)
         if arrived is None:
             raise AllEnded
+        return self._taken(arrived)
+
+    def _taken(self, arrived: Sequence[Request]) -> Sequence[Request]:
         for request in arrived:
             self.requests[request.id] = request
             request.status = Status.RUNNING
         return arrived
+
+    def _due_together(self, share: RankShare, idle: bool) -> Sequence[Request]:
+        """The rank's requests that have arrived, once all ranks have said whether they are idle. Nothing of that takes
+        time: an engine has no such message."""
+        source = self._source
+        assert isinstance(source, PartitionedSource) and self._link is not None
+        status = RankStatus(busy=not idle, next_at=source.local_next_at(), ended=source.take_ended())
+        found = exchange(self._link, share, status)
+        source.apply(found)
+        if not found.goes_on:
+            for request_id in list(self.requests):
+                self.end(request_id, LOST)
+            if found.next_at is None:
+                raise AllEnded
+            self._clock.sleep_until(found.next_at)
+        return source.due(self._clock.now())
 
     def _arrived(self, idle: bool) -> Sequence[Request]:
         if idle:

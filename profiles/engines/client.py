@@ -60,7 +60,9 @@ def run_engine(
     opened = _opened(choice)
     staged = ranks[0].stage is not None and opened.has_stages
     apart = MODES["fake transfer"].on(resolved.scenario)
-    linked = MODES["disaggregation"].on(resolved.scenario) and opened.has_transfers and not apart
+    linked = (MODES["disaggregation"].on(resolved.scenario) and opened.has_transfers and not apart) or (
+        MODES["data-parallel ranks"].on(resolved.scenario) and opened.has_data_ranks
+    )
     if len(ranks) > 1 and not (staged or apart or linked):
         raise EngineError(
             f"{choice.name}: the engine runs on one rank, and the scenario has {engine.ranks}; only the workers of"
@@ -127,6 +129,7 @@ class EngineProcess:
         self._printed_before = 0
         self.has_stages = getattr(self._adapter, "stages", False)
         self.has_transfers = getattr(self._adapter, "transfers", False)
+        self.has_data_ranks = getattr(self._adapter, "data_ranks", False)
         self.has_own_runner = getattr(self._adapter, "own_runner", False)
         self.import_s = 0.0
         self.threads: Sequence[str] = ()  # that the import has started, and a run does not have

@@ -261,7 +261,7 @@ class LoadedEngine:
             )
             return {"document": report.result.document(), "rest": packed(report[1:])}
 
-        if len(ranks) > 1 and ranks[0].place is not None:
+        if len(ranks) > 1 and ranks[0].stage is None:
             return run_workers(ranks, run, failed, beat)
         return run_stages(ranks, run, failed)
 

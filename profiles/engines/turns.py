@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 
+from ...sched.data_parallel.sync import ROUND
 from ...sched.link import FOREVER, LinkError, Message
 from ..platform.hardware import LinkProfile
 from ..run.rank_context import RankContext
@@ -112,8 +113,7 @@ def _started(
 
 
 def _name(context: RankContext) -> str:
-    assert context.place is not None
-    return context.place.name
+    return f"rank {context.share.rank}" if context.share is not None else context.place.name  # type: ignore[union-attr]
 
 
 def _run_worker(
@@ -221,6 +221,9 @@ class TurnLink:
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         assert not tensors, "tensors are posted with the time at which they arrive"
         runtime, profile = self._gpu.runtime, self.profile
+        if tag == ROUND:  # of the run, not of the engine
+            self.post(to, tag, value, runtime.now)
+            return
         runtime.now += round(profile.call.value)
         self.post(to, tag, value, runtime.now + round(profile.host_latency.value))
 

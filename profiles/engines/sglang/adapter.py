@@ -29,7 +29,7 @@ _REFUSED: Final = {
     "speculation v1": "a worker of its own (EAGLEWorker.forward_batch_generation): v2 runs in the serial loop too",
     "draft trees": "a CUDA kernel (build_tree_kernel_efficient)",
     "hisparse": "a CUDA kernel (load_cache_to_device_buffer_mla in HiSparseCoordinator.swap_in_selected_pages)",
-    "data-parallel ranks": "a process for each rank (prepare_mlp_sync_batch_raw)",
+    "shared MLP": "layers that several ranks compute (dp_gather_partial)",
     "replicas": "a router, which is a program of its own (sglang_router)",
     "split prefill": "a CUDA kernel (create_greenctx_stream_by_value in initialize_stream_groups)",
     "hidden states": "the states of its model, which is a stub (LogitsProcessorOutput.hidden_states)",
@@ -59,7 +59,7 @@ class SglangAdapter:
 
     package = "sglang"
     python_path = "python"
-    stages = transfers = own_runner = True
+    stages = transfers = data_ranks = own_runner = True
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
         "SGLANG_ENABLE_SPEC_V2": "1",  # the overlapped worker, where there is a serial one too

@@ -80,7 +80,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "enable_metrics": False,
         "stream_interval": 1,
     }
-    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
+    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine) | _data_ranks(engine)
     wanted |= more
     decisive = (
         *_DECISIVE,
@@ -123,6 +123,11 @@ def _stages(engine: EngineSection) -> dict[str, Any]:
         os.environ[_SMOOTH] = str(engine.pipeline.smooth_factor)
         chunks = {"enable_dynamic_chunking": True}
     return {"pp_size": engine.pipeline.stages} | ({"pp_async_batch_depth": depth} if depth else {}) | chunks
+
+
+def _data_ranks(engine: EngineSection) -> dict[str, Any]:
+    ranks = engine.data_parallel.ranks
+    return {"tp_size": ranks, "dp_size": ranks, "enable_dp_attention": True} if ranks > 1 else {}
 
 
 def _worker(engine: EngineSection, role: Role | None) -> dict[str, Any]:

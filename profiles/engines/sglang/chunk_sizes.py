@@ -5,6 +5,7 @@ The times are those of the virtual GPU, and reach the other stages by the link.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -53,8 +54,10 @@ def timed_virtually(parts: SystemParts) -> Sequence[str]:
         except ModuleNotFoundError:
             continue
         module.time, module.np = clock, numbers
-        module.logger = Instead(module.logger, warning=lambda text, *_: warnings.append(text))
         module.broadcast_pyobj = lambda data, *_, **__: _handed_on(parts, data)
+    for name in (*_TIMING, "sglang.srt.managers.scheduler"):
+        if (module := sys.modules.get(name)) is not None:
+            module.logger = Instead(module.logger, warning=lambda text, *_: warnings.append(text))
     stages: Any = import_module("sglang.srt.distributed.parallel_state")._PP
 
     def broadcast(data: list[Any], *_: Any, **__: Any) -> None:

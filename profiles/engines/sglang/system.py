@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from ....scenarios.combinations import MODES
+from ....sched.data_parallel.sync import RankShare
 from ....sched.link import FOREVER, LinkError
 from ....sched.model.config import ModelConfig
 from ....sched.observe import StepInfo, StepKind, StreamName
@@ -31,9 +32,11 @@ from ...run.observers import TagAudit
 from ...run.system import System, SystemParts
 from ..bridge import AllEnded, EndOfRequest, RunBridge
 from ..model import model_folder
+from ..names import EngineError
 from ..turns import TurnLink
 from .arguments import aborted, server_args, tokenized
 from .chunk_sizes import require_curve, timed_virtually
+from .data_ranks import group_of_ranks, synchronised
 from .eagle import wrap_worker
 from .edge import fake_transfers, fitted, groups_of_one
 from .own_runner import OwnRunner
@@ -56,7 +59,8 @@ class SglangSystem(System):
     def __init__(self, parts: SystemParts) -> None:
         self._parts = parts
         self._role = None if parts.context.place is None else parts.context.place.role
-        self._stage = parts.context.stage
+        self._stage, self._share = parts.context.stage, parts.context.share
+        self._data_rank = 0 if self._share is None else self._share.rank
         # The first stage sends aborts on, and so does a decode worker.
         sends_prompts = self._role == "prefill" and parts.context.link is not None
         self.aborts = not sends_prompts and (self._stage is None or self._stage.is_first)
@@ -140,12 +144,14 @@ class SglangSystem(System):
             model = model_folder(resolved.model, Path(folder))
             args = server_args(resolved, engine_config(resolved, machine), model, self._role)
             rank = 0 if self._stage is None else self._stage.index
-            if not _published(module, args, self._stage, self.runner.defaults):
+            if not _published(module, args, self._stage, self._share, self.runner.defaults):
                 groups_of_one(self.runner.defaults, self._stage)
                 with contextlib.suppress(ImportError):
                     servers = import_module("sglang.srt.server_args")
                     getattr(servers, "set_global_server_args_for_scheduler", lambda _: None)(args)
             self.runner.install()
+            if self._share is not None:
+                synchronised(self._parts, self._share)
             dynamic = MODES["dynamic chunks"].on(resolved.scenario)
             warnings = timed_virtually(self._parts) if dynamic else ()
             ports = import_module("sglang.srt.server_args").PortArgs.init_new(args)
@@ -154,12 +160,12 @@ class SglangSystem(System):
                 server_args=args,
                 port_args=ports,
                 gpu_id=0,
-                tp_rank=0,
+                tp_rank=self._data_rank,
                 moe_ep_rank=0,
                 pp_rank=rank,
                 attn_cp_rank=0,
                 moe_dp_rank=0,
-                dp_rank=None,
+                dp_rank=None if self._share is None else self._share.rank,
             )
             if dynamic:
                 require_curve(scheduler, warnings)
@@ -446,18 +452,26 @@ def _end(reason: Any) -> EndOfRequest:
     return EndOfRequest(Status.FINISHED, "stop")
 
 
-def _published(module: Any, args: Any, stage: Stage | None, defaults: set[str]) -> bool:
+def _published(
+    module: Any, args: Any, stage: Stage | None, share: RankShare | None, defaults: set[str]
+) -> bool:
     """Publish the configuration for the process, as later versions do; returns whether this one does."""
     if not hasattr(module, "SpawnRanks"):
+        if share is not None:
+            raise EngineError(
+                "data-parallel ranks of this SGLang need groups of processes (initialize_dp_attention)"
+            )
         return False
-    rank = module.spawn_world_rank(args, tp_rank=0, pp_rank=0 if stage is None else stage.index)
-    module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0))
+    data = None if share is None else share.rank
+    rank = module.spawn_world_rank(args, tp_rank=data or 0, pp_rank=0 if stage is None else stage.index)
+    module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=rank, dp_rank=data, gpu_id=0))
     one = groups_of_one(defaults, stage)
     parallel = import_module("sglang.srt.runtime_context").get_parallel()
     if hasattr(parallel, "override_permanently"):
         groups = [name for name in dir(type(parallel)) if name.endswith("_group")]
         stages = import_module("sglang.srt.distributed.parallel_state")._PP
-        parallel.override_permanently(**{**dict.fromkeys(groups, one), "pp_group": stages})
+        own = {"pp_group": stages} | ({} if share is None else {"tp_group": group_of_ranks(share, defaults)})
+        parallel.override_permanently(**dict.fromkeys(groups, one) | own)
     module.bootstrap.init_parallel_runtime = lambda **_: None
     return True
 

@@ -7,7 +7,7 @@ import pytest
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.record.result import Hazards
 
-from .test_sglang import AFTER, CLONE, OWN, ended_engines, given, run
+from .test_sglang import AFTER, CLONE, LATER, OWN, ended_engines, given, run
 
 __all__ = ["ended_engines"]  # a fixture
 
@@ -43,7 +43,7 @@ def test_stages_give_the_tokens_of_one(overrides: tuple[str, ...], pipeline: str
 
 @given
 def test_dynamic_chunks_are_smaller_later_in_a_prompt_on_all_stages_alike() -> None:
-    engine = f"sglang:{CLONE}@{AFTER}"
+    engine = f"sglang:{CLONE}@{LATER}"
     alike, dynamic = (
         run(engine, *LONG, f"engine.pipeline={{stages: 2, dynamic_chunks: {on}}}") for on in ("false", "true")
     )
@@ -53,9 +53,11 @@ def test_dynamic_chunks_are_smaller_later_in_a_prompt_on_all_stages_alike() -> N
 
 
 @given
-def test_dynamic_chunks_are_refused_where_sglang_finds_no_curve() -> None:
-    with pytest.raises(EngineError, match=r"chunks of one size \(ChunkSizePredictor.fit\): .*not positive"):
-        run(f"sglang:{CLONE}@{AFTER}", SERIAL, NONE, "engine.pipeline={stages: 2, dynamic_chunks: true}")
+@pytest.mark.parametrize(("commit", "why"), [(AFTER, "Failed to profile prefill latency"), (LATER, "not positive")])
+def test_dynamic_chunks_are_refused_where_sglang_goes_on_without_them(commit: str, why: str) -> None:
+    """The forwards that are timed have no ids between #25945 and #26883; those of a small model show no curve."""
+    with pytest.raises(EngineError, match=rf"chunks of one size \(ChunkSizePredictor.fit\): .*{why}"):
+        run(f"sglang:{CLONE}@{commit}", SERIAL, NONE, "engine.pipeline={stages: 2, dynamic_chunks: true}")
 
 
 @given

@@ -1,0 +1,64 @@
+"""What SGLang's data-parallel ranks tell each other before each step, over the link of the run."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+
+from ....sched.data_parallel.sync import RankShare
+from ...run.system import SystemParts
+from ..model import another_group_of_one
+from ..names import EngineError
+from .edge import GroupOfOne, replace_attribute
+
+_MODULES: Final = (
+    "sglang.srt.managers.scheduler_dp_attn_mixin",
+    "sglang.srt.managers.scheduler_components.dp_attn",
+)
+_TAG: Final = "step"
+
+
+def synchronised(parts: SystemParts, share: RankShare) -> None:
+    """Gather the rows in which ranks say what they are about to run (``MLPSyncBatchInfo.all_gather``). Raises
+    EngineError."""
+    link = parts.context.link
+    assert link is not None
+
+    def gather(rows: torch.Tensor, row: torch.Tensor, *_: Any, **__: Any) -> None:
+        """``row`` of every rank, by rank."""
+        for rank in share.others:
+            link.send(rank, _TAG, row.tolist())
+        own = row.flatten().tolist()
+        found = [own if rank == share.rank else link.receive(rank, _TAG).value for rank in range(share.ranks)]
+        rows.view(-1).copy_(torch.tensor(found, dtype=rows.dtype).view(-1))
+
+    gathers = [module for name in _MODULES if (module := _module(name)) is not None]
+    if not gathers:
+        raise EngineError("this SGLang has no data-parallel attention (MLPSyncBatchInfo.all_gather)")
+    for module in gathers:
+        if hasattr(module, "exchange_sync_rows"):
+            module.exchange_sync_rows = gather
+    # Each rank has the seed already.
+    replace_attribute("sglang.srt.managers.tp_worker", "broadcast_pyobj", lambda data, *_, **__: data)
+    distributed: Any = torch.distributed
+    distributed.all_gather_into_tensor = gather
+
+
+def group_of_ranks(share: RankShare, defaults: set[str]) -> GroupOfOne:
+    """SGLang's group of the ranks that share layers; nothing is sent in it but by ``synchronised``."""
+    group = GroupOfOne(another_group_of_one(), defaults)
+    group.rank = group.rank_in_group = share.rank
+    group.world_size, group.ranks = share.ranks, tuple(range(share.ranks))
+    group.last_rank, group.is_first_rank = share.ranks - 1, share.rank == 0
+    group.is_last_rank = share.rank == share.ranks - 1
+    group.active_ranks = group.active_ranks_cpu = torch.ones(share.ranks, dtype=torch.int32)
+    return group
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        return None
