@@ -304,7 +304,9 @@ def _in_words(error: BaseException) -> str:
 def _is_ours(error: BaseException) -> bool:
     """Whether the error is one of schedbench's own sentences, and can be handed on. An error that schedbench has found
     in the engine is the engine's."""
-    if getattr(error, "of_program", False) or not type(error).__module__.startswith(f"{__package__.split('.')[0]}."):
+    if getattr(error, "of_program", False) or not type(error).__module__.startswith(
+        f"{__package__.split('.')[0]}."
+    ):
         return False
     with suppress(Exception):
         return str(unpacked(packed(error))) == str(error)

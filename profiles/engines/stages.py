@@ -268,12 +268,16 @@ class _Messages:
         with torch._C.DisableTorchFunction():
             if type(tensor) is not DeviceTensor:
                 self._link.put(
-                    dst, _channel(_HOST, group), _Sent(HostTensor.of(tensor), runtime.now, runtime.host_clock())
+                    dst,
+                    _channel(_HOST, group),
+                    _Sent(HostTensor.of(tensor), runtime.now, runtime.host_clock()),
                 )
                 return _Work()
             [value], left = send(self._gpu, self._queue, [tensor], 0, name="send")
             self._link.put(
-                dst, _channel(_DEVICE, group), _Sent(HostTensor.of(value), runtime.simulation.wait(left), left.clock)
+                dst,
+                _channel(_DEVICE, group),
+                _Sent(HostTensor.of(value), runtime.simulation.wait(left), left.clock),
             )
             return _Work(lambda: runtime.wait_event(runtime.stream, left))
 

@@ -1,5 +1,5 @@
-"""The workers of a pair: a process for each, forked from that of the run, of which one runs at a time, namely the one
-whose virtual time is lowest.
+"""The workers of a pair, or data-parallel ranks: a process for each, forked from that of the run. One runs at a time,
+namely the one whose virtual time is lowest.
 
 A worker keeps running until it asks what has arrived by its time, or waits. Workers are ordered by (time, rank), so
 that every run of the same workers takes the same course: what a worker is given has been sent by workers that had run
@@ -62,7 +62,7 @@ class _Worker:
     rank: int
     process: int
     connection: Connection
-    turn: _Turn = _Turn(0, 0)
+    turn: _Turn = field(default_factory=lambda: _Turn(0, 0))
     inbox: list[SentValue] = field(default_factory=list)
     answer: Answer | None = None
 
@@ -109,11 +109,11 @@ def _started(
             other.connection.close()
         _run_worker(ranks, rank, theirs, run, failure)
     theirs.close()
-    return _Worker(_name(ranks[rank]), rank, process, ours)
+    return _Worker(_name(ranks[rank], rank), rank, process, ours)
 
 
-def _name(context: RankContext) -> str:
-    return f"rank {context.share.rank}" if context.share is not None else context.place.name  # type: ignore[union-attr]
+def _name(context: RankContext, rank: int) -> str:
+    return f"rank {rank}" if context.place is None else context.place.name
 
 
 def _run_worker(
@@ -126,7 +126,7 @@ def _run_worker(
         try:
             answer = run(ranks[rank], TurnLink(rank, len(ranks), connection))
         except BaseException as error:
-            answer = of_rank(_name(ranks[rank]), failure(error))
+            answer = of_rank(_name(ranks[rank], rank), failure(error))
         end_copies_of(process)
         connection.send(answer)
     os._exit(0)
@@ -164,7 +164,9 @@ def _finish(worker: _Worker, workers: Sequence[_Worker]) -> None:
 
 def _grant(worker: _Worker) -> None:
     at = worker.time
-    arrived = sorted((message for message in worker.inbox if message.at <= at), key=lambda message: message.at)
+    arrived = sorted(
+        (message for message in worker.inbox if message.at <= at), key=lambda message: message.at
+    )
     worker.inbox = [message for message in worker.inbox if message.at > at]
     with suppress(BrokenPipeError):  # of a process that has ended, which is found next
         worker.connection.send((at, arrived))

@@ -80,17 +80,22 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "enable_metrics": False,
         "stream_interval": 1,
     }
-    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine) | _data_ranks(engine)
-    wanted |= more
+    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
+    shared = _data_ranks(engine, config)
+    wanted |= more | shared
     decisive = (
         *_DECISIVE,
-        *(name for name in more if name.startswith(("speculative", "disaggregation_mode", "pp_", "enable_dynamic"))),
+        *(
+            name
+            for name in more
+            if name.startswith(("speculative", "disaggregation_mode", "pp_", "enable_dynamic"))
+        ),
     )
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
     args = fitted(kind, **wanted)
-    for name in decisive:
+    for name in set(decisive) - shared.keys():
         if (kept := getattr(args, name, None)) != wanted[name]:
             raise EngineError(
                 f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"
@@ -125,9 +130,18 @@ def _stages(engine: EngineSection) -> dict[str, Any]:
     return {"pp_size": engine.pipeline.stages} | ({"pp_async_batch_depth": depth} if depth else {}) | chunks
 
 
-def _data_ranks(engine: EngineSection) -> dict[str, Any]:
-    ranks = engine.data_parallel.ranks
-    return {"tp_size": ranks, "dp_size": ranks, "enable_dp_attention": True} if ranks > 1 else {}
+def _data_ranks(engine: EngineSection, config: EngineConfig) -> dict[str, Any]:
+    """Of the sizes SGLang takes a share for each rank, and of the conservativeness 30 %: see ``require_shares``."""
+    ranks, chunk = engine.data_parallel.ranks, config.chunked_prefill_size
+    if ranks == 1:
+        return {}
+    return {
+        "tp_size": ranks,
+        "dp_size": ranks,
+        "enable_dp_attention": True,
+        "chunked_prefill_size": -1 if chunk is None else chunk * ranks,
+        "schedule_conservativeness": config.schedule_conservativeness / 0.3,
+    }
 
 
 def _worker(engine: EngineSection, role: Role | None) -> dict[str, Any]:

@@ -56,8 +56,9 @@ def timed_virtually(parts: SystemParts) -> Sequence[str]:
         module.time, module.np = clock, numbers
         module.broadcast_pyobj = lambda data, *_, **__: _handed_on(parts, data)
     for name in (*_TIMING, "sglang.srt.managers.scheduler"):
-        if (module := sys.modules.get(name)) is not None:
-            module.logger = Instead(module.logger, warning=lambda text, *_: warnings.append(text))
+        loaded: Any = sys.modules.get(name)
+        if loaded is not None:
+            loaded.logger = Instead(loaded.logger, warning=lambda text, *_: warnings.append(text))
     stages: Any = import_module("sglang.srt.distributed.parallel_state")._PP
 
     def broadcast(data: list[Any], *_: Any, **__: Any) -> None:

@@ -1,12 +1,15 @@
-"""What SGLang's data-parallel ranks tell each other before each step, over the link of the run."""
+"""What SGLang's data-parallel ranks send each other before each step, over the link of the run. Each rank has the
+whole MLP: the layers of other ranks are not computed."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from math import isclose
 from typing import Any, Final
 
 import torch
 
+from ....sched.config import EngineConfig
 from ....sched.data_parallel.sync import RankShare
 from ...run.system import SystemParts
 from ..model import another_group_of_one
@@ -46,6 +49,18 @@ def synchronised(parts: SystemParts, share: RankShare) -> None:
     distributed.all_gather_into_tensor = gather
 
 
+def require_shares(scheduler: Any, args: Any, config: EngineConfig) -> None:
+    """Raises EngineError where a rank of SGLang does not have the sizes that the scenario gives each rank."""
+    context: Any = import_module("sglang.srt.runtime_context")
+    schedule = context.get_schedule() if hasattr(context, "get_schedule") else args
+    chunk, kept = scheduler.chunked_prefill_size, schedule.schedule_conservativeness
+    if chunk != config.chunked_prefill_size or not isclose(kept, config.schedule_conservativeness):
+        raise EngineError(
+            f"a rank of SGLang has chunks of {chunk} tokens and a conservativeness of {kept}; the scenario"
+            f" needs {config.chunked_prefill_size} and {config.schedule_conservativeness}"
+        )
+
+
 def group_of_ranks(share: RankShare, defaults: set[str]) -> GroupOfOne:
     """SGLang's group of the ranks that share layers; nothing is sent in it but by ``synchronised``."""
     group = GroupOfOne(another_group_of_one(), defaults)
@@ -53,7 +68,8 @@ def group_of_ranks(share: RankShare, defaults: set[str]) -> GroupOfOne:
     group.world_size, group.ranks = share.ranks, tuple(range(share.ranks))
     group.last_rank, group.is_first_rank = share.ranks - 1, share.rank == 0
     group.is_last_rank = share.rank == share.ranks - 1
-    group.active_ranks = group.active_ranks_cpu = torch.ones(share.ranks, dtype=torch.int32)
+    active = torch.ones(share.ranks, dtype=torch.int32)
+    vars(group).update(active_ranks=active, active_ranks_cpu=active)
     return group
 
 

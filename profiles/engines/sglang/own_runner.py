@@ -53,8 +53,8 @@ class DecoderModule(torch.nn.Module):
         forward_batch: Any,
         pp_proxy_tensors: Any = None,
     ) -> Any:
-        """The logits of the batch, which has the ids and positions, too, or what a stage of a pipeline sends to the next
-        one. Lengths in a graph are those of its replay."""
+        """The logits of the batch, which has the ids and positions, too, or what a stage of a pipeline sends to the
+        next one. Lengths in a graph are those of its replay."""
         captured = torch.cuda.is_current_stream_capturing()
         batch = decoder_batch(forward_batch, self.made.config.context_len, captured=captured)
         table, batch.req_pool_indices = self._table(batch)

@@ -36,7 +36,7 @@ from ..names import EngineError
 from ..turns import TurnLink
 from .arguments import aborted, server_args, tokenized
 from .chunk_sizes import require_curve, timed_virtually
-from .data_ranks import group_of_ranks, synchronised
+from .data_ranks import group_of_ranks, require_shares, synchronised
 from .eagle import wrap_worker
 from .edge import fake_transfers, fitted, groups_of_one
 from .own_runner import OwnRunner
@@ -142,7 +142,8 @@ class SglangSystem(System):
             fake_transfers()
         with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
             model = model_folder(resolved.model, Path(folder))
-            args = server_args(resolved, engine_config(resolved, machine), model, self._role)
+            config = engine_config(resolved, machine)
+            args = server_args(resolved, config, model, self._role)
             rank = 0 if self._stage is None else self._stage.index
             if not _published(module, args, self._stage, self._share, self.runner.defaults):
                 groups_of_one(self.runner.defaults, self._stage)
@@ -167,6 +168,8 @@ class SglangSystem(System):
                 moe_dp_rank=0,
                 dp_rank=None if self._share is None else self._share.rank,
             )
+            if self._share is not None:
+                require_shares(scheduler, args, config)
             if dynamic:
                 require_curve(scheduler, warnings)
             return scheduler

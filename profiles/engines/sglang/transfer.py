@@ -253,7 +253,11 @@ def _manager(base: Any, transfers: KVTransfers) -> Any:
 
 def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
     class LinkSender(base):  # type: ignore[misc]
-        def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **named: Any) -> None:
+        conclude_state: Any
+
+        def __init__(
+            self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **named: Any
+        ) -> None:
             super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **named)
             self._room = bootstrap_room
             self._landing = transfers._landing(bootstrap_room)
@@ -293,6 +297,8 @@ def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
 
 def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
     class LinkReceiver(base):  # type: ignore[misc]
+        conclude_state: Any
+
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
             super().__init__(mgr, bootstrap_addr, bootstrap_room)
             assert bootstrap_room is not None
@@ -327,4 +333,3 @@ def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
             raise RuntimeError(_GIVEN_UP)
 
     return LinkReceiver
-

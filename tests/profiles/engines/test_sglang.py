@@ -78,7 +78,14 @@ OWN_REFUSED = (
     f"spec_v2 {OWN}",
     f"mixed {OWN} engine.pipeline.stages=2 engine.overlap=auto device.values=none",
 )
-REFUSED = ("spec_v1", "hisparse", "disagg engine.disaggregation.transfer=nixl", "grammar", *MODES, *OWN_REFUSED)
+REFUSED = (
+    "spec_v1",
+    "hisparse",
+    "disagg engine.disaggregation.transfer=nixl",
+    "grammar",
+    *MODES,
+    *OWN_REFUSED,
+)
 
 
 @pytest.mark.parametrize("arguments", REFUSED)

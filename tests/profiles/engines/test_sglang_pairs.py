@@ -10,7 +10,20 @@ from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.result import Hazards, Result
 
-from .test_sglang import AFTER, BEFORE, CLONE, COUNTED, OWN, broken, changed, ended_engines, given, median, run, sources
+from .test_sglang import (
+    AFTER,
+    BEFORE,
+    CLONE,
+    COUNTED,
+    OWN,
+    broken,
+    changed,
+    ended_engines,
+    given,
+    median,
+    run,
+    sources,
+)
 
 __all__ = ["broken", "ended_engines"]  # fixtures
 
@@ -76,7 +89,7 @@ def test_kv_arrives_no_earlier_than_its_bytes_take_on_the_link() -> None:
 
 
 @given
-def test_kv_that_is_sent_before_it_is_computed_is_a_hazard(broken: Path) -> None:  # noqa: F811
+def test_kv_that_is_sent_before_it_is_computed_is_a_hazard(broken: Path) -> None:
     """Before #26380 nothing else orders the two."""
     file = sources(broken, BEFORE).parent / "disaggregation/prefill.py"
     wait = "        if copy_done is not None:\n            copy_done.synchronize()\n"

@@ -15,7 +15,13 @@ SERIAL = "engine.overlap=auto"
 NONE = "device.values=none"
 FOUR = ("model.preset=tiny-deep", NONE, SERIAL)
 LONG = (
-    *("model.preset=llama-3-8b", NONE, SERIAL, "engine.chunked_prefill_size=2048", "engine.mixed_chunk=false"),
+    *(
+        "model.preset=llama-3-8b",
+        NONE,
+        SERIAL,
+        "engine.chunked_prefill_size=2048",
+        "engine.mixed_chunk=false",
+    ),
     *("workload.prompt_tokens={dist: uniform, min: 3000, max: 7000}", "workload.output_tokens=3"),
     *("engine.max_prefill_tokens=8192", "engine.kv_tokens=100000"),
 )
@@ -53,7 +59,9 @@ def test_dynamic_chunks_are_smaller_later_in_a_prompt_on_all_stages_alike() -> N
 
 
 @given
-@pytest.mark.parametrize(("commit", "why"), [(AFTER, "Failed to profile prefill latency"), (LATER, "not positive")])
+@pytest.mark.parametrize(
+    ("commit", "why"), [(AFTER, "Failed to profile prefill latency"), (LATER, "not positive")]
+)
 def test_dynamic_chunks_are_refused_where_sglang_goes_on_without_them(commit: str, why: str) -> None:
     """The forwards that are timed have no ids between #25945 and #26883; those of a small model show no curve."""
     with pytest.raises(EngineError, match=rf"chunks of one size \(ChunkSizePredictor.fit\): .*{why}"):
@@ -67,5 +75,9 @@ def test_an_asynchronous_depth_frees_what_a_forward_still_reads() -> None:
         f"sglang:{CLONE}@{AFTER}", *FOUR, "engine.pipeline={stages: 4, async_depth: 2}", hazards=True
     ).hazards
     assert isinstance(found, Hazards)
-    freed = [finding for finding in found.findings if finding.resource.startswith("freed block of result of receive")]
+    freed = [
+        finding
+        for finding in found.findings
+        if finding.resource.startswith("freed block of result of receive")
+    ]
     assert {finding.first.stream for finding in freed} == {"forward"}

@@ -108,7 +108,10 @@ def test_a_wait_for_what_cannot_come_ends_where_all_workers_wait() -> None:
     [
         (lambda: os._exit(3), "the process of decode 0 exited with 3"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "the process of decode 0 was ended by SIGKILL"),
-        (lambda: os.closerange(3, 999) or time.sleep(1000), "the process of decode 0 has closed its connection"),
+        (
+            lambda: os.closerange(3, 999) or time.sleep(1000),
+            "the process of decode 0 has closed its connection",
+        ),
     ],
     ids=["exits", "killed", "closes everything"],
 )
