@@ -235,7 +235,7 @@ class KVTransfers:
 
 
 class _PrefillInfo:
-    """What a decode worker knows of prefill workers, by their addresses: each is one rank."""
+    """SGLang's table of prefill workers by their addresses: each is one rank."""
 
     def get(self, address: str) -> Any:  # noqa: ARG002
         return SimpleNamespace(dp_size=1, follow_bootstrap_room=True)
