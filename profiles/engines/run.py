@@ -143,16 +143,23 @@ def run_on_engine(
             raise
         except (HollowKernelError, TritonKernelError) as error:
             raise EngineError(f"the engine cannot be run with this scenario: {error}") from error
-    edge = EdgePart(
+    edge = _edge(hollow, program, kernels, system[0], steps)
+    labels = report.result.labels.model_copy(update={"engine": source.part(edge)})
+    result = report.result.model_copy(update={"labels": labels})
+    return report._replace(result=_without(edge.uncounted, result))
+
+
+def _edge(
+    hollow: HollowPackages, program: CudaProgram, kernels: TritonPrograms, system: System, steps: StepKinds
+) -> EdgePart:
+    """What of the engine's surroundings was not there in the run."""
+    return EdgePart(
         hollow=tuple(sorted(hollow.names & hollow.imported)),
-        answered_by_default=tuple(sorted(program.defaults | set(system[0].defaults))),
+        answered_by_default=tuple(sorted(program.defaults | set(system.defaults))),
         without_effect=tuple(sorted(set().union(*hollow.used_in.values()))),
         autotuned=tuple(sorted(kernels.autotuned)),
         uncounted=steps.uncounted(hollow),
     )
-    labels = report.result.labels.model_copy(update={"engine": source.part(edge)})
-    result = report.result.model_copy(update={"labels": labels})
-    return report._replace(result=_without(edge.uncounted, result))
 
 
 def _without(kinds: Mapping[str, str], result: Result) -> Result:

@@ -63,10 +63,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "page_size": config.page_size,
         "random_seed": config.seed,
         "load_format": "dummy",
-        # Stages send what SGLang's graphs have room for.
-        "dtype": str(resolved.model.dtype).removeprefix("torch.")
-        if own and staged(resolved.scenario)
-        else "bfloat16",
+        "dtype": _dtype(resolved, own=own),
         "disable_cuda_graph": not own
         or not captured_sizes(config),  # the stub replays the decoder's own graphs
         "disable_piecewise_cuda_graph": True,
@@ -101,6 +98,13 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
                 f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"
             )
     return args
+
+
+def _dtype(resolved: Resolved, *, own: bool) -> str:
+    """SGLang's own graphs have room for what stages send in its type. The stub's pools are never used."""
+    return (
+        str(resolved.model.dtype).removeprefix("torch.") if own and staged(resolved.scenario) else "bfloat16"
+    )
 
 
 def _speculation(spec: SpeculativeConfig | None, model: Path) -> dict[str, Any]:
