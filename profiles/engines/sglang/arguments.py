@@ -34,6 +34,7 @@ _DECISIVE: Final = (
     *("schedule_policy", "schedule_conservativeness", "context_length", "disable_radix_cache"),
     *("disable_overlap_schedule", "page_size"),
 )
+_DECISIVE_BEGINNINGS: Final = ("speculative", "disaggregation_mode", "pp_", "enable_dynamic")
 
 
 def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Role | None) -> Any:
@@ -80,19 +81,12 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
     more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
     shared = _data_ranks(engine, config)
     wanted |= more | shared
-    decisive = (
-        *_DECISIVE,
-        *(
-            name
-            for name in more
-            if name.startswith(("speculative", "disaggregation_mode", "pp_", "enable_dynamic"))
-        ),
-    )
+    decisive = {*_DECISIVE, *(name for name in more if name.startswith(_DECISIVE_BEGINNINGS))}
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
     args = fitted(kind, **wanted)
-    for name in set(decisive) - shared.keys():
+    for name in decisive - shared.keys():
         if (kept := getattr(args, name, None)) != wanted[name]:
             raise EngineError(
                 f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"
