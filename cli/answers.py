@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from . import cases_page, check_page, compare_page, ladder_page, onebatch_page, result_page, sweep_page
 from .console import results
 from .errors import UsageError
 from .html_page import to_html
 from .outcome import csv_of
-from .page import UNLIMITED, WIDE, Document, Drawn, Page, show, tables_csv, to_csv, with_picture
+from .page import UNLIMITED, WIDE, Document, Drawn, Page, show, tables_csv, with_picture
 from .scenario_arguments import Format
 from .source_lines import LINES, hazard_lines
 from .text import echo
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 Library = Literal["pandas", "polars"]
 _LIBRARIES: Final = ("pandas", "polars")
-_COMPARED: Final = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")
 _EMBEDDED: Final = '<iframe srcdoc="{}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
 
@@ -181,17 +181,28 @@ class RunAnswer(Answer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentAnswer(Answer):
-    """An answer that is its document."""
+    """An answer that is its document. ``pages`` is the module that has its page, and ``as_csv`` unless its figures are
+    those of the page's tables."""
 
     content: Document
+    pages: ClassVar[ModuleType]
 
     @property
     def document(self) -> Document:
         return self.content
 
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:
+        found: Page = self.pages.page(self.content, width, few=few)
+        return found
+
+    def to_csv(self) -> str:
+        return self.pages.as_csv(self.content) if hasattr(self.pages, "as_csv") else super().to_csv()
+
 
 class ComparisonAnswer(DocumentAnswer):
     """Two sides and the verdict."""
+
+    pages: ClassVar = compare_page
 
     @property
     def verdict(self) -> str:
@@ -207,61 +218,41 @@ class ComparisonAnswer(DocumentAnswer):
         gates = all(gate["outcome"] == "passed" for gate in found["gates"])
         return gates and Reason.OUTPUT_DIFF not in found["reasons"]
 
-    def page(self, width: int = WIDE, *, few: bool = False) -> Page:
-        return compare_page.page(self.content, width, most=compare_page.FEW if few else compare_page.LINES)
-
-    def to_csv(self) -> str:
-        """One row per metric, and per count of a kind and stream, whose ``a`` and ``b`` are means over steps."""
-        found = self.content["comparison"]
-        rows = [[name, *map(row.get, _COMPARED)] for name, row in found["metrics"].items()]
-        for count in found["counts"]:
-            means = [tally and tally["mean"] for tally in (count["a"], count["b"])]
-            name = ".".join(count[part] for part in ("kind", "stream", "counter"))
-            rows.append([name, "mean/step", "", *means, None, None, None, count["change"]])
-        return to_csv(("metric", *_COMPARED), rows)
-
 
 class CasesAnswer(DocumentAnswer):
     """The comparisons of the library of cases."""
+
+    pages: ClassVar = cases_page
 
     @property
     def passed(self) -> bool:
         return all(ComparisonAnswer(case).passed for case in self.content["cases"].values())
 
-    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
-        return cases_page.page(self.content["cases"], self.conclusion)
-
 
 class CheckAnswer(DocumentAnswer):
     """The checks of a scenario."""
+
+    pages: ClassVar = check_page
 
     @property
     def passed(self) -> bool:
         return bool(self.content["passed"])
 
-    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
-        return check_page.page(self.content, most=check_page.FEW if few else None)
-
-    def to_csv(self) -> str:
-        return check_page.as_csv(self.content)
-
 
 class SweepAnswer(DocumentAnswer):
     """A grid of cells, and where the better side changes."""
+
+    pages: ClassVar = sweep_page
 
     @property
     def passed(self) -> bool:
         return not self.content["run"]["cancelled"]
 
-    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
-        return sweep_page.page(self.content, most=sweep_page.FEW if few else None)
-
-    def to_csv(self) -> str:
-        return sweep_page.as_csv(self.content)
-
 
 class LadderAnswer(DocumentAnswer):
     """A scenario with each of several relays."""
+
+    pages: ClassVar = ladder_page
 
     @property
     def runs(self) -> list[RunAnswer]:
@@ -273,25 +264,15 @@ class LadderAnswer(DocumentAnswer):
     def passed(self) -> bool:
         return self.content["ladder"]["tokens_agree"] and all(run.passed for run in self.runs)
 
-    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
-        return ladder_page.page(self.content)
-
-    def to_csv(self) -> str:
-        return ladder_page.as_csv(self.content)
-
 
 class BatchesAnswer(DocumentAnswer):
     """The latencies of static batches."""
 
+    pages: ClassVar = onebatch_page
+
     @property
     def passed(self) -> bool:
         return not all(point["refused"] for point in self.content["points"])
-
-    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
-        return onebatch_page.page(self.content)
-
-    def to_csv(self) -> str:
-        return onebatch_page.as_csv(self.content)
 
 
 # By a key that no other kind of document has.

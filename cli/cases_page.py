@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from .page import Document, Page, framed
+from .page import WIDE, Document, Page, framed
 from .text import MISSING, number
 
 COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
 
 
-def page(documents: Mapping[str, Document], conclusion: str) -> Page:
-    """``documents`` are the comparisons, by the names of the cases."""
+def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     table = framed("", *COLUMNS)
-    for name, document in documents.items():
-        table.add_row(*row(name, document["comparison"]))
-    return Page("the library of cases", [table], conclusion)
+    for name, case in document["cases"].items():
+        table.add_row(*row(name, case["comparison"]))
+    return Page("the library of cases", [table], document["conclusion"])
 
 
 def row(name: str, found: Document) -> tuple[str, ...]:

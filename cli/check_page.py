@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.check.conclusion import relay_name
-from .page import Document, Lines, Page, framed, to_csv
+from .page import WIDE, Document, Lines, Page, framed, to_csv
 from .text import MISSING
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
@@ -20,9 +20,10 @@ _NOT_REACHED = "Not reached"
 FEW = 4  # sentences of evidence of a check in the first screenful
 
 
-def page(content: Document, *, most: int | None = None) -> Page:
+def page(content: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     """Of the relays of a scenario, or of all faults. The first screenful has the relays that failed, or the only one;
-    ``most``: the sentences of evidence that are shown of each check."""
+    ``few``: only some sentences of evidence are shown of each check."""
+    most = FEW if few else None
     return Page(
         "check",
         [*tables(content), Lines([Text(), *evidence(content, most)]), *_left_out(content)],

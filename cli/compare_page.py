@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ..profiles.record.conclusion import listed
 from ..profiles.record.definitions import IDLE_NAMES
-from .page import UNLIMITED, Document, Page, framed
+from .page import UNLIMITED, Document, Page, framed, to_csv
 from .page_charts import of_comparison
 from .result_page import scheduler
 from .source_lines import source_line
@@ -19,12 +19,13 @@ _COMPARED = ("engine.", "relay.", "labels.engine")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _SHOWED = "where the host's waiting showed"
+_FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
 _REST = (_OTHERS, _COUNTS, _SHOWED)
 
 
-def page(document: Document, width: int, *, most: int = LINES) -> Page:
-    """In Markdown it can be pasted into a pull request. ``most``: the source lines that are shown in a table."""
-    found = document["comparison"]
+def page(document: Document, width: int, *, few: bool = False) -> Page:
+    """In Markdown it can be pasted into a pull request. ``few``: only some source lines are shown in a table."""
+    found, most = document["comparison"], FEW if few else LINES
     return Page(
         document["conclusion"],
         [
@@ -37,6 +38,17 @@ def page(document: Document, width: int, *, most: int = LINES) -> Page:
         footer=_provenance(document),
         rest=_REST,
     )
+
+
+def as_csv(document: Document) -> str:
+    """One row per metric, and per count of a kind and stream, whose ``a`` and ``b`` are means over steps."""
+    found = document["comparison"]
+    rows = [[name, *map(row.get, _FIELDS)] for name, row in found["metrics"].items()]
+    for count in found["counts"]:
+        means = [tally and tally["mean"] for tally in (count["a"], count["b"])]
+        name = ".".join(count[part] for part in ("kind", "stream", "counter"))
+        rows.append([name, "mean/step", "", *means, None, None, None, count["change"]])
+    return to_csv(("metric", *_FIELDS), rows)
 
 
 def setting(document: Document) -> str:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..profiles.record.conclusion import mean_value
 from ..profiles.sweeps.conclusion import rung_labels
-from .page import Document, Lines, Page, framed, to_csv
+from .page import WIDE, Document, Lines, Page, framed, to_csv
 from .page_charts import of_ladder
 from .source_lines import source_line
 from .text import MISSING, number, percent, whole
@@ -24,7 +24,7 @@ _LEAST = 0.1  # percent; lines that are worth less are not shown
 _SCHEDULE, _FORWARD = "schedule", "forward stream and tokens"
 
 
-def page(ladder: Document) -> Page:
+def page(ladder: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     """The first screenful has the schedule stream; what the relays do on the forward stream differs little."""
     lines = setting(ladder).splitlines()
     return Page(

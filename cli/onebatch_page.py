@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.text import Text
 
-from .page import Document, Page, framed, to_csv
+from .page import WIDE, Document, Page, framed, to_csv
 from .text import MISSING, number
 
 _COLUMNS: Final = ("batch", "prompt", "output")
@@ -20,7 +20,7 @@ _FIGURES: Final = {  # heading by field
 }
 
 
-def page(document: Document) -> Page:
+def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     table = framed(
         "one static batch, without the scheduler", *(f">{name}" for name in _COLUMNS), *_FIGURES.values()
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from .page import Document, Page, framed, to_csv
+from .page import WIDE, Document, Page, framed, to_csv
 from .page_charts import of_sweep
 from .text import MISSING, number
 
@@ -14,9 +14,9 @@ FEW = 36  # cells of a list in the first screenful
 _NEVER = {"better": "always better", "worse": "always worse"}
 
 
-def page(document: Document, *, most: int | None = None) -> Page:
-    """``most``: the rows of the table that are shown."""
-    title = headline(document)
+def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
+    """``few``: only some rows of the table are shown."""
+    title, most = headline(document), FEW if few else None
     return Page(
         title,
         [Text(setting(document)), table(document, most), *map(Text, notes(document)), *of_sweep(document)],

@@ -305,7 +305,7 @@ def many_relays(states: int, findings: int) -> dict[str, Any]:
 
 def test_a_screenful_has_the_relays_that_failed_and_some_of_their_findings() -> None:
     content = many_relays(12, 9)
-    shown = markdown(screenful(check_page.page(content, most=check_page.FEW)))
+    shown = markdown(screenful(check_page.page(content, few=True)))
     assert shown.startswith("**many FAILED: hazards with s11; finding 0.**")
     assert (
         "**many · s11**" in shown
