@@ -34,6 +34,7 @@ from .text import echo
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
+    from ..profiles.judge.gates import Gate
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trial import Question, Sample
     from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
@@ -159,9 +160,7 @@ def compare(
     finished runs are in --output-dir.
     """
     scenario, a, b = _named(names or [], a, b, overrides or [])
-    from ..profiles.judge.gates import parse
-
-    gates = tuple(map(parse, gate or ()))
+    gates = _gates(gate or ())
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.trials import TrialPlan
@@ -184,6 +183,13 @@ def compare(
         found[0].answer.show(form, every_table=every_table, picture=found[0].picture)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
     raise typer.Exit(GATE_FAILED if failed else 0)
+
+
+def _gates(texts: Sequence[str]) -> tuple[Gate, ...]:
+    """Raises GateError."""
+    from ..profiles.judge.gates import parse
+
+    return tuple(map(parse, texts))
 
 
 def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: Format) -> list[Compared]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,19 +73,13 @@ def sweep(
     from ..profiles.platform.names import refuse_mistyped
 
     refuse_mistyped(scenario, overrides or ())
-    if resume and output_dir is None:
-        raise UsageError("--resume needs the --output-dir of an earlier sweep")
-    unsided = a is None and b is None
-    if alone and not unsided:
-        raise UsageError("--alone has no sides: leave out --a and --b")
-    from ..profiles.sweeps.sweep import OVERLAP_PAYS, has_own_sides, planned
+    _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
+    from ..profiles.sweeps.sweep import planned
 
     use_workers(jobs, executor)
     choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
     with typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
-        sides: tuple[str, ...] = OVERLAP_PAYS if unsided else (a or "", b or "")
-        if alone or (unsided and has_own_sides(over)):
-            sides = ()
+        sides = _sides(a, b, over, alone=alone)
         plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.document import document
@@ -99,6 +94,23 @@ def sweep(
     answer.keep(output_dir, "sweep.json")
     answer.show(form, every_table=every_table)
     raise typer.Exit(INTERRUPTED if cancelled else 0)
+
+
+def _require_usable(*, resume: bool, kept: bool, alone: bool, sided: bool) -> None:
+    """Raises UsageError for options that exclude each other."""
+    if resume and not kept:
+        raise UsageError("--resume needs the --output-dir of an earlier sweep")
+    if alone and sided:
+        raise UsageError("--alone has no sides: leave out --a and --b")
+
+
+def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) -> tuple[str, ...]:
+    from ..profiles.sweeps.sweep import OVERLAP_PAYS, has_own_sides
+
+    unsided = a is None and b is None
+    if alone or (unsided and has_own_sides(over)):
+        return ()
+    return OVERLAP_PAYS if unsided else (a or "", b or "")
 
 
 def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCrossings, bool]:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner
 
-from schedbench.cli.app import app, main
+from schedbench.cli.app import app
 from schedbench.cli.calibrate_page import page
-from schedbench.cli.page import print_page
 from schedbench.profiles.calibrate import accuracy, host
 from schedbench.profiles.judge import prediction
+from tests.cli.pages import printed
 
 SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
-
-
-def run_main(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", ["schedbench", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code or 0
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +68,7 @@ def test_the_table_has_old_and_new_constants():
         "outside_us_per_step": 1.5, "phases": {"admit": line, "new": line | {"old": None, "r2": None}},
         "device": [device], "missing": ["events: [no] events"], "conclusion": "",
     }  # fmt: skip
-    console = Console(width=120, record=True, file=io.StringIO())
-    print_page(page(document), console)
-    rows = [line.split() for line in console.export_text().splitlines()]
+    rows = [line.split() for line in printed(page(document)).splitlines()]
     figures = ["2,500", "31.5", "40", "4", "120.0"]
     assert ["admit", *figures, "0.99", "x", "1.25", "8", "20,000", "500.0"] in rows
     assert ["new", *figures, "–", "x", "1.25", "8", "–", "–"] in rows
@@ -97,9 +85,7 @@ def test_kinds_of_steps_have_their_own_lines(calibrated):
     assert f"{kinds['prefill']['samples']} samples" in written["a"]["origin"]
     assert document["phases"]["receive"]["kinds"] == {}
     assert f"{len(document['phases'])} host phases; the worst line is " in document["conclusion"]
-    console = Console(width=160, record=True, file=io.StringIO())
-    print_page(page(document), console)
-    assert "  prefill" in console.export_text()
+    assert "  prefill" in printed(page(document), 160)
 
 
 @pytest.mark.wide
@@ -118,15 +104,13 @@ def test_judge_compares_the_profile_with_runs(monkeypatch):
     assert 0 <= judged["median_error"] < 2
     assert "declared host times against measured: within " in document["conclusion"]
     assert {row["metric"] for row in judged["changes"]} <= set(prediction.METRICS)
-    console = Console(width=160, record=True, file=io.StringIO())
-    print_page(page(document), console)
-    assert "declared host times against this machine's" in console.export_text()
+    assert "declared host times against this machine's" in printed(page(document), 160)
 
 
-def test_without_cuda_the_skipped_probes_are_named(monkeypatch, capsys):
+def test_without_cuda_the_skipped_probes_are_named(monkeypatch, run_command):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run_main(monkeypatch, "calibrate") == 3
-    assert "--host-only measures the scheduler's own phases" in capsys.readouterr().err
+    said = run_command("calibrate")
+    assert said.code == 3 and "--host-only measures the scheduler's own phases" in said.err
 
 
 @pytest.mark.parametrize(
@@ -137,12 +121,12 @@ def test_without_cuda_the_skipped_probes_are_named(monkeypatch, capsys):
         (["--base", "h20"], "did you mean"),
     ],
 )
-def test_invalid_options_are_refused_before_measuring(monkeypatch, capsys, arguments, word):
-    assert run_main(monkeypatch, "calibrate", "--host-only", *arguments) == 2
-    assert word in capsys.readouterr().err
+def test_invalid_options_are_refused_before_measuring(run_command, arguments, word):
+    said = run_command("calibrate", "--host-only", *arguments)
+    assert said.code == 2 and word in said.err
 
 
-def test_an_interrupted_calibration_writes_nothing(monkeypatch, tmp_path, capsys):
+def test_an_interrupted_calibration_writes_nothing(monkeypatch, tmp_path, run_command):
     """Ctrl-C comes in the middle of a run, which keeps its result; the calibration ends."""
     ran = []
 
@@ -152,7 +136,7 @@ def test_an_interrupted_calibration_writes_nothing(monkeypatch, tmp_path, capsys
 
     monkeypatch.setattr(host, "execute", interrupted)
     path = tmp_path / "here.yaml"
-    assert run_main(monkeypatch, "calibrate", *SMALL, "--output", str(path)) == 130
+    said = run_command("calibrate", *SMALL, "--output", path)
+    assert said.code == 130 and "nothing was written" in said.err
     assert len(ran) == 1
     assert not path.exists()
-    assert "nothing was written" in capsys.readouterr().err

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from schedbench.cli import compare_page
-from schedbench.cli.app import app, main
-from schedbench.cli.page import markdown, print_page
+from schedbench.cli.app import app
+from schedbench.cli.page import markdown
 from schedbench.cli.page_charts import of_comparison
+from tests.cli.pages import printed
 
 SMALL = """
 name: small
@@ -57,16 +55,7 @@ def document(kept) -> dict:
 
 
 def page(document, *, width=120) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_page(compare_page.page(document, width), console)
-    return console.file.getvalue()
-
-
-def run_main(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", ["schedbench", "compare", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code or 0
+    return printed(compare_page.page(document, width), width)
 
 
 def test_all_results_are_stored(kept, document):
@@ -150,18 +139,16 @@ def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
         (["SCENARIO", "--a", "relay=nowhere"], "unknown relay state"),
     ],
 )
-def test_incomparable_sides_are_refused_before_any_run(monkeypatch, capsys, scenario, arguments, message):
+def test_incomparable_sides_are_refused_before_any_run(run_command, scenario, arguments, message):
     given = [scenario if argument == "SCENARIO" else argument for argument in arguments]
-    assert run_main(monkeypatch, *given, "--device", "vgpu") == 2
-    shown = capsys.readouterr()
-    assert message in shown.err and shown.out == ""
+    said = run_command("compare", *given, "--device", "vgpu")
+    assert (said.code, said.out) == (2, "") and message in said.err
 
 
-def test_a_stored_result_of_another_workload_is_refused(monkeypatch, capsys, kept, scenario):
-    stored = str(kept / "a")
-    arguments = [scenario, "--a", stored, "--b", "overlap=true", "--set", "workload.requests=3"]
-    assert run_main(monkeypatch, *arguments, "--device", "vgpu") == 2
-    assert "workload.requests: 4 against 3" in capsys.readouterr().err
+def test_a_stored_result_of_another_workload_is_refused(run_command, kept, scenario):
+    sides = ("--a", kept / "a", "--b", "overlap=true", "--set", "workload.requests=3", "--device", "vgpu")
+    said = run_command("compare", scenario, *sides)
+    assert said.code == 2 and "workload.requests: 4 against 3" in said.err
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ import pytest
 from schedbench.cli.page import markdown, screenful
 from schedbench.cli.result_page import FEW, page
 from schedbench.profiles.record.conclusion import conclusion
+from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
 
-SAMPLE = Path(__file__).parents[1] / "profiles" / "sample_result.json"
 SECOND = ["summary", "workload, tokens", "copies by source line", "where the GPU waited"]
 
 

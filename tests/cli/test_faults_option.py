@@ -3,59 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from schedbench.cli.app import app, main
+from schedbench.cli.app import app
 from schedbench.sched.relay.faults import awaited_faults, faults
+from tests.conftest import RunCommand
 
-SMALL = [
-    part
-    for override in (
-        "workload.requests=4",
-        "workload.arrival=burst",
-        "workload.output_tokens.max=8",
-        "measure.warmup_requests=0",
-    )
-    for part in ("--set", override)
-]
-
-Run = Callable[..., tuple[int, str, str]]
+SMALL = (
+    *("run", "mixed", "--device", "vgpu", "--set", "requests=4", "--set", "arrival=burst"),
+    *("--set", "output_tokens.max=8", "--set", "warmup_requests=0"),
+)
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def typed(*arguments: str) -> tuple[int, str, str]:
-        words = ["schedbench", "run", "mixed", "--device", "vgpu", *SMALL, *arguments]
-        monkeypatch.setattr("sys.argv", words)
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
-
-    return typed
+def run(run_command: RunCommand) -> RunCommand:
+    return partial(run_command, *SMALL)
 
 
 def listed(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["list", "faults", *arguments])
 
 
-def test_the_document_names_the_faults(run: Run) -> None:
+def test_the_document_names_the_faults(run: RunCommand) -> None:
     code, out, _ = run("--fault", "no-barrier", "--fault", "staging-refilled", "--format", "json")
     relay = json.loads(out)["relay"]
     assert code == 0 and relay["faults"] == ["no-barrier", "staging-refilled"]
     assert (relay["policies"]["barrier"], relay["policies"]["staging"]) == ("no_barrier", "refilled")
 
 
-def test_a_hazard_of_a_fault_is_not_declared(run: Run) -> None:
+def test_a_hazard_of_a_fault_is_not_declared(run: RunCommand) -> None:
     code, out, _ = run("--fault", "staging-refilled", "--hazards", "on", "--format", "json")
     findings = json.loads(out)["hazards"]["findings"]
     assert code == 1 and [finding["resource"] for finding in findings] == ["pinned memory"]
 
 
-def test_an_error_caused_by_a_fault_names_the_fault(run: Run) -> None:
+def test_an_error_caused_by_a_fault_names_the_fault(run: RunCommand) -> None:
     code, out, err = run("--fault", "never-resolve")
     assert code == 4 and not out
     assert err.startswith(
@@ -82,7 +67,7 @@ def test_an_error_caused_by_a_fault_names_the_fault(run: Run) -> None:
         ),
     ],
 )
-def test_impossible_faults_are_refused(run: Run, fault: str, message: str) -> None:
+def test_impossible_faults_are_refused(run: RunCommand, fault: str, message: str) -> None:
     code, _, err = run("--fault", fault)
     assert code == 2 and err.startswith(f"schedbench: {message}")
 

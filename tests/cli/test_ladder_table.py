@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from schedbench.cli import ladder_page as shown
 from schedbench.cli.html_page import to_html
-from schedbench.cli.page import markdown, print_page, screenful
+from schedbench.cli.page import markdown, screenful
 from schedbench.cli.page_charts import of_ladder
 from schedbench.profiles.sweeps.conclusion import ladder_conclusion, rung_labels
+from tests.cli.pages import printed
 from tests.conftest import RunCommand
 
 
@@ -54,15 +54,8 @@ def ladder() -> dict[str, Any]:
     }
 
 
-def printed(ladder: dict[str, Any]) -> str:
-    console = Console(width=120, record=True, color_system=None)
-    with console.capture() as captured:
-        print_page(shown.page(ladder), console)
-    return captured.get()
-
-
 def test_a_row_has_counts_by_stream_and_their_effect(ladder: dict[str, Any]) -> None:
-    text = printed(ladder)
+    text = printed(shown.page(ladder))
     first, forward = [line for line in text.splitlines() if line.startswith("first, off")]
     assert first.split()[2:] == ["1/0/0/4.50", "4.50", "12.0", "–"]
     assert forward.split()[2:] == ["0/0/0/0", "50.0", "ababab"]
@@ -78,10 +71,7 @@ def test_the_shipped_ladder_fits_80_columns(ladder: dict[str, Any]) -> None:
     for one in ladder["rungs"]:
         one["result"]["relay"] = {"state": "pr25774-before", "switches": {"barrier": "read-done"}}
         one["result"]["per_step"] = {kind: {"steps": 3, **counts} for kind in ("decode.steady", "prefill")}
-    console = Console(width=80, record=True, color_system=None)
-    with console.capture() as captured:
-        print_page(screenful(shown.page(ladder)), console)
-    text = captured.get()
+    text = printed(screenful(shown.page(ladder)), 80)
     assert "…" not in text and "--all also shows: forward stream and tokens" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -101,7 +91,7 @@ def test_the_conclusion_compares_the_ends_and_names_the_largest_change(ladder: d
 
 
 def test_kinds_of_no_relay_have_no_column(ladder: dict[str, Any]) -> None:
-    assert "prefill" not in printed(ladder) and "steady" in printed(ladder)
+    assert "prefill" not in printed(shown.page(ladder)) and "steady" in printed(shown.page(ladder))
 
 
 def test_relays_of_one_state_are_labelled_by_their_switches(ladder: dict[str, Any]) -> None:

@@ -6,12 +6,11 @@ import csv
 import io
 import json
 import os
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
-from schedbench.cli.app import app, main
+from schedbench.cli.app import app
 from schedbench.profiles.record.result import Result
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop
 from tests.profiles.test_result import SAMPLE
@@ -36,13 +35,6 @@ def hostless(tmp_path):
 
 def run(*arguments, columns="120"):
     return CliRunner(env={"COLUMNS": columns}).invoke(app, list(map(str, arguments)))
-
-
-def code(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code or 0
 
 
 def test_the_page_of_a_capture_names_its_kind_and_gaps(capture):
@@ -111,15 +103,15 @@ def test_a_map_of_the_user_is_applied(capture, tmp_path):
     ],
 )
 @pytest.mark.usefixtures("capture", "hostless")
-def test_other_files_are_refused(tmp_path, monkeypatch, capsys, arguments, expected, message):
+def test_other_files_are_refused(tmp_path, monkeypatch, run_command, arguments, expected, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     monkeypatch.delenv("SCHEDBENCH_NSYS", raising=False)
     monkeypatch.setattr("schedbench.profiles.captures.nsys.record.PLACES", ())
     (tmp_path / "junk.json").write_text("junk")
     (tmp_path / "x.nsys-rep").write_bytes(b"report")
-    assert code(monkeypatch, *arguments) == expected
-    assert message in capsys.readouterr().err
+    said = run_command(*arguments)
+    assert said.code == expected and message in said.err
 
 
 def test_two_captures_are_compared(capture, tmp_path):

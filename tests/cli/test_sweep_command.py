@@ -9,29 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
-from schedbench.cli.page import print_page
 from schedbench.cli.page_charts import of_sweep
 from schedbench.profiles.sweeps import runs
 from schedbench.profiles.sweeps.conclusion import sweep_conclusion
 from schedbench.profiles.sweeps.sweep import SweepError
+from tests.cli.pages import printed
 
 SMALL = (
-    "--set",
-    "workload.requests=2",
-    "--set",
-    "workload.prompt_tokens={dist: fixed, value: 32}",
-    "--set",
-    "workload.output_tokens={dist: fixed, value: 32}",
-    "--set",
-    "measure.warmup_requests=0",
-    "--device",
-    "vgpu",
+    *("--set", "requests=2", "--set", "prompt_tokens=32", "--set", "output_tokens=32"),
+    *("--set", "warmup_requests=0", "--device", "vgpu"),
 )
 AXES = ("--over", "concurrency=1,2", "--over", "model.preset=tiny-llama,llama-3-8b")
 
@@ -90,10 +81,7 @@ def synthetic(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any
 
 
 def page(document: dict[str, Any]) -> list[str]:
-    console = Console(file=io.StringIO(), width=240, highlight=False)
-    print_page(sweep_page.page(document), console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
+    return printed(sweep_page.page(document), 240).splitlines()
 
 
 def test_two_axes_form_a_table(document: dict[str, Any]) -> None:

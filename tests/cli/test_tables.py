@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from schedbench.cli.console import results
-from schedbench.cli.page import framed, markdown, markdown_rows, print_page
+from schedbench.cli.page import framed, markdown, markdown_rows
 from schedbench.cli.result_page import page as result_page
 from schedbench.cli.source_lines import copies, host_waits
 from schedbench.cli.text import cut_left, cut_right, number, percent, size, whole
 from schedbench.profiles.measure.budget import breaches
 from schedbench.profiles.record.result import read
+from tests.cli.pages import SAMPLE, printed
 
 HERE = Path(__file__).parent
-SAMPLE = HERE.parent / "profiles" / "sample_result.json"
 BUDGET = {"decode": {"schedule": {"d2h": 0}}, "mixed": {"copy": {"sync": 0}}}
 
 
 def page(document, *, width, broken=()) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_page(result_page(document, width, breaches=broken), console)
-    text = console.file.getvalue()
+    text = printed(result_page(document, width, breaches=broken), width)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 

@@ -30,14 +30,7 @@ from schedbench.sched.link import LinkError
 from tests.profiles.captures.exports import Export, sglang_loop
 from tests.profiles.measure.conftest import Drawing
 
-FEW = (
-    "--set",
-    "workload.requests=6",
-    "--set",
-    "workload.arrival=burst",
-    "--set",
-    "measure.warmup_requests=1",
-)
+FEW = ("--set", "requests=6", "--set", "arrival=burst", "--set", "warmup_requests=1")
 
 
 @pytest.fixture(scope="module")

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from functools import partial
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
-from schedbench.cli.app import app, main
-from schedbench.cli.page import markdown, print_page
+from schedbench.cli.app import app
+from schedbench.cli.page import markdown
 from schedbench.cli.verify_page import page
 from schedbench.profiles.lab import verification
 from schedbench.profiles.run.gpu_stages import GpuStage
+from tests.cli.pages import printed
 
 SMALL = ("--set", "workload.requests=2", "--set", "workload.output_tokens.max=4")
-
-
-def run_main(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", ["schedbench", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code or 0
 
 
 def row(why="", **more):
@@ -48,12 +39,6 @@ def verified(**more):
     } | more  # fmt: skip
 
 
-def shown(document) -> str:
-    console = Console(width=150, record=True, file=io.StringIO())
-    print_page(page(document), console)
-    return console.export_text()
-
-
 def test_the_conclusion_is_one_line():
     assert verification.conclusion(verified()) == (
         "DISAGREE: 50 counts compared; 1 differ without a known reason; 1 differ for a known reason."
@@ -67,7 +52,7 @@ def test_the_conclusion_is_one_line():
 
 
 def test_the_tables_have_three_counts_and_reasons():
-    text = shown(verified())
+    text = printed(page(verified()), 150)
     assert "6 (48 B)   6 (48 B)" in " ".join(text.split("\n")).replace("    ", "   ")
     assert "7 (56 B)" in text
     assert "kernels of one op: the virtual GPU counts an op once" in text
@@ -80,24 +65,24 @@ def test_markdown_has_the_same_with_its_bars_escaped():
     assert "|  | schedule · prepare · decode | kernel per step | 20 | – | 31.5 | kernels of one op |" in text
 
 
-def test_verify_without_cuda_is_refused(monkeypatch, capsys):
+def test_verify_without_cuda_is_refused(monkeypatch, run_command):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run_main(monkeypatch, "verify", "mixed") == 3
-    assert "the prediction has nothing to be compared with" in capsys.readouterr().err
+    said = run_command("verify", "mixed")
+    assert said.code == 3 and "the prediction has nothing to be compared with" in said.err
 
 
 @pytest.mark.parametrize(
     ("scenario", "word"), [("overlap_on", "device.values: none"), ("pp2", "several ranks")]
 )
-def test_scenarios_of_several_devices_are_refused(monkeypatch, capsys, scenario, word):
+def test_scenarios_of_several_devices_are_refused(monkeypatch, run_command, scenario, word):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert run_main(monkeypatch, "verify", scenario) == 3
-    assert word in capsys.readouterr().err
+    said = run_command("verify", scenario)
+    assert said.code == 3 and word in said.err
 
 
-def test_an_invalid_scenario_is_refused_first(monkeypatch, capsys):
-    assert run_main(monkeypatch, "verify", "mixed", "--set", "engine.overlp=true") == 2
-    assert "overlap" in capsys.readouterr().err
+def test_an_invalid_scenario_is_refused_first(run_command):
+    said = run_command("verify", "mixed", "--set", "engine.overlp=true")
+    assert said.code == 2 and "overlap" in said.err
 
 
 @pytest.fixture
@@ -125,18 +110,18 @@ def test_counts_of_three_processes_agree(tmp_path):
     assert predicted["relay"]["state"] == "latest"
 
 
-def test_a_failing_run_is_named(monkeypatch, capsys):
+def test_a_failing_run_is_named(monkeypatch, run_command):
     monkeypatch.setattr(verification, "require_cuda", lambda _: None)
     monkeypatch.setattr(verification, "stages", lambda *_: [GpuStage("announced", ("-c", "1/0"), 10)])
-    assert run_main(monkeypatch, "verify", "mixed") == 4
-    assert "the announced run failed: exit code 1: ZeroDivisionError" in capsys.readouterr().err
+    said = run_command("verify", "mixed")
+    assert said.code == 4 and "the announced run failed: exit code 1: ZeroDivisionError" in said.err
 
 
-def test_an_interrupted_verification_compares_nothing(monkeypatch, capsys):
+def test_an_interrupted_verification_compares_nothing(monkeypatch, run_command):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verification, "require_cuda", lambda _: None)
     monkeypatch.setattr(verification, "conduct", interrupted)
-    assert run_main(monkeypatch, "verify", "mixed") == 130
-    assert "interrupted before there was anything to compare" in capsys.readouterr().err
+    said = run_command("verify", "mixed")
+    assert said.code == 130 and "interrupted before there was anything to compare" in said.err

@@ -17,9 +17,9 @@ from schedbench.cli.outcome import csv_of
 from schedbench.cli.page import markdown
 from schedbench.cli.page_charts import of_result
 from schedbench.cli.result_page import page, worth_page_of
+from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
 
-SAMPLE = str(Path(__file__).parents[1] / "profiles" / "sample_result.json")
 DOCS = Path(__file__).parents[2] / "docs"
 CASE = ("cases/h2d-blocking-output-ids", "--relay", "pr25945", "--set", "workload.output_tokens=24")
 UPLOAD = "sched/relay/penalties.py"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from schedbench.cli import compare_page
-from schedbench.cli.page import print_page
 from schedbench.profiles.judge.compare import VerdictRules, judge, overall
 from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.document import document
@@ -20,6 +17,7 @@ from schedbench.profiles.judge.trial import Sample
 from schedbench.profiles.judge.trials import Trials, compared
 from schedbench.profiles.judge.verdict import judge_seeds
 from schedbench.profiles.record.result import canonical
+from tests.cli.pages import printed
 from tests.profiles.judge.conftest import OTHER_STEPS, STEPS
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured", "outputs": {"abstained": "CUDA"}}
@@ -298,9 +296,7 @@ def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
 
 
 def page(content, *, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False)
-    print_page(compare_page.page(content, width), console)
-    return console.file.getvalue()
+    return printed(compare_page.page(content, width), width)
 
 
 def test_the_conclusion_of_other_tokens_has_no_speed(trials):

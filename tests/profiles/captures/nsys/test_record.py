@@ -11,7 +11,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from schedbench.cli.app import app, main
+from schedbench.cli.app import app
 from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.captures.nsys.reader import scrub
@@ -27,13 +27,6 @@ from schedbench.profiles.record.result import read
 from tests.profiles.captures.exports import VERSIONS, Export, sglang_loop
 
 ORDER = RecordingRequest(["mixed", "--set=workload.requests=8"], "vgpu")
-
-
-def code(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", ["schedbench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code or 0
 
 
 def test_the_command_captures_the_measured_workload_only(tmp_path):
@@ -98,19 +91,20 @@ def test_the_command_prints_and_keeps_the_result(fake, tmp_path):
         ({"export": "true"}, 2, "could not export it"),
     ],
 )
-def test_a_failed_recording_is_reported(fake, tmp_path, monkeypatch, capsys, behaviour, expected, message):
+def test_a_failed_recording_is_reported(fake, tmp_path, run_command, behaviour, expected, message):
     nsys, kept = fake(**behaviour), tmp_path / "kept"
     arguments = ("profile", "mixed", "--device", "vgpu", "--nsys", nsys, "--output-dir", kept)
-    assert code(monkeypatch, *arguments) == expected
-    assert re.search(message, capsys.readouterr().err)
+    said = run_command(*arguments)
+    assert said.code == expected and re.search(message, said.err)
 
 
 @pytest.mark.parametrize("device", ["auto", "vgpu"])
-def test_torchs_profiler_needs_a_gpu(monkeypatch, capsys, tmp_path, device):
+def test_torchs_profiler_needs_a_gpu(monkeypatch, run_command, tmp_path, device):
     arguments = ("profile", "mixed", "--tool", "torch", "--device", device, "--output-dir", tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert code(monkeypatch, *arguments) == 3
-    assert ("no CUDA device" if device == "auto" else "nothing of the virtual GPU") in capsys.readouterr().err
+    said = run_command(*arguments)
+    assert said.code == 3
+    assert ("no CUDA device" if device == "auto" else "nothing of the virtual GPU") in said.err
 
 
 def test_a_report_made_elsewhere_is_exported_for_reading(fake, tmp_path):
