@@ -23,7 +23,6 @@ from .schema import Scenario
 from .script import Script, drawn, replay
 from .text_tokens import token_count, tokenizer_file
 from .workload_schema import (
-    Abort,
     Arrival,
     BurstArrivals,
     ClosedArrivals,
@@ -117,6 +116,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     clipped = (prompt_tokens < script.prompt_tokens + encoder_tokens) | (output_tokens < script.output_tokens)
     prompts, outputs = script.requested or (None, None)
     arrival = _arrival(scenario, script)
+    instants = np.zeros(len(script), dtype=np.int64) if script.instants is None else script.instants
     return Workload(
         _template(
             script,
@@ -125,7 +125,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
             encoder_tokens=encoder_tokens,
             encoder=partial(text, seed, RandomStream.ENCODER, vocab_size=vocab_size),
         ),
-        instants=arrivals(arrival, _instants(script), rng=stream(seed, RandomStream.ARRIVAL)),
+        instants=arrivals(arrival, instants, rng=stream(seed, RandomStream.ARRIVAL)),
         clients=arrival.concurrency if isinstance(arrival, ClosedArrivals) else None,
         aborts=_aborts(scenario, size=len(script), seed=seed),
         achieved=Achieved(
@@ -162,10 +162,6 @@ def _arrival(scenario: Scenario, script: Script) -> Arrival:
             BurstArrivals(process="burst") if script.instants is None else RecordedArrivals(process="trace")
         )
     return arrival
-
-
-def _instants(script: Script) -> Counts:
-    return np.zeros(len(script), dtype=np.int64) if script.instants is None else script.instants
 
 
 def _encoder_tokens(scenario: Scenario, *, size: int, seed: int) -> Counts:
@@ -213,25 +209,17 @@ def _grammar(grammar: GrammarSection | None) -> tuple[Literal["regex", "choice"]
 
 
 def _aborts(scenario: Scenario, *, size: int, seed: int) -> dict[str, int]:
+    """The requests that are aborted, named or drawn at random, with the number of tokens after which they are."""
     abort = scenario.workload.abort
     if abort is None:
         return {}
-    ids = {request_id(index) for index in _leaving(abort, size=size, seed=seed)}
-    if unknown := sorted(name for name in abort.requests if not _is_request(name, size=size)):
+    order = stream(seed, RandomStream.ABORT).permutation(size)
+    drawn_ids = {request_id(int(index)) for index in order[: round(abort.fraction * size)]}
+    numbers = {name: _REQUEST.fullmatch(name) for name in abort.requests}
+    if unknown := sorted(name for name, found in numbers.items() if found is None or int(found[1]) >= size):
         message = f"expected r0 to r{size - 1}, got {show(unknown[0])}"
         raise scenario.source.refuse(("workload", "abort", "requests"), message)
-    return dict.fromkeys(sorted(ids | set(abort.requests)), abort.after_tokens)
-
-
-def _is_request(name: str, *, size: int) -> bool:
-    number = _REQUEST.fullmatch(name)
-    return number is not None and int(number[1]) < size
-
-
-def _leaving(abort: Abort, *, size: int, seed: int) -> list[int]:
-    """The indices of the share of requests that is aborted, drawn at random."""
-    order = stream(seed, RandomStream.ABORT).permutation(size)
-    return [int(index) for index in order[: round(abort.fraction * size)]]
+    return dict.fromkeys(sorted(drawn_ids | numbers.keys()), abort.after_tokens)
 
 
 def arrivals(process: Arrival, instants: Counts, *, rng: np.random.Generator) -> Counts:

@@ -132,13 +132,9 @@ def firmness_text(judged: Judgement) -> str:
 
 
 def _tokens(found: Comparison) -> str:
-    if found.trials.divergence is None:
-        return (
-            f"tokens {found.trials.tokens}"
-            if found.trials.tokens == "equal"
-            else f"tokens: {found.trials.tokens}"
-        )
-    return f"tokens differ, {divergence_text(found.trials.divergence)}"
+    if found.trials.divergence is not None:
+        return f"tokens differ, {divergence_text(found.trials.divergence)}"
+    return "tokens equal" if found.trials.tokens == "equal" else f"tokens: {found.trials.tokens}"
 
 
 def divergence_text(where: Divergence) -> str:

@@ -18,7 +18,7 @@ from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY
-from ..record.definitions import DEFINITIONS, Direction, definition
+from ..record.definitions import DEFINITIONS, definition
 from ..record.result import Abstained, Result
 from .effects import ADDABLE, CounterEffect, added
 from .metric_values import full_name, has_verdict
@@ -65,12 +65,12 @@ class GateOutcome(NamedTuple):
 def parse(text: str) -> Gate:
     """Raises GateError, also for a bound that no value of the metric could break."""
     better = text.startswith(_BETTER)
-    name, colon, bound = text.removeprefix(_BETTER).rpartition(":")
-    match = _BOUND.fullmatch(bound.strip())
+    name, colon, bound = (part.strip() for part in text.removeprefix(_BETTER).rpartition(":"))
+    match = _BOUND.fullmatch(bound)
     if not colon or not match:
         raise GateError(f"gate {text!r}: expected NAME:BOUND, such as throughput:2% or mixed.schedule.h2d:0")
     sign, number, unit = match.groups()
-    name, place, counters = name.strip(), _place(name.strip()), _added(name.strip())
+    place, counters = _place(name), _added(name)
     if counters and not better:
         if sign or unit:
             raise GateError(f"gate {text!r}: expected a number of copies and syncs without a sign")
@@ -92,7 +92,7 @@ def parse(text: str) -> Gate:
 
 def _require_meaning(gate: Gate) -> None:
     """Refuse a sign that contradicts the gate, and a loss or gain that the metric cannot have."""
-    rises = _direction(gate.name) == "higher"
+    rises = definition(gate.name).direction == "higher"
     if not gate.better and gate.sign == "+" and rises:
         raise GateError(
             f"gate {gate.text!r}: more {gate.name} is better; a gate bounds how much worse it may be"
@@ -103,27 +103,17 @@ def _require_meaning(gate: Gate) -> None:
         raise GateError(f"gate {gate.text!r}: {gate.name} cannot get {gate.bound:g} % {change}")
 
 
-def _direction(name: str) -> Direction:
-    return definition(name).direction
-
-
 def _place(name: str) -> tuple[str, str, str] | None:
     kind, _, rest = name.rpartition(".")
     kind, _, stream = kind.rpartition(".")
-    kinds = (*get_args(Kind), UNKNOWN_KIND)
-    known = (
-        kind in kinds
-        and (stream in get_args(Stream) or _NUMBERED.fullmatch(stream))
-        and rest in get_args(Counter)
-    )
-    return (kind, stream, rest) if known else None
+    known = kind in (*get_args(Kind), UNKNOWN_KIND) and rest in get_args(Counter)
+    named = stream in get_args(Stream) or _NUMBERED.fullmatch(stream)
+    return (kind, stream, rest) if known and named else None
 
 
 def _added(name: str) -> tuple[str, ...]:
     """The counters of which a gate bounds what is added; empty if it bounds something else."""
-    if name == _ADDED:
-        return ADDABLE
-    return tuple(counter for counter in ADDABLE if name == f"{_ADDED}.{counter}")
+    return tuple(counter for counter in ADDABLE if name in (_ADDED, f"{_ADDED}.{counter}"))
 
 
 def _metric(name: str, text: str) -> str:
@@ -182,18 +172,19 @@ def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
     outcome = _against(gate, *found.interval)
     if outcome == "undecided":
         return GateOutcome(gate.text, outcome, found.delta, "the bound lies inside the interval")
-    drawn = found.firmness
+    drawn, why = found.firmness, ""
     if isinstance(drawn, Abstained):
-        return GateOutcome(gate.text, "undecided", found.delta, f"{Reason.CONSTANTS}: {drawn.abstained}")
-    if drawn is not None and _against(gate, drawn.low, drawn.high) != outcome:
-        why = f"{Reason.CONSTANTS}: the effects of {drawn.draws} draws of the hardware's constants lie on both sides"
-        return GateOutcome(gate.text, "undecided", found.delta, why)
+        why = drawn.abstained
+    elif drawn is not None and _against(gate, drawn.low, drawn.high) != outcome:
+        why = f"the effects of {drawn.draws} draws of the hardware's constants lie on both sides"
+    if why:
+        return GateOutcome(gate.text, "undecided", found.delta, f"{Reason.CONSTANTS}: {why}")
     return GateOutcome(gate.text, outcome, found.delta)
 
 
 def _against(gate: Gate, low: float, high: float) -> Passed:
     """Hold effects between ``low`` and ``high`` percent of A against the bound."""
-    worst, best = (low, high) if _direction(gate.name) == "higher" else (-high, -low)
+    worst, best = (low, high) if definition(gate.name).direction == "higher" else (-high, -low)
     least = gate.bound if gate.better else -gate.bound
     return "passed" if worst >= least else "failed" if best < least else "undecided"
 

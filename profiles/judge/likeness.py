@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from pydantic import BaseModel
+
 from ..record.result import Result
 
 QUESTION: Final = ("model", "device", "workload", "measure")
@@ -60,12 +62,8 @@ def unlike_questions(
 def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[ScenarioDifference, ...]:
     """Everything that keeps two results from being compared."""
     return (
-        *(
-            ScenarioDifference(f"labels.{d.key}", d.a, d.b)
-            for d in _of_parts(a.labels, b.labels)
-            if not _allowed(d)
-        ),
-        *(ScenarioDifference(f"hardware.{d.key}", d.a, d.b) for d in _of_parts(a.hardware, b.hardware)),
+        *(d for d in _of_parts("labels", a.labels, b.labels) if not _allowed(d)),
+        *_of_parts("hardware", a.hardware, b.hardware),
         *unlike_questions(a.scenario.expanded, b.scenario.expanded, varied=varied),
         *_edited(a, b),
     )
@@ -83,8 +81,8 @@ def _edited(a: Result, b: Result) -> Iterator[ScenarioDifference]:
 def _allowed(difference: ScenarioDifference) -> bool:
     """Speculation may be compared with none, unless acceptance is simulated. Ranks in processes have the same tokens
     and counts as ranks in one process; what they lack abstains. Engines are what is compared."""
-    lossless = difference.key == "acceptance" and "simulated" not in (difference.a, difference.b)
-    return lossless or difference.key.partition(".")[0] in ("engine", "world")
+    lossless = difference.key == "labels.acceptance" and "simulated" not in (difference.a, difference.b)
+    return lossless or difference.key.split(".")[1] in ("engine", "world")
 
 
 def unlike_environments(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
@@ -104,8 +102,7 @@ def engine_differences(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
         for difference in _differences(a.scenario.expanded, b.scenario.expanded)
         if difference.key.startswith("engine.") and not difference.key.startswith("engine.relay")
     )
-    relay = (ScenarioDifference(f"relay.{d.key}", d.a, d.b) for d in _of_parts(a.relay, b.relay))
-    return *engine, *relay, *_sources(a, b)
+    return *engine, *_of_parts("relay", a.relay, b.relay), *_sources(a, b)
 
 
 def _sources(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
@@ -113,14 +110,13 @@ def _sources(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
     if a.labels.engine is None or b.labels.engine is None:
         names = [OWN if side.labels.engine is None else side.labels.engine.name for side in (a, b)]
         return (ScenarioDifference("labels.engine", *names),) if names[0] != names[1] else ()
-    found = {d.key: d for d in _of_parts(a.labels.engine, b.labels.engine) if not d.key.startswith("edge.")}
-    if len(found) > 1:
-        found.pop("sha256", None)
-    return tuple(ScenarioDifference(f"labels.engine.{key}", d.a, d.b) for key, d in found.items())
+    parts = _of_parts("labels.engine", a.labels.engine, b.labels.engine)
+    found = [difference for difference in parts if not difference.key.startswith("labels.engine.edge.")]
+    return tuple(d for d in found if len(found) == 1 or d.key != "labels.engine.sha256")
 
 
-def _of_parts(a: Any, b: Any) -> Iterator[ScenarioDifference]:
-    return _differences(a.model_dump(mode="json"), b.model_dump(mode="json"))
+def _of_parts(name: str, a: BaseModel, b: BaseModel) -> Iterator[ScenarioDifference]:
+    return _differences(a.model_dump(mode="json"), b.model_dump(mode="json"), f"{name}.")
 
 
 def _differences(

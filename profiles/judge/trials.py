@@ -199,11 +199,6 @@ def _trials(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
     return _in_blocks(a, b, plan, notice, seed=seeds[0])
 
 
-def run_blocks(run: Callable[[Name], T], pairs: int) -> list[T]:
-    """Runs blocks in the order A B B A A B ..."""
-    return [run(side) for side in abba(pairs)]
-
-
 def _seeds(a: Side, b: Side, plan: TrialPlan) -> list[int]:
     known = [set(side.seeds) for side in (a, b) if side.seeds is not None]
     if not known:
@@ -255,11 +250,8 @@ def _sample(task: tuple[Side, int]) -> Sample:
 def _in_blocks(a: Side, b: Side, plan: TrialPlan, notice: Notice, *, seed: int) -> Trials:
     """The first run of each side, which showed that they are comparable, is its warm-up and not a block."""
     samples: dict[Name, list[Sample]] = {"a": [], "b": []}
-
-    def block(name: Name) -> None:
+    for name in abba(plan.pairs):
         samples[name].append(_run(a if name == "a" else b, name, seed, notice))
-
-    run_blocks(block, plan.pairs)
     return Trials("blocks", tuple(samples["a"]), tuple(samples["b"]))
 
 

@@ -5,7 +5,6 @@ A profile is a YAML file of ``profiles/hardware`` or of the user's.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...scenarios.document import MAX_BYTES, Document, read
-from ...scenarios.problems import ScenarioError, show
+from ...scenarios.problems import ScenarioError, meant, show
 from ...sched.config import Capabilities
 from ...sched.observe import StepKind
 
@@ -238,9 +237,10 @@ def _read(name_or_path: str | Path) -> bytes:
                 return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise HardwareError(f"{show(str(path))}: cannot be read: {error.strerror or error}") from None
-    near = difflib.get_close_matches(str(name_or_path), names(), n=1)
-    hint = f", did you mean {near[0]!r}?" if near else ""
-    raise HardwareError(f"no hardware profile {str(name_or_path)!r}{hint} (available: {', '.join(names())})")
+    name = str(name_or_path)
+    raise HardwareError(
+        f"no hardware profile {name!r}{meant(name, names())} (available: {', '.join(names())})"
+    )
 
 
 def _validated(document: Document, *, source: str, sha256: str) -> HardwareProfile:

@@ -80,20 +80,19 @@ def _unresolved(rest: Scenario, problems: Sequence[Problem]) -> list[Problem]:
 def resolve(scenario: Scenario) -> Resolved:
     """Find everything that the scenario names. Raises ScenarioError with every name that was not found."""
     problems: list[Problem] = []
-    model = _attempt(problems, scenario, _named(scenario.model), lambda: _model(scenario))
-    draft = _attempt(
-        problems, scenario, ("engine", "speculative", "draft"), lambda: model and _draft(scenario, model)
-    )
-    _attempt(problems, scenario, ("engine", "pipeline", "stages"), lambda: model and _stages(scenario, model))
-    _attempt(
-        problems,
-        scenario,
-        ("engine", "data_parallel", "ranks"),
-        lambda: model and _data_ranks(scenario, model),
-    )
-    hardware = _attempt(
-        problems, scenario, ("device", "hardware"), lambda: hardware_profile(scenario.device.hardware)
-    )
+
+    def attempt(path: KeyPath, find: Callable[[], T]) -> T | None:
+        try:
+            return find()
+        except (HardwareError, GrammarError, checkpoint.CheckpointError, LookupError) as error:
+            problems.append(scenario.source.problem(path, str(error.args[0])))
+        return None
+
+    model = attempt(_named(scenario.model), lambda: _model(scenario))
+    draft = attempt(("engine", "speculative", "draft"), lambda: model and _draft(scenario, model))
+    attempt(("engine", "pipeline", "stages"), lambda: model and _stages(scenario, model))
+    attempt(("engine", "data_parallel", "ranks"), lambda: model and _data_ranks(scenario, model))
+    hardware = attempt(("device", "hardware"), lambda: hardware_profile(scenario.device.hardware))
     misnamed = (
         *_misnamed(scenario),
         *_unmeasured(scenario),
@@ -102,23 +101,15 @@ def resolve(scenario: Scenario) -> Resolved:
         *_division_findings(scenario, hardware),
     )
     problems += [scenario.source.problem(path, text) for path, text in misnamed]
-    _attempt(problems, scenario, ("workload", "trace"), lambda: _trace(scenario))
-    _attempt(problems, scenario, ("model", "path"), lambda: token_count(tokenizer_file(scenario)))
+    attempt(("workload", "trace"), lambda: _trace(scenario))
+    attempt(("model", "path"), lambda: token_count(tokenizer_file(scenario)))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
-    _attempt(problems, scenario, ("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
+    attempt(("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
     if problems:
         raise ScenarioError(problems)
     assert model is not None and hardware is not None
     relays = tuple(_relay(scenario, relay) for relay in scenario.relays)
     return Resolved(scenario, model, draft, hardware, relays)
-
-
-def _attempt(problems: list[Problem], scenario: Scenario, path: KeyPath, find: Callable[[], T]) -> T | None:
-    try:
-        return find()
-    except (HardwareError, GrammarError, checkpoint.CheckpointError, LookupError) as error:
-        problems.append(scenario.source.problem(path, str(error.args[0])))
-    return None
 
 
 def _named(model: ModelSection) -> KeyPath:
@@ -256,12 +247,8 @@ def _encoder_findings(scenario: Scenario, model: ModelConfig | None) -> Iterator
 
 def _missing_features(hardware: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:
     there = hardware.available
-    lacks = {
-        "pinned memory": there.pinned_memory,
-        "side streams": there.side_streams,
-        "events": there.events,
-    }
-    missing = [what for what, has in lacks.items() if not has]
+    has = {"pinned memory": there.pinned_memory, "side streams": there.side_streams, "events": there.events}
+    missing = [what for what in has if not has[what]]
     if missing:
         yield ("engine", "hisparse", "enabled"), f"{hardware.name} has no {', no '.join(missing)}"
 

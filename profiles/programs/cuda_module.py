@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -53,16 +53,20 @@ def cuda_module(
     """The attributes of ``torch.cuda`` and of its submodules. The virtual GPU's own are looked up as they are then."""
     properties = DeviceProperties(hardware)
     answers = {**_devices(names, properties), **_work(gpu), **_random(gpu), **_constants(program, properties)}
-    for attribute, answer in answers.items():
-        for module in (torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES)):
-            if module is torch.cuda or hasattr(module, attribute):
-                yield module, attribute, answer
+    yield from _answered(answers, torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES))
     for attribute in ("range_push", "range_pop", "mark", "range"):
         yield torch.cuda.nvtx, attribute, getattr(program.nvtx, attribute.removeprefix("range_"))
     yield torch.cuda.nccl, "version", program.default("torch.cuda.nccl.version", _NCCL)
     yield torch.backends.cuda, "is_built", lambda: True
     for owner in (Stream, Event):
         yield owner, "device", property(lambda _: CUDA)
+
+
+def _answered(answers: Mapping[str, Any], module: ModuleType, *submodules: ModuleType) -> Iterator[Patch]:
+    """Each answer as an attribute of the module, and of those submodules that have the attribute."""
+    for attribute, answer in answers.items():
+        yield module, attribute, answer
+        yield from ((other, attribute, answer) for other in submodules if hasattr(other, attribute))
 
 
 def _devices(names: CudaDeviceNames, properties: DeviceProperties) -> Mapping[str, Any]:
@@ -193,7 +197,4 @@ def accelerator(gpu: VirtualGpu, program: CudaProgram, names: CudaDeviceNames) -
         "empty_host_cache": lambda: None,
         **{name: program.default(f"torch.accelerator.{name}", value) for name, value in _MEMORY.items()},
     }
-    for attribute, answer in answers.items():
-        for owner in (torch.accelerator, torch.accelerator.memory):
-            if owner is torch.accelerator or hasattr(owner, attribute):
-                yield owner, attribute, answer
+    yield from _answered(answers, torch.accelerator, torch.accelerator.memory)

@@ -28,13 +28,6 @@ def cli(monkeypatch) -> CliRunner:
     return CliRunner()
 
 
-def run_main(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", ["schedbench", *arguments])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code or 0
-
-
 def test_starting_up_imports_nothing_heavy():
     program = f"import sys, schedbench.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -136,29 +129,25 @@ def test_explain_fits_the_terminal(cli, columns):
         assert columns - 25 < max(map(len, lines)) <= columns
 
 
-def test_explain_accepts_kinds_and_percentiles_only(cli, capsys, monkeypatch):
+def test_explain_accepts_kinds_and_percentiles_only(cli, run_command):
     assert cli.invoke(app, ["explain", "forward_ms.decode.p50"]).output.startswith(
         "forward_ms.decode.p50  [ms, "
     )
-    assert run_main(monkeypatch, "explain", "step_ms.nonsense") == 2
-    assert (
-        capsys.readouterr().err
-        == "schedbench: no metric and no scenario key 'step_ms.nonsense', did you mean 'step_ms'?\n"
-    )
+    said = run_command("explain", "step_ms.nonsense")
+    expected = "schedbench: no metric and no scenario key 'step_ms.nonsense', did you mean 'step_ms'?\n"
+    assert (said.code, said.err) == (2, expected)
 
 
 def test_explain_has_the_units_of_the_tables(cli):
     assert cli.invoke(app, ["explain", "hidden"]).output.startswith("hidden  [us/step, ")
 
 
-def test_an_unknown_metric_gets_the_nearest_name(capsys, monkeypatch):
-    assert run_main(monkeypatch, "explain", "ttft") == 2
-    assert (
-        capsys.readouterr().err
-        == "schedbench: no metric and no scenario key 'ttft', did you mean 'ttft_ms'?\n"
-    )
-    assert run_main(monkeypatch, "explain", "%%") == 2
-    assert "`schedbench explain` lists them" in capsys.readouterr().err
+def test_an_unknown_metric_gets_the_nearest_name(run_command):
+    said = run_command("explain", "ttft")
+    expected = "schedbench: no metric and no scenario key 'ttft', did you mean 'ttft_ms'?\n"
+    assert (said.code, said.err) == (2, expected)
+    said = run_command("explain", "%%")
+    assert said.code == 2 and "`schedbench explain` lists them" in said.err
 
 
 @pytest.mark.parametrize("what", ["scenarios", "models", "hardware", "maps", "engines"])

@@ -7,7 +7,7 @@ import pytest
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.remote import CrashError
 from schedbench.profiles.judge.trial import Sample
-from schedbench.profiles.judge.trials import TrialPlan, WorkloadError, conduct, run_blocks
+from schedbench.profiles.judge.trials import TrialPlan, WorkloadError, conduct
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured"}
 OTHER_TOKENS = {"outputs.digest": "0" * 64}
@@ -52,10 +52,6 @@ def test_measured_sides_run_in_abba_blocks_after_a_warm_up(result, side, notice,
     assert "".join(log) == "ab" + "abbaabba"
     assert (trials.design, len(trials.a), len(trials.b)) == ("blocks", 4, 4)
     assert trials.blocks([1, 4, 5, 8], [2, 3, 6, 7]) == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_run_blocks_alternates_the_order():
-    assert "".join(run_blocks(str, 3)) == "abbaab"
 
 
 def test_stored_sides_are_compared_at_their_common_seeds(result, side, notice):
