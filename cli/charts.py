@@ -123,17 +123,9 @@ def _scene(scene: Scene) -> Spec:
     return {
         "height": _LANE * len(labels),
         "layer": [
-            {"data": {"values": [*_bars(scene.lanes)]}, **_bar_layer(x, y, scene)},
-            {
-                "data": {"values": steps},
-                "mark": {"type": "rule", "strokeDash": [3, 3], "clip": True},
-                "encoding": step,
-            },
-            {
-                "data": {"values": steps},
-                "mark": {"type": "text", "align": "left", "dx": 3, "clip": True},
-                "encoding": named,
-            },
+            _bar_layer(x, y, scene),
+            _layer(steps, step, type="rule", strokeDash=[3, 3]),
+            _layer(steps, named, type="text", align="left", dx=3),
             *_arrow_layers(scene, x, y, labels),
         ],
     }
@@ -163,22 +155,16 @@ def _bar_layer(x: Spec, y: Spec, scene: Scene) -> Spec:
     shown = {"field": "kind", "type": "nominal", "scale": colour}
     titles = {"name": "", "kind": "what", "took": "µs", "start": "from, µs", "step": "step", "line": "line"}
     tips = [{"field": field, "title": title or "name"} for field, title in titles.items()]
-    return {
-        "params": [_zoom()],
-        "mark": {
-            "type": "bar",
-            "clip": True,
-            "strokeWidth": 0.5,
-            "stroke": {"expr": "scale('color', datum.kind)"},
-        },
-        "encoding": {
-            "x": x,
-            "x2": {"field": "end"},
-            "y": y,
-            "color": shown,
-            "tooltip": [*tips, {"field": "statement"}],
-        },
+    encoding = {
+        "x": x,
+        "x2": {"field": "end"},
+        "y": y,
+        "color": shown,
+        "tooltip": [*tips, {"field": "statement"}],
     }
+    stroke = {"expr": "scale('color', datum.kind)"}
+    bars = _layer([*_bars(scene.lanes)], encoding, type="bar", strokeWidth=0.5, stroke=stroke)
+    return bars | {"params": [_zoom()]}
 
 
 def _arrow_layers(scene: Scene, x: Spec, y: Spec, labels: Sequence[str]) -> Iterator[Spec]:
@@ -203,31 +189,17 @@ def _arrow_layers(scene: Scene, x: Spec, y: Spec, labels: Sequence[str]) -> Iter
         *({"field": name} for name in ("for", "line", "statement")),
     ]
     tips.append({"field": "waited", "title": "waited, µs"})
-    yield {
-        "name": "arrow",
-        "data": {"values": arrows},
-        "mark": {"type": "rule", "clip": True, "strokeWidth": 1.5},
-        "encoding": {"x": x, "x2": {"field": "end"}, "y": y, "y2": {"field": "target"}, "tooltip": tips},
-    }
-    yield {
-        "name": "arrowhead",
-        "data": {"values": arrows},
-        "mark": {
-            "type": "point",
-            "shape": "triangle-up",
-            "filled": True,
-            "size": 50,
-            "clip": True,
-            "opacity": 1,
-            "color": "black",
-        },
-        "encoding": {
-            "x": {**x, "field": "end"},
-            "y": {**y, "field": "target"},
-            "angle": {"field": "angle", "type": "quantitative", "scale": None},
-            "tooltip": tips,
-        },
-    }
+    line = {"x": x, "x2": {"field": "end"}, "y": y, "y2": {"field": "target"}, "tooltip": tips}
+    yield _layer(arrows, line, type="rule", strokeWidth=1.5) | {"name": "arrow"}
+    angle = {"field": "angle", "type": "quantitative", "scale": None}
+    head = {"x": {**x, "field": "end"}, "y": {**y, "field": "target"}, "angle": angle, "tooltip": tips}
+    looks: Spec = {"shape": "triangle-up", "filled": True, "size": 50, "opacity": 1, "color": "black"}
+    yield _layer(arrows, head, type="point", **looks) | {"name": "arrowhead"}
+
+
+def _layer(values: Sequence[Spec], encoding: Spec, **mark: Any) -> Spec:
+    """Marks for these values, which end at the border of the chart."""
+    return {"data": {"values": values}, "mark": {"clip": True, **mark}, "encoding": encoding}
 
 
 def svg(drawn: Sequence[Chart | Scene]) -> str:

@@ -45,12 +45,7 @@ def as_csv(content: Document) -> str:
     """A row for each check, and one for what was not asked; of all faults, a row for each fault."""
     if "faults" in content:
         rows = [
-            [
-                fault["state"],
-                fault["name"],
-                "caught" if fault["caught_by"] else "not caught",
-                _catchers(fault),
-            ]
+            [fault["state"], fault["name"], "caught" if (found := _catchers(fault)) else "not caught", found]
             for fault in content["faults"]
         ]
     else:
@@ -120,9 +115,8 @@ def unproven(report: Document) -> Table:
     table = framed(
         _NOT_REACHED, caption="waits, events and references: if one is missing, these checks still pass"
     )
-    table.add_column("source line", overflow="fold")
-    table.add_column("statement", overflow="fold")
-    table.add_column("", overflow="fold")
+    for heading in ("source line", "statement", ""):
+        table.add_column(heading, overflow="fold")
     for entry in report["unproven"]:
         site = entry["site"]
         table.add_row(f"{site['file']}:{site['line']}", Text(site["statement"]), entry["why"])

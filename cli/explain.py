@@ -83,17 +83,14 @@ def _one(metric: str) -> str:
     from ..profiles.record.definitions import DEFINITIONS, definition
 
     if metric in ABOUT:
-        return f"{metric}\n\n{textwrap.fill(ABOUT[metric], _width() or WIDTH)}"
+        return _paragraphs(metric, ABOUT[metric])
     try:
         entry = definition(metric)
     except KeyError:
         return _key(metric, DEFINITIONS)
     better = {"higher": "higher is better", "lower": "lower is better", "none": "neither is better"}
-    rows = (("formula", entry.formula), ("source", entry.source))
-    width = _width() or WIDTH
-    details = "\n".join(_labelled(label, text, width=width) for label, text in rows)
     head = f"{metric}  [{entry.unit}, {better[entry.direction]}]"
-    return f"{head}\n\n{textwrap.fill(entry.about, width)}\n\n{details}"
+    return _paragraphs(head, entry.about, formula=entry.formula, source=entry.source)
 
 
 def _key(text: str, metrics: Collection[str]) -> str:
@@ -111,12 +108,15 @@ def _key(text: str, metrics: Collection[str]) -> str:
         )
         meant = f", did you mean '{near[0]}'?" if near else "; `schedbench explain` lists them"
         raise UsageError(f"no metric and no scenario key '{text}'{meant}") from None
-    width, default = _width() or WIDTH, fact.default or "none, it has to be given"
-    details = (
-        _labelled(label, text, width=width) for label, text in (("values", fact.values), ("default", default))
-    )
-    return f"{'.'.join(fact.path)}\n\n{textwrap.fill(fact.about, width)}\n\n" + "\n".join(details)
+    default = fact.default or "none, it has to be given"
+    return _paragraphs(".".join(fact.path), fact.about, values=fact.values, default=default)
 
 
-def _labelled(label: str, text: str, *, width: int) -> str:
-    return textwrap.fill(text, width, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
+def _paragraphs(head: str, about: str, **details: str) -> str:
+    """The head, what it means, and labelled details, in lines as wide as the terminal."""
+    width = _width() or WIDTH
+    lines = [
+        textwrap.fill(text, width, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
+        for label, text in details.items()
+    ]
+    return "\n\n".join(filter(None, (head, textwrap.fill(about, width), "\n".join(lines))))

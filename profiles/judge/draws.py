@@ -121,16 +121,11 @@ def followed(values: Sequence[float], drawn: Sequence[Draw]) -> tuple[str, float
     The correlation is Spearman's, over the draws; a constant that no run depends on has one by chance alone, at most
     about 0.7 among sixty constants and sixteen draws.
     """
-    return max(_correlations(values, drawn), key=lambda found: abs(found[1]), default=("", 0.0))
-
-
-def _correlations(values: Sequence[float], drawn: Sequence[Draw]) -> Iterator[tuple[str, float]]:
     from scipy.stats import spearmanr
 
-    if len(set(values)) < 2:
-        return
-    for path in drawn[0]:
-        yield path, float(spearmanr([draw[path] for draw in drawn], values).statistic)
+    paths = drawn[0] if len(set(values)) > 1 else ()
+    found = {path: float(spearmanr([draw[path] for draw in drawn], values).statistic) for path in paths}
+    return max(found.items(), key=lambda one: abs(one[1]), default=("", 0.0))
 
 
 def _quantities(part: object, path: str) -> Iterator[tuple[str, Quantity[float]]]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...sched.observe import StepInfo
 from ..measure.counts import LAG
 from ..measure.steps import StepGate
-from ..record.timeline import NO_SITE, Names, Range, Window
+from ..record.timeline import NO_SITE, Names, Window
 
 _CALLS: Final = frozenset({"sync", "event", "graph"})  # copies and launches are there as what they launched
 
@@ -105,11 +105,7 @@ def _rows(window: Window) -> Iterable[tuple[int, _Row]]:
             yield call.step, _Row(call.name, "", call.stream, call.site, call.kind == "sync", 0, 0)
     for span in window.ranges:
         if span.step >= 0:
-            yield span.step, _phase(span)
-
-
-def _phase(span: Range) -> _Row:
-    return _Row(f"range {span.name}", "", -1, NO_SITE, blocking=False, bytes=0, host_bytes=0)
+            yield span.step, _Row(f"range {span.name}", "", -1, NO_SITE, False, 0, 0)
 
 
 def _text(row: _Row, names: Names) -> str:

@@ -263,12 +263,18 @@ def _finished(side: Side, name: Name, sample: Sample, notice: Notice) -> Sample:
     notice(name, sample)
     if sample.result.run.cancelled:
         raise KeyboardInterrupt
-    if sample.result.run.failure is not None:
-        raise WorkloadError(f"{side.label}: broke off: {sample.result.run.failure}")
-    rows = sample.result.requests
-    if rows and not any(row.status in ("finished", "aborted") for row in rows):
-        raise WorkloadError(f"{side.label}: no request finished; the reason of the first: {rows[0].reason}")
+    if reason := unfinished(sample.result):
+        raise WorkloadError(f"{side.label}: {reason}")
     return sample
+
+
+def unfinished(result: Result) -> str:
+    """Why there is nothing to compare, where the run broke off or no request finished; empty elsewhere."""
+    if result.run.failure:
+        return f"broke off: {result.run.failure}"
+    if not result.requests or any(row.status in ("finished", "aborted") for row in result.requests):
+        return ""
+    return f"no request finished; the reason of the first: {result.requests[0].reason}"
 
 
 def _is_same_run(x: Sample, y: Sample) -> bool:

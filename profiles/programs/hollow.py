@@ -234,15 +234,6 @@ class _HollowDistribution(metadata.Distribution):
         raise FileNotFoundError(f"{self._name} is hollow and has no file {path}")
 
 
-def _without_hollow(is_available: Callable[..., Any], packages: HollowPackages) -> Callable[..., Any]:
-    @wraps(is_available)
-    def is_really_available(name: str, *args: Any, **kwargs: Any) -> Any:
-        absent = name in packages and name not in _ASSUMED
-        return is_available("no such package" if absent else name, *args, **kwargs)
-
-    return is_really_available
-
-
 @contextmanager
 def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
     """Make those of the packages hollow that cannot be imported, until the block ends."""
@@ -251,7 +242,13 @@ def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
 
     def optional(listed: Any) -> Iterator[tuple[Any, str, Any]]:
         known = listed._is_package_available
-        yield listed, "_is_package_available", _without_hollow(known, packages)
+
+        @wraps(known)
+        def is_really_available(name: str, *args: Any, **kwargs: Any) -> Any:
+            absent = name in packages and name not in _ASSUMED
+            return known("no such package" if absent else name, *args, **kwargs)
+
+        yield listed, "_is_package_available", is_really_available
 
     sys.meta_path.insert(0, finder)
     try:

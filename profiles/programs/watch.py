@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -24,11 +23,12 @@ from ..platform.hardware import load
 from ..record.environment import environment
 from ..record.provenance import RunPart
 from ..record.result import PROGRAM, Abstained, Result
-from ..record.timeline import Call, Op, Window
+from ..record.timeline import Window
 from ..run.declared_hazards import split_declared
 from ..vgpu.device import VirtualGpu
 from ..vgpu.gpu import open_vgpu
 from ..vgpu.ledger import LedgerContext
+from ..vgpu.patching import attributes_set
 from .cuda_program import NvtxRanges
 from .hollow import hollow_packages
 from .torch_cuda import cuda_answered
@@ -87,23 +87,14 @@ def watched(request: WatchRequest) -> Result:
 
 def _run(request: WatchRequest) -> None:
     """Run the script as ``python script arguments`` does."""
-    with _command_line(request):
+    folder = str(Path(request.script).resolve().parent)
+    argv, path = [request.script, *request.arguments], [folder, *sys.path]
+    with attributes_set([(sys, "argv", argv), (sys, "path", path)]):
         try:
             runpy.run_path(request.script, run_name="__main__")
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise ProgramError(f"exited with {end.code}") from end
-
-
-@contextmanager
-def _command_line(request: WatchRequest) -> Iterator[None]:
-    before = sys.argv, list(sys.path)
-    sys.argv = [request.script, *request.arguments]
-    sys.path.insert(0, str(Path(request.script).resolve().parent))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = before
 
 
 def _document(
@@ -142,16 +133,10 @@ def _reading(
         steps.log.settled.append(_WHOLE)
         notes += ("no NVTX range of the map launches a step: the whole program counts as one",)
     context = steps.log.contexts.at
-    window.ops = [_op(op, context(op.launched)) for op in window.ops]
-    window.calls = [_call(call, context(call.start)) for call in window.calls]
+    places = ((op, context(op.launched)) for op in window.ops)
+    window.ops = [op._replace(range=at.range, step=at.step, forward=at.forward) for op, at in places]
+    callers = ((call, context(call.start)) for call in window.calls)
+    window.calls = [call._replace(range=at.range, step=at.step) for call, at in callers]
     window.ranges, window.launched, window.settled = steps.log.ranges, steps.log.launched, steps.log.settled
     unfit = None if window.ops else "the program used no CUDA device"
     return CaptureReading(window, gpu.sites, gpu.streams, steps, notes, unfit)
-
-
-def _op(op: Op, context: LedgerContext) -> Op:
-    return op._replace(range=context.range, step=context.step, forward=context.forward)
-
-
-def _call(call: Call, context: LedgerContext) -> Call:
-    return call._replace(range=context.range, step=context.step)

@@ -20,6 +20,7 @@ from ..judge.divergence import comparable, same_tokens
 from ..judge.metric_values import MetricValue, full_name, metric_values
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
+from ..judge.trials import unfinished
 from ..platform.engine_choice import EngineChoice
 from ..platform.names import load_named
 from ..record.result import Abstained, Result
@@ -235,11 +236,11 @@ def _packed(result: Result) -> bytes:
 
 def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result]) -> Cell:
     """The cell of which these are the results, one for each side."""
-    unfinished = next((reason for result in results if (reason := _unfinished(result))), "")
+    reason = next(filter(None, map(unfinished, results)), "")
     found = [metric_values(result, (plan.metric,)).get(plan.metric) for result in results]
     known = tuple(value for value in found if value is not None)
-    if unfinished or len(known) < len(found):
-        return Cell(place, refusal=unfinished or f"{plan.metric}: abstained")
+    if reason or len(known) < len(found):
+        return Cell(place, refusal=reason or f"{plan.metric}: abstained")
     return Cell(place, values=known, tokens=_tokens(results), packed=tuple(map(_packed, results)))
 
 
@@ -252,15 +253,6 @@ def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved
     if resolved.scenario.faults:
         raise resolved.scenario.source.refuse(("faults",), "a cell's run comes to its end; check takes them")
     return replace(resolved, engine=plan.engine_at(place, side))
-
-
-def _unfinished(result: Result) -> str:
-    """Why there is nothing to compare, where the run broke off or no request finished."""
-    if result.run.failure:
-        return f"broke off: {result.run.failure}"
-    if not result.requests or any(row.status in ("finished", "aborted") for row in result.requests):
-        return ""
-    return f"no request finished; the reason of the first: {result.requests[0].reason}"
 
 
 def _tokens(results: Sequence[Result]) -> Tokens:

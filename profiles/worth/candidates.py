@@ -133,7 +133,7 @@ _NOWHERE: Final = SitePart(file="", function="", line=0, statement="")
 
 def _take(line: SourceLine, row: CopyRow | SyncRow) -> None:
     line.kinds.add(row.kind)
-    line.waits |= _waits(row)
+    line.waits |= row.host_us > 0 or (row.blocking if isinstance(row, CopyRow) else row.sync)
     line.exposed_us += row.exposed_us
     line.host_us += row.host_us
     if isinstance(row, CopyRow):
@@ -142,7 +142,3 @@ def _take(line: SourceLine, row: CopyRow | SyncRow) -> None:
         line.what[" ".join((row.direction, *(word for word, has in words.items() if has)))] = None
     else:
         line.what[row.call] = None
-
-
-def _waits(row: CopyRow | SyncRow) -> bool:
-    return row.host_us > 0 or (row.blocking if isinstance(row, CopyRow) else row.sync)
