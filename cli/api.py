@@ -1,4 +1,4 @@
-"""The Python interface: what the command line answers, as objects. ``import schedbench`` has these functions.
+"""The Python interface: the results of the command line as objects. ``import schedbench`` has these functions.
 
 Keyword arguments are keys of the scenario, shortened as for ``--set``: ``run("mixed", overlap=False)``. Errors are
 those of the command line, with the same messages. Nothing is printed.

@@ -22,7 +22,7 @@ def is_capture(result: Document) -> bool:
 
 
 def capture_notes(result: Document) -> list[Text]:
-    """What the capture lacks, which has to be known before any of its numbers is read."""
+    """What the capture lacks: these lines stand before its numbers."""
     capture = result["environment"]["capture"]
     lines = [f"{number(capture['steps'])} steps, ranges as in the map {capture['map']}"] * bool(
         capture["steps"]
@@ -36,7 +36,7 @@ def capture_notes(result: Document) -> list[Text]:
 
 
 def labels(result: Document) -> list[str]:
-    """The tool and how it recorded CUDA graphs. A capture does not know the relay or the kind of host time."""
+    """The tool and how it recorded CUDA graphs. A capture has neither a relay nor a kind of host time."""
     environment = result["environment"]
     versions = environment["capture"]["versions"]
     words = [environment["source_of_counts"], versions.get("EXPORT_PRODUCT_VERSION", "")]

@@ -123,7 +123,7 @@ def check(
 
 
 def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
-    """Raises UsageError for what a real device cannot be asked."""
+    """Raises UsageError for checks that a real device does not support."""
     if adversaries:
         raise UsageError(
             "--device cuda: adversaries choose when work is done, which a real device does not allow"

@@ -42,7 +42,7 @@ def _passed(content: Document) -> list[str]:
 
 
 def as_csv(content: Document) -> str:
-    """A row for each check, and one for what was not asked; of all faults, a row for each fault."""
+    """A row for each check, and one for what was not checked; of all faults, a row for each fault."""
     if "faults" in content:
         rows = [
             [fault["state"], fault["name"], "caught" if (found := _catchers(fault)) else "not caught", found]

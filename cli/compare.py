@@ -100,7 +100,7 @@ OutputDir = Annotated[Path | None, typer.Option(help="Keep compare.json and ever
 
 
 class ComparisonOptions(NamedTuple):
-    """What the options say of every comparison. The first seed, the varied keys and the headline follow from the
+    """The options that hold for every comparison. The first seed, the varied keys and the headline follow from the
     sides."""
 
     overrides: list[str]

@@ -144,7 +144,7 @@ def _word(value: object) -> str:
 def every(found: Document, *, width: int, most: int) -> list[Table]:
     headline, others = metrics(found, headline=True), metrics(found, headline=False)
     tables = [headline, lines(found, width=width, most=most), gpu_waits(found), others, counts(found)]
-    if any(found[side]["unrecorded"] for side in ("baseline", "candidate")):  # a note says why
+    if any(found[side]["unrecorded"] for side in ("baseline", "candidate")):  # a note has the reason
         tables = [*(table for table in (headline, others) if table.row_count), counts(found)]
     exposed = [line for line in found["lines"] if line["exposed_a"] or line["exposed_b"]]
     tables += [stalls(exposed, width=width, most=most, worth=_worth_asked(found))] if exposed else []

@@ -40,7 +40,7 @@ def progress() -> Console:
 
 
 class WorkLog:
-    """What a long command is doing, with the time left: ``N of M`` in a text says how many of M have ended."""
+    """Reports the progress of a long command, with the time left. ``N of M`` in a text: N of M parts have ended."""
 
     def __init__(
         self, write: Callable[[str], None], *, every: float = 0.0, now: Clock = time.monotonic

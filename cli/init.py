@@ -16,7 +16,7 @@ from .text import echo
 if TYPE_CHECKING:
     from ..scenarios.describe import KeyFact
 
-# What a first scenario says, and is asked for: a shape for which a laptop needs seconds.
+# The keys of a first scenario, which a terminal is prompted for: a shape that takes a laptop some seconds.
 _BEGIN: Final = {
     "model.preset": "llama-3-8b",
     "device.hardware": "h200",

@@ -94,7 +94,7 @@ def forward_table(ladder: Document) -> Table:
 
 
 def _worth(ladder: Document) -> Iterator[Table]:
-    """The lines in which a rung differs from the one before it, by what they account for; if that was asked."""
+    """The lines in which a rung differs from the one before it, by what they account for, where the run computed it."""
     rows = [
         (label, line)
         for label, rung in zip(rung_labels(ladder), ladder["rungs"], strict=True)

@@ -35,8 +35,8 @@ def show_worth(outcome: RunOutcome, form: Format, *, every_line: bool) -> None:
 
 
 def csv_of(documents: Sequence[Document], *, only: str = "") -> str:
-    """One row per metric, and per count of a kind and stream, of the run and then of each rank. Each row says which run
-    it is of, so that files of many runs can be joined. ``value`` is a distribution's mean and a count's median."""
+    """One row per metric, and per count of a kind and stream, of the run and then of each rank. Each row names its
+    run, so that files of many runs can be joined. ``value`` is a distribution's mean and a count's median."""
     header = (*_RUN, *_RANK, *_FIGURES)
     rows = (row for document in documents for row in _rows(document) if row["metric"].startswith(only))
     return to_csv(header, ([row.get(name, "") for name in header] for row in rows))

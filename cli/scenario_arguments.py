@@ -191,7 +191,7 @@ def budget_kind(budget: str) -> str:
 
 
 def _refuse_unasked(budget: str, found: Resolved) -> None:
-    """Raises UsageError where a budget of ``--expect`` would not be asked, because the scenario has a condition for the
+    """Raises UsageError where a budget of ``--expect`` would not apply, because the scenario has a condition for the
     budget of that kind of step, and none of the relays meets it."""
     from ..scenarios.combinations import overlaps
     from ..scenarios.conditions import unmet

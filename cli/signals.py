@@ -1,4 +1,4 @@
-"""How the process reacts to signals and to a closed stdout: with an exit code that says so."""
+"""How the process reacts to signals and to a closed stdout: with an exit code of its own."""
 
 from __future__ import annotations
 

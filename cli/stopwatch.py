@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Stopwatch:
-    """``command`` is what was asked, as it was typed."""
+    """``command`` is the command line as it was typed."""
 
     def __init__(self, command: str = "") -> None:
         self._command = command or command_line()

@@ -156,7 +156,7 @@ class _Composer:
         return scalar(text) if event.style is None else text
 
     def text(self, event: yaml.ScalarEvent, path: KeyPath) -> str:
-        """The scalar with JSON's surrogate pairs, which YAML does not know, joined to characters."""
+        """The scalar with JSON's surrogate pairs, which YAML does not have, joined to characters."""
         text = str(event.value)
         try:
             return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")

@@ -61,7 +61,7 @@ Counter = Literal[
 ]
 
 _OWN_STATE: Final = re.compile(r"(.+\.py):(\w+)")
-# The type checker wants text as the keys of further fields; the validator wants the name of a stream.
+# The keys of further fields: text for the type checker, the name of a stream for the validator.
 _StreamKey = Annotated[str, GetPydanticSchema(lambda _, handler: handler(Stream))]
 
 
@@ -429,7 +429,7 @@ class Scenario(Section):
         return self.engine.relays or (self.engine.relay,)
 
     def expanded(self) -> dict[str, Any]:
-        """Every key with its value, defaults included, as JSON knows them."""
+        """Every key with its value, defaults included, as values of JSON."""
         return self.model_dump(mode="json")
 
     @property

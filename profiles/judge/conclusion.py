@@ -62,7 +62,7 @@ def _added(found: Comparison) -> str:
 
 
 def _worth(found: Comparison) -> str:
-    """The line that accounts for most of the change of throughput, where that was asked."""
+    """The line that accounts for most of the change of throughput, where that was computed."""
     judged = found.metrics.get("output_throughput")
     sited = [line for line in found.lines if line.site]
     rows = [{"site": line.site.model_dump(), "worth_pct": line.worth_pct} for line in sited if line.site]
@@ -100,7 +100,7 @@ def _verdict(found: Comparison) -> str:
 
 
 def _spread(found: Comparison) -> str:
-    """What the least obvious of the reasons says, in the terms of this comparison."""
+    """The least obvious of the reasons, in the terms of this comparison."""
     if found.reasons != (Reason.LOW_N,):
         return ""
     of = "seeds" if found.trials.design == "seeds" else "pairs" if found.trials.design == "blocks" else "runs"

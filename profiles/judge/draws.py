@@ -1,4 +1,4 @@
-"""Hardware profiles drawn from the ranges of their constants, and what a verdict on emulated times owes to them.
+"""Hardware profiles drawn from the ranges of their constants, and how far a verdict on emulated times depends on them.
 
 Draws are a Latin hypercube (McKay, Beckman and Conover, 1979): each constant's range is cut into as many slices of
 equal probability as there are draws, and every slice is used once. Half of the probability lies between ``low`` and

@@ -44,7 +44,7 @@ class CounterEffect(NamedTuple):
 class LineEffect(NamedTuple):
     """A source line's copies, syncs or waits per step of its kind. ``site`` has B's line number where B has it.
     A side that has no steps of the kind has None. ``worth_pct``: the part of B's throughput against A's that the line
-    accounts for, all its copies and syncs together; None where that was not asked, or has no answer."""
+    accounts for, all its copies and syncs together; None where that was not computed, or cannot be."""
 
     site: SitePart | None
     range: str

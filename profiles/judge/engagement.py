@@ -22,7 +22,7 @@ class DifferingShare(NamedTuple):
 
 
 class StepEngagement(NamedTuple):
-    """``kinds`` has every step kind. ``basis`` says how steps were compared:
+    """``kinds`` has every step kind. ``basis`` is how steps were compared:
 
     - steps: A and B ran the same batches; each step is compared with its counterpart, row by row;
     - kinds: their batches differ, and with them bytes and numbers of rows, so those are left out. Of each kind, the

@@ -54,7 +54,7 @@ class Gate(NamedTuple):
 
 class GateOutcome(NamedTuple):
     """``seen`` is the effect in percent, or the count that was compared with the bound; None where there is none.
-    ``why`` says why a gate is undecided."""
+    ``why`` is the reason of an undecided gate."""
 
     gate: str
     outcome: Passed

@@ -1,4 +1,4 @@
-"""Whether two results can be compared: both must answer the same question, with the same capacity of the engine."""
+"""Whether two results can be compared: both must be of the same question, with the same capacity of the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST: Final = 300  # characters of a value in a message
 
 
 class ScenarioDifference(NamedTuple):
-    """``key`` is dotted, as in the scenario or the result; values are as JSON knows them."""
+    """``key`` is dotted, as in the scenario or the result; values are those of JSON."""
 
     key: str
     a: Any
@@ -33,7 +33,7 @@ class ScenarioDifference(NamedTuple):
 
 
 class LikenessError(ValueError):
-    """Two sides answer different questions."""
+    """Two sides are of different questions."""
 
     def __init__(self, differences: Collection[ScenarioDifference]) -> None:
         self.differences = tuple(differences)

@@ -30,7 +30,7 @@ class SideError(ValueError):
 
 
 class CrashError(RuntimeError):
-    """The worker of a side ended without an answer."""
+    """The worker of a side ended without a response."""
 
     def __init__(self, label: str, stderr: str) -> None:
         self.label = label

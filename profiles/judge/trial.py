@@ -1,4 +1,4 @@
-"""What is asked of a side, and the sample that a run of it gives. Imports no torch until a question is resolved."""
+"""The question that a side runs, and the sample that a run gives. Imports no torch until a question is resolved."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Trials:
 
 
 def conduct(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
-    """Run A and B as often as their kind of times asks for, and compare their tokens.
+    """Run A and B as often as their kind of times requires, and compare their tokens.
 
     Raises LikenessError before anything is run twice, WorkloadError, KeyboardInterrupt once the interrupted run is
     noticed, and what the sides raise.
@@ -116,7 +116,8 @@ def conduct(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
 
 
 class DrawnRuns(NamedTuple):
-    """Results of both sides under the same draws of the hardware's constants; ``abstained`` says why there are none."""
+    """Results of both sides under the same draws of the hardware's constants. Without them, ``abstained`` is the
+    reason."""
 
     draws: Sequence[Draw] = ()
     a: tuple[Result, ...] = ()

@@ -48,8 +48,8 @@ class Judgement:
     firmness: Firmness | Abstained | None = None  # where the hardware's constants were drawn
 
     def drawn(self, found: Firmness | Abstained) -> Judgement:
-        """Return the judgement with what draws of the hardware's constants say of it: a verdict whose sign, or for "no
-        change" whose size, does not hold within the ranges is none."""
+        """Return the judgement with its firmness over draws of the hardware's constants: a verdict whose sign, or for
+        "no change" whose size, does not hold within the ranges is none."""
         judged = replace(self, firmness=found)
         if isinstance(found, Abstained):
             doubted = True

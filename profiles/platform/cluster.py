@@ -17,7 +17,7 @@ _CONNECT_S: Final = 10
 
 
 class WorkersError(ValueError):
-    """The workers that were asked for are not there, or cannot run what this process runs."""
+    """The workers that were named are not there, or cannot run what this process runs."""
 
 
 class MeasuredAloneError(WorkersError):

@@ -29,7 +29,7 @@ Bounded = TypeVar("Bounded", bound=float)
 
 
 class HardwareError(ValueError):
-    """A profile that does not exist or does not say what it must."""
+    """A profile does not exist, or is invalid."""
 
 
 class ProfileModel(BaseModel):
@@ -37,8 +37,8 @@ class ProfileModel(BaseModel):
 
 
 class Quantity(ProfileModel, Generic[Bounded]):
-    """A constant of the machine. Its true value is taken to lie between ``low`` and ``high``; ``origin`` says where it
-    comes from: measured, published, datasheet or estimate, and how. Verdicts on emulated times are asked again under
+    """A constant of the machine. Its true value is taken to lie between ``low`` and ``high``; ``origin`` is its
+    source: measured, published, datasheet or estimate, and how. Verdicts on emulated times are asked again under
     draws from these ranges.
 
     Each unit's bounds are far from any machine's and keep a run's instants within 64-bit integers of ns.
@@ -154,7 +154,7 @@ class Phase(PhaseLine):
 
 
 class GpuFacts(ProfileModel):
-    """What programs ask of the GPU, as torch prints it; by default an H100's."""
+    """What programs query of the GPU, as torch prints it; by default an H100's."""
 
     memory_mib: Annotated[int, Field(ge=1)] = 81089
     major: int = 9

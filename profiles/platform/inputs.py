@@ -93,7 +93,7 @@ def _file(key: str, written: str, path: Path, *, whole: bool = True) -> Iterator
 
 @lru_cache(maxsize=256)
 def _digest(path: Path, version: tuple[int, ...], *, whole: bool) -> str:
-    """``version`` is what the file system knows of the content; the digest is made again when that changes."""
+    """``version`` is the file system's metadata of the content; the digest is made again when it changes."""
     size = version[0]
     with path.open("rb") as file:
         if whole or size <= WHOLE_BYTES:

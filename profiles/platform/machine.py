@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class MachineError(RuntimeError):
-    """This machine cannot do what was asked."""
+    """This machine cannot do what was requested."""
 
 
 class HostTime:

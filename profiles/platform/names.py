@@ -36,8 +36,8 @@ class FaultError(ValueError):
 
 
 def refuse_mistyped(name: str, overrides: Sequence[str] = ()) -> None:
-    """Raises ScenarioError with all that is wrong with a scenario, unless it has keys of which only ``ask`` can say
-    whether they are right, together with all others."""
+    """Raises ScenarioError with all that is wrong with a scenario, unless it has keys that only ``ask`` can check,
+    together with all others."""
     problems: tuple[Problem, ...] = ()
     try:
         scenario = load_scenario(name, overrides)

@@ -110,7 +110,7 @@ def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
     others = active_children()
     try:
         yield executor, at_once
-    except KeyboardInterrupt:  # without an answer from what is running
+    except KeyboardInterrupt:  # without waiting for what is running
         for process in active_children():
             if process not in others:
                 process.kill()

@@ -214,7 +214,7 @@ def _grammar(scenario: Scenario, model: ModelConfig) -> None:
 def _hisparse_findings(
     scenario: Scenario, model: ModelConfig | None, hardware: HardwareProfile | None
 ) -> Iterator[tuple[KeyPath, str]]:
-    """What keeping KV on the host asks of model, hardware and page size: the key to blame, and why. A model or hardware
+    """Requirements of KV on the host on model, hardware and page size: the key to blame, and why. A model or hardware
     that was not found is not checked."""
     wanted = scenario.engine.hisparse
     if not wanted.enabled:

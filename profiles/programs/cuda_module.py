@@ -149,7 +149,7 @@ def _random(gpu: VirtualGpu) -> Mapping[str, Any]:
 
 
 def _constants(program: CudaProgram, properties: DeviceProperties) -> Mapping[str, Any]:
-    """The queries that a constant answers."""
+    """The queries whose result is a constant."""
     values: dict[str, Any] = {
         "is_bf16_supported": True,
         "is_tf32_supported": True,
@@ -179,7 +179,7 @@ _MEMORY: Final[Mapping[str, Any]] = {
 
 
 def accelerator(gpu: VirtualGpu, program: CudaProgram, names: CudaDeviceNames) -> Iterator[Patch]:
-    """The attributes of ``torch.accelerator``, by the answers that ``torch.cuda`` has already."""
+    """The attributes of ``torch.accelerator``, by those that ``torch.cuda`` has already."""
     module: Any = torch.get_device_module(gpu.device)
     answers = {
         "current_accelerator": lambda check_available=False: torch.device("cuda"),  # noqa: ARG005

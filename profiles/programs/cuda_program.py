@@ -54,7 +54,7 @@ class CudaProgram:
         self.uncompiled: set[str] = set()
 
     def default(self, name: str, value: Any) -> Callable[..., Any]:
-        """A function that answers ``value``."""
+        """A function that returns ``value``."""
 
         def answered(*args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
             self.defaults.add(name)
@@ -63,7 +63,7 @@ class CudaProgram:
         return answered
 
     def notes(self) -> list[str]:
-        """What a result says about them."""
+        """The notes of a result about them."""
         return [
             *(
                 f"{name} has no counterpart and was answered with a constant"

@@ -62,7 +62,7 @@ class HollowPackages:
         self._replacements[name] = function
 
     def notes(self) -> list[str]:
-        """What a result says about the hollow packages that the program imported."""
+        """The notes of a result about the hollow packages that the program imported."""
         said = {
             "is not installed and was hollow": self.names & self.imported,
             "was called without the virtual GPU's tensors and did nothing": self.used,
@@ -217,7 +217,7 @@ class HollowFinder(MetaPathFinder, Loader):
     def find_distributions(
         self, context: metadata.DistributionFinder.Context
     ) -> Iterator[metadata.Distribution]:
-        """The version of a hollow package that is asked for by name; no list of what is installed has it."""
+        """The version of a hollow package that is queried by name; no list of what is installed has it."""
         name = (context.name or "").replace("-", "_")
         if name in self._packages:
             yield _HollowDistribution(name)
@@ -261,8 +261,8 @@ def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
 
 
 def _is_importable(name: str) -> bool:
-    """A package may be installed and unable to be imported, for want of a library of CUDA. A module with a dotted name
-    is a compiled part of the program, which is taken to want one: to try it would import the program."""
+    """A package may be installed and unable to be imported, because a library of CUDA is missing. A module with a
+    dotted name is a compiled part of the program, which is assumed to need one: trying it would import the program."""
     if "." in name:
         return False
     try:

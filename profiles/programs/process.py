@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 def _end_with_reader(number: int) -> None:
     """Make this process exit as soon as the reader of that pipe has ended for any reason."""
     ends = select.poll()
-    ends.register(number, 0)  # the end of the reader is reported without being asked for
+    ends.register(number, 0)  # the end of the reader is always reported
 
     def wait() -> None:
         ends.poll()

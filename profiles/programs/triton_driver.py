@@ -1,4 +1,4 @@
-"""What programs ask Triton's driver about the GPU, which is what ``torch.cuda`` answers."""
+"""The queries of programs to Triton's driver about the GPU, with the results of ``torch.cuda``."""
 
 from __future__ import annotations
 

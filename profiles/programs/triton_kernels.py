@@ -184,7 +184,7 @@ class TritonPrograms:
         self._memory: VisitedMemory | None = None  # of the kernel that is being computed
 
     def notes(self) -> list[str]:
-        """What a result says about the kernels."""
+        """The notes of a result about the kernels."""
         return [f"triton.autotune took the first configuration of {name}" for name in sorted(self.autotuned)]
 
     def patches(self, interpreter: Any) -> Iterator[tuple[Any, str, Any]]:

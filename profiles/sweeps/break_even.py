@@ -43,7 +43,7 @@ class DrawnCrossing(NamedTuple):
 
 
 class DrawnCrossings(NamedTuple):
-    """The crossings that were asked again; ``abstained`` says why there are none."""
+    """The crossings that were run again; ``abstained`` is the reason where there are none."""
 
     found: Mapping[Crossing, DrawnCrossing]
     abstained: str = ""
@@ -79,7 +79,7 @@ def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossin
 
 
 def ask_again(plan: SweepPlan, found: Sequence[Cell], count: int) -> DrawnCrossings:
-    """Ask each crossing again under ``count`` draws: first the cells on either side of it, then the whole row under
+    """Run each crossing again under ``count`` draws: first the cells on either side of it, then the whole row under
     those draws that move it."""
     crossed = crossings(plan, found)
     why = _not_drawn(plan, found, crossed, count)

@@ -91,7 +91,7 @@ def _apart(relay: Document, relays: Sequence[Document]) -> str:
 
 def ladder_conclusion(ladder: Document) -> str:
     """Return by how much the last rung's output throughput differs from the first one's, the largest change from one
-    rung to the next, and whether all give the tokens that they promise."""
+    rung to the next, and whether relays with the same rules give the same tokens."""
     agree = ladder["ladder"]["tokens_agree"]
     tokens = (
         "every relay gives the tokens it promises" if agree else "relays DIFFER that promise the same tokens"

@@ -11,7 +11,7 @@ from .break_even import Crossing, DrawnCrossing, DrawnCrossings, crossings
 from .conclusion import sweep_conclusion
 from .sweep import Cell, SweepPlan
 
-# History: 1.0 the first; 1.1 asks break-evens again under draws of the hardware's constants; 1.2 has a
+# History: 1.0 the first; 1.1 repeats break-evens under draws of the hardware's constants; 1.2 has a
 # conclusion.
 SCHEMA_VERSION: Final = "1.2"
 

@@ -31,7 +31,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """``lines``: in which it differs from the rung before it, where their worth was asked."""
+    """``lines``: in which it differs from the rung before it, where their worth was computed."""
 
     relay: RelayChoice
     outcome: RunOutcome
@@ -83,7 +83,7 @@ class Ladder:
         return canonical(self.document())
 
     def _changes(self) -> list[dict[str, tuple[str, str]]]:
-        """For each rung, the questions that it answers differently from the rung before it."""
+        """For each rung, the questions for which its policy is not that of the rung before it."""
         rungs = [_answers(rung.relay, **self._mode) for rung in self.rungs]
         return [{}, *(_apart(before, after) for before, after in pairwise(rungs))][: len(rungs)]
 

@@ -71,7 +71,7 @@ class Runs:
             return False
         try:
             return (self._folder / self.file(question)).exists()
-        except EngineError:  # which is the answer of its run, too
+        except EngineError:  # which its run will report, too
             return False
 
     def _known(self, resolved: Resolved) -> Result | None:

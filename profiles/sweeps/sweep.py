@@ -44,7 +44,7 @@ _NOT_KEPT: Final = Abstained(abstained="a sweep keeps no outputs")
 
 Place = tuple[str, ...]
 Questions: TypeAlias = "Sequence[Resolved] | str"
-"""What a cell asks, one question for each side, or why it cannot run."""
+"""The questions of a cell, one for each side, or the reason why it cannot run."""
 
 
 class Axis(NamedTuple):

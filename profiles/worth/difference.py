@@ -34,12 +34,12 @@ class AskedSide(NamedTuple):
 
 
 def refusal(question: Resolved, options: Options) -> str:
-    """Why no line of the run can be asked for its worth; empty if it can."""
+    """The reason why no line of the run can be changed; empty if lines can."""
     return _OF_ITS_OWN if question.engine is not None else unrepeatable(question, options)
 
 
 def require_sides(question: Question | None, a: SideSpec, b: SideSpec) -> None:
-    """Raises WorthError where the lines of neither side can be asked."""
+    """Raises WorthError where the lines of neither side can be changed."""
     if question is None or a.stored or b.stored:
         raise WorthError("worth: stored results cannot be run again")
     if a.engine or b.engine:
