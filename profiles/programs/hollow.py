@@ -2,7 +2,7 @@
 
 What a hollow package gives can be called, used as a decorator, subclassed, named in an ``except`` clause or as a type,
 and iterated as empty; it is never true. A function of it that is called with a tensor of the virtual GPU would launch a
-kernel, whose effect is unknown: the call raises HollowKernelError unless the function has a replacement.
+kernel, whose effect is unknown: the call raises HollowKernelError.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module, metadata
@@ -39,9 +39,9 @@ class HollowKernelError(RuntimeError):
 class HollowPackages:
     """``names`` are the packages that are hollow, and ``imported`` the modules of theirs that were imported.
 
-    Of their functions and ops, ``used`` has those that were called or described without doing anything, ``refused``
-    those whose calls would have launched kernels, and ``launched`` those whose replacements did. ``used_in`` has those
-    that were called without doing anything while a virtual GPU was open, by the step in which they were.
+    Of their functions and ops, ``used`` has those that were called or described without doing anything, and ``refused``
+    those whose calls would have launched kernels. ``used_in`` has those that were called without doing anything while a
+    virtual GPU was open, by the step in which they were.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -49,17 +49,10 @@ class HollowPackages:
         self.imported: set[str] = set()
         self.used: set[str] = set()
         self.refused: set[str] = set()
-        self.launched: set[str] = set()
         self.used_in: defaultdict[int, set[str]] = defaultdict(set)
-        self._replacements: dict[str, Callable[..., Any]] = {}
 
     def __contains__(self, name: str) -> bool:
         return any(name == package or name.startswith(f"{package}.") for package in self.names)
-
-    def replaced(self, name: str, function: Callable[..., Any]) -> None:
-        """Call ``function``, written with torch's operators, for each call of the hollow function of that name, such as
-        ``package.module.function`` or ``torch.ops.package.function``. What it launches counts as one kernel."""
-        self._replacements[name] = function
 
     def notes(self) -> list[str]:
         """The notes of a result about the hollow packages that the program imported."""
@@ -67,18 +60,11 @@ class HollowPackages:
             "is not installed and was hollow": self.names & self.imported,
             "was called without the virtual GPU's tensors and did nothing": self.used,
             "would have launched a kernel and was refused": self.refused,
-            "was computed by a replacement": self.launched,
         }
         return [f"{name} {what}" for what, names in said.items() for name in sorted(names)]
 
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of calling the hollow object of that name. Raises HollowKernelError."""
-        replacement = self._replacements.get(name.removesuffix(".default"))
-        if replacement is not None and CURRENT.get(None) is None:
-            return replacement(*args, **kwargs)
-        if replacement is not None:
-            self.launched.add(name)
-            return fused.run_as_one_kernel(name, replacement, *args, **kwargs)
         if next(fused.device_tensors([args, kwargs]), None) is not None:
             self.refused.add(name)
             package = name.removeprefix("torch.ops.").partition(".")[0]

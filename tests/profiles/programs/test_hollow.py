@@ -15,10 +15,7 @@ import torch
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.hollow import HollowKernelError, HollowPackages, hollow_packages
-from schedbench.profiles.programs.torch_cuda import cuda_answered
-from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
-from tests.profiles.recorders import WindowRecorder
 
 NAME = "absent_kernels"
 
@@ -134,69 +131,3 @@ def test_a_kernel_of_a_hollow_package_is_refused(hollow: HollowPackages, absent:
     assert hollow.refused == {f"{NAME}.norm", f"{NAME}.kernels.norm", f"torch.ops.{NAME}.norm.default"}
     assert f"{NAME}.norm would have launched a kernel and was refused" in hollow.notes()
     assert hollow.used == set()
-
-
-def doubled_into(gpu: VirtualGpu, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Writes twice ``x`` into ``out`` and returns new memory."""
-    out.copy_((x + x).contiguous())
-    return x + torch.ones(x.shape, device=gpu.device)
-
-
-def test_a_replaced_function_is_one_kernel(hollow: HollowPackages, absent: Any) -> None:
-    sink = WindowRecorder()
-    with open_vgpu(load("h200"), sink=sink) as gpu:
-        hollow.replaced(f"{NAME}.double", lambda out, x: doubled_into(gpu, out, x))
-        out, x = torch.zeros(3, device=gpu.device), torch.arange(3.0, device=gpu.device)
-        result = absent.double(out, x)
-        graph = torch.get_device_module(gpu.device).CUDAGraph()
-        with torch.get_device_module(gpu.device).graph(graph):
-            absent.double(out, x)
-        x.add_(1)
-        graph.replay()
-        assert (out.tolist(), result.tolist()) == ([2, 4, 6], [1, 2, 3])
-    assert [op for op in sink.names if "double" in op or "graph" in op] == [f"{NAME}.double", "graph[1]"]
-    assert "ones" not in sink.names
-    assert hollow.notes() == [
-        f"{NAME} is not installed and was hollow",
-        f"{NAME}.double was computed by a replacement",
-    ]
-
-
-def test_a_replacement_may_not_copy_to_the_host(hollow: HollowPackages, absent: Any) -> None:
-    hollow.replaced(f"{NAME}.length", lambda x: x.sum().item())
-    with open_vgpu(load("h200")) as gpu, pytest.raises(RuntimeError, match=f"{NAME}.length: the function"):
-        absent.length(torch.ones(3, device=gpu.device))
-
-
-def test_accesses_of_a_replaced_function_are_exact(hollow: HollowPackages, absent: Any) -> None:
-    """A race on the row that the kernel reads is found, and one on another row is not. Memory that only the computation
-    on the CPU uses gives no finding."""
-
-    def findings(row: int) -> int:
-        with open_vgpu(load("h200"), hazards=True) as gpu, cuda_answered(gpu, load("h200")):
-            hollow.replaced(f"{NAME}.take", lambda table, rows: (table[rows] * 2).sum(0))
-            table, rows = torch.ones(4, 8, device="cuda"), torch.tensor([1], device="cuda")
-            side = torch.cuda.Stream()
-            torch.cuda.synchronize()
-            with torch.cuda.stream(side):
-                table[row].fill_(3)
-            absent.take(table, rows)
-            return len(gpu.findings)
-
-    assert (findings(row=1), findings(row=2)) == (1, 0)
-
-
-def test_the_memory_of_a_replaced_functions_result_may_still_be_in_use(
-    hollow: HollowPackages, absent: Any
-) -> None:
-    with open_vgpu(load("h200"), hazards=True) as gpu, cuda_answered(gpu, load("h200")):
-        hollow.replaced(f"{NAME}.twice", lambda x: x + x)
-        x, side = torch.ones(64, device="cuda"), torch.cuda.Stream()
-        torch.cuda.synchronize()
-        old = torch.ones(64, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            _ = old + 1
-        del old
-        _ = absent.twice(x)
-        assert [finding.kind for finding in gpu.findings] == ["freed"]
