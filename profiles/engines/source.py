@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ..record.environment import run_git
 from ..record.provenance import EdgePart, EnginePart
 from .names import EngineError, EngineName
 
@@ -113,38 +114,38 @@ def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
     tree = _folder(name)
     path = place.inside(tree)
     if path is None:
-        bare = _git(tree, "rev-parse", "--is-bare-repository") == "true"
+        bare = run_git(tree, "rev-parse", "--is-bare-repository") == "true"
         raise EngineError(
             f"{name}: a bare repository has no files: name a commit, {name}@REF"
             if bare
             else f"{name}: no {' and no '.join(place.candidates)} in that folder: is it a checkout of the engine?"
         )
-    if not _git(path, "ls-files", "--", f"{place.package}/*.py"):
+    if not run_git(path, "ls-files", "--", f"{place.package}/*.py"):
         return _source(name, place, path)
     return _source(
         name,
         place,
         path,
-        ref=_git(path, "symbolic-ref", "--short", "--quiet", "HEAD"),
-        commit=_git(path, "rev-parse", "HEAD"),
-        dirty=bool(_git(path, "status", "--porcelain", "--", place.package)),
+        ref=run_git(path, "symbolic-ref", "--short", "--quiet", "HEAD"),
+        commit=run_git(path, "rev-parse", "HEAD"),
+        dirty=bool(run_git(path, "status", "--porcelain", "--", place.package)),
     )
 
 
 def _exported(name: EngineName, place: PackagePlace, tree: Path) -> EngineSource:
     """The files of a commit, written into ``tree``."""
     repository = _folder(name)
-    if _git(repository, "rev-parse", "--git-dir") is None:
+    if run_git(repository, "rev-parse", "--git-dir") is None:
         raise EngineError(
             f"{name}: {name.tree} is no git checkout: leave out @{name.ref} to run it as it stands"
         )
-    repository = Path(_git(repository, "rev-parse", "--show-toplevel") or repository)
-    commit = _git(
+    repository = Path(run_git(repository, "rev-parse", "--show-toplevel") or repository)
+    commit = run_git(
         repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name.ref}^{{commit}}"
     )
     if commit is None:
         raise EngineError(f"{name}: no such commit, branch or tag{_shallow(repository)}")
-    listed = [at for at in place.candidates if _git(repository, "ls-tree", commit, at)]
+    listed = [at for at in place.candidates if run_git(repository, "ls-tree", commit, at)]
     if not listed:
         raise EngineError(f"{name}: the commit has no {' and no '.join(place.candidates)}")
     _archive(name, repository, commit, listed[0].removesuffix(place.package) or ".", tree)
@@ -171,7 +172,7 @@ def _archive(name: EngineName, repository: Path, commit: str, folder: str, tree:
 
 def _shallow(repository: Path) -> str:
     """What to do about a commit that a shallow clone does not have."""
-    if _git(repository, "rev-parse", "--is-shallow-repository") != "true":
+    if run_git(repository, "rev-parse", "--is-shallow-repository") != "true":
         return ""
     return f"; the clone is shallow: git -C {repository} fetch --unshallow --tags"
 
@@ -273,14 +274,3 @@ def _version(package: Path) -> str | None:
         version = project.get("project", {}).get("version")
         return version if isinstance(version, str) else None
     return None
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints; None where it fails or is not there."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 from ...scenarios.problems import meant
 from ..platform.machine import MachineError
 from ..platform.pool import MapFunction
+from ..record.environment import run_git
 from ..record.result import Result
 from .draws import HARDWARE, Profiles
 from .trial import Question, Sample, TrialRequest
@@ -164,18 +165,16 @@ def here() -> Path:
 
 def commit_of(root: Path, ref: str) -> str:
     """The commit that ``ref`` names in the checkout. Raises SideError, with the most similar branch or tag."""
-    found = _git(
-        root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", ref=ref, must=False
-    )
+    found = run_git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     if not found:
         sides = [f"git:{name}" for name in refs(root)]
         raise SideError(f"git:{ref}: no such commit, branch or tag in {root}{meant(f'git:{ref}', sides)}")
-    return found.strip()
+    return found
 
 
 def refs(root: Path) -> list[str]:
     """The branches and tags of the checkout."""
-    return _git(root, "for-each-ref", "--format=%(refname:short)", ref="", must=False).split()
+    return (run_git(root, "for-each-ref", "--format=%(refname:short)") or "").split()
 
 
 @contextmanager
@@ -185,15 +184,11 @@ def worktree(root: Path, ref: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="schedbench-") as folder:
         tree = Path(folder) / "checkout"
         try:
-            _git(root, "worktree", "add", "--detach", str(tree), commit, ref=ref)
+            add = ["git", "-C", str(root), "worktree", "add", "--detach", str(tree), commit]
+            added = subprocess.run(add, capture_output=True, text=True, check=False)
+            if added.returncode:
+                raise SideError(f"git:{ref}: {added.stderr.strip()}")
             yield tree
         finally:
-            _git(root, "worktree", "remove", "--force", str(tree), ref=ref, must=False)
-            _git(root, "worktree", "prune", ref=ref, must=False)
-
-
-def _git(root: Path, *arguments: str, ref: str, must: bool = True) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-    if must and done.returncode:
-        raise SideError(f"git:{ref}: {done.stderr.strip() or 'no such commit'}")
-    return done.stdout
+            run_git(root, "worktree", "remove", "--force", str(tree))
+            run_git(root, "worktree", "prune")

@@ -58,24 +58,26 @@ def _git() -> tuple[str | None, tuple[str, ...] | None]:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None, None
-    sha = _run_git(root, "rev-parse", "HEAD")
-    return sha and sha.strip(), changes(root)
+    return run_git(root, "rev-parse", "HEAD"), changes(root)
 
 
 def changes(root: Path) -> tuple[str, ...] | None:
     """The files of a checkout that differ from its commit, and the package's Python files that are in no commit; None
     where git cannot say. Other untracked files, such as a scenario or a result, change nothing that runs."""
-    tracked = _run_git(root, "diff", "--name-only", "HEAD")
+    tracked = run_git(root, "diff", "--name-only", "HEAD")
     patterns = (f"{folder}/*.py" for folder in _FOLDERS)
-    untracked = _run_git(root, "ls-files", "--others", "--exclude-standard", "--", *patterns)
-    return None if tracked is None or untracked is None else tuple(f"{tracked}{untracked}".splitlines())
+    untracked = run_git(root, "ls-files", "--others", "--exclude-standard", "--", *patterns)
+    if tracked is None or untracked is None:
+        return None
+    return *tracked.splitlines(), *untracked.splitlines()
 
 
-def _run_git(root: Path, *arguments: str) -> str | None:
+def run_git(root: Path, *arguments: str) -> str | None:
+    """What git prints about a repository; None where it fails or is not there."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return done.stdout.strip()
