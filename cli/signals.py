@@ -50,9 +50,8 @@ def interruptible() -> Iterator[Interruption]:
         marked = end.code == INTERRUPTED or (interruption.number and end.code == GATE_FAILED)
         raise SystemExit(interruption.exit_code if marked else end.code) from None
     finally:
-        exec(
-            ""
-        )  # after an interrupted exec of a string, python -m exits by SIGINT, unless another one follows
+        # After an interrupted exec of a string, python -m exits by SIGINT, unless another one follows.
+        exec("")
         for number in handled:
             signal.signal(number, before[number])
 

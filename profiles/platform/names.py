@@ -16,18 +16,16 @@ from .hardware import HardwareError, load
 
 # Keys that are checked against files, or against the shape of the model.
 _ASKED_LATER: Final[tuple[KeyPath, ...]] = (
-    *(
-        ("model", "path"),
-        ("workload", "trace"),
-        ("workload", "encoder_tokens"),
-        ("workload", "sampling", "grammar"),
-    ),
-    *(
-        ("engine", "speculative", "draft"),
-        ("engine", "pipeline", "stages"),
-        ("engine", "data_parallel", "ranks"),
-    ),
-    *(("engine", "hisparse"), ("engine", "split_prefill"), ("case", "metric")),
+    ("model", "path"),
+    ("workload", "trace"),
+    ("workload", "encoder_tokens"),
+    ("workload", "sampling", "grammar"),
+    ("engine", "speculative", "draft"),
+    ("engine", "pipeline", "stages"),
+    ("engine", "data_parallel", "ranks"),
+    ("engine", "hisparse"),
+    ("engine", "split_prefill"),
+    ("case", "metric"),
 )
 
 

@@ -31,7 +31,7 @@ R = TypeVar("R")
 _IMPORTED: Final = ["schedbench.profiles.platform.forked"]
 _START_S: Final = 6.0  # what the processes of a pool take to start
 _AHEAD: Final = (
-    4  # tasks submitted for each process, so that none waits for the next and few results wait to be read
+    4  # tasks submitted for each process: none waits for the next, and few results wait to be read
 )
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 

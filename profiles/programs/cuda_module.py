@@ -137,9 +137,8 @@ def _random(gpu: VirtualGpu) -> Mapping[str, Any]:
         "manual_seed_all": lambda seed: host.manual_seed(seed) and None,
         "seed": lambda: host.seed() and None,
         "seed_all": lambda: host.seed() and None,
-        "initial_seed": lambda: (
-            host.initial_seed()
-        ),  # functions of torch.cuda's own, by which a compiler finds them
+        # A function of torch.cuda's own, by which a compiler finds it.
+        "initial_seed": lambda: host.initial_seed(),
         "default_generators": (host,),
         "get_rng_state": module.get_rng_state,
         "set_rng_state": module.set_rng_state,

@@ -64,13 +64,7 @@ class CudaProgram:
 
     def notes(self) -> list[str]:
         """The notes of a result about them."""
-        return [
-            *(
-                f"{name} has no counterpart and was answered with a constant"
-                for name in sorted(self.defaults)
-            ),
-            *(
-                f"torch.compile left {name} as it is: each operator is a kernel"
-                for name in sorted(self.uncompiled)
-            ),
-        ]
+        constant = "{} has no counterpart and was answered with a constant"
+        kept = "torch.compile left {} as it is: each operator is a kernel"
+        found = {constant: self.defaults, kept: self.uncompiled}
+        return [note.format(name) for note, names in found.items() for name in sorted(names)]

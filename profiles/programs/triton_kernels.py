@@ -155,9 +155,7 @@ class KernelArguments:
         if isinstance(arg, tuple):
             parts = map(self._held, arg)
             return type(arg)(*parts) if hasattr(arg, "_fields") else tuple(parts)
-        if isinstance(
-            getattr(arg, "base", None), torch.Tensor
-        ):  # a tensor descriptor, or one of another type
+        if isinstance(getattr(arg, "base", None), torch.Tensor):  # a descriptor, or a tensor of another type
             changed = copy.copy(arg)
             changed.base = self._held(arg.base)
             return changed

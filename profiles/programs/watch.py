@@ -71,9 +71,7 @@ class _Windows:
 def watched(request: WatchRequest) -> Result:
     """Raises ProgramError if the program ends with an error, HardwareError, MapError, OSError."""
     hardware, windows = load(request.hardware), _Windows()
-    beside = sorted(
-        Path(request.script).resolve().parent.iterdir()
-    )  # files are named from the script's folder on
+    beside = sorted(Path(request.script).resolve().parent.iterdir())  # files are named from this folder on
     with (
         open_vgpu(hardware, sink=windows, watch=beside, hazards=request.hazards, gradients=True) as gpu,
         cuda_answered(gpu, hardware) as program,

@@ -10,6 +10,10 @@ from rich.console import Console
 
 from schedbench.cli.page import Page, print_page
 
+TINY: Final = (
+    *("--device", "vgpu", "--set", "workload.requests=5", "--set", "workload.arrival=burst"),
+    *("--set", "device.values=none", "--set", "measure.warmup_requests=0"),
+)
 SAMPLE: Final = Path(__file__).parents[1] / "profiles" / "sample_result.json"
 
 

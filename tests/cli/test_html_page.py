@@ -20,11 +20,7 @@ from schedbench.cli.text import number
 from schedbench.profiles.picture.draw import picture
 from schedbench.profiles.record.recording import read_recording
 from tests.cli.browsing import opened
-
-TINY = (
-    *("--device", "vgpu", "--set", "workload.requests=5", "--set", "workload.arrival=burst"),
-    *("--set", "device.values=none", "--set", "measure.warmup_requests=0"),
-)
+from tests.cli.pages import TINY
 
 
 class Parsed(HTMLParser):

@@ -12,11 +12,7 @@ from schedbench.cli.app import app
 from schedbench.cli.strip import strips
 from schedbench.profiles.picture.draw import picture
 from schedbench.profiles.record.recording import read_recording
-
-TINY = (
-    *("--device", "vgpu", "--set", "workload.requests=4", "--set", "workload.arrival=burst"),
-    *("--set", "device.values=none", "--set", "measure.warmup_requests=0"),
-)
+from tests.cli.pages import TINY
 
 
 @pytest.fixture(scope="module")
