@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, get_args
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import conclusion, engine_name, listed, mean_value
+from ..profiles.record.conclusion import conclusion, engine_name, idle_parts, listed, mean_value
 from ..profiles.record.definitions import DEFINITIONS, IDLE_NAMES, shown_in
-from ..profiles.record.result import IDLE_PARTS, PROGRAM
+from ..profiles.record.result import PROGRAM
 from ..scenarios.schema import Stream
 from . import rank_tables, worth_page
 from .capture_page import capture_notes, is_capture, ranges, steps_without_device
@@ -328,7 +328,7 @@ def gpu_waits(result: Document) -> Table:
     if "abstained" in idle or total is None:
         table.add_row("forward idle", MISSING, MISSING)
         return table
-    for label, us in _idle_rows(result, total):
+    for label, us in _idle_rows(result):
         share = us / total if total else None
         table.add_row(label, number(round(us, 6)), percent(share), end_section=label == "residue")
     table.add_section()
@@ -355,14 +355,9 @@ def critical_path(result: Document) -> Table:
     return table
 
 
-def _idle_rows(result: Document, total: float) -> list[tuple[str, float]]:
-    """Us per step of each part; ``total`` is all of forward idle."""
-    idle = result["idle"]
-    whole = sum(idle[f"{name}_us"] for name in IDLE_PARTS)
-    part = {name.removesuffix("_us"): total * us / whole if whole else 0.0 for name, us in idle.items()}
-    for name in ("exposed_stall", "exposed_host"):
-        part[name] = mean_value(result, f"{name}_us_per_step") or 0.0
-    part["forward_idle"] = total
+def _idle_rows(result: Document) -> list[tuple[str, float]]:
+    """Us per step of each part."""
+    part = idle_parts(result)
     shown = [name for name in IDLE_NAMES if name != "unnamed_host" or part[name]]
     return [("  " * _OF_HOST_LATE.get(name, 0) + IDLE_NAMES[name], part[name]) for name in shown]
 

@@ -109,7 +109,8 @@ def _idle(result: Document) -> Iterator[str]:
     idle, busy = (mean_value(result, name) for name in ("forward_idle_us_per_step", "forward_occupancy"))
     if idle is None or busy is None or "abstained" in result["idle"]:
         return
-    causes = _causes(result)
+    parts = idle_parts(result)
+    causes = {name: parts[name] for name in _CAUSES}
     late, step = sum(causes.values()), idle / (1 - busy) if busy < 1 else 0.0
     resting = max(idle - late, 0.0)
     if late <= 0 or step <= resting:
@@ -120,14 +121,14 @@ def _idle(result: Document) -> Iterator[str]:
     yield f"GPU idle {100 * late / (step - resting):.2g} % of a step ({_number(late)} µs) between forwards, {share}"
 
 
-def _causes(result: Document) -> dict[str, float]:
-    """Us per step of each cause but the lack of work."""
+def idle_parts(result: Document) -> dict[str, float]:
+    """Us per step of forward idle and of each of its parts, by the names of ``IDLE_NAMES``."""
     total = mean_value(result, "forward_idle_us_per_step") or 0.0
     idle = result["idle"]
     whole = sum(idle[f"{name}_us"] for name in ("host_late", *_CAUSES[3:], "no_work", "residue"))
-    parts = {name: total * idle[f"{name}_us"] / whole if whole else 0.0 for name in _CAUSES[2:]}
+    parts = {name.removesuffix("_us"): total * us / whole if whole else 0.0 for name, us in idle.items()}
     exposed = {name: mean_value(result, f"{name}_us_per_step") or 0.0 for name in _CAUSES[:2]}
-    return exposed | parts
+    return parts | exposed | {"forward_idle": total}
 
 
 def _share(ratio: float) -> str:
