@@ -29,13 +29,14 @@ class Sites:
         self._codes: list[CodeType] = []
         self._places: list[tuple[CodeType, int]] = []
         self._sites: list[Site] = []  # of the first places, as far as they were resolved
+        self.last = NO_SITE  # the index that ``here`` returned last
 
     def here(self) -> int:
-        """The index of the stack's innermost watched line, or NO_SITE. The three innermost frames are the tool's."""
+        """The index of the stack's innermost watched line, or NO_SITE. The two innermost frames are the tool's."""
         try:
-            frame: FrameType | None = sys._getframe(3)
+            frame: FrameType | None = sys._getframe(2)
         except ValueError:  # the call was made by a thread of torch's own
-            return NO_SITE
+            frame = None
         known = self._indices
         while frame is not None:
             code = frame.f_code
@@ -45,8 +46,10 @@ class Sites:
                 indices = self._add_code(code)
             if indices is not None:
                 index = indices.get(frame.f_lasti)
-                return self._place(indices, code, frame.f_lasti) if index is None else index
+                self.last = self._place(indices, code, frame.f_lasti) if index is None else index
+                return self.last
             frame = frame.f_back
+        self.last = NO_SITE
         return NO_SITE
 
     def resolved(self) -> Sequence[Site]:
@@ -77,16 +80,6 @@ class Sites:
         root = next(root for root in self._watch if path.is_relative_to(root))
         name = path.relative_to(root.parent).as_posix()
         return Site(name, code.co_qualname, line, _statement(code.co_filename, line))
-
-
-class LastSite(Sites):
-    """Remembers the source line of the last call."""
-
-    last = NO_SITE
-
-    def here(self) -> int:
-        self.last = super().here()
-        return self.last
 
 
 @cache

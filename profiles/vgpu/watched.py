@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, TypeGuard
@@ -18,7 +19,7 @@ from .hazards.footprints import ByteSpan, span
 from .hazards.probes import ProbedClocks
 from .hazards.shadow import Block
 from .runtime import Direction, Runtime, RuntimeInputs
-from .sites import LastSite, Sites
+from .sites import Sites
 from .tensor import DeviceTensor, is_pinned
 
 
@@ -27,7 +28,6 @@ class WatchedRuntime(Runtime):
 
     def __init__(self, inputs: RuntimeInputs) -> None:
         super().__init__(inputs)
-        self.sites: LastSite = LastSite(inputs.watch)
         # Not the line of a helper that all waits share, but its caller's.
         places = Sites(inputs.watch, unwatched=[Path(streams.__file__)])
         self.clocks = ProbedClocks(self.simulation.first, places)
@@ -157,8 +157,8 @@ class VirtualMemory:
         assert type(tensor) is DeviceTensor
         return tensor.held
 
-    def block(self, tensor: torch.Tensor) -> Block | None:
-        return tensor.block  # type: ignore[attr-defined, no-any-return]
+    # A C function, since it is called for each argument of each operation.
+    block: Callable[[torch.Tensor], Block | None] = attrgetter("block")
 
     def keep(self, tensor: torch.Tensor, block: Block) -> None:
         assert type(tensor) is DeviceTensor

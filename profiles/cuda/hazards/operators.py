@@ -18,7 +18,7 @@ from ...vgpu.hazards.clocks import Clock, VectorClocks
 from ...vgpu.hazards.ops import checked
 from ...vgpu.hazards.shadow import IssuedOp
 from ...vgpu.patching import Function, Target, replaced
-from ...vgpu.sites import LastSite
+from ...vgpu.sites import Sites
 from ...vgpu.torch_ops import LIKES, Handler
 from ..dispatch_counts import CopyRules, copies_of
 
@@ -33,7 +33,7 @@ class ProgramOrder:
 
     def __init__(self, module: Any, watch: Sequence[Path]) -> None:
         self.clocks = VectorClocks()
-        self.sites = LastSite(watch)
+        self.sites = Sites(watch)
         self.streams: dict[int, str] = {}  # names by number
         self.capturing = False
         self._module = module

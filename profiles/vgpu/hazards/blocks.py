@@ -17,7 +17,7 @@ from weakref import WeakSet, ref
 
 import torch
 
-from ..sites import LastSite
+from ..sites import Sites
 from .clocks import Clock, VectorClocks
 from .footprints import ByteSpan, ValueSource
 from .shadow import UNWRITTEN, Block, MemoryAccess, MemoryOrigin, ShadowMemory
@@ -65,7 +65,7 @@ class HostProgram(Protocol):
     def clocks(self) -> VectorClocks: ...
 
     @property
-    def sites(self) -> LastSite: ...
+    def sites(self) -> Sites: ...
 
     @property
     def stream(self) -> StreamNumber: ...
@@ -219,8 +219,9 @@ class ShadowTable:
             source.freeze()
             return
         self._sources.add(source)
+        weak = ref(source)
         for tensor in tensors:
-            self.block(tensor).shadow.add_dependent(source)
+            self.block(tensor).shadow.add_dependent(weak)
 
     def release(self) -> None:
         """Release all tensors that footprints follow from."""

@@ -17,7 +17,7 @@ from .findings import Findings, unread
 from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span, visited
 from .graphs import GraphFootprint
 from .probes import ProbedClocks
-from .shadow import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
+from .shadow import NONE, UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
 
 if TYPE_CHECKING:
     from ....sched.kernels.registry import Kernel
@@ -175,7 +175,8 @@ class HazardChecker(Watcher):
             return
         if shadow.named is not None:
             shadow.named.note(launch, write=write)
-        if not shadow.settled(launch.actor, self._clocks.floor(launch.actor), write=write):
+        actor, only = launch.actor, shadow.only
+        if only != actor and only != NONE and not shadow.settled(actor, self._clocks.floor(actor), write=write):
             self._compare(launch, shadow, footprint, write)
         if shadow.add(launch, footprint, write=write):
             shadow.prune(self._clocks.known())

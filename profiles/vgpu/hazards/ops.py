@@ -209,9 +209,10 @@ def _arrays(
 
     @wraps(method)
     def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        made = method(tensor, *args, **kwargs)
-        pinned = not memory.on_device(tensor) and memory.pinned(tensor) and watcher() is not None
-        return PinnedArray.of(tensor, made, report) if pinned else made
+        made, current = method(tensor, *args, **kwargs), watcher()
+        if current is None or current.device_works or memory.on_device(tensor) or not memory.pinned(tensor):
+            return made
+        return PinnedArray.of(tensor, made, report)
 
     return numpy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from weakref import WeakSet, ref
+from weakref import ref
 
 from ...record.timeline import NO_SITE
 from .clocks import Clock
@@ -68,6 +68,7 @@ class NamedMemory:
             self.is_read = True
 
 
+NONE, SEVERAL = -1, -2
 WINDOW = 16  # accesses of one kind, after which those that every later operation comes after are dropped
 
 
@@ -82,11 +83,10 @@ class AccessHistory:
         self._last = 0
         self._recurring: IssuedOp | None = None
 
-    @property
-    def last(self) -> int:
-        """An upper bound of the numbers of all launches in the history."""
+    def after(self, known: int) -> bool:
+        """Whether there may be a launch whose number is above ``known``."""
         recurring = self._recurring
-        return self._last if recurring is None or recurring.seq < self._last else recurring.seq
+        return self._last > known or (recurring is not None and recurring.seq > known)
 
     def add(self, access: MemoryAccess) -> None:
         launch = access.launch
@@ -130,10 +130,12 @@ class ShadowMemory:
     pinned: bool = False
     epoch: int = 0  # how often the storage was written
     changes: int = 0  # how often an access was added to its own histories
+    only: int = NONE  # the actor of all accesses, NONE without accesses, or SEVERAL
     sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
     reads: Histories = field(default_factory=dict)
     writes: Histories = field(default_factory=dict)
-    dependents: WeakSet[ValueSource] | None = None
+    # Not a WeakSet, whose methods cost more than all else here; those that are gone are dropped now and then.
+    dependents: list[ref[ValueSource]] = field(default_factory=list)
     block: ref[Block] | None = None
     private: bool = False  # whether it is a graph's own memory
     named: NamedMemory | None = None  # None unless the program has named it
@@ -144,19 +146,20 @@ class ShadowMemory:
         """Whether only the graph that allocated it can still touch it."""
         return self.private and self.block is not None and self.block() is None
 
-    def add_dependent(self, source: ValueSource) -> None:
+    def add_dependent(self, source: ref[ValueSource]) -> None:
         """``source`` reads the values of this storage."""
-        if self.dependents is None:
-            self.dependents = WeakSet()
-        self.dependents.add(source)
+        self.dependents.append(source)
+        if len(self.dependents) % WINDOW == 0:
+            self.dependents = [source for source in self.dependents if source() is not None]
 
     def freeze(self) -> None:
         """The values are about to change: those that footprints follow from are copied."""
         self.epoch += 1
         if self.dependents:
-            for source in list(self.dependents):
-                source.freeze()
-            self.dependents.clear()
+            sources, self.dependents = self.dependents, []
+            for source in sources:
+                if (found := source()) is not None:
+                    found.freeze()
 
     @staticmethod
     def freeze_all(shadows: Iterable[ShadowMemory]) -> None:
@@ -182,7 +185,7 @@ class ShadowMemory:
         for histories in (self.writes, self.reads) if write else (self.writes,):
             for history in histories.values():
                 actor = history.actor
-                if actor != launch.actor and history.last > floor[actor]:
+                if actor != launch.actor and history.after(floor[actor]):
                     found += [
                         access
                         for access in history.accesses.values()
@@ -194,45 +197,54 @@ class ShadowMemory:
 
     def pending(self, actor: int, clock: Clock) -> list[MemoryAccess]:
         """Other actors' accesses that are not ordered before the actor's clock."""
-        found = []
+        found: list[MemoryAccess] = []
+        if self.only == actor:
+            return found
         for histories in (self.writes, self.reads):
             for history in histories.values():
                 known = clock[history.actor]
-                if history.actor != actor and history.last > known:
+                if history.actor != actor and history.after(known):
                     found += [access for access in history.accesses.values() if access.launch.seq > known]
         return found
 
     def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
         whole storage replaces all earlier accesses."""
-        histories = self.writes if write else self.reads
+        histories, actor = self.writes if write else self.reads, launch.actor
         self.changes += 1
         if write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
             self.reads.clear()
             histories.clear()
-        history = histories.get(launch.actor)
+            self.only = actor
+        elif self.only != actor:
+            self.only = actor if self.only == NONE else SEVERAL
+        history = histories.get(actor)
         if history is None:
-            history = histories[launch.actor] = AccessHistory(launch.actor)
+            history = histories[actor] = AccessHistory(actor)
         history.add(MemoryAccess(launch, footprint, write))
         return len(history.accesses) > self.limit
 
     def inherit(self, accesses: Iterable[MemoryAccess]) -> None:
         """Add the block's accesses from before it was freed."""
         for access in accesses:
+            self.only = SEVERAL
             histories, actor = self.writes if access.write else self.reads, access.launch.actor
             histories.setdefault(actor, AccessHistory(actor)).add(access)
 
     def settled(self, actor: int, clock: Clock, *, write: bool) -> bool:
         """Whether everything that the actor's access could conflict with is ordered before the clock, whatever it
         touches. The actor's own accesses are, though a clock without some places may not count the last of them."""
+        if self.only == actor:
+            return True
         for histories in (self.writes, self.reads) if write else (self.writes,):
             for history in histories.values():
-                if history.actor != actor and history.last > clock[history.actor]:
+                if history.actor != actor and history.after(clock[history.actor]):
                     return False
         return True
 
     def share(self, history: AccessHistory, *, write: bool) -> None:
         """Add a history that several storages share."""
+        self.only = SEVERAL
         (self.writes if write else self.reads)[history] = history
         self.sharing.add(history.actor)
 
@@ -248,7 +260,7 @@ def _racing(histories: Histories, launch: IssuedOp, footprint: Footprint) -> lis
     clock, races = launch.clock, []
     for history in histories.values():
         known = clock[history.actor]
-        if history.last > known:
+        if history.after(known):
             races += [
                 access
                 for access in history.accesses.values()
