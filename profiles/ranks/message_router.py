@@ -61,7 +61,9 @@ class RankInbox:
         at = self.departures[rank].at
         for (source, _), messages in self.messages.items():
             for message in messages if source == rank else ():
-                assert message.whole_at is not None, "a rank departs when what it has sent has landed or is dropped"
+                assert message.whole_at is not None, (
+                    "a rank departs when what it has sent has landed or is dropped"
+                )
                 at = max(at, message.whole_at)
         return at
 

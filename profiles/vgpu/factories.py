@@ -14,15 +14,22 @@ from .tensor import DeviceTensor, wrap
 from .torch_ops import LIKES, Handler, copy_
 
 
-def like_handler(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
+def like_handler(gpu: VirtualGpu, name: str) -> Handler:
     fill, runtime = LIKES[name], gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         target = kwargs.get("device")
         options = {k: v for k, v in kwargs.items() if k in ("dtype", "memory_format") and v is not None}
-        like = args[0].held
+        held = args[0].held
         # On the host, where the memory is not touched: torch's function for the meta device imports a compiler.
-        spec = spec_of(torch.empty_like(torch.empty_strided(like.size(), like.stride(), dtype=like.dtype), **options))
+        like = torch.empty_strided(held.size(), held.stride(), dtype=held.dtype)
+        if name.endswith("_like"):
+            form = torch.empty_like(like, **options)
+        elif name == "new_empty_strided":
+            form = like.new_empty_strided(*args[1:3], **options)
+        else:
+            form = like.new_empty(args[1], **options)
+        spec = spec_of(form)
         if target is not None and target.type != gpu.device.type:
             result = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=target)
         else:

@@ -75,7 +75,7 @@ class OpHandlers(dict[int, Handler]):
         if name in self._by_name:
             return self._by_name[name]
         if name in LIKES:
-            return like_handler(gpu, func, name)
+            return like_handler(gpu, name)
         if name in READS:
             return _read(gpu, func, name)
         if is_view(schema):

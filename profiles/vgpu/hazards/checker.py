@@ -166,7 +166,7 @@ class HazardChecker(Watcher):
             return
         source = IndexedSource(Grid.of(held(tensor)), [held(index) for index in indices])
         self._table.depend(source, indices)
-        self._add(launch, block.shadow, Scattered(source), write=write)
+        self._add(launch, block.shadow, Scattered(source.pieces), write=write)
 
     def _add(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
         """Compare an access with the earlier ones, and add it to them."""
@@ -176,7 +176,11 @@ class HazardChecker(Watcher):
         if shadow.named is not None:
             shadow.named.note(launch, write=write)
         actor, only = launch.actor, shadow.only
-        if only != actor and only != NONE and not shadow.settled(actor, self._clocks.floor(actor), write=write):
+        if (
+            only != actor
+            and only != NONE
+            and not shadow.settled(actor, self._clocks.floor(actor), write=write)
+        ):
             self._compare(launch, shadow, footprint, write)
         if shadow.add(launch, footprint, write=write):
             shadow.prune(self._clocks.known())
@@ -234,6 +238,7 @@ class HazardChecker(Watcher):
         shadow = self._table.block(tensor).shadow
         shadow.origin = MemoryOrigin(name, "", self._program.sites.last)
         shadow.named = NamedMemory(name)
+        shadow.disturb_groups()
         self._named.append(shadow.named)
 
     # ---- reports -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class KernelCall(NamedTuple):
     """The declared footprint of a launch, which is a function of the present ``values`` of some arguments."""
 
     form: KernelForm
-    footprint: Callable[[], Sequence[Access]]
+    footprint: partial[tuple[Access, ...]]
     values: Sequence[torch.Tensor]
 
 
@@ -95,7 +95,7 @@ class DeclaredFootprints:
         """The footprints that depend on values, which one evaluation of the declaration yields."""
         declared = _KernelFootprint(call.footprint)
         self._table.depend(declared, call.values)
-        return {a.order: Scattered(_AccessSource(declared, a.order)) for a in call.form.scattered}
+        return {a.order: Scattered(partial(declared.pieces, a.order)) for a in call.form.scattered}
 
     def touched(
         self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
@@ -139,14 +139,14 @@ class _KernelFootprint:
     """A kernel's footprint, evaluated when the first of its accesses is compared or the values are about to change.
     Accesses to the same rows of tensors of one geometry, such as keys and values, share their pieces."""
 
-    def __init__(self, footprint: Callable[[], Sequence[Access]]) -> None:
-        self._footprint: Callable[[], Sequence[Access]] | None = footprint
+    def __init__(self, footprint: partial[tuple[Access, ...]]) -> None:
+        self._footprint: partial[tuple[Access, ...]] | None = footprint
         self._accesses: Mapping[int, tuple[Grid, RowSelection]] = {}
         self._pieces: dict[object, Pieces] = {}
 
     def freeze(self) -> None:
         if self._footprint is not None:
-            copies = _TensorCopies()
+            copies = _TensorCopies((*self._footprint.args, *self._footprint.keywords.values()))
             self._accesses = {
                 order: (Grid.of(tensor), RowSelection(*[t if t is None else copies(t) for t in selection]))
                 for order, (tensor, _, *selection) in enumerate(self._footprint())
@@ -168,26 +168,27 @@ class _KernelFootprint:
 
 
 class _TensorCopies:
-    """Copies each tensor once."""
+    """Copies each tensor once, unless it shares no memory with a kernel's arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Iterable[Any]) -> None:
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._memory = {tensor.untyped_storage().data_ptr() for tensor in _flat(arguments)}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         made = self._made.get(id(tensor))
         if made is None:
-            made = self._made[id(tensor)] = tensor, copied(tensor)
+            shared = not tensor.is_cpu or tensor.untyped_storage().data_ptr() in self._memory
+            made = self._made[id(tensor)] = tensor, copied(tensor) if shared else tensor
         return made[1]
 
 
-class _AccessSource(NamedTuple):
-    """The source of one access of a kernel's footprint."""
-
-    kernel: _KernelFootprint
-    order: int
-
-    def pieces(self) -> Pieces:
-        return self.kernel.pieces(self.order)
+def _flat(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors with values of their own among values and lists of values."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _flat(value)
 
 
 class _HeldArguments(NamedTuple):

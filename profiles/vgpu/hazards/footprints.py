@@ -7,8 +7,9 @@ them when one of them is about to change, and computes its pieces when it is com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -42,12 +43,6 @@ class Pieces(NamedTuple):
         return cls(starts[order], np.maximum.accumulate(ends[order]))
 
 
-class PieceSource(Protocol):
-    """Computes pieces."""
-
-    def pieces(self) -> Pieces: ...
-
-
 class ValueSource(Protocol):
     """What footprints follow from: values, read when the first of the footprints is compared."""
 
@@ -61,16 +56,16 @@ class ValueSource(Protocol):
 class Scattered:
     """Pieces that are computed on demand."""
 
-    __slots__ = ("_pieces", "_source")
+    __slots__ = ("_compute", "_pieces")
 
-    def __init__(self, source: PieceSource) -> None:
-        self._source: PieceSource | None = source
+    def __init__(self, compute: Callable[[], Pieces]) -> None:
+        self._compute: Callable[[], Pieces] | None = compute
         self._pieces: Pieces | None = None
 
     def pieces(self) -> Pieces:
         if self._pieces is None:
-            assert self._source is not None
-            self._pieces, self._source = self._source.pieces(), None
+            assert self._compute is not None
+            self._pieces, self._compute = self._compute(), None
         return self._pieces
 
 
@@ -150,21 +145,11 @@ class Grid(NamedTuple):
         return Pieces.of(starts, starts + lens.numpy().astype(np.int64) * self.stride[1] * self.item)
 
 
-class VisitedPieces(NamedTuple):
-    """The source of a footprint that is known already."""
-
-    starts: Offsets
-    ends: Offsets
-
-    def pieces(self) -> Pieces:
-        return Pieces(self.starts, self.ends)
-
-
 def visited(access: StorageAccess) -> Footprint:
     """The footprint of an access that has taken place."""
     if len(access.starts) == 1:
         return ByteSpan(int(access.starts[0]), int(access.ends[0]))
-    return Scattered(VisitedPieces(access.starts, access.ends))
+    return Scattered(partial(Pieces, access.starts, access.ends))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -12,7 +12,7 @@ from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
 from .declared import ArgumentAccess, DeclaredFootprints, KernelCall, Touched
 from .footprints import ByteSpan, Footprint
-from .shadow import WINDOW, AccessHistory, IssuedOp, MemoryAccess, ShadowMemory
+from .shadow import WINDOW, AccessHistory, IssuedOp, NamedMemory, ShadowMemory
 
 # Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones.
 Compare = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
@@ -28,23 +28,37 @@ class StorageGroup:
 
     def __init__(self, access: ArgumentAccess) -> None:
         self.access = access
-        self.shadows: dict[ShadowMemory, int] = {}  # with the changes that were compared, -1 for none
+        self._shadows: dict[ShadowMemory, None] = {}
+        self._uncompared: set[ShadowMemory] = set()  # those that have to be compared at the next replay
+        self._named: dict[ShadowMemory, NamedMemory] = {}
         self._histories: dict[int, AccessHistory] = {}
         self._limit = WINDOW
+
+    def add(self, shadow: ShadowMemory) -> None:
+        self._shadows[shadow] = None
+        self._uncompared.add(shadow)
+        shadow.uncompared.append(self._uncompared)
+
+    def __iter__(self) -> Iterator[ShadowMemory]:
+        return iter(self._shadows)
 
     def touch(self, launch: IssuedOp, footprint: Footprint, clocks: VectorClocks, compare: Compare) -> None:
         """Compares the group's access of a replay with the earlier ones, and adds it to them."""
         actor, write = launch.actor, self.access.write
-        only, history = {actor}, self._histories.setdefault(actor, AccessHistory(actor))
-        for shadow, compared in self.shadows.items():
-            if shadow.named is not None:
-                shadow.named.note(launch, write=write)
-            if shadow.changes != compared or shadow.sharing != only:
+        history = self._histories.get(actor)
+        if history is None:
+            history = self._histories[actor] = AccessHistory(actor, write=write)
+        if self._uncompared:
+            for shadow in [shadow for shadow in self._shadows if shadow in self._uncompared]:
+                if shadow.named is not None:
+                    self._named[shadow] = shadow.named
                 compare(launch, shadow, footprint, write)
                 shadow.share(history, write=write)
-                settled = shadow.settled(actor, clocks.floor(actor), write=write)
-                self.shadows[shadow] = shadow.changes if settled else -1
-        history.add(MemoryAccess(launch, footprint, write))
+                if shadow.settled(actor, clocks.floor(actor), write=write) and shadow.sharing == {actor}:
+                    self._uncompared.discard(shadow)
+        for named in self._named.values():
+            named.note(launch, write=write)
+        history.add(launch, footprint)
         if len(history.accesses) > self._limit:
             history.prune(clocks.known()[actor])
             self._limit = 2 * len(history.accesses) + WINDOW
@@ -59,7 +73,7 @@ class _KernelNodes:
         self.groups: dict[ArgumentAccess, StorageGroup] = {}
 
     def add(self, shadow: ShadowMemory, access: ArgumentAccess) -> None:
-        self.groups.setdefault(access, StorageGroup(access)).shadows[shadow] = -1
+        self.groups.setdefault(access, StorageGroup(access)).add(shadow)
 
 
 class GraphFootprint:
@@ -106,7 +120,7 @@ class GraphFootprint:
         groups = [group for nodes in self._nodes.values() for group in nodes.groups.values()]
         return {
             *(shadow for shadow, _ in self._written_spans),
-            *(shadow for group in groups if group.access.write for shadow in group.shadows),
+            *(shadow for group in groups if group.access.write for shadow in group),
         }
 
     def spans(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:

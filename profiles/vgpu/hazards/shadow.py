@@ -75,31 +75,50 @@ WINDOW = 16  # accesses of one kind, after which those that every later operatio
 class AccessHistory:
     """One actor's reads or writes: the latest for each footprint. Several storages may share one history."""
 
-    __slots__ = ("_last", "_recurring", "accesses", "actor")
+    __slots__ = ("_last", "accesses", "actor", "inherited", "recurring", "write")
 
-    def __init__(self, actor: int) -> None:
+    def __init__(self, actor: int, *, write: bool) -> None:
         self.actor = actor
-        self.accesses: dict[tuple[Footprint, bool], MemoryAccess] = {}  # by footprint and whether recurring
-        self._last = 0
-        self._recurring: IssuedOp | None = None
+        self.write = write
+        self.accesses: dict[Footprint, IssuedOp] = {}
+        self.recurring: dict[IssuedOp, Footprint] = {}  # a recurring launch touches a storage in one way
+        self.inherited: dict[
+            bool, MemoryAccess
+        ] = {}  # by whether recurring: the last one before the block was freed
+        self._last = 0  # an upper bound of the numbers of the launches in ``accesses``
 
     def after(self, known: int) -> bool:
         """Whether there may be a launch whose number is above ``known``."""
-        recurring = self._recurring
-        return self._last > known or (recurring is not None and recurring.seq > known)
+        if self._last > known:
+            return True
+        if not self.recurring and not self.inherited:
+            return False
+        inherited = (access.launch for access in self.inherited.values())
+        return any(launch.seq > known for launch in (*self.recurring, *inherited))
 
-    def add(self, access: MemoryAccess) -> None:
-        launch = access.launch
-        self.accesses[access.footprint, launch.recurring] = access
+    def since(self, known: int) -> list[MemoryAccess]:
+        """The accesses whose launches have numbers above ``known``."""
+        return [
+            *(access for access in self.inherited.values() if access.launch.seq > known),
+            *(MemoryAccess(op, part, self.write) for part, op in self.accesses.items() if op.seq > known),
+            *(MemoryAccess(op, part, self.write) for op, part in self.recurring.items() if op.seq > known),
+        ]
+
+    def add(self, launch: IssuedOp, footprint: Footprint) -> None:
+        if self.inherited and any(old.footprint == footprint for old in self.inherited.values()):
+            self.inherited.pop(launch.recurring, None)
         if launch.recurring:
-            self._recurring = launch
-        elif launch.seq > self._last:
+            self.recurring[launch] = footprint
+            return
+        self.accesses[footprint] = launch
+        if launch.seq > self._last:
             self._last = launch.seq
 
     def prune(self, known: int) -> None:
-        for key, (launch, *_) in list(self.accesses.items()):
-            if launch.seq <= known and not launch.recurring:
-                del self.accesses[key]
+        for footprint in [footprint for footprint, launch in self.accesses.items() if launch.seq <= known]:
+            del self.accesses[footprint]
+        if False in self.inherited and self.inherited[False].launch.seq <= known:
+            del self.inherited[False]
 
 
 # By actor; a shared history is its own key.
@@ -129,7 +148,8 @@ class ShadowMemory:
     size: int  # bytes
     pinned: bool = False
     epoch: int = 0  # how often the storage was written
-    changes: int = 0  # how often an access was added to its own histories
+    # Of the groups of a graph's storages that it is in: those of their storages that were accessed otherwise.
+    uncompared: list[set[ShadowMemory]] = field(default_factory=list)
     only: int = NONE  # the actor of all accesses, NONE without accesses, or SEVERAL
     sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
     reads: Histories = field(default_factory=dict)
@@ -188,9 +208,8 @@ class ShadowMemory:
                 if actor != launch.actor and history.after(floor[actor]):
                     found += [
                         access
-                        for access in history.accesses.values()
-                        if access.launch.seq > floor[actor]
-                        and (access.launch.seq <= clock[actor]) is (access.kept_by is None)
+                        for access in history.since(floor[actor])
+                        if (access.launch.seq <= clock[actor]) is (access.kept_by is None)
                         and meet(access.footprint, footprint)
                     ]
         return found
@@ -204,14 +223,15 @@ class ShadowMemory:
             for history in histories.values():
                 known = clock[history.actor]
                 if history.actor != actor and history.after(known):
-                    found += [access for access in history.accesses.values() if access.launch.seq > known]
+                    found += history.since(known)
         return found
 
     def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
         whole storage replaces all earlier accesses."""
         histories, actor = self.writes if write else self.reads, launch.actor
-        self.changes += 1
+        if self.uncompared:
+            self.disturb_groups()
         if write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
             self.reads.clear()
             histories.clear()
@@ -220,16 +240,17 @@ class ShadowMemory:
             self.only = actor if self.only == NONE else SEVERAL
         history = histories.get(actor)
         if history is None:
-            history = histories[actor] = AccessHistory(actor)
-        history.add(MemoryAccess(launch, footprint, write))
+            history = histories[actor] = AccessHistory(actor, write=write)
+        history.add(launch, footprint)
         return len(history.accesses) > self.limit
 
     def inherit(self, accesses: Iterable[MemoryAccess]) -> None:
         """Add the block's accesses from before it was freed."""
         for access in accesses:
             self.only = SEVERAL
-            histories, actor = self.writes if access.write else self.reads, access.launch.actor
-            histories.setdefault(actor, AccessHistory(actor)).add(access)
+            histories, launch = self.writes if access.write else self.reads, access.launch
+            history = histories.setdefault(launch.actor, AccessHistory(launch.actor, write=access.write))
+            history.inherited[launch.recurring] = access
 
     def settled(self, actor: int, clock: Clock, *, write: bool) -> bool:
         """Whether everything that the actor's access could conflict with is ordered before the clock, whatever it
@@ -246,7 +267,14 @@ class ShadowMemory:
         """Add a history that several storages share."""
         self.only = SEVERAL
         (self.writes if write else self.reads)[history] = history
-        self.sharing.add(history.actor)
+        if history.actor not in self.sharing:
+            self.sharing.add(history.actor)
+            self.disturb_groups()
+
+    def disturb_groups(self) -> None:
+        """Groups of a graph's storages have to compare this one at the next replay."""
+        for uncompared in self.uncompared:
+            uncompared.add(self)
 
     def prune(self, known: Clock) -> None:
         """Drop the accesses that every later operation comes after."""
@@ -263,7 +291,7 @@ def _racing(histories: Histories, launch: IssuedOp, footprint: Footprint) -> lis
         if history.after(known):
             races += [
                 access
-                for access in history.accesses.values()
-                if access.launch.seq > known and access.kept_by is None and meet(access.footprint, footprint)
+                for access in history.since(known)
+                if access.kept_by is None and meet(access.footprint, footprint)
             ]
     return races

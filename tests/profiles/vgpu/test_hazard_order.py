@@ -104,19 +104,7 @@ def test_spans_overlap_where_bytes_are_shared(a: ByteSpan, b: ByteSpan) -> None:
 def scattered(parts: list[ByteSpan]) -> Scattered:
     starts = np.array([part.start for part in parts], np.int64)
     ends = np.array([part.end for part in parts], np.int64)
-    return Scattered(Given(Pieces.of(starts, ends)))
-
-
-@dataclass
-class Given:
-    """Pieces that are given directly."""
-
-    known: Pieces
-
-    def freeze(self) -> None: ...
-
-    def pieces(self) -> Pieces:
-        return self.known
+    return Scattered(lambda: Pieces.of(starts, ends))
 
 
 @given(st.data())
