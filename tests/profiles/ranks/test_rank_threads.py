@@ -115,6 +115,25 @@ def test_a_host_waits_for_another_device() -> None:
     assert run_ranks(2, rank) == [130, 147]
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_rank_that_waits_for_its_own_device_goes_on_unless_ranks_run_in_order(*, in_order: bool) -> None:
+    order: list[int] = []
+
+    def rank(member: Member) -> None:
+        clock = attached(member)
+        device = member.simulation
+        assert device is not None
+        queue = device.queue()
+        for _ in range(2):
+            for _ in range(2):  # the first is simulated as it is launched
+                device.submit(queue, COMPUTE, now=clock.now, duration=100, row=("work",))
+            clock.now = device.wait(device.record(queue, clock.now))
+            order.append(member.rank)
+
+    run_ranks(2, rank, in_order=in_order)
+    assert order == ([0, 1, 0, 1] if in_order else [0, 0, 1, 1])
+
+
 def test_a_rank_wakes_at_the_first_message_although_a_later_one_is_known_before() -> None:
     inbox = RankInbox()
 
