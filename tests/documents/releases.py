@@ -1,10 +1,11 @@
 """Draw docs/releases.md: what each release of SGLang copies and waits for, by its own source on the virtual GPU.
 
     python tests/documents/releases.py --wheels DIR --python FILE
+    python tests/documents/releases.py --wheels DIR --python FILE --host 0.5.4,0.5.9,0.5.23
 
 ``DIR`` has the wheels that ``pip download --no-deps sglang==VERSION`` fetches; ``FILE`` is an interpreter with what
-SGLang needs. Two minutes and 600 MiB of memory for each release: all stay imported, and run for their host times in
-turns. Nothing else should run beside it.
+SGLang needs. Half a minute for each release. With ``--host`` only the host times are drawn, of the releases that it
+names: these stay imported, at 600 MiB of memory each, and run in turns. Nothing else should run beside that.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final, NamedTuple
+
+from packaging.version import Version
 
 from schedbench.profiles.calibrate.own_time import own_times
 from schedbench.profiles.engines.client import EngineFailedError, EngineProcess
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.record.recording import FILE, read_recording
-from schedbench.profiles.record.result import Hazards, Outputs, Result
+from schedbench.profiles.record.recording import FILE, RecordedTimeline, read_recording
+from schedbench.profiles.record.result import CopyRow, Hazards, Outputs, Result, SitePart
 from schedbench.profiles.run.rank_context import ALONE
 from schedbench.profiles.run.task import Options
 
@@ -50,9 +55,23 @@ _PHASES: Final = {
     "launch": ("publish", "sample"),
     "settle": ("settle",),
 }
+_SOURCES: Final = "python/sglang/srt/"
 _NOT_THEIRS: Final = ("receive", "model")
-_WHEEL: Final = re.compile(r"sglang-(\d+(?:\.\d+)+)-")
+_WHEEL: Final = re.compile(r"sglang-(\d+(?:\.\d+)+(?:\.post\d+)?)-")
 _COLUMNS: Final = ("h2d", "d2h", "d2d", "schedule's kernels", "waits")
+_PAGE: Final = ROOT / "docs/releases.md"
+_KINDS: Final = ("prefill", "decode.steady")
+# What a step is the better for having less of.
+_UPLOADS, _PAGEABLE, _BLOCKING = (
+    "uploads",
+    "pageable uploads that are not waited for",
+    "uploads that are waited for",
+)
+_D2D, _KERNELS, _WAITS = "copies on the device", "kernels on the schedule stream", "waits"
+_CHARTS: Final = {
+    "prefill": (_WAITS, "Waits of the host per prefill"),
+    "decode.steady": (_KERNELS, "Kernels on the schedule stream per steady decode"),
+}
 _HEAD: Final = """# SGLang's releases
 
 What one step of each release's scheduler copies and waits for, read from its own source on the virtual GPU:
@@ -62,14 +81,13 @@ The counts are exact; they leave out the attention backend's metadata and the in
 for the model is schedbench's decoder.
 
 "h2d" is pinned / pageable, not waited for / waited for; "waits" are the host's; "hazards" are listed below. Releases of
-the same letter gave the same tokens.
+the same letter gave the same tokens. Below the table are the releases in which a count rose or fell, with the lines of
+`python/sglang/srt` that did: how many a step has of each, on average over the steps.
 
 """
 
 
-_HOST_HEAD: Final = """
-
-## Host time
+_HOST_HEAD: Final = """## Host time
 
 Microseconds of the host per steady decode step of 32 requests, from
 `{scenario}`:
@@ -83,49 +101,194 @@ is `get_next_batch_to_run` without the preparation.
 """
 
 
+class Drawn(NamedTuple):
+    """What is said of a release that runs."""
+
+    version: str
+    result: Result
+    lines: Mapping[tuple[str, str], Mapping[str, tuple[float, str]]]  # see ``lines_of``
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--wheels", type=Path, required=True)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--host", metavar="RELEASES", default="")
     given = parser.parse_args(arguments)
-    rows, notes, changes, digests = [], [], list[str](), list[str]()
-    before: Result | None = None
+
+    def opened(version: str) -> EngineProcess:
+        print(version, file=sys.stderr)
+        return EngineProcess(EngineChoice(f"sglang=={version}", given.python, given.wheels))
+
+    old = _PAGE.read_text(encoding="utf-8")
+    start, end = old.index("## Host time"), old.index("## Which release")
+    if given.host:
+        text = old[:start] + host_section(given.host.split(","), opened) + old[end:]
+    else:
+        before, after = counted(versions(given.wheels), opened)
+        text = before + old[start:end] + after
+    _PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def counted(names: Sequence[str], opened: Callable[[str], EngineProcess]) -> tuple[str, str]:
+    """What the page says before and after the host times."""
+    rows, runs, digests = list[str](), list[Drawn](), list[str]()
+    for version in names:
+        engine = opened(version)
+        try:
+            engine.start()
+            runs.append(drawn(version, engine))
+            rows.append(row(version, runs[-1].result, digests))
+        except (EngineError, EngineFailedError) as error:
+            rows.append(line([version, f"does not run: {str(error).splitlines()[0]}", *[""] * 11]))
+        finally:
+            engine.close()
+    columns = [f"{kind} {column}" for kind in ("prefill", "decode") for column in _COLUMNS]
+    head = ["release", "tokens", *columns, "hazards"]
+    table = [*map(line, [head, ["---"] * len(head)]), *rows]
+    charts = [chart(title, runs, kind, what) for kind, (what, title) in _CHARTS.items()]
+    before = "\n\n".join([_HEAD.format(scenario=named(SCENARIO)) + "\n".join(table), *charts])
+    worse, better = changes(runs)
+    notes = [note for run in runs for note in hazards(run.version, run.result)]
+    titled = (
+        ("Which release made it worse, and by which line", worse),
+        ("Which release made it better", better),
+        ("Hazards", notes),
+    )
+    after = [f"## {title}\n\n" + ("\n".join(lines) or "None.") for title, lines in titled]
+    return f"{before}\n\n", "\n\n".join(after) + "\n"
+
+
+def drawn(version: str, engine: EngineProcess) -> Drawn:
+    """Raises EngineError, EngineFailedError."""
+    with TemporaryDirectory() as folder:
+        result = run(engine, SCENARIO, Options(device="vgpu", hazards=True, record=Path(folder)))
+        return Drawn(version, result, lines_of(result, read_recording(Path(folder, FILE))))
+
+
+def lines_of(
+    result: Result, timeline: RecordedTimeline
+) -> Mapping[tuple[str, str], Mapping[str, tuple[float, str]]]:
+    """By the kind of step and what is counted: how many a step has on average of each statement, and its line."""
+    kinds = {
+        info.step: "decode.steady" if info.steady else info.kind
+        for window in timeline.windows
+        for info in window.settled
+    }
+    recorded = Counter(kinds.values())  # with those of the warm-up
+    found = Counter[tuple[str, str, SitePart | None]]()
+    for window in timeline.windows:
+        for op in window.ops:
+            if op.kind == "kernel" and timeline.streams.get(op.stream) == "schedule" and op.site >= 0:
+                site = SitePart(**timeline.sites[op.site]._asdict())
+                found[kinds.get(op.step, ""), _KERNELS, site] += 1
+    for copy in result.copies:
+        for what in _counted_as(copy):
+            found["prefill", what, copy.site] += copy.count * (copy.kind == "prefill")
+            found["decode.steady", what, copy.site] += copy.steady
+    for sync in result.syncs:
+        found["prefill", _WAITS, sync.site] += sync.count * (sync.kind == "prefill" and sync.sync)
+        found["decode.steady", _WAITS, sync.site] += sync.steady * sync.sync
+    lines: dict[tuple[str, str], dict[str, tuple[float, str]]] = {}
+    for (kind, what, place), count in found.items():
+        if place is not None and kind in _KINDS and count:
+            per_step = count / (recorded[kind] if what == _KERNELS else result.per_step[kind].steps)
+            here = lines.setdefault((kind, what), {})
+            earlier = here.get(place.statement, (0.0, ""))[0]
+            here[place.statement] = earlier + per_step, f"{place.file.removeprefix(_SOURCES)}:{place.line}"
+    return lines
+
+
+def _counted_as(copy: CopyRow) -> Iterator[str]:
+    if copy.direction == "d2d":
+        yield _D2D
+    if copy.direction == "h2d":
+        yield _UPLOADS
+        if copy.blocking:
+            yield _BLOCKING
+        elif copy.host_memory != "pinned":
+            yield _PAGEABLE
+
+
+def totals(result: Result, kind: str) -> dict[str, float]:
+    """The medians over steps of what ``changes`` compares."""
+    streams = result.per_step[kind].streams
+
+    def total(name: str) -> float:
+        return sum(counts[name].median for counts in streams.values() if name in counts)
+
+    return {
+        _UPLOADS: total("h2d_pinned") + total("h2d_pageable"),
+        _PAGEABLE: total("h2d_pageable") - total("h2d_blocking"),
+        _BLOCKING: total("h2d_blocking"),
+        _D2D: total("d2d"),
+        _KERNELS: streams["schedule"]["kernel"].median if "kernel" in streams.get("schedule", {}) else 0,
+        _WAITS: total("sync"),
+    }
+
+
+def changes(runs: Sequence[Drawn]) -> tuple[list[str], list[str]]:
+    """Counts that rose from one release to the next, and those that fell, with the lines that did."""
+    worse, better = list[str](), list[str]()
+    for before, after in pairwise(runs):
+        for kind in _KINDS:
+            new = totals(after.result, kind)
+            for what, old in totals(before.result, kind).items():
+                if new[what] == old:
+                    continue
+                lines = (dict(run.lines.get((kind, what), {})) for run in (before, after))
+                moved = "; ".join(moved_lines(*lines))
+                text = f"- {after.version}, {kind}: {what} {number(old)} → {number(new[what])}: {moved}"
+                (worse if new[what] > old else better).append(text)
+    return worse, better
+
+
+def moved_lines(
+    before: Mapping[str, tuple[float, str]], after: Mapping[str, tuple[float, str]]
+) -> Iterator[str]:
+    """The statements that a step has more of or fewer of, by at least a half."""
+    none = 0.0, ""
+    for statement in {**before, **after}:
+        (old, was), (new, where) = before.get(statement, none), after.get(statement, none)
+        if round(abs(new - old) * 2) >= 1:
+            yield f"`{where or was}` {number(round(old, 1))} → {number(round(new, 1))}"
+
+
+def chart(title: str, runs: Sequence[Drawn], kind: str, what: str) -> str:
+    values = {run.version: number(totals(run.result, kind)[what]) for run in runs}
+    return bars(title, values, "per step")
+
+
+def bars(title: str, values: Mapping[str, str], unit: str) -> str:
+    labels = ", ".join(f'"{version}"' for version in values)
+    lines = [
+        "```mermaid",
+        "xychart-beta",
+        f'    title "{title}"',
+        f"    x-axis [{labels}]",
+        f'    y-axis "{unit}"',
+        f"    bar [{', '.join(values.values())}]",
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def host_section(names: Sequence[str], opened: Callable[[str], EngineProcess]) -> str:
+    """Raises EngineError, EngineFailedError."""
     with ExitStack() as stack:
         engines = dict[str, EngineProcess]()
-        for version in versions(given.wheels):
-            print(version, file=sys.stderr)
-            engine = EngineProcess(EngineChoice(f"sglang=={version}", given.python, given.wheels))
+        for version in names:
+            engines[version] = engine = opened(version)
             stack.callback(engine.close)
-            try:
-                engine.start()
-                result = run(engine, SCENARIO, Options(device="vgpu", hazards=True))
-            except (EngineError, EngineFailedError) as error:
-                rows.append(line([version, f"does not run: {str(error).splitlines()[0]}", *[""] * 11]))
-                continue
-            engines[version] = engine
-            rows.append(row(version, result, digests))
-            notes += hazards(version, result)
-            if before is not None:
-                changes += changed(version, uploading(before), uploading(result))
-            before = result
+            engine.start()
         times = [host_times(engines, number_of_round) for number_of_round in range(ROUNDS)]
-    names = [
-        "release",
-        "tokens",
-        *(f"{kind} {column}" for kind in ("prefill", "decode") for column in _COLUMNS),
-    ]
-    table = [*map(line, [[*names, "hazards"], ["---"] * (len(names) + 1)]), *rows]
-    text = _HEAD.format(scenario=named(SCENARIO)) + "\n".join(table)
-    text += _HOST_HEAD.format(scenario=named(HOST), rounds=ROUNDS) + host_page(times)
-    for title, lines in (("Lines that began or ceased to copy", changes), ("Hazards", notes)):
-        text += f"\n\n## {title}\n\n" + ("\n".join(lines) or "None.")
-    (ROOT / "docs/releases.md").write_text(f"{text}\n", encoding="utf-8")
-    return 0
+    return _HOST_HEAD.format(scenario=named(HOST), rounds=ROUNDS) + host_page(times) + "\n\n"
 
 
 def versions(wheels: Path) -> list[str]:
     found = {match.group(1) for path in wheels.glob("*.whl") if (match := _WHEEL.match(path.name))}
-    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+    return sorted(found, key=Version)
 
 
 def named(scenario: tuple[str, Sequence[str]]) -> str:
@@ -134,7 +297,7 @@ def named(scenario: tuple[str, Sequence[str]]) -> str:
 
 def run(engine: EngineProcess, scenario: tuple[str, Sequence[str]], options: Options) -> Result:
     question = ask(*scenario)
-    return engine.run(question, question.relays[0], options, [ALONE])[0]
+    return engine.run(question, question.relays[0], options, [ALONE])[0].result
 
 
 def host_times(engines: Mapping[str, EngineProcess], number_of_round: int) -> dict[str, dict[str, float]]:
@@ -180,39 +343,12 @@ def host_page(times: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
             against = f"{round(100 * middle):+d} %, {agreeing} of {ROUNDS}"
         rows.append(line([version, *map(number_of, least), sums[-1], against]))
         before = version
-    labels = ", ".join(f'"{version}"' for version in times[0])
-    chart = [
-        "```mermaid",
-        "xychart-beta",
-        '    title "Host time per steady decode of 32 requests"',
-        f"    x-axis [{labels}]",
-        '    y-axis "µs"',
-        f"    bar [{', '.join(sums)}]",
-        "```",
-    ]
-    return "\n".join([*rows, "", *chart])
+    sums_of = dict(zip(times[0], sums, strict=True))
+    return "\n".join([*rows, "", bars("Host time per steady decode of 32 requests", sums_of, "µs")])
 
 
 def number_of(us: float) -> str:
     return f"{us:.0f}"
-
-
-def uploading(result: Result) -> dict[tuple[str, str], str]:
-    """The lines that copy between host and device in a prefill or a decode, and how; a line that moves is the same."""
-    found = {}
-    for copy in result.copies:
-        if copy.site is not None and copy.kind in ("prefill", "decode") and copy.direction in ("h2d", "d2h"):
-            waits = ", waited for" if copy.blocking else ""
-            how = (
-                f"{copy.kind} {copy.direction} {copy.host_memory}{waits}, `{copy.site.file}:{copy.site.line}`"
-            )
-            found[f"{copy.kind} {copy.direction}{waits}", copy.site.statement] = how
-    return found
-
-
-def changed(version: str, before: Mapping[Any, str], after: Mapping[Any, str]) -> list[str]:
-    began = [f"- {version} began: {how}" for key, how in after.items() if key not in before]
-    return began + [f"- {version} ceased: {how}" for key, how in before.items() if key not in after]
 
 
 def row(version: str, result: Result, digests: list[str]) -> str:
