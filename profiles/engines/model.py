@@ -7,6 +7,7 @@ values none it makes the same launches, and tokens follow from tags in the KV sl
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ...sched.pipeline.stage import StageDecoder
 from ..run.compose import engine_config
 from ..run.compose_model import draft_weights, kv_pool, model_weights
 from ..run.system import SystemParts
+from ..vgpu.fused import run_as_one_kernel
 
 
 class EngineModel:
@@ -62,6 +64,15 @@ class EngineModel:
         assert draft is not None
         weights = draft_weights(self._resolved, draft, self._weights)
         return EagleDraft(draft, weights, kv=kv_pool(draft, self.config), req_to_token=pages)
+
+    def move_kv(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy the keys and values of the slots ``source`` [n] to the slots ``target`` [n], by one kernel."""
+        run_as_one_kernel("move_kv_cache", _moved, [*self._kv.k_cache, *self._kv.v_cache], target, source)
+
+
+def _moved(caches: Sequence[torch.Tensor], target: torch.Tensor, source: torch.Tensor) -> None:
+    for cache in caches:
+        cache[target.to(torch.int64)] = cache[source.to(torch.int64)]
 
 
 def long(tensor: torch.Tensor) -> torch.Tensor:

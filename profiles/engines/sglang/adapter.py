@@ -26,8 +26,6 @@ _REQUIRES: Final = (
 )
 # What of SGLang stands in the way of each mode.
 _REFUSED: Final = {
-    "speculation v1": "a worker of its own (EAGLEWorker.forward_batch_generation): v2 runs in the serial loop too",
-    "draft trees": "a CUDA kernel (build_tree_kernel_efficient)",
     "hisparse": "a CUDA kernel (load_cache_to_device_buffer_mla in HiSparseCoordinator.swap_in_selected_pages)",
     "shared MLP": "layers that several ranks compute (dp_gather_partial)",
     "replicas": "a router, which is a program of its own (sglang_router)",
@@ -62,7 +60,6 @@ class SglangAdapter:
     stages = transfers = data_ranks = own_runner = True
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
-        "SGLANG_ENABLE_SPEC_V2": "1",  # the overlapped worker, where there is a serial one too
         "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "0",  # otherwise NVML is asked
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",  # the Rust tree makes its tensors inside libtorch
         "TRITON_INTERPRET": "1",
@@ -102,8 +99,6 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
         if MODES["pipeline"].on(scenario) and MODES["values none"].on(scenario):
             yield f"a pipeline with engine.model_runner=own needs {_NO_IDS}"
     if MODES["speculation"].on(scenario):
-        if scenario.workload.sampling.temperature:
-            yield "speculation with a temperature needs a CUDA kernel (tree_speculative_sampling_target_only)"
         acceptance = scenario.engine.speculative.acceptance
         if acceptance != "measured" and acceptance.per == "request":
             yield "simulated acceptance needs {per: batch}: SGLang draws once for a batch (sample_simulated_acc_len)"

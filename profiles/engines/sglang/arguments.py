@@ -104,13 +104,14 @@ def _dtype(resolved: Resolved, *, own: bool) -> str:
 def _speculation(spec: SpeculativeConfig | None, model: Path) -> dict[str, Any]:
     if spec is None:
         return {}
+    os.environ["SGLANG_ENABLE_SPEC_V2"] = str(spec.mode == "v2")
     return {
         "speculative_algorithm": "EAGLE",
         "speculative_draft_model_path": str(model),
         "speculative_num_steps": spec.steps,
         "speculative_eagle_topk": spec.topk,
         "speculative_num_draft_tokens": spec.draft_tokens,
-        "enable_beta_spec": True,
+        "enable_beta_spec": spec.mode == "v2",
     }
 
 

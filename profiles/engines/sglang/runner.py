@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ....sched.batch import ForwardMode, ModelOutput
+from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from ....sched.kernels.sampling import sample_greedy_tagged
 from ....sched.model.runner import ModelRunner as DecoderRunner
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import RunBridge
 from ..model import EngineModel
-from .eagle import AttentionStub, EagleForwards, prepare_worker, simulate
+from .eagle import AttentionStub, EagleForwards, prepare_worker, simulate, without_weights
 from .edge import fitted
 from .forward_batch import decoder_batch
 
@@ -95,6 +95,7 @@ class RunnerStub:
         runner.sliding_window_size = runner.is_hybrid_swa = None
         runner.weight_load_mem_usage = runner.graph_mem_usage = 0.0
         runner.model = SimpleNamespace()
+        without_weights(runner.model)
         algorithms = import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm
         runner.spec_algorithm = algorithms.from_string(args.speculative_algorithm)
         if runner.is_draft_worker:
@@ -119,8 +120,10 @@ class RunnerStub:
             decoder, config = model.decoder(pages), model.config
             if not runner.spec_algorithm.is_none():
                 runner.attn_backend = AttentionStub(runner.model_config.context_len)
-                prepare_worker(runner.attn_backend, overlaps=not runner.server_args.disable_overlap_schedule)
                 assert config.speculative is not None
+                overlaps = not runner.server_args.disable_overlap_schedule
+                prepare_worker(runner.attn_backend, config.speculative, overlaps=overlaps)
+                runner.token_to_kv_pool.move_kv_cache = model.move_kv
                 if config.speculative.acceptance is not None:
                     simulate(config.speculative.acceptance)
                 self._eagle = EagleForwards(model, decoder, pages)
@@ -214,12 +217,11 @@ class RunnerStub:
         """Logits, and hidden states where a draft needs them."""
         target, eagle = self._target, self._eagle
         made = decoder_batch(batch, target.engine_model.config.context_len, draft=runner.is_draft_worker)
-        if made.mode is ForwardMode.DRAFT:
-            made.seq_lens = made.seq_lens + _next_length(batch)
         if eagle is not None and runner.is_draft_worker:
-            return eagle.draft(made, batch.spec_info.hidden_states)
+            slots = _slots_until_now(batch, made) if made.mode is ForwardMode.DRAFT else ()
+            return eagle.draft(made, batch.spec_info.hidden_states, slots)
         if eagle is not None and made.mode is ForwardMode.TARGET_VERIFY:
-            return eagle.verify(made)
+            return eagle.verify(made, batch.spec_info.custom_mask)
         with self._reports.range("model", batch.batch_size, self._bridge.step):
             target.output = output = target.decoder.forward(made)
             return output.logits, output.hidden_states
@@ -233,7 +235,7 @@ class RunnerStub:
         return tagged.to(ids.dtype)
 
 
-def _next_length(batch: Any) -> int:
-    """How many drafts a chain has with the one that is computed next: SGLang runs one batch for all of them."""
-    batch.schedbench_drafts = drafts = getattr(batch, "schedbench_drafts", 0) + 1
-    return drafts
+def _slots_until_now(batch: Any, made: ForwardBatch) -> Sequence[torch.Tensor]:
+    """The slots of the drafts of each step, with those of this one: SGLang runs one batch for all steps."""
+    batch.schedbench_drafts = slots = [*getattr(batch, "schedbench_drafts", ()), made.out_cache_loc]
+    return slots

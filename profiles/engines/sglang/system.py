@@ -48,6 +48,8 @@ _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
 # Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
 _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
+# What the serial worker of speculation says of each request, without the bonus, from old to new.
+_DRAFTS_ACCEPTED: Final = ("accept_length_per_req_cpu", "num_correct_drafts_per_req_cpu")
 # Where a worker of a pair keeps requests that are in no batch.
 _QUEUES: Final = (
     *("disagg_prefill_bootstrap_queue", "disagg_prefill_inflight_queue"),
@@ -407,11 +409,12 @@ class SglangSystem(System):
         step = vars(result if self._stage is None else batch).pop("schedbench_step", None)
         if step is None:  # a method that another one of these has called
             return original(batch, result, *args, **kwargs)
+        rows = [req.rid for req in batch.reqs]
         running = [req for req in batch.reqs if req.rid in self._bridge.requests]
         with self._reports.range("settle", len(batch.reqs), step):
             out = original(batch, result, *args, **kwargs)
-        if getattr(result, "accept_lens", None) is not None:
-            accepted = dict(zip([req.rid for req in batch.reqs], result.accept_lens.tolist(), strict=True))
+        if (accept_lens := _accept_lens(result)) is not None:
+            accepted = dict(zip(rows, accept_lens, strict=True))
             for req in running:
                 self._reports.verified(req.rid, accepted[req.rid])
         self._reports.settled(step, self._advance(running))
@@ -453,6 +456,16 @@ def _end(reason: Any) -> EndOfRequest:
     if name == "FINISH_ABORT":
         return EndOfRequest(Status.ABORTED, getattr(reason, "message", "") or "aborted by its client")
     return EndOfRequest(Status.FINISHED, "stop")
+
+
+def _accept_lens(result: Any) -> Sequence[int] | None:
+    """How many tokens a verify has accepted of each request, the bonus included; None where there was none."""
+    if (lens := getattr(result, "accept_lens", None)) is not None:
+        return lens.tolist()  # type: ignore[no-any-return]
+    for name in _DRAFTS_ACCEPTED:
+        if (drafts := getattr(result, name, None)) is not None:
+            return [count + 1 for count in drafts]
+    return None
 
 
 def _published(
