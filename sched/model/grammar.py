@@ -90,7 +90,7 @@ class GrammarCache:
     eos_token_ids: tuple[int, ...]
     compiled: dict[Spec, GrammarState] = field(default_factory=dict)
     _tokens: _ByteTokens = field(init=False)
-    _tokenizer: LLTokenizer = field(init=False)
+    tokenizer: LLTokenizer = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.eos_token_ids:
@@ -99,7 +99,7 @@ class GrammarCache:
             raise GrammarError(f"a vocabulary of {self.vocab_size} ids cannot spell every byte")
         self._tokens = _ByteTokens(self.vocab_size, self.eos_token_ids)
         eos = list(self.eos_token_ids)
-        self._tokenizer = LLTokenizer(TokenizerWrapper(self._tokens), eos_token=eos, slices=[])
+        self.tokenizer = LLTokenizer(TokenizerWrapper(self._tokens), eos_token=eos, slices=[])
 
     def start(self, spec: Spec) -> GrammarState:
         """A new state at the start of the grammar. Raises GrammarError for an invalid pattern."""
@@ -113,7 +113,7 @@ class GrammarCache:
 
     def _compile(self, spec: Spec) -> GrammarState:
         try:
-            matcher = LLMatcher(self._tokenizer, _source(spec), log_level=0)
+            matcher = LLMatcher(self.tokenizer, _source(spec), log_level=0)
         except ValueError as error:
             raise GrammarError(f"{_named(spec)}: {error}") from error
         if matcher.is_error():

@@ -36,7 +36,6 @@ _REFUSED: Final = {
     "embedding": "a pooled model (TpModelWorker.forward_batch_embedding)",
     "encoder-decoder": "a model with an encoder, and images (ScheduleBatch.prepare_encoder_info_extend)",
     "block diffusion": "a model of its own (DllmAlgorithm.run)",
-    "grammar": "a tokenizer (create_grammar_backend)",
 }
 # The same where SGLang's own model runner is asked for.
 _REFUSED_OWN: Final = {

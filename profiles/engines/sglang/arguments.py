@@ -18,6 +18,7 @@ from ....sched.request import Request
 from ...platform.resolve import Resolved
 from ..names import EngineError
 from .edge import fitted
+from .grammar import regular_expression
 
 _SKIP: Final = "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM"
 _SMOOTH: Final = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
@@ -32,7 +33,7 @@ _DECISIVE: Final = (
         "enable_mixed_chunk",
     ),
     *("schedule_policy", "schedule_conservativeness", "context_length", "disable_radix_cache"),
-    *("disable_overlap_schedule", "page_size"),
+    *("disable_overlap_schedule", "page_size", "grammar_backend"),
 )
 _DECISIVE_BEGINNINGS: Final = ("speculative", "disaggregation_mode", "pp_", "enable_dynamic")
 
@@ -49,7 +50,7 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "device": "cuda",
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
-        "grammar_backend": "none",
+        "grammar_backend": "llguidance" if MODES["grammar"].on(resolved.scenario) else "none",
         "mem_fraction_static": 0.5,
         "max_total_tokens": config.kv_tokens,
         "max_running_requests": rows,
@@ -195,6 +196,7 @@ def _sampling(request: Request) -> Any:
         min_new_tokens=given.min_new_tokens,
         stop_token_ids=list(given.stop_token_ids) or None,
         ignore_eos=given.ignore_eos,
+        regex=regular_expression(given.grammar),
     )
     if hasattr(params, "normalize"):
         params.normalize(None)

@@ -39,6 +39,7 @@ from .chunk_sizes import require_curve, timed_virtually
 from .data_ranks import group_of_ranks, require_shares, synchronised
 from .eagle import wrap_worker
 from .edge import fake_transfers, fitted, groups_of_one
+from .grammar import install_grammars
 from .own_runner import OwnRunner
 from .runner import RunnerStub
 from .transfer import HOST, KVTransfers
@@ -50,8 +51,9 @@ _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
 # What the serial worker of speculation says of each request, without the bonus, from old to new.
 _DRAFTS_ACCEPTED: Final = ("accept_length_per_req_cpu", "num_correct_drafts_per_req_cpu")
-# Where a worker of a pair keeps requests that are in no batch.
+# Where requests are that are in no batch: those whose grammars are compiled, and those of a worker of a pair.
 _QUEUES: Final = (
+    *("grammar_queue", "grammar_manager"),
     *("disagg_prefill_bootstrap_queue", "disagg_prefill_inflight_queue"),
     *("disagg_decode_prealloc_queue", "disagg_decode_transfer_queue"),
 )
@@ -81,6 +83,8 @@ class SglangSystem(System):
         if self._transfers is not None:
             self._transfers.bind(self._model_runner.engine_model.port())
         self.scheduler.tokenizer = _Tokenizer(parts.resolved.model)
+        if MODES["grammar"].on(parts.resolved.scenario):
+            install_grammars(self.scheduler, parts.resolved.model)
         self._wrap_batches()
         self._wrap_scheduler()
         self._name()
