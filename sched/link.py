@@ -63,32 +63,3 @@ class Link(Protocol):
     def gone(self) -> Mapping[int, str]:
         """Ranks that are known to send nothing beyond what can be polled now, with reasons. Raises LinkError if this
         rank cannot continue without them."""
-
-
-class ForwardingLink:
-    """Passes every call to ``link``. A link that watches or changes some of the calls derives from it."""
-
-    def __init__(self, link: Link) -> None:
-        self.rank, self.size = link.rank, link.size
-        self._link = link
-
-    def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
-        self._link.send(to, tag, value, tensors)
-
-    def flush(self, tag: str) -> None:
-        self._link.flush(tag)
-
-    def receive(self, source: int, tag: str) -> Message:
-        return self._link.receive(source, tag)
-
-    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self._link.all_to_all(tag, tensors)
-
-    def poll(self, tag: str) -> Message | None:
-        return self._link.poll(tag)
-
-    def wait(self, tags: Sequence[str], until: int | None) -> None:
-        self._link.wait(tags, until)
-
-    def gone(self) -> Mapping[int, str]:
-        return self._link.gone()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...sched.batch import DraftState, ForwardBatch, ModelOutput, ScheduleBatch
-from ...sched.link import ForwardingLink, Link
+from ...sched.link import Link, Message
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
@@ -320,11 +320,12 @@ def _holders(scheduler: Scheduler) -> list[Request]:
     return [req for req in found if req.req_pool_idx is not None]
 
 
-class WatchedLink(ForwardingLink):
+class WatchedLink:
     """The same link; counts the sends of tensors and the flushes of each tag."""
 
     def __init__(self, link: Link) -> None:
-        super().__init__(link)
+        self.rank, self.size = link.rank, link.size
+        self._link = link
         self._sends: Counter[str] = Counter()
         self._flushed: set[str] = set()
 
@@ -339,8 +340,23 @@ class WatchedLink(ForwardingLink):
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         self._sends[tag] += bool(tensors)
-        super().send(to, tag, value, tensors)
+        self._link.send(to, tag, value, tensors)
 
     def flush(self, tag: str) -> None:
         self._flushed.add(tag)
-        super().flush(tag)
+        self._link.flush(tag)
+
+    def receive(self, source: int, tag: str) -> Message:
+        return self._link.receive(source, tag)
+
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._link.all_to_all(tag, tensors)
+
+    def poll(self, tag: str) -> Message | None:
+        return self._link.poll(tag)
+
+    def wait(self, tags: Sequence[str], until: int | None) -> None:
+        self._link.wait(tags, until)
+
+    def gone(self) -> Mapping[int, str]:
+        return self._link.gone()

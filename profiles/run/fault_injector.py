@@ -12,7 +12,7 @@ import torch
 from ...scenarios.failures import rank_names, role_of
 from ...scenarios.schema import Scenario
 from ...sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST
-from ...sched.link import ForwardingLink, Link, Message
+from ...sched.link import Link, Message
 from ...sched.loop.pipelined import PROXY
 from ...sched.observe import Observer
 from ...sched.pipeline.source import REQUESTS
@@ -107,22 +107,35 @@ def _triggers(rank: str, phase: str) -> Sequence[_Trigger]:
     return _TRIGGERS[role_of(rank)].get(phase) or [_Trigger("range", phase)]
 
 
-class _FaultInjectingLink(ForwardingLink):
+class _FaultInjectingLink:
     def __init__(self, link: Link, injector: FaultInjector) -> None:
-        super().__init__(link)
+        self.rank, self.size = link.rank, link.size
+        self._link = link
         self._injector = injector
 
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         self._injector.check("send", tag)
-        super().send(to, tag, value, tensors)
+        self._link.send(to, tag, value, tensors)
+
+    def flush(self, tag: str) -> None:
+        self._link.flush(tag)
 
     def receive(self, source: int, tag: str) -> Message:
-        message = super().receive(source, tag)
+        message = self._link.receive(source, tag)
         self._injector.check("receive", tag)
         return message
 
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._link.all_to_all(tag, tensors)
+
     def poll(self, tag: str) -> Message | None:
-        message = super().poll(tag)
+        message = self._link.poll(tag)
         if message is not None:
             self._injector.check("receive", tag)
         return message
+
+    def wait(self, tags: Sequence[str], until: int | None) -> None:
+        self._link.wait(tags, until)
+
+    def gone(self) -> Mapping[int, str]:
+        return self._link.gone()
