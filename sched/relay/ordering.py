@@ -102,7 +102,7 @@ def keep_in_ring(context: RelayContext, batch: ScheduleBatch, result: StepResult
     context.launches += 1
     context.kept_alive[context.launches % len(context.kept_alive)] = [
         batch,
-        *[getattr(batch, name, None) for name in batch.__slots__],
+        *batch.set_fields().values(),
         *result.extra_keep_alive_refs,
     ]
 

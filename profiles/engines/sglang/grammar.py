@@ -31,7 +31,8 @@ def install_grammars(scheduler: Any, model: ModelConfig) -> None:
     """Give the scheduler the backend that it makes where it has a tokenizer. Raises GrammarError for a model whose
     vocabulary has no grammars."""
     tokenizer = GrammarCache(model.vocab_size, tuple(model.eos_token_ids)).tokenizer
-    import_module("sglang.srt.constrained.llguidance_backend").from_tokenizer = lambda *_, **__: tokenizer
+    llguidance: Any = import_module("sglang.srt.constrained.llguidance_backend")
+    llguidance.from_tokenizer = lambda *_, **__: tokenizer
     backend = fitted(
         import_module("sglang.srt.constrained.base_grammar_backend").create_grammar_backend,
         server_args=scheduler.server_args,

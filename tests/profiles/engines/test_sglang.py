@@ -79,10 +79,8 @@ OWN_REFUSED = (
     f"mixed {OWN} engine.pipeline.stages=2 engine.overlap=auto device.values=none",
 )
 REFUSED = (
-    "spec_v1",
     "hisparse",
     "disagg engine.disaggregation.transfer=nixl",
-    "grammar",
     *MODES,
     *OWN_REFUSED,
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from schedbench.profiles.engines.stages import Answer, RankError
@@ -37,15 +38,20 @@ def failed(error: BaseException) -> Answer:
     return {"failed": str(error), "traceback": ""}
 
 
+def children() -> set[int]:
+    """The processes that this one has started and not waited for."""
+    return {child.pid for child in psutil.Process().children()}
+
+
 def answers(run: Run) -> Sequence[Any]:
     return [answer["document"] for answer in run_workers(RANKS, run, failed, lambda: None)]
 
 
 def raised(run: Run) -> str:
+    before = children()
     with pytest.raises(RankError) as found:
         run_workers(RANKS, run, failed, lambda: None)
-    with pytest.raises(ChildProcessError):  # no process is left
-        os.waitpid(-1, os.WNOHANG)
+    assert children() == before  # none is left, alive or as a zombie
     message = found.value.of_rank["failed"]
     assert isinstance(message, str)
     return message
