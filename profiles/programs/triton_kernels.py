@@ -3,13 +3,14 @@ with exactly the accesses that the interpreter made.
 
 Triton decides by ``TRITON_INTERPRET`` when a kernel is decorated, so the variable has to be set before the program
 imports Triton. Where values are not computed, tensors of floats have made-up addresses: loads from them give zeros and
-stores to them are dropped, while both count as accesses.
+stores to them are dropped, while both count as accesses. What the interpreter computes from such zeros is marked, and
+may not be stored where values are computed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
@@ -67,13 +68,16 @@ class VisitedMemory:
         self._ends = self._bases + np.array([0, *sizes], np.int64)
         self._slack = self._bases + np.array([0, *map(rounded, sizes)], np.int64)
         self._visits: dict[tuple[int, bool], list[Offsets]] = {}  # starts and ends
-        self._loads_uncomputed = False
+        self.uncomputed_loads = 0
+        self.untraced = False  # such loads have gone into what is not followed
 
-    def visit(self, pointers: Pointers, mask: Mask, item: int, *, write: bool) -> Mask:
+    def visit(self, pointers: Pointers, mask: Mask, item: int, *, write: bool, follows: bool = False) -> Mask:
         """Record an access to the items at ``pointers`` where ``mask`` is set; returns where values are there.
+        ``follows``: the access or its value follows from loads that are not computed.
 
         The allocator of CUDA rounds sizes up, so that a kernel may read behind the end of a tensor. Raises
-        KernelBoundsError for memory beyond that.
+        KernelBoundsError for memory beyond that, and TritonKernelError where such a value is written to memory that is
+        computed.
         """
         mask = np.broadcast_to(mask.astype(bool), pointers.shape)
         at = pointers.astype(np.int64)
@@ -89,15 +93,14 @@ class VisitedMemory:
             chosen = at[inside & (where == storage)] - self._bases[storage]
             self._visits.setdefault((int(storage), write), []).append(np.stack((chosen, chosen + item)))
         uncomputed = inside & (at >= UNCOMPUTED)
-        self._check_values(bool(uncomputed.any()), bool((inside & ~uncomputed).any()), write=write)
-        return inside & ~uncomputed
-
-    def _check_values(self, uncomputed: bool, computed: bool, *, write: bool) -> None:
-        if write and computed and self._loads_uncomputed:
+        computed = inside & ~uncomputed
+        if not write:
+            self.uncomputed_loads += bool(uncomputed.any())
+        elif (follows or self.untraced) and computed.any():
             raise TritonKernelError(
-                f"values none: {self._kernel} reads floats that are not computed and writes values that are"
+                f"values none: {self._kernel} reads floats that are not computed and writes values that follow"
             )
-        self._loads_uncomputed |= uncomputed and not write
+        return computed
 
     def accesses(self) -> list[StorageAccess]:
         return [
@@ -190,10 +193,18 @@ class TritonPrograms:
         yield interpreter, "InterpretedFunction", _as_compiled(interpreter.InterpretedFunction)
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
         yield executor, "__call__", self._launching(executor.__call__, interpreter.InterpreterError)
-        yield builder, "create_masked_load", self._load(builder.create_masked_load)
-        yield builder, "create_masked_store", self._store(builder.create_masked_store)
-        yield builder, "create_atomic_rmw", self._atomic(builder.create_atomic_rmw)
-        yield builder, "create_atomic_cas", self._compare_and_swap(builder.create_atomic_cas)
+        accesses = {
+            "create_masked_load": self._load,
+            "create_masked_store": self._store,
+            "create_atomic_rmw": self._atomic,
+            "create_atomic_cas": self._compare_and_swap,
+        }
+        for name, method in list(vars(builder).items()):
+            if callable(method) and not name.startswith("_"):
+                yield builder, name, self._following(accesses.get(name, lambda found: found)(method))
+        reduced = interpreter.ReduceScanOpInterface
+        yield reduced, "apply", self._reducing(reduced.apply)
+        yield interpreter, "_patch_lang_tensor", self._deciding(interpreter._patch_lang_tensor)
         tuner = import_module("triton.runtime.autotuner").Autotuner
 
         def bench(tuned: Any, *args: Any, **kwargs: Any) -> list[float]:  # noqa: ARG001
@@ -230,13 +241,66 @@ class TritonPrograms:
 
         return launch
 
-    def _visit(self, pointers: Any, mask: Any, *, write: bool) -> Any:
-        """The mask of the items whose values are there."""
+    def _visit(self, pointers: Any, mask: Any, *values: Any, write: bool) -> Any:
+        """The mask of the items whose values are there. ``values`` are those that are stored."""
         if self._memory is None:
             return mask
         item = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
-        seen = self._memory.visit(pointers.data, mask.data, item, write=write)
+        follows = _follows([pointers, mask, *values])
+        seen = self._memory.visit(pointers.data, mask.data, item, write=write, follows=follows)
         return type(mask)(seen, mask.dtype)
+
+    def _following(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """Mark the result of an operation of the interpreter that loads what is not computed, or follows from it."""
+
+        @wraps(operation)
+        def followed(builder: Any, *args: Any, **kwargs: Any) -> Any:
+            memory = self._memory
+            if memory is None:
+                return operation(builder, *args, **kwargs)
+            before = memory.uncomputed_loads
+            result = operation(builder, *args, **kwargs)
+            if memory.uncomputed_loads != before or (before and _follows([*args, *kwargs.values()])):
+                for part in result if isinstance(result, (list, tuple)) else [result]:
+                    if hasattr(part, "data"):
+                        part.follows_uncomputed = True
+            return result
+
+        return followed
+
+    def _reducing(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        """Reductions and scans are not followed."""
+
+        @wraps(apply)
+        def applied(operation: Any, given: Any) -> Any:
+            self._untraced(given)
+            return apply(operation, given)
+
+        return applied
+
+    def _deciding(self, patch: Callable[..., Any]) -> Callable[..., Any]:
+        """What a kernel decides by a value of a tensor is not followed, and neither is a tensor's transposition."""
+
+        def follow(read: Callable[..., Any]) -> Callable[..., Any]:
+            def following(tensor: Any) -> Any:
+                self._untraced(tensor)
+                return read(tensor)
+
+            return following
+
+        @wraps(patch)
+        def patched(tensor: Any, scope: Any) -> None:
+            patch(tensor, scope)
+            for name in ("__index__", "__bool__"):
+                scope.set_attr(tensor, name, follow(getattr(tensor, name)))
+            scope.set_attr(tensor, "T", property(follow(tensor.T.fget)))
+
+        return patched
+
+    def _untraced(self, given: Any) -> None:
+        tensors = given if isinstance(given, tuple) else (given,)
+        if self._memory is not None and _follows([tensor.handle for tensor in tensors]):
+            self._memory.untraced = True
 
     def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def masked_load(builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
@@ -246,7 +310,9 @@ class TritonPrograms:
 
     def _store(self, store: Callable[..., Any]) -> Callable[..., Any]:
         def masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-            return store(builder, pointers, value, self._visit(pointers, mask, write=True), *rest, **named)
+            return store(
+                builder, pointers, value, self._visit(pointers, mask, value, write=True), *rest, **named
+            )
 
         return masked_store
 
@@ -254,7 +320,7 @@ class TritonPrograms:
         """An atomic operation counts as a write. It returns zeros where no values are."""
 
         def rmw(builder: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-            seen = self._visit(pointers, mask, write=True)
+            seen = self._visit(pointers, mask, value, write=True)
             found = atomic(builder, op, pointers, value, seen, *rest, **named)
             return type(found)(np.where(seen.data, found.data, np.zeros_like(found.data)), found.dtype)
 
@@ -265,7 +331,7 @@ class TritonPrograms:
 
         def cas(builder: Any, pointers: Any, expected: Any, value: Any, *rest: Any, **named: Any) -> Any:
             every = type(expected)(np.ones(pointers.data.shape, np.bool_), expected.dtype)
-            seen = self._visit(pointers, every, write=True)
+            seen = self._visit(pointers, every, expected, value, write=True)
             if not seen.data.all():
                 return expected
             return atomic(builder, pointers, expected, value, *rest, **named)
@@ -282,6 +348,14 @@ def triton_interpreted(gpu: VirtualGpu) -> Iterator[TritonPrograms]:
         patched_on_import("triton.runtime.driver", driver_patches),
     ):
         yield programs
+
+
+def _follows(values: Iterable[Any]) -> bool:
+    """Whether one of the interpreter's values, or of those in a list, follows from loads that are not computed."""
+    return any(
+        _follows(value) if isinstance(value, (list, tuple)) else getattr(value, "follows_uncomputed", False)
+        for value in values
+    )
 
 
 def _as_compiled(kind: type) -> type:
