@@ -183,6 +183,49 @@ def test_speculation_accepts_as_many_tokens_as_our_scheduler(overrides: tuple[st
     assert found["draft_extend"]["forward"]["kernel"].median > 0
 
 
+CHAINS = ("engine.speculative.topk=1", "engine.speculative.draft_tokens=4")
+
+
+@given
+@pytest.mark.parametrize(
+    "overrides",
+    [(), CHAINS, (*CHAINS, "engine.page_size=16"), ("workload.sampling.temperature=0.001",)],
+    ids=["trees", "chains", "pages", "temperature"],
+)
+def test_the_serial_worker_gives_the_same_tokens(overrides: tuple[str, ...]) -> None:
+    """At a temperature near 0 what SGLang draws is what is most likely."""
+    theirs, ours = (
+        run(engine, *overrides, scenario="spec_v1") for engine in (f"sglang:{CLONE}@{AFTER}", None)
+    )
+    assert theirs.outputs == ours.outputs
+    assert theirs.per_step["verify"].streams["schedule"]["d2h"].median >= 5
+    assert theirs.metrics["accept_length"].values[0] > 2
+
+
+@given
+def test_the_serial_worker_is_refused_where_sglang_has_none() -> None:
+    with pytest.raises(EngineError, match=r"EAGLEWorker\.forward_batch_generation"):
+        run(f"sglang:{CLONE}@{LATER}", scenario="spec_v1")
+
+
+@given
+@pytest.mark.parametrize("commit", [AFTER, LATER])
+def test_a_temperature_near_0_changes_no_token_of_speculation(commit: str) -> None:
+    sampled = run(f"sglang:{CLONE}@{commit}", "workload.sampling.temperature=0.001", scenario="spec_v2")
+    assert sampled.outputs == run(None, scenario="spec_v2").outputs
+
+
+@given
+@pytest.mark.parametrize("grammar", ["{regex: '-?[0-9]{1,12}(\\.[0-9]{1,6})?'}", "{choice: [yes, 'no. (maybe)']}"])
+@pytest.mark.parametrize("commit", [AFTER, LATER])
+def test_grammars_of_sglang_allow_what_ours_allow(commit: str, grammar: str) -> None:
+    overrides = ("workload.sampling.temperature=0", f"workload.sampling.grammar={grammar}")
+    theirs, ours = (
+        run(engine, *overrides, scenario="grammar") for engine in (f"sglang:{CLONE}@{commit}", None)
+    )
+    assert theirs.outputs == ours.outputs
+
+
 @given
 def test_simulated_acceptance_is_drawn_by_sglang() -> None:
     overrides = ("engine.speculative.acceptance={mean: 2.5, per: batch}", "device.values=none")
@@ -209,7 +252,6 @@ def test_hazards_of_a_draft_are_found() -> None:
     ("override", "function"),
     [
         ("engine.overlap=false", "EAGLEWorker.forward_batch_generation"),
-        ("workload.sampling.temperature=1", "tree_speculative_sampling_target_only"),
         ("engine.speculative.acceptance={mean: 2.5}", "sample_simulated_acc_len"),
     ],
 )
