@@ -83,6 +83,15 @@ def test_without_values_races_are_found_and_reads_of_floats_are_reported(found: 
     assert "add_one reads floats that are not computed" in said
 
 
+def test_without_values_integers_are_computed_that_do_not_follow_from_floats(found: dict[str, Any]) -> None:
+    gathered, said = found["values_apart"]
+    assert gathered == [9, 7]
+    assert [sentence.partition(": ")[2] for sentence in said] == [
+        f"{kernel} reads floats that are not computed and writes values that follow"
+        for kernel in ("index_of_sum", "decide")
+    ]
+
+
 def test_a_race_of_a_watched_program_is_found_by_the_row(tmp_path: Path) -> None:
     """The kernel writes the rows 0 and 1."""
     script = tmp_path / "program.py"

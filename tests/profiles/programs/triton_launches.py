@@ -55,6 +55,26 @@ def scatter(out, rows, x, width: tl.constexpr):
 
 
 @triton.jit
+def gather_both(rows, floats, whole, out_floats, out_whole):
+    row, at = tl.load(rows + tl.program_id(0)), tl.program_id(0)
+    tl.store(out_floats + at, tl.load(floats + row) * 2)
+    tl.store(out_whole + at, tl.load(whole + row))
+
+
+@triton.jit
+def index_of_sum(out, floats, block: tl.constexpr):
+    tl.store(out, tl.sum(tl.load(floats + tl.arange(0, block))).to(tl.int64))
+
+
+@triton.jit
+def decide(out, floats):
+    if tl.load(floats) > 0:
+        tl.store(out, 1)
+    else:
+        tl.store(out, 2)
+
+
+@triton.jit
 def count(total, x, block: tl.constexpr):
     tl.atomic_add(total, tl.sum(tl.load(x + tl.program_id(0) * block + tl.arange(0, block))))
 
@@ -275,6 +295,23 @@ def values_none() -> Any:
         except RuntimeError as error:
             said = str(error)
         return kinds, total.tolist(), said
+
+
+@case
+def values_apart() -> Any:
+    """Without values, integers that do not follow from floats are computed, and others are refused."""
+    said = []
+    with opened(values="none"):
+        rows, whole = torch.tensor([2, 0], device="cuda"), torch.tensor([7, 8, 9], device="cuda")
+        floats, out = torch.ones(4, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
+        gather_both[(2,)](rows, floats, whole, torch.empty(2, device="cuda"), out)
+        torch.cuda.synchronize()
+        for launch in (lambda: index_of_sum[(1,)](out, floats, block=4), lambda: decide[(1,)](out, floats)):
+            try:
+                launch()
+            except RuntimeError as error:
+                said.append(str(error))
+        return out.tolist(), said
 
 
 @case
