@@ -201,7 +201,7 @@ class TritonPrograms:
         }
         for name, method in list(vars(builder).items()):
             if callable(method) and not name.startswith("_"):
-                yield builder, name, self._following(accesses.get(name, lambda found: found)(method))
+                yield builder, name, self._following(accesses[name](method) if name in accesses else method)
         reduced = interpreter.ReduceScanOpInterface
         yield reduced, "apply", self._reducing(reduced.apply)
         yield interpreter, "_patch_lang_tensor", self._deciding(interpreter._patch_lang_tensor)

@@ -216,7 +216,9 @@ def test_a_temperature_near_0_changes_no_token_of_speculation(commit: str) -> No
 
 
 @given
-@pytest.mark.parametrize("grammar", ["{regex: '-?[0-9]{1,12}(\\.[0-9]{1,6})?'}", "{choice: [yes, 'no. (maybe)']}"])
+@pytest.mark.parametrize(
+    "grammar", ["{regex: '-?[0-9]{1,12}(\\.[0-9]{1,6})?'}", "{choice: [yes, 'no. (maybe)']}"]
+)
 @pytest.mark.parametrize("commit", [AFTER, LATER])
 def test_grammars_of_sglang_allow_what_ours_allow(commit: str, grammar: str) -> None:
     overrides = ("workload.sampling.temperature=0", f"workload.sampling.grammar={grammar}")
