@@ -88,7 +88,7 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
             yield f"{mode} needs {reason}"
     pair = scenario.engine.disaggregation
     if pair.mode == "pair" and pair.transfer == "nixl":
-        yield "disaggregation by nixl needs memory of a device (register_memory): {transfer: local} is emulated"
+        yield "disaggregation by nixl needs memory of a device (register_buffer_to_engine); use {transfer: local}"
     if pair.mode == "pair" and pair.transfer != "fake" and MODES["speculation"].on(scenario):
         yield "speculation in a pair needs the KV of SGLang's own draft (draft_token_to_kv_pool)"
     if MODES["own model runner"].on(scenario):
