@@ -7,18 +7,14 @@ Replaced are where requests come from, where results go, the worker and its proc
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
-from types import MethodType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ...scenarios.combinations import MODES, overlaps
-from ...sched.config import SamplingParams
 from ...sched.observe import NO_STEP, StepInfo, StepKind
 from ...sched.request import Request, Status
 from ..record.provenance import NO_RELAY, RelayPart
@@ -29,13 +25,10 @@ from ..vgpu.fused import run_as_one_kernel
 from ..vgpu.tensor import wrap
 from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge
-from .model import model_folder, process_group_of_one
-from .names import EngineError
 from .paged import PagedModel
-from .sglang.edge import GroupOfOne
+from .vllm_core import open_core, vllm_sampling
 
 _PAGE: Final = 16  # its Triton attention takes blocks of multiples of that many tokens
-_MODEL: Final = "LlamaForCausalLM"
 _REFUSED: Final = {
     **NOT_IN_SMALL_ENGINES,
     "speculation": "drafts of vLLM's own models (init_speculator)",
@@ -120,8 +113,13 @@ class VllmSystem(System):
             torch.cuda.Stream()
         )  # as vLLM does, since a graph cannot be captured on the default one
         self.model = PagedModel(parts, spare=0)  # of its first block, which no request gets
-        self._runner: Any
-        self._core = self._opened()
+        self._core, self._runner = open_core(
+            parts.resolved.model,
+            self._config,
+            overlapped=self._overlapped,
+            forward=self.forward,
+            logits=self.model.logits,
+        )
         self._scheduler = self._core.scheduler
         self._wrap()
 
@@ -162,87 +160,6 @@ class VllmSystem(System):
     def _peek(self, tensor: Tensor) -> Tensor:
         return tensor if tensor is self._slots else self._parts.machine.peek(tensor)
 
-    # ---- opening -------------------------------------------------------------------------------------------
-
-    def _opened(self) -> Any:
-        parallel: Any = import_module("vllm.distributed.parallel_state")
-        one: Any = GroupOfOne(process_group_of_one(), set())
-        one.graph_capture = MethodType(parallel.GroupCoordinator.graph_capture, one)
-        for name in ("_WORLD", "_INNER_DP_WORLD", "_TP", "_DCP", "_PCP", "_PP", "_DP", "_EP"):
-            setattr(parallel, name, one)
-        utilities: Any = import_module("vllm.utils.torch_utils")
-        utilities._current_stream_tls = _CurrentStream()
-        config = self._vllm_config()
-        with import_module("vllm.config").set_current_vllm_config(config):
-            return import_module("vllm.v1.engine.core").EngineCore(config, self._executor(), log_stats=False)
-
-    def _vllm_config(self) -> Any:
-        config, chunk = self._config, self._config.chunked_prefill_size
-        import_module("vllm.model_executor.models").ModelRegistry.register_model(_MODEL, _text_model())
-        graphs = "FULL_DECODE_ONLY" if config.cuda_graph else "NONE"
-        with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
-            arguments = import_module("vllm.engine.arg_utils").EngineArgs(
-                model=str(model_folder(self._parts.resolved.model, Path(folder))),
-                skip_tokenizer_init=True,
-                dtype="bfloat16",
-                max_model_len=min(config.context_len, config.kv_tokens),  # one such request has to fit
-                block_size=config.page_size,
-                num_gpu_blocks_override=config.kv_tokens // config.page_size
-                + 1,  # its first block is never used
-                enable_prefix_caching=config.radix_cache,
-                max_num_seqs=config.max_running_requests,
-                max_num_batched_tokens=config.max_prefill_tokens if chunk is None else chunk,
-                async_scheduling=self._overlapped,
-                disable_log_stats=True,
-                attention_backend="TRITON_ATTN",
-                compilation_config={"mode": 0, "cudagraph_mode": graphs},
-            )
-            return arguments.create_engine_config()
-
-    def _executor(self) -> Any:
-        """vLLM's executor of one process, with a worker of ours."""
-        make = self._worker
-
-        class VirtualExecutor(import_module("vllm.v1.executor.uniproc_executor").UniProcExecutor):  # type: ignore[misc]
-            def _init_executor(self) -> None:
-                self.driver_worker = make(self.vllm_config)
-
-        return VirtualExecutor
-
-    def _worker(self, config: Any) -> Any:
-        """What vLLM's executor calls, with vLLM's own model runner."""
-        import_module("vllm.v1.worker.workspace").init_workspace_manager(self._config.device)
-        self._runner = runner = import_module("vllm.v1.worker.gpu.model_runner").GPUModelRunner(
-            config, self._config.device
-        )
-        runner.load_model(model=_paged_module(self, config))
-
-        class VirtualWorker(import_module("vllm.v1.worker.worker_base").WorkerBase):  # type: ignore[misc]
-            def __getattr__(self, name: str) -> Any:
-                return getattr(runner, name)
-
-            def execute_model(self, *args: Any) -> Any:
-                return runner.execute_model(*args)
-
-            def sample_tokens(self, *args: Any) -> Any:
-                return runner.sample_tokens(*args)
-
-            def get_kv_cache_spec(self) -> Any:
-                return runner.get_kv_cache_spec()
-
-            def determine_available_memory(self) -> int:
-                """Bytes; the number of blocks is given, so that nothing depends on them."""
-                return int(torch.cuda.mem_get_info()[0])
-
-            def initialize_from_config(self, configs: Sequence[Any]) -> None:
-                runner.initialize_kv_cache(configs[0])
-
-            def compile_or_warm_up_model(self) -> Any:
-                runner.capture_model()
-                return import_module("vllm.v1.worker.worker_base").CompilationTimes(0.0, 0.0)
-
-        return VirtualWorker(config, 0, 0, "", is_driver_worker=True)
-
     # ---- requests ------------------------------------------------------------------------------------------
 
     def _busy(self) -> bool:
@@ -261,7 +178,7 @@ class VllmSystem(System):
                 made(
                     request.id,
                     list(request.origin_input_ids),
-                    _sampling(request.sampling, self._parts.resolved.model.eos_token_ids),
+                    vllm_sampling(request.sampling, self._parts.resolved.model.eos_token_ids),
                     None,
                     arrival_time=self._parts.clock.now(),
                     block_hasher=self._core.request_block_hasher,
@@ -431,88 +348,6 @@ class _GumbelWithoutValues:
 def _largest(logits: Tensor, maxima: Tensor, ids: Tensor) -> None:
     maxima.copy_(logits.amax(1, keepdim=True).expand_as(maxima))
     ids.zero_()
-
-
-class _CurrentStream:
-    """In the place of vLLM's copy of the current stream, which follows calls of ``torch.cuda.set_stream`` only."""
-
-    @property
-    def value(self) -> Any:
-        return torch.cuda.current_stream()
-
-
-def _paged_module(system: VllmSystem, config: Any) -> Any:
-    """A module with an attention layer of vLLM's for each layer, whose forward is that of ``system``."""
-    attention = import_module("vllm.model_executor.layers.attention").Attention
-    backend = import_module("vllm.v1.attention.backends.triton_attn").TritonAttentionBackend
-    model = system._parts.resolved.model
-
-    class PagedModule(torch.nn.Module):
-        def forward(self, input_ids: Tensor, positions: Tensor, **_: Any) -> Tensor:
-            return system.forward(input_ids, positions)
-
-        def compute_logits(self, hidden: Tensor) -> Tensor:
-            return system.model.logits(hidden)
-
-    with import_module("vllm.config").set_current_vllm_config(config):
-        for layer in range(model.num_layers):
-            attention(
-                model.num_heads,
-                model.head_dim,
-                model.head_dim**-0.5,
-                model.num_kv_heads,
-                cache_config=config.cache_config,
-                prefix=f"model.layers.{layer}.self_attn.attn",
-                attn_backend=backend,
-            )
-    return PagedModule()
-
-
-def _text_model() -> Any:
-    """A class that vLLM's registry takes for a model that generates text, without looking for one by its name."""
-
-    class TextModel(torch.nn.Module):
-        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ARG002
-            super().__init__()
-
-        def embed_input_ids(self, input_ids: Any) -> Any:
-            raise NotImplementedError
-
-        def forward(self, input_ids: Any, positions: Any) -> Any:
-            raise NotImplementedError
-
-        def compute_logits(self, hidden_states: Any) -> Any:
-            raise NotImplementedError
-
-    return TextModel
-
-
-def _sampling(given: SamplingParams, ends: Sequence[int]) -> Any:
-    """Raises EngineError for what has no place in results."""
-    if given.logprobs:
-        raise EngineError("vLLM's log probabilities are not read: workload.sampling asks for them")
-    if given.top_k or given.top_p < 1:
-        raise EngineError(
-            "vLLM's Triton kernel of top_k and top_p (apply_top_k_top_p_triton) cannot be interpreted: "
-            "workload.sampling asks for them"
-        )
-    made = import_module("vllm.sampling_params").SamplingParams(
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        min_p=given.min_p,
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
-        repetition_penalty=given.repetition_penalty,
-        min_tokens=given.min_new_tokens,
-        max_tokens=given.max_new_tokens,
-        stop_token_ids=list(given.stop_token_ids),
-        ignore_eos=given.ignore_eos,
-        detokenize=False,
-    )
-    eos = tuple(ends)
-    made.update_from_generation_config({"eos_token_id": list(eos)} if eos else {}, eos[0] if eos else None)
-    return made
 
 
 ADAPTER = VllmAdapter()

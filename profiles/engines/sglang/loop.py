@@ -1,0 +1,354 @@
+"""SGLang's loop: its methods, wrapped to read the steps and ranges of a run and to hand requests in and out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import torch
+
+from ....sched.link import FOREVER, LinkError
+from ....sched.observe import StepInfo, StepKind, StreamName
+from ....sched.request import Status
+from ...platform.resolve import speculative_config
+from ...run.system import SystemParts
+from ..bridge import EndOfRequest, RunBridge
+from .arguments import aborted, tokenized
+from .eagle import wrap_worker
+from .transfer import HOST, KVTransfers
+
+_STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
+# Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
+_RELEASES: Final = ("cache_finished_req", "claim_kv_row")
+_QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
+# What the serial worker of speculation says of each request, without the bonus, from old to new.
+_DRAFTS_ACCEPTED: Final = ("accept_length_per_req_cpu", "num_correct_drafts_per_req_cpu")
+# Where requests are that are in no batch: those whose grammars are compiled, and those of a worker of a pair.
+_QUEUES: Final = (
+    *("grammar_queue", "grammar_manager"),
+    *("disagg_prefill_bootstrap_queue", "disagg_prefill_inflight_queue"),
+    *("disagg_decode_prealloc_queue", "disagg_decode_transfer_queue"),
+)
+
+
+class WrappedLoop:
+    """The loop of ``scheduler``: its methods take requests from ``reports``; steps, tokens and ends go to it."""
+
+    def __init__(
+        self,
+        parts: SystemParts,
+        scheduler: Any,
+        bridge: RunBridge,
+        reports: Any,
+        transfers: KVTransfers | None,
+    ) -> None:
+        self._observer = parts.observer
+        self._role = None if parts.context.place is None else parts.context.place.role
+        self._stage = parts.context.stage
+        self._spec = speculative_config(parts.resolved.scenario.engine.speculative)
+        self._scheduler, self._bridge, self._reports, self._transfers = scheduler, bridge, reports, transfers
+        self._decode_kind: StepKind = "decode" if self._spec is None else "verify"
+        self._turns = 0  # of the loop since the last step
+        self._named = False  # the streams
+        self._gone: list[Any] = []  # messages of clients that have gone
+        self._aborted: set[str] = set()  # their requests
+        self._wrap_batches()
+        self._wrap_scheduler()
+
+    def abort(self, request_id: str) -> None:
+        self._gone.append(aborted(request_id))
+        self._aborted.add(request_id)
+
+    def run(self) -> None:
+        scheduler, self._named = self._scheduler, False
+        if hasattr(scheduler, "run_event_loop"):
+            scheduler.run_event_loop()
+        else:
+            loop = "event_loop_overlap" if scheduler.enable_overlap else "event_loop_normal"
+            loop = loop if self._stage is None else "event_loop_pp"
+            getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
+
+    def forget(self) -> None:
+        self._aborted.clear()
+        self._scheduler.flush_cache()
+
+    def _wrap_scheduler(self) -> None:
+        scheduler = self._scheduler
+        receiver = getattr(scheduler, "request_receiver", None)
+        holder = scheduler if receiver is None else receiver
+        receive = functools.partial(self._receive, holder.recv_requests)
+        if receiver is None:
+            scheduler.recv_requests = receive
+        else:
+            scheduler.request_receiver = _Receiver(receiver, receive)
+        for name, around in (
+            ("get_next_batch_to_run", self._plan),
+            ("get_new_batch_prefill", self._admit),
+            ("run_batch", self._launch),
+            ("process_batch_result", self._settle),
+            # of workers of a pair
+            ("get_next_disagg_prefill_batch_to_run", self._plan),
+            ("get_next_disagg_decode_batch_to_run", self._plan),
+            ("process_decode_queue", self._preallocate),
+            ("process_batch_result_disagg_prefill", self._settle),
+            ("process_disagg_prefill_inflight_queue", self._end_sent),
+        ):
+            if hasattr(scheduler, name):
+                setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
+        if self._spec is not None:
+            wrap_worker(scheduler.draft_worker, self._bridge, self._reports)
+        cache = scheduler.tree_cache
+        name = next(name for name in _RELEASES if hasattr(cache, name))
+        setattr(cache, name, functools.partial(self._release, getattr(cache, name)))
+        self._capture_outputs()
+
+    def _wrap_batches(self) -> None:
+        kind = import_module("sglang.srt.managers.schedule_batch").ScheduleBatch
+        for name, around in (
+            ("prepare_for_extend", self._prepare("prefill")),
+            ("prepare_for_decode", self._prepare(self._decode_kind)),
+            ("mix_with_running", self._mix),
+            ("retract_decode", self._retract),
+            # of a decode worker, from old to new
+            ("prepare_for_prebuilt_extend", self._prebuild),
+            ("process_prebuilt_extend", self._conclude),
+            ("prepare_for_prebuilt", self._prebuild),
+            ("process_prebuilt", self._conclude),
+        ):
+            if hasattr(kind, name):
+                setattr(kind, name, _method(around, getattr(kind, name)))
+
+    def _capture_outputs(self) -> None:
+        """Take the messages that would go to clients: of them, the ends of requests that never ran."""
+        channels = getattr(self._scheduler, "ipc_channels", self._scheduler)
+        for name in ("send_to_tokenizer", "send_to_detokenizer"):
+            getattr(channels, name).send_output = self._sent
+
+    def _receive(self, original: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list[Any]:
+        scheduler = self._scheduler
+        if not self._named:
+            self._name_streams()
+        with self._reports.range("receive", 0):
+            busy = bool(scheduler.waiting_queue or self._gone or self._launches())
+            if not busy and any(self._queued(name) for name in _QUEUES):
+                busy = self._transfers is None or self._await_transfers(self._transfers)
+            elif self._transfers is not None and self._transfers.arrived():
+                self._turns = 0
+            self._turns += 1
+            host = None if self._transfers is None else HOST
+            arrived = [tokenized(request, self._role, host) for request in self._reports.due(not busy)]
+            if arrived:
+                self._turns = 0
+            if self._stage is not None and not self._stage.is_first:
+                return original(*args, **kwargs)
+            messages, self._gone = [*arrived, *self._gone], []
+            return messages
+
+    def _name_streams(self) -> None:
+        """Called in the loop, whose current stream is the schedule stream."""
+        self._named = True
+        for name in _STREAMS:
+            if (stream := getattr(self._scheduler, f"{name}_stream", None)) is not None:
+                self._observer.stream(name, stream)
+        self._observer.stream("schedule", torch.cuda.current_stream())
+
+    def _await_transfers(self, transfers: KVTransfers) -> bool:
+        """Every request waits for the other worker: sleep, unless something has happened lately that SGLang has not
+        seen to yet. Returns whether there is something to wait for."""
+        if transfers.arrived():
+            self._turns = 0
+        elif self._turns > _QUIET_TURNS:
+            arrival = self._bridge.next_arrival()
+            try:
+                transfers.sleep_until(FOREVER if arrival is None else arrival)
+            except LinkError:
+                return False
+            self._turns = 0
+        return True
+
+    def _launches(self) -> bool:
+        """Whether a step is in flight, or can follow. A stage of a pipeline keeps its batches for each microbatch, and
+        has none in flight if it has launched none for two rounds."""
+        if self._stage is not None:
+            return self._turns <= 2 * self._stage.microbatches
+        names = ("last_batch", "chunked_req")
+        return bool(
+            self._scheduler.running_batch.reqs or any(getattr(self._scheduler, name, None) for name in names)
+        )
+
+    def _queued(self, name: str) -> bool:
+        queue = getattr(self._scheduler, name, None)
+        return bool(getattr(queue, "queue", queue))
+
+    def _plan(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Everything of the next step that is in no other range, such as the removal of rows that have ended."""
+        with self._reports.range("plan", 0):
+            return original(*args, **kwargs)
+
+    def _admit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._reports.range("admit", len(self._scheduler.waiting_queue)):
+            return original(*args, **kwargs)
+
+    def _preallocate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Rows and pages for the KV that a decode worker will get."""
+        with self._reports.between_steps("admit", len(self._scheduler.waiting_queue)):
+            return original(*args, **kwargs)
+
+    def _prepare(self, kind: StepKind) -> Callable[..., Any]:
+        def prepare(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self._reports.planned(kind)
+            with self._reports.range("prepare", len(batch.reqs)):
+                return original(batch, *args, **kwargs)
+
+        return prepare
+
+    def _mix(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._reports.planned("mixed")
+        return original(batch, *args, **kwargs)
+
+    def _retract(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(batch, *args, **kwargs)
+        for req in out[0] if isinstance(out, tuple) else ():
+            self._reports.retracted(req.rid)
+        return out
+
+    def _launch(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self._turns = 0
+        cached = {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        kind = _kind(batch.forward_mode)
+        self._reports.kv_usage(self._used_tokens())
+        tokens = int(batch.extend_num_tokens or 0)
+        if kind == "decode":
+            kind, tokens = self._decode_kind, len(cached) * (self._spec.draft_tokens if self._spec else 1)
+        orchestrator = getattr(batch.sampling_info, "penalizer_orchestrator", None)
+        penalised = bool(getattr(orchestrator, "is_required", False))
+        step = self._reports.begin_step(cached)
+        with self._reports.range("publish", len(cached), step):
+            result = original(batch, *args, **kwargs)
+        info = StepInfo(step, kind, len(cached), tokens, steady=False)
+        self._reports.launched(info, list(cached), penalised)
+        # A stage of a pipeline settles another result, of the same batch.
+        (result if self._stage is None else batch).schedbench_step = step
+        return result
+
+    def _prebuild(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """A decode worker's batch of prompts whose KV has come: a step without a forward, which settles at once."""
+        self._reports.planned("prebuilt")
+        batch.schedbench_step = self._reports.begin_step(
+            {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        )
+        with self._reports.range("prepare", len(batch.reqs), batch.schedbench_step):
+            return original(batch, *args, **kwargs)
+
+    def _conclude(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+        step, reqs = batch.schedbench_step, list(batch.reqs)
+        with self._reports.range("prepare", len(reqs), step):
+            out = original(batch, *args, **kwargs)
+        info = StepInfo(step, "prebuilt", len(reqs), 0, steady=False)
+        self._reports.launched(info, [req.rid for req in reqs], False)
+        self._reports.settled(step, self._advance(reqs))
+        return out
+
+    def _end_sent(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A prefill worker's requests end when their KV has been sent."""
+        sent = original(*args, **kwargs)
+        self._advance(sent)
+        return sent
+
+    def _advance(self, reqs: Sequence[Any]) -> bool:
+        """Report the tokens of requests, and the ends of those that have ended; returns whether one has."""
+        ended = [req for req in reqs if req.finished()]
+        for req in reqs:
+            self._reports.advance(req.rid, req.output_ids_through_stop)
+        for req in ended:
+            self._reports.end(req.rid, _end(req.finished_reason))
+        return bool(ended)
+
+    def _used_tokens(self) -> int:
+        pool, cache = self._scheduler.token_to_kv_pool_allocator, self._scheduler.tree_cache
+        return int(pool.size - pool.available_size() - cache.evictable_size())
+
+    def _release(self, original: Callable[..., Any], req: Any, *args: Any, **kwargs: Any) -> Any:
+        """The KV of a request is given to the cache: what it holds is audited first, if the request is complete."""
+        self._reports.advance(req.rid, req.output_ids_through_stop)
+        if req.finished() and type(req.finished_reason).__name__ != "FINISH_ABORT":
+            holder = req if hasattr(req, "req_pool_idx") else req.kv
+            self._reports.ending(req.rid, int(holder.req_pool_idx))
+        return original(req, *args, **kwargs)
+
+    def _settle(
+        self, original: Callable[..., Any], batch: Any, result: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        step = vars(result if self._stage is None else batch).pop("schedbench_step", None)
+        if step is None:  # a method that another one of these has called
+            return original(batch, result, *args, **kwargs)
+        rows = [req.rid for req in batch.reqs]
+        running = [req for req in batch.reqs if req.rid in self._bridge.requests]
+        with self._reports.range("settle", len(batch.reqs), step):
+            out = original(batch, result, *args, **kwargs)
+        if (accept_lens := _accept_lens(result)) is not None:
+            accepted = dict(zip(rows, accept_lens, strict=True))
+            for req in running:
+                self._reports.verified(req.rid, accepted[req.rid])
+        self._reports.settled(step, self._advance(running))
+        return out
+
+    def _sent(self, message: Any, *_: Any, **__: Any) -> None:
+        """The end of a request that was refused or aborted before it ran."""
+        if type(message).__name__ == "AbortReq":
+            reason = getattr(message, "finished_reason", None) or {}
+            text = reason.get("message", "") if isinstance(reason, dict) else str(reason)
+            self._reports.end(message.rid, EndOfRequest(Status.ABORTED, text or "aborted by its client"))
+        elif (ids := getattr(message, "rids", None)) is not None:
+            for request_id, reason in zip(ids, message.finished_reasons, strict=True):
+                if isinstance(reason, dict) and reason.get("type") == "abort":
+                    status = Status.ABORTED if request_id in self._aborted else Status.REFUSED
+                    self._reports.end(request_id, EndOfRequest(status, reason.get("message", "")))
+
+
+def _method(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, batch, *args, **kwargs)
+
+    return method
+
+
+def _kind(mode: Any) -> StepKind:
+    if mode.is_mixed():
+        return "mixed"
+    if mode.is_extend():
+        return "prefill"
+    return "decode" if mode.is_decode() else "idle"
+
+
+def _end(reason: Any) -> EndOfRequest:
+    name = type(reason).__name__
+    if name == "FINISH_LENGTH":
+        return EndOfRequest(Status.FINISHED, "length")
+    if name == "FINISH_ABORT":
+        return EndOfRequest(Status.ABORTED, getattr(reason, "message", "") or "aborted by its client")
+    return EndOfRequest(Status.FINISHED, "stop")
+
+
+def _accept_lens(result: Any) -> Sequence[int] | None:
+    """How many tokens a verify has accepted of each request, the bonus included; None where there was none."""
+    if (lens := getattr(result, "accept_lens", None)) is not None:
+        return lens.tolist()  # type: ignore[no-any-return]
+    for name in _DRAFTS_ACCEPTED:
+        if (drafts := getattr(result, name, None)) is not None:
+            return [count + 1 for count in drafts]
+    return None
+
+
+class _Receiver:
+    """SGLang's receiver with other requests."""
+
+    def __init__(self, receiver: Any, receive: Callable[..., list[Any]]) -> None:
+        self._receiver = receiver
+        self.recv_requests = receive
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receiver, name)
