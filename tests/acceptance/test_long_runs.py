@@ -6,6 +6,8 @@ import gc
 import tracemalloc
 from contextlib import nullcontext
 
+import pytest
+
 from schedbench.sched.observe import Observer, StepInfo
 from tests.acceptance.runs import prepared_run, resolved
 
@@ -25,6 +27,7 @@ class MemoryLog(Observer):
             self.bytes.append(tracemalloc.get_traced_memory()[0])
 
 
+@pytest.mark.wide
 def test_memory_does_not_grow_with_the_steps() -> None:
     """Records accumulate until a window is cut, some hundred KiB every 250 steps, and are then freed. What remains of a
     step is less than its share of 64 KiB."""

@@ -31,6 +31,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "program.py"
 
 
+@pytest.mark.wide
 def test_programs_have_results_that_are_compared_by_line(
     watch: RunCommand, run_parent_command: RunCommand, script: Path, tmp_path: Path
 ) -> None:

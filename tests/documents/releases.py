@@ -92,8 +92,7 @@ _HOST_HEAD: Final = """## Host time
 Microseconds of the host per steady decode step of 32 requests, from
 `{scenario}`:
 the time that the release's own Python and torch took on the machine that drew this page, without device calls, the
-forward and what schedbench does. These times are drawn apart from the counts (`--host`). The releases ran in {rounds} rounds,
-one after the other in each. A cell is the least
+forward and what schedbench does. The releases ran in {rounds} rounds, one after the other in each. A cell is the least
 of the rounds' medians over steps, since other work of the machine only adds. The last column is the change of the sum
 from the release before, in the same round: the median, and in how many rounds it has that sign; where not nearly all
 agree, no change was found. "launch" is `run_batch` with the sampler and no forward, and "plan"

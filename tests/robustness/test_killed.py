@@ -86,6 +86,7 @@ def documents(folder: Path) -> Iterator[Path]:
     return folder.rglob("*.json")
 
 
+@pytest.mark.wide
 @rounds(1)
 @given(name=st.sampled_from(list(COMMANDS)), number=SIGNALS, after=st.floats(0, 4))
 @example(name="run", number=Signals.SIGTERM, after=2.5)

@@ -46,6 +46,7 @@ def test_phases_have_the_sizes_of_the_batches(times: HostTimes) -> None:
     assert {sample.n for sample in times.phases["flatten"]} == {32, 128}
 
 
+@pytest.mark.wide
 def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, times: HostTimes) -> None:
     """Two milliseconds of processor time and one per request are added to the phase's own time."""
     place = prepare._PLACE_TOKENS["fused"]

@@ -84,6 +84,7 @@ with pool(2) as each:
 """
 
 
+@pytest.mark.wide
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = tmp_path / "parent.py"
     program.write_text(PARENT)

@@ -266,6 +266,7 @@ def adapter_with(folder: Path, text: str, other: str) -> Path:
     return file
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("ended_engines")
 def test_a_package_from_elsewhere_is_refused(question: Resolved, toy: WriteEngine, tmp_path: Path) -> None:
     adapter = adapter_with(tmp_path, "import toy.loop", "import json as toy; toy.loop = None")
@@ -300,6 +301,7 @@ def interpreter(file: Path, *folders: str) -> str:
     return str(file)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("ended_engines")
 def test_another_interpreter_imports_only_our_package(
     question: Resolved, toy: WriteEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -411,6 +413,7 @@ def test_a_model_runner_of_an_engines_own_is_refused_where_there_is_none(toy: Wr
         execute(question, question.relays[0], Options(device="vgpu"))
 
 
+@pytest.mark.wide
 def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:
     """The last test of the file, because all others share the engine that ends here."""
     run(question, scripted("import subprocess; subprocess.Popen(['sleep', '98765'])"))

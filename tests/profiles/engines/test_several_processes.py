@@ -103,6 +103,7 @@ def test_the_sentence_of_a_rank_that_cannot_run_is_kept(several: Scripted, world
         run(question(world), several(script))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_ended_with_all_it_has_started(
     several: Scripted, world: str, rank: int, monkeypatch: pytest.MonkeyPatch

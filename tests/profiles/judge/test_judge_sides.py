@@ -280,6 +280,7 @@ def trees(root: Path) -> list[Path]:
     return list((root / ".git" / "worktrees").glob("*"))
 
 
+@pytest.mark.wide
 def test_another_commit_runs_in_its_own_process_and_leaves_nothing(repository, question, sample, tmp_path):
     with (
         worktree(repository, "good") as tree,

@@ -103,6 +103,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.wide
 def test_a_late_stage_keeps_its_output_and_leaves_no_process(tmp_path):
     outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", LATE), 60), 2.0)
     assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
@@ -113,6 +114,7 @@ def test_a_late_stage_keeps_its_output_and_leaves_no_process(tmp_path):
         time.sleep(0.02)
 
 
+@pytest.mark.wide
 def test_a_stage_that_ignores_the_interrupt_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_stages, "GRACE", 0.2)
     program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
@@ -126,6 +128,7 @@ def alive(pid):
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
+@pytest.mark.wide
 def test_an_interrupt_ends_the_running_stage(tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -92,6 +92,7 @@ def test_without_values_integers_are_computed_that_do_not_follow_from_floats(fou
     ]
 
 
+@pytest.mark.wide
 def test_a_race_of_a_watched_program_is_found_by_the_row(tmp_path: Path) -> None:
     """The kernel writes the rows 0 and 1."""
     script = tmp_path / "program.py"

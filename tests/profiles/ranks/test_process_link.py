@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.json_programs import rank_processes
 
 
+@pytest.mark.wide
 def test_an_idle_peer_is_alive_and_a_hanging_one_is_gone() -> None:
     with rank_processes("profiles.ranks.slow_peer_process", 2) as (first, _):
         said, _ = first.communicate(timeout=60)

@@ -20,6 +20,7 @@ from schedbench.profiles.ranks.torchrun import TorchrunError, launched
 from tests.acceptance.runs import resolved
 
 
+@pytest.mark.wide
 def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that hangs in native code would not handle SIGTERM either."""
     monkeypatch.setattr(processes, "_GRACE", 0.5)

@@ -226,6 +226,7 @@ def test_no_window_splits_a_forward(opened: Any, monkeypatch: pytest.MonkeyPatch
         assert not steps[0] & steps[1]
 
 
+@pytest.mark.wide
 def test_memory_does_not_grow() -> None:
     class Count:
         ops = 0
