@@ -168,7 +168,7 @@ class RunAnswer(Answer):
         """Raises AssertionError where the runs have different tokens, with the first difference, and where one of them
         has no meaningful tokens."""
         from ..profiles.judge.conclusion import divergence_text
-        from ..profiles.judge.divergence import first_divergence
+        from ..profiles.judge.likeness import first_divergence
         from ..profiles.record.result import Abstained
 
         for outputs in (self.result.outputs, other.result.outputs):

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import Gate
     from ..profiles.judge.sides import SideSpec
-    from ..profiles.judge.trial import Question, Sample
-    from ..profiles.judge.trials import DrawnRuns, Notice, TrialPlan, Trials
+    from ..profiles.judge.trials import DrawnRuns, Notice, Question, Sample, TrialPlan, Trials
     from ..profiles.platform.engine_choice import EngineChoice
     from ..scenarios.schema import Case
     from .answers import ComparisonAnswer
@@ -254,7 +253,7 @@ def compared(
 
 def case_of(scenario: str, overrides: list[str]) -> Case | None:
     """The case that the scenario is, if it is one."""
-    from ..profiles.judge.trial import Question
+    from ..profiles.judge.trials import Question
 
     return Question.of(scenario, overrides).scenario().case
 
@@ -304,7 +303,7 @@ def _question(
     if name is None:
         raise UsageError("a scenario is needed unless both sides are stored results")
     from ..profiles.judge.likeness import LikenessError, unlike_questions
-    from ..profiles.judge.trial import Question
+    from ..profiles.judge.trials import Question
     from ..profiles.platform.names import require_names
 
     question = Question.of(name, overrides)
@@ -339,8 +338,7 @@ def _conduct(
     update: Callable[[str], None],
 ) -> tuple[Trials, DrawnRuns, Drawn]:
     from ..profiles.judge.sides import opened
-    from ..profiles.judge.trial import TrialRequest
-    from ..profiles.judge.trials import conduct, conduct_draws
+    from ..profiles.judge.trials import TrialRequest, conduct, conduct_draws
 
     order = TrialRequest(device=wanted.device, command=wanted.reader.command)
     with opened(question, a, b, order) as (baseline, candidate):

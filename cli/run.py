@@ -184,7 +184,7 @@ def _options(
 
 def _require_ranges(question: Resolved, options: Options) -> None:
     """Raises UsageError where the run has no ranges."""
-    from ..profiles.judge.drawn_runs import refusal
+    from ..profiles.judge.local import refusal
 
     if reason := refusal(question, options):
         raise UsageError(f"--ranges: {reason}")
@@ -194,7 +194,7 @@ def _with_ranges(question: Resolved, result: Result) -> Result:
     """The result with its ranges, if it is whole; marked as cancelled where the user interrupted the draws."""
     if result.run.cancelled or result.run.failure:
         return result
-    from ..profiles.judge.drawn_runs import ranges
+    from ..profiles.judge.local import ranges
     from .console import status
 
     try:

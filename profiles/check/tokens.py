@@ -20,7 +20,7 @@ from ...scenarios.schema import (
 from ...scenarios.workload import params
 from ...sched.loop.controls import ABORTED
 from ...sched.relay.choice import RelayChoice, choose
-from ..judge.divergence import token_differences
+from ..judge.likeness import token_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, RequestRow, Result

@@ -9,14 +9,13 @@ from typing import Final, Literal
 from ..record.result import Result
 from . import effects, gates
 from .draws import firmness
+from .effects import MetricValue, table
 from .engagement import THRESHOLD, StepEngagement, engagement, from_totals, total
 from .gates import Gate, GateOutcome
 from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_environments
-from .metric_values import MetricValue, table
 from .reasons import Reason
 from .statistics import percent
-from .trial import Sample
-from .trials import NOT_DRAWN, DrawnRuns, Trials
+from .trials import NOT_DRAWN, DrawnRuns, Sample, Trials
 from .verdict import (
     MIN_EFFECT,
     MIN_SEEDS,
@@ -102,7 +101,9 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
     environment = unlike_environments(results_a[0], results_b[0])
     moved = bool(environment) and trials.design != "seeds"
     voids = _voids(trials, rules, engaged=engaged, moved=moved)
-    headline = _headline(rules, captured=results_a[0].labels.capture is not None)
+    gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if not (gate.place or gate.added)))
+    captured = results_a[0].labels.capture is not None
+    headline = gated or (CAPTURED_HEADLINE if captured else rules.headline)
     metrics = _under(drawn, _metrics(trials, rules, headline=headline, voids=voids), headline)
     verdict, reasons = overall([metrics[name].judgement for name in headline if name in metrics], voids)
     judgements = {name: judged.judgement for name, judged in metrics.items()}
@@ -170,21 +171,11 @@ def _voids(
 
 
 def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement) -> bool:
-    """Whether the change is known to affect too few steps."""
-    if engaged.basis == "nothing":
+    """Whether the change is known to affect too few steps. A change of batching, whose batches differ, is not."""
+    if engaged.basis == "nothing" or engaged.percent >= rules.min_engagement:
         return False
-    return engaged.percent < rules.min_engagement and not _rebatched(trials, engaged)
-
-
-def _rebatched(trials: Trials, engaged: StepEngagement) -> bool:
-    """Whether the change is one of batching, and the batches differ."""
     differences = engine_differences(trials.a[0].result, trials.b[0].result)
-    return engaged.basis == "kinds" and any(difference.key in BATCHING for difference in differences)
-
-
-def _headline(rules: VerdictRules, *, captured: bool) -> tuple[str, ...]:
-    gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if not (gate.place or gate.added)))
-    return gated or (CAPTURED_HEADLINE if captured else rules.headline)
+    return engaged.basis != "kinds" or all(difference.key not in BATCHING for difference in differences)
 
 
 def _metrics(

@@ -9,12 +9,11 @@ from typing import Any, Final
 from ..record.conclusion import attributed, listed
 from ..record.result import Abstained
 from .compare import Comparison
-from .divergence import Divergence
-from .effects import CounterEffect
+from .effects import ADDABLE
+from .likeness import Divergence
 from .reasons import Reason
 from .verdict import Judgement
 
-_PLAIN: Final = frozenset({"h2d", "d2h", "sync"})
 _SHOWN: Final = 3  # counts
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECIDED: Final = ("no change", "better", "worse")
@@ -25,19 +24,10 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
     said = _added(found)
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
-    parts = [
-        said,
-        verdict,
-        _metrics(found),
-        _worth(found),
-        _tokens(found),
-        _engagement(found),
-        _counts(found),
-    ]
+    parts = [said, verdict, *(part(found) for part in (_metrics, _worth, _tokens, _engagement, _counts))]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_verdict(found), _tokens(found)]
-    text = "; ".join(part for part in parts if part)
-    return f"{b} against {a} on {_setting(found)}: {text}."
+    return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
 
 
 def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
@@ -187,7 +177,7 @@ def _counts(found: Comparison) -> str:
     changed = [
         (count, count.a.mean, count.b.mean)
         for count in found.counts
-        if count.a and count.b and count.counter in _PLAIN and "." not in count.kind
+        if count.a and count.b and count.counter in ADDABLE and "." not in count.kind
         if count.a.mean != count.b.mean
     ]
     changed.sort(key=lambda entry: -abs(entry[2] - entry[1]))
@@ -195,8 +185,8 @@ def _counts(found: Comparison) -> str:
         alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
         which = " of the kinds of steps that both have" if alone else ""
         return f"copies and syncs per step equal{which}{_uncounted(found)}"
-    more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return "per step " + ", ".join(_count(*entry) for entry in changed[:_SHOWN]) + more + _uncounted(found)
+    shown = [f"{one.kind} {one.stream} {one.counter} {a:.4g} -> {b:.4g}" for one, a, b in changed]
+    return f"per step {listed(shown, _SHOWN)}{_uncounted(found)}"
 
 
 def _uncounted(found: Comparison) -> str:
@@ -204,7 +194,3 @@ def _uncounted(found: Comparison) -> str:
         kind for side in (found.trials.a, found.trials.b) for run in side for kind in run.result.uncounted
     }
     return f"; not counted: {', '.join(sorted(kinds))} steps" if kinds else ""
-
-
-def _count(count: CounterEffect, a: float, b: float) -> str:
-    return f"{count.kind} {count.stream} {count.counter} {a:.4g} -> {b:.4g}"

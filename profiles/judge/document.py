@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, Final
 
 from ...scenarios.schema import Case
@@ -43,7 +44,11 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "verdict": found.verdict,
             "reasons": [str(reason) for reason in found.reasons],
             "headline": list(found.headline),
-            "comparability": {"ok": True, "differences": _differences(found)},
+            # What differs and is allowed to: the engine's settings, and environments that cannot matter.
+            "comparability": {
+                "ok": True,
+                "differences": [difference._asdict() for difference in (*found.engine, *found.environment)],
+            },
             "tokens": {
                 "verdict": found.trials.tokens,
                 "divergence": None if found.trials.divergence is None else found.trials.divergence._asdict(),
@@ -71,13 +76,8 @@ def hint(found: Comparison) -> str | None:
         return None
     worst = max(wanting, key=lambda judged: (judged.needed or 0) - judged.n)
     more = (worst.needed or 0) - worst.n
-    minutes = more * _seconds_per_pair(found) / 60
+    minutes = more * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results) / 60
     return f"{more} more pairs, about {max(round(minutes), 1)} minutes, would resolve {worst.resolve:g} %"
-
-
-def _seconds_per_pair(found: Comparison) -> float:
-    walls = [result.run.wall_s for results in found.trials.results for result in results]
-    return 2 * sum(walls) / len(walls)
 
 
 def _side(label: str, results: Sequence[Result]) -> Document:
@@ -101,11 +101,6 @@ def _side(label: str, results: Sequence[Result]) -> Document:
             for result in results
         ],
     }
-
-
-def _differences(found: Comparison) -> list[Document]:
-    """What differs and is allowed to: the engine's settings, and environments that cannot matter."""
-    return [difference._asdict() for difference in (*found.engine, *found.environment)]
 
 
 def _engagement(found: StepEngagement, threshold: float) -> Document:

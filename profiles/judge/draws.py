@@ -64,9 +64,9 @@ def draws(
     quantiles = qmc.LatinHypercube(d=len(constants), rng=np.random.default_rng(seed)).random(count)
     return [
         {
-            path: _at(quantity, float(q))
+            path: float(np.interp(q, (0.0, 0.5, 1.0), (quantity.low, quantity.value, quantity.high)))
             for (path, quantity), q in zip(constants.items(), row, strict=True)
-            if unused.isdisjoint(_parents(path))
+            if not any(f"{path}.".startswith(f"{part}.") for part in unused)
         }
         for row in quantiles
     ]
@@ -82,15 +82,6 @@ def _unused(run: Result) -> set[str]:
     parts = {f"phases.{name}" for name in phases}
     parts |= {f"kernels.gemm_rates.{name}" for name in GemmRates.model_fields if name not in used}
     return parts if run.ranks else parts | {"links"}
-
-
-def _parents(path: str) -> set[str]:
-    names = path.split(".")
-    return {".".join(names[:end]) for end in range(1, len(names) + 1)}
-
-
-def _at(quantity: Quantity[float], quantile: float) -> float:
-    return float(np.interp(quantile, (0.0, 0.5, 1.0), (quantity.low, quantity.value, quantity.high)))
 
 
 def drawn_profile(profile: HardwareProfile, draw: Draw) -> HardwareProfile:

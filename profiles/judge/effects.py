@@ -1,4 +1,5 @@
-"""Effects of a change besides the metrics: copies and syncs per step, by source line, and where the GPU waited.
+"""What is compared of results: the metrics that have a better direction, by name, and the effects of a change besides
+them: copies and syncs per step, by source line, and where the GPU waited.
 
 Counts are exact. The steps of several runs of a side are pooled."""
 
@@ -6,19 +7,81 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
-from ..record.result import IDLE_PARTS, Abstained, CopyRow, Result, SitePart, SyncRow
-from .metric_values import mean
+from ..record.definitions import DEFINITIONS, PERCENTILES, Definition, definition
+from ..record.result import IDLE_PARTS, Abstained, CopyRow, Metric, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
 
 ADDABLE: Final = ("sync", "h2d", "d2h")  # counters of what a step can have more of than before
+# Compared by default. Each further percentile makes the correction for multiple comparisons stricter.
+_PERCENTILES: Final = ("p50", "p99")
+
+# What a formatter of sources changes: spaces, and a comma before a closing bracket.
 _FORMAT: Final = re.compile(r"\s+|,(?=\s*[)\]}])")
+
+
+class MetricValue(NamedTuple):
+    value: float
+    unit: str
+    direction: Literal["higher", "lower"]
+
+
+def mean(result: Result, name: str) -> float | None:
+    """The mean of a metric over its values; None where it abstained or is not there."""
+    metric = result.metrics.get(name)
+    return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None
+
+
+def metric_values(result: Result, also: Collection[str] = ()) -> dict[str, MetricValue]:
+    """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99``. Percentiles other than p50 and
+    p99 are read only where ``also`` names them. Metrics that abstained or have no better direction are left out."""
+    return {
+        name: MetricValue(value, metric.unit, metric.direction)
+        for metric_name, metric in result.metrics.items()
+        if isinstance(metric, Metric) and metric.direction != "none"
+        for name, value in _values(metric_name, metric, also)
+    }
+
+
+def _values(name: str, metric: Metric, also: Collection[str]) -> Iterator[tuple[str, float]]:
+    if metric.values:
+        yield name, sum(metric.values) / len(metric.values)
+    for percentile in PERCENTILES:
+        value, whole = getattr(metric, percentile), f"{name}.{percentile}"
+        if isinstance(value, float | int) and (percentile in _PERCENTILES or whole in also):
+            yield whole, float(value)
+
+
+def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[MetricValue]]:
+    """The values of every metric that all results have."""
+    read = [metric_values(result, also) for result in results]
+    if not read:
+        return {}
+    return {
+        name: [values[name] for values in read] for name in read[0] if all(name in values for values in read)
+    }
+
+
+def has_verdict(entry: Definition) -> bool:
+    """Whether it is a metric of which more or less is better, not a counter or a part of the time between forwards."""
+    return entry.direction != "none" and not set(entry.tables) <= {"counts", "copies", "gpu waits"}
+
+
+def full_name(short: str) -> str:
+    """``throughput`` is ``output_throughput``, ``ttft.p99`` is ``ttft_ms.p99``. Raises KeyError."""
+    head, dot, rest = short.partition(".")
+    names = ("output_throughput",) if head == "throughput" else (head, f"{head}_throughput", f"{head}_ms")
+    name = next((name for name in names if name in DEFINITIONS), head)
+    whole = f"{name}{dot}{rest}"
+    if not has_verdict(definition(whole)):
+        raise KeyError(short)
+    return whole
 
 
 class StepCounts(NamedTuple):
@@ -189,13 +252,8 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
     rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
     for row in rows:
         if row.kind != OUTSIDE:
-            site = (row.site.file, row.site.function, unformatted(row.site.statement)) if row.site else ()
+            site = (row.site.file, row.site.function, _FORMAT.sub("", row.site.statement)) if row.site else ()
             yield (row.kind, row.stream, row.range, _what(row), *site), row
-
-
-def unformatted(statement: str) -> str:
-    """The statement without what a formatter of sources changes: spaces, and a comma before a closing bracket."""
-    return _FORMAT.sub("", statement)
 
 
 def _what(row: CopyRow | SyncRow) -> str:

@@ -1,17 +1,130 @@
-"""Engagement of a change: the share of steps that A and B did differently, over the kinds in which any step differs."""
+"""Engagement of a change: the share of steps that A and B did differently, over the kinds in which any step differs.
+
+Steps are compared by digests of what each did on the device. A row is a range, an operation, or a call that
+synchronises: its source line as file, function and statement, its kind, stream and bytes, and whether the host may wait
+for it. Times are no part of it, nor whether a wait took any.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
+from ...sched.observe import StepInfo
+from ..measure.counts import LAG
+from ..measure.steps import StepGate
 from ..record.result import Result
+from ..record.timeline import NO_SITE, Names, Window
 from .effects import rows_of_steps
-from .fingerprint import StepPrint
 
 THRESHOLD: Final = 5.0  # percent, below which no verdict is given
 CHANCE: Final = 0.01
+_CALLS: Final = frozenset({"sync", "event", "graph"})  # copies and launches are there as what they launched
+
+T = TypeVar("T", bound=Hashable)
+
+
+class StepPrint(NamedTuple):
+    """One step. ``rows`` digests all of its rows, ``shape`` which rows there are, whatever their number and bytes."""
+
+    kind: str
+    batch_size: int
+    num_tokens: int
+    rows: str
+    shape: str
+
+    @property
+    def batch(self) -> tuple[str, int, int]:
+        return self.kind, self.batch_size, self.num_tokens
+
+
+class _Row(NamedTuple):
+    what: str
+    memory: str
+    stream: int
+    site: int
+    blocking: bool
+    bytes: int
+    host_bytes: int
+
+
+class _Numbering(dict[T, int]):
+    """Numbers distinct values from 0; equal values get the same number."""
+
+    def __missing__(self, thing: T) -> int:
+        return self.setdefault(thing, len(self))
+
+
+class Fingerprints:
+    """An instrument; ``steps`` has the steps in their order once the run is over."""
+
+    def __init__(self) -> None:
+        self.steps: tuple[StepPrint, ...] = ()
+        self.begin()
+
+    def begin(self) -> None:
+        self._gate = StepGate(LAG)
+        self._rows: _Numbering[_Row] = _Numbering()
+        self._contents: _Numbering[tuple[int, ...]] = _Numbering()  # the sorted numbers of a step's rows
+        self._pending: defaultdict[int, list[int]] = defaultdict(list)
+        self._passed: list[tuple[StepInfo, int]] = []
+
+    def feed(self, window: Window) -> None:
+        for step, row in _rows(window):
+            if step > self._gate.passed:
+                self._pending[step].append(self._rows[row])
+        self._fold(self._gate.feed(window))
+
+    def finish(self, names: Names) -> None:
+        self._fold(self._gate.finish())
+        texts = [_text(row, names) for row in self._rows]
+        bare = [_text(row._replace(bytes=0, host_bytes=0), names) for row in self._rows]
+        prints = [
+            (_digest(texts[row] for row in content), _digest({bare[row] for row in content}))
+            for content in self._contents
+        ]
+        ordered = sorted(self._passed, key=lambda passed: passed[0].step)
+        self.steps = tuple(
+            StepPrint(info.kind, info.batch_size, info.num_tokens, *prints[content])
+            for info, content in ordered
+        )
+
+    def _fold(self, complete: Iterable[StepInfo]) -> None:
+        for info in complete:
+            content = tuple(sorted(self._pending.pop(info.step, ())))
+            self._passed.append((info, self._contents[content]))
+
+
+def _rows(window: Window) -> Iterable[tuple[int, _Row]]:
+    """Rows of steps, with the step's number."""
+    for op in window.ops:
+        if op.step >= 0:
+            yield (
+                op.step,
+                _Row(op.kind, op.host_memory, op.stream, op.site, op.blocking, op.bytes, op.host_bytes),
+            )
+    for call in window.calls:
+        if call.step >= 0 and call.kind in _CALLS:
+            yield call.step, _Row(call.name, "", call.stream, call.site, call.kind == "sync", 0, 0)
+    for span in window.ranges:
+        if span.step >= 0:
+            yield span.step, _Row(f"range {span.name}", "", -1, NO_SITE, False, 0, 0)
+
+
+def _text(row: _Row, names: Names) -> str:
+    """The row in a form that does not depend on the run or the checkout."""
+    site: Sequence[Any] = ()
+    if row.site != NO_SITE:
+        place = names.sites[row.site]
+        site = place.file, place.function, place.statement
+    stream = names.streams.get(row.stream, str(row.stream))
+    return repr((*site, stream, row.what, row.memory, row.blocking, row.bytes, row.host_bytes))
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(sorted(texts)).encode(), digest_size=8).hexdigest()
 
 
 class DifferingShare(NamedTuple):
@@ -51,9 +164,11 @@ class StepEngagement(NamedTuple):
 
 def engagement(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> StepEngagement:
     """The engagement between two runs of one workload."""
-    if [step.batch for step in a] == [step.batch for step in b]:
-        return StepEngagement("steps", _aligned(a, b))
     kinds = sorted({step.kind for step in (*a, *b)})
+    if [step.batch for step in a] == [step.batch for step in b]:
+        steps = Counter(step.kind for step in a)
+        differing = Counter(x.kind for x, y in zip(a, b, strict=True) if x.rows != y.rows)
+        return StepEngagement("steps", {kind: DifferingShare(differing[kind], steps[kind]) for kind in kinds})
     return StepEngagement("kinds", {kind: _distance(_shapes(a, kind), _shapes(b, kind)) for kind in kinds})
 
 
@@ -89,12 +204,6 @@ def from_totals(a: Result, b: Result) -> StepEngagement:
         rates = (abs(sums_a[row] / (steps_a or 1) - sums_b[row] / (steps_b or 1)) for row in rows)
         kinds[kind] = DifferingShare(steps * min(max(rates, default=0.0), 1.0), steps)
     return StepEngagement("totals", kinds)
-
-
-def _aligned(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> dict[str, DifferingShare]:
-    steps = Counter(step.kind for step in a)
-    differing = Counter(x.kind for x, y in zip(a, b, strict=True) if x.rows != y.rows)
-    return {kind: DifferingShare(differing[kind], steps[kind]) for kind in sorted(steps)}
 
 
 def _shapes(steps: Sequence[StepPrint], kind: str) -> Counter[str]:

@@ -20,8 +20,7 @@ from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import Abstained, Result
-from .effects import ADDABLE, CounterEffect, added
-from .metric_values import full_name, has_verdict
+from .effects import ADDABLE, CounterEffect, added, full_name, has_verdict
 from .reasons import Reason
 from .verdict import Judgement
 
@@ -70,7 +69,8 @@ def parse(text: str) -> Gate:
     if not colon or not match:
         raise GateError(f"gate {text!r}: expected NAME:BOUND, such as throughput:2% or mixed.schedule.h2d:0")
     sign, number, unit = match.groups()
-    place, counters = _place(name), _added(name)
+    place = _place(name)
+    counters = tuple(counter for counter in ADDABLE if name in (_ADDED, f"{_ADDED}.{counter}"))
     if counters and not better:
         if sign or unit:
             raise GateError(f"gate {text!r}: expected a number of copies and syncs without a sign")
@@ -109,11 +109,6 @@ def _place(name: str) -> tuple[str, str, str] | None:
     known = kind in (*get_args(Kind), UNKNOWN_KIND) and rest in get_args(Counter)
     named = stream in get_args(Stream) or _NUMBERED.fullmatch(stream)
     return (kind, stream, rest) if known and named else None
-
-
-def _added(name: str) -> tuple[str, ...]:
-    """The counters of which a gate bounds what is added; empty if it bounds something else."""
-    return tuple(counter for counter in ADDABLE if name in (_ADDED, f"{_ADDED}.{counter}"))
 
 
 def _metric(name: str, text: str) -> str:

@@ -1,13 +1,21 @@
-"""Whether two results can be compared: both must be of the same question, with the same capacity of the engine."""
+"""Whether two results can be compared, and have the same tokens: both must be of the same question, with the same
+capacity of the engine; where tokens differ, which is the first that does."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel
 
-from ..record.result import Result
+from ...sched.observe import Observer, StepInfo
+from ..record.result import Abstained, Result
+
+if TYPE_CHECKING:
+    from ...sched.request import Request
 
 QUESTION: Final = ("model", "device", "workload", "measure")
 CAPACITY: Final = ("engine.kv_tokens", "engine.max_running_requests")
@@ -20,6 +28,8 @@ _FREE: Final = frozenset({"measure.repeat", "measure.seed"})  # the caller pairs
 _MISSING: Final = object()
 _LONGEST: Final = 300  # characters of a value in a message
 
+Steps = Mapping[str, Sequence[int]]
+
 
 class ScenarioDifference(NamedTuple):
     """``key`` is dotted, as in the scenario or the result; values are those of JSON."""
@@ -29,7 +39,8 @@ class ScenarioDifference(NamedTuple):
     b: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_short(self.a)} against {_short(self.b)}"
+        a, b = (text if len(text := repr(x)) <= _LONGEST else f"{text[:_LONGEST]}..." for x in self[1:])
+        return f"{self.key}: {a} against {b}"
 
 
 class LikenessError(ValueError):
@@ -39,11 +50,6 @@ class LikenessError(ValueError):
         self.differences = tuple(differences)
         listed = "".join(f"\n  {difference}" for difference in differences)
         super().__init__(f"A and B are not alike and cannot be compared:{listed}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def unlike_questions(
@@ -128,3 +134,86 @@ def _differences(
             yield from _differences(x, y, f"{prefix}{key}.")
         elif x != y and _MISSING not in (x, y):
             yield ScenarioDifference(f"{prefix}{key}", x, y)
+
+
+class Divergence(NamedTuple):
+    """The first difference. ``position`` counts output tokens from 0; a token is None where that side had ended.
+    Steps count from the workload's first; they are None where a side did not keep them. ``request`` is None where
+    the digests differ and the tokens were not kept, or are the same and damaged KV made the difference."""
+
+    seed: int
+    request: str | None = None
+    position: int | None = None
+    token_a: int | None = None
+    token_b: int | None = None
+    step_a: int | None = None
+    step_b: int | None = None
+    margin_a: float | None = None  # of the best score over the second at that token; None where not computed
+    margin_b: float | None = None
+
+
+class TokenSteps(Observer):
+    """Observes which step made each token."""
+
+    def __init__(self) -> None:
+        self.steps: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+        self._new: list[tuple[str, int]] = []
+        self._first: int | None = None
+
+    def launched(self, info: StepInfo) -> None:
+        if self._first is None:
+            self._first = info.step
+
+    def tokens(self, requests: Sequence[Request], count: int) -> None:
+        self._new += [(request.id, count) for request in requests]
+
+    def settled(self, info: StepInfo) -> None:
+        step = info.step - (self._first or 0)
+        for request, count in self._new:
+            self.steps[request].extend([step] * count)
+        self._new.clear()
+
+
+def comparable(a: Result, b: Result) -> bool:
+    """Whether both results have meaningful tokens."""
+    return not (isinstance(a.outputs, Abstained) or isinstance(b.outputs, Abstained))
+
+
+def same_tokens(a: Result, b: Result) -> bool:
+    return comparable(a, b) and a.outputs == b.outputs
+
+
+def first_divergence(
+    a: Result, b: Result, *, seed: int, steps_a: Steps | None = None, steps_b: Steps | None = None
+) -> Divergence | None:
+    """The earliest difference in time, or in request order where steps are unknown; None where digests agree."""
+    if same_tokens(a, b):
+        return None
+    found = [
+        Divergence(
+            seed, request, position, *tokens, *(_step(x, request, position) for x in (steps_a, steps_b))
+        )
+        for request, position, *tokens in token_differences(a, b)
+    ]
+
+    def when(where: Divergence) -> float:
+        steps = [step for step in (where.step_a, where.step_b) if step is not None]
+        return min(steps, default=float("inf"))
+
+    return min(found, key=when, default=Divergence(seed))
+
+
+def token_differences(a: Result, b: Result) -> Iterator[tuple[str, int, int | None, int | None]]:
+    """The first differing position of each request whose tokens were kept and differ."""
+    tokens_b = {row.id: row.token_ids or () for row in b.requests}
+    for row in a.requests:
+        pairs = zip_longest(row.token_ids or (), tokens_b.get(row.id, ()))
+        for position, (x, y) in enumerate(pairs):
+            if x != y:
+                yield row.id, position, x, y
+                break
+
+
+def _step(steps: Steps | None, request: str, position: int) -> int | None:
+    known = steps.get(request, ()) if steps else ()
+    return known[position] if position < len(known) else None

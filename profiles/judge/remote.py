@@ -19,8 +19,7 @@ from ..platform.pool import MapFunction
 from ..record.environment import run_git
 from ..record.result import Result
 from .draws import HARDWARE, Profiles
-from .trial import Question, Sample, TrialRequest
-from .trials import Side
+from .trials import Question, Sample, Side, TrialRequest
 
 _TAIL: Final = 60  # lines of a crash that are shown
 _GRACE_S: Final = 5.0
@@ -83,24 +82,21 @@ class WorkerSide(Side):
         for field in ("engine", "record"):
             if not order[field]:  # maybe of a version without the field
                 del order[field]
-        answer = self._exchange(json.dumps({"question": asdict(self.question), "order": order, **more}))
+        request = json.dumps({"question": asdict(self.question), "order": order, **more})
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(f"{request}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self._crashed() from None
+        line = self.process.stdout.readline()
+        if not line:
+            raise self._crashed()
+        answer: dict[str, Any] = json.loads(line)
         if "refused" in answer:
             error = MachineError if answer["unable"] else SideError
             raise error(f"{self.label}: {answer['refused']}")
         return answer
-
-    def _exchange(self, line: str) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        try:
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise self._crashed() from None
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise self._crashed()
-        found: dict[str, Any] = json.loads(answer)
-        return found
 
     def _crashed(self) -> CrashError:
         self.process.wait()

@@ -19,12 +19,10 @@ from ..platform.pool import MapFunction, require_alone
 from ..record.result import Result
 from .draws import Profiles
 from .remote import SOURCES, SideError, here, refs, working, worktree
-from .trial import Question, Sample, TrialRequest
-from .trials import Side
+from .trials import Question, Sample, Side, TrialRequest
 
 _GIT: Final = "git:"
 ENGINE: Final = "engine"  # names an engine where a key of the scenario could stand
-_OPENING, _CLOSING = "{[(", "}])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def split(text: str) -> list[str]:
     """Splits ``text`` at commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
-        depth += (letter in _OPENING) - (letter in _CLOSING)
+        depth += (letter in "{[(") - (letter in "}])")
         if letter == "," and depth == 0:
             parts.append("")
         else:
@@ -180,8 +178,7 @@ def _side(
         return StoredSide(spec.label, _read(spec), folders[0] if folders else None)
     if question is None:
         raise SideError("a scenario is needed unless both sides are stored results")
-    from .drawn_runs import measured_times
-    from .local import LocalSide
+    from .local import LocalSide, measured_times
 
     require_alone(measured_times(question.scenario(() if spec.ref else spec.overrides), order.device))
     order = replace(order, overrides=spec.overrides, engine=spec.engine)

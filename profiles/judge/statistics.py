@@ -234,8 +234,3 @@ def ramp(departures: Floats, *, min_effect: float) -> bool:
     spread = float(stats.median_abs_deviation(rest, scale="normal")) / LEADING**0.5
     distance = abs(float(np.mean(first) - np.median(rest)))
     return distance > max(SUSPICIOUS * spread, min_effect)
-
-
-def order_dominates(effect: Effect, *, min_effect: float) -> bool:
-    """Whether the slot-order effect is significantly larger than the effect that it was separated from."""
-    return effect.slot_interval.beyond(max(abs(effect.median), min_effect))

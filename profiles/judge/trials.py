@@ -1,30 +1,136 @@
-"""The runs of a comparison: equal workload seeds on both sides where times are exact, interleaved blocks where they are
-measured, and all results where they are stored."""
+"""The question that both sides of a comparison run, and their runs: equal workload seeds where times are exact,
+interleaved blocks where they are measured, and all results where they are stored.
+
+Imports no torch until a question is resolved.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
+from ...scenarios.loader import loads, opened
+from ...scenarios.schema import Scenario
 from ..platform import hardware
+from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pool, prepare_pool, spread
 from ..record.result import Result
-from .divergence import Divergence, comparable, first_divergence, same_tokens
 from .draws import HARDWARE, Draw, Profiles, drawn_profile, draws
-from .likeness import LikenessError, ScenarioDifference, unlike
+from .engagement import StepPrint
+from .likeness import (
+    Divergence,
+    LikenessError,
+    ScenarioDifference,
+    comparable,
+    first_divergence,
+    same_tokens,
+    unlike,
+)
 from .statistics import Side as Name
 from .statistics import abba
-from .trial import Sample
 from .verdict import DEFAULT_PAIRS, MIN_SEEDS
+
+if TYPE_CHECKING:
+    from ..platform.resolve import Resolved
+    from ..run.machines import DeviceChoice
 
 Design = Literal["seeds", "blocks", "stored"]
 Tokens = Literal["equal", "different", "not applicable"]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The text of a scenario, so that every checkout runs the same, and the overrides of both sides."""
+
+    content: str
+    file: str
+    folder: str
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, path_or_name: str, overrides: Sequence[str] = ()) -> Question:
+        """Raises ScenarioError."""
+        content, file, folder = opened(path_or_name)
+        text = content.decode("utf-8", "surrogateescape")
+        return cls(text, file, str(folder.resolve()), tuple(overrides))
+
+    def scenario(self, overrides: Sequence[str] = ()) -> Scenario:
+        """Raises ScenarioError."""
+        return loads(
+            self.content.encode("utf-8", "surrogateescape"),
+            file=self.file,
+            folder=Path(self.folder),
+            overrides=(*self.overrides, *overrides),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """One run of the question with a side's overrides on a device."""
+
+    overrides: tuple[str, ...] = ()
+    seed: int | None = None  # the scenario's own
+    device: DeviceChoice = "auto"
+    command: str = ""
+    engine: EngineChoice | None = None
+    record: str = ""  # a folder that gets the timelines
+
+
+class Sample(NamedTuple):
+    """A result, what each step did, and the step that made each token; the latter two where they are known."""
+
+    result: Result
+    steps: tuple[StepPrint, ...] | None = None
+    token_steps: Mapping[str, Sequence[int]] | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed of the workload."""
+        return self.result.scenario.seed or 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the times of the run repeat exactly."""
+        return self.result.labels.exact
+
+    def document(self) -> dict[str, Any]:
+        """Plain dicts and lists."""
+        return {
+            "result": self.result.document(),
+            "steps": None if self.steps is None else [list(step) for step in self.steps],
+            "token_steps": None
+            if self.token_steps is None
+            else {request: list(steps) for request, steps in self.token_steps.items()},
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], *, name: str) -> Sample:
+        """Raises ResultError when the result is of a version that is not understood."""
+        steps = document.get("steps")
+        return cls(
+            Result.from_document(document["result"], name=name),
+            None if steps is None else tuple(StepPrint(*step) for step in steps),
+            document.get("token_steps"),
+        )
+
+
+def resolved_for(question: Question, order: TrialRequest) -> Resolved:
+    """Raises ScenarioError, also where the scenario names several relays."""
+    from ..platform.resolve import resolve
+
+    seed = () if order.seed is None else (f"measure.seed={order.seed}",)
+    scenario = question.scenario((*order.overrides, *seed))
+    resolved = resolve(scenario)
+    if len(resolved.relays) != 1:
+        raise scenario.source.refuse(("engine", "relays"), "a side has one relay: give it as relay=NAME")
+    return replace(resolved, engine=order.engine)
+
 
 # Called with the side and the sample of every run as it ends.
 Notice = Callable[[Name, Sample], None]
@@ -220,7 +326,7 @@ def _over_seeds(
         if plan.draws:
             prepare_pool()
         pairs.append((_run(a, "a", seeds[1], notice), _run(b, "b", seeds[1], notice)))
-        if all(map(_is_same_run, *pairs)):
+        if [*map(_without_names, pairs[0])] == [*map(_without_names, pairs[1])]:
             return Trials("seeds", (first[0],), (first[1],), one_run=True)
         if not _diverged(*pairs[-1], plan):
             pairs.extend(_later_pairs(a, b, seeds[2:], plan, notice, first[0].result))
@@ -278,15 +384,11 @@ def unfinished(result: Result) -> str:
     return f"no request finished; the reason of the first: {result.requests[0].reason}"
 
 
-def _is_same_run(x: Sample, y: Sample) -> bool:
-    """Whether two documents differ in nothing but what names the run, and in tokens."""
-    return _without_names(x.result) == _without_names(y.result)
-
-
-def _without_names(result: Result) -> Result:
-    requests = tuple(row.model_copy(update={"token_ids": None}) for row in result.requests)
+def _without_names(sample: Sample) -> Result:
+    """The result without what names the run, and without tokens."""
+    requests = tuple(row.model_copy(update={"token_ids": None}) for row in sample.result.requests)
     names = {"run": None, "scenario": None, "outputs": None, "requests": requests}
-    return result.model_copy(update=names)
+    return sample.result.model_copy(update=names)
 
 
 def _diverged(a: Sample, b: Sample, plan: TrialPlan) -> bool:

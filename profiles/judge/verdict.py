@@ -130,7 +130,8 @@ def judge_blocks(
         (Reason.THROTTLED, 2 * pairs.n < (1 - THROTTLED_SHARE) * len(blocks)),
         (Reason.WARMUP_RAMP, statistics.ramp(departures, min_effect=min_effect)),
         (Reason.DRIFT, abs(found.drift or 0.0) > statistics.DRIFT_LIMIT),
-        (Reason.ORDER_EFFECT, statistics.order_dominates(effect, min_effect=min_effect)),
+        # The slot-order effect is significantly larger than the effect that it was separated from.
+        (Reason.ORDER_EFFECT, effect.slot_interval.beyond(max(abs(effect.median), min_effect))),
     ]
     return _settled(found, direction, [reason for reason, holds in reasons if holds])
 

@@ -18,9 +18,7 @@ from ...sched.model.checkpoint import CheckpointError
 from ..platform.machine import MachineError
 from ..platform.own_process import claim_process
 from .local import margin, run_trial
-from .trial import Question, TrialRequest
-
-_REFUSALS = (ScenarioError, TraceError, CheckpointError, MachineError)
+from .trials import Question, TrialRequest
 
 
 def serve(lines: Iterable[str], out: TextIO) -> None:
@@ -36,7 +34,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         if "margin" in request:
             return {"margin": margin(question, order, *request["margin"])}
         return run_trial(question, order).document()
-    except _REFUSALS as error:
+    except (ScenarioError, TraceError, CheckpointError, MachineError) as error:
         return {"refused": str(error), "unable": isinstance(error, MachineError)}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Final, NamedTuple
 
-from ..judge.drawn_runs import run_each
 from ..judge.draws import HARDWARE, Profiles, drawn_profile, draws, followed, uncertain
+from ..judge.local import run_each
 from ..platform.hardware import HardwareProfile
 from ..platform.pool import MapFunction, pool
 from .sweep import Cell, SweepPlan, Tone, answered, questions_at

@@ -14,8 +14,8 @@ from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
 from ..judge.document import line_part
-from ..judge.drawn_runs import measured_times, unrepeatable
 from ..judge.effects import LineEffect
+from ..judge.local import measured_times, unrepeatable
 from ..measure.budget import RunOutcome
 from ..platform.inputs import scenario_part
 from ..platform.pool import require_alone, spread

@@ -13,7 +13,7 @@ from ...sched.memory.allocation import OutOfKVMemoryError
 from ...sched.model.checkpoint import CheckpointError
 from ..engines.client import EngineFailedError, engine_source
 from ..engines.names import EngineError
-from ..judge.drawn_runs import unrepeatable
+from ..judge.local import unrepeatable
 from ..platform.inputs import inputs
 from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved

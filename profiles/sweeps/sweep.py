@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
 from ..engines.names import expanded, is_engine
-from ..judge.divergence import comparable, same_tokens
-from ..judge.metric_values import MetricValue, full_name, metric_values
+from ..judge.effects import MetricValue, full_name, metric_values
+from ..judge.likeness import comparable, same_tokens
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
 from ..judge.trials import unfinished

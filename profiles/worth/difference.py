@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..judge.compare import Comparison
-from ..judge.drawn_runs import unrepeatable
-from ..judge.effects import LineEffect, lines
-from ..judge.metric_values import mean
+from ..judge.effects import LineEffect, lines, mean
+from ..judge.local import unrepeatable
 from ..judge.sides import SideSpec
 from ..judge.statistics import percent
-from ..judge.trial import Question, TrialRequest, resolved_for
+from ..judge.trials import Question, TrialRequest, resolved_for
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
 from ..record.result import Result

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple
 
-from ..judge.drawn_runs import without_values
-from ..judge.metric_values import mean
+from ..judge.effects import mean
+from ..judge.local import without_values
 from ..judge.statistics import percent
 from ..measure.steps import TimelineError, is_iteration
 from ..platform.hardware import HardwareProfile, PhaseLine

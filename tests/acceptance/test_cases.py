@@ -12,8 +12,7 @@ from schedbench.cli.cases_page import COLUMNS
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
 from schedbench.profiles.judge.draws import DRAWS, uncertain
 from schedbench.profiles.judge.sides import opened, parse
-from schedbench.profiles.judge.trial import Question, TrialRequest
-from schedbench.profiles.judge.trials import TrialPlan, conduct
+from schedbench.profiles.judge.trials import Question, TrialPlan, TrialRequest, conduct
 from schedbench.profiles.judge.verdict import MIN_EFFECT
 from schedbench.profiles.platform.hardware import load as load_hardware
 from schedbench.scenarios.loader import load

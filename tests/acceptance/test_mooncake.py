@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.judge.metric_values import metric_values
+from schedbench.profiles.judge.effects import metric_values
 from schedbench.profiles.record.result import Result
 from tests.acceptance.runs import digest_of, result_of, value
 

@@ -12,8 +12,7 @@ from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.remote import SideError
 from schedbench.profiles.judge.sides import opened, parse
-from schedbench.profiles.judge.trial import TrialRequest
-from schedbench.profiles.judge.trials import TrialPlan, conduct
+from schedbench.profiles.judge.trials import TrialPlan, TrialRequest, conduct
 from tests.profiles.captures.exports import Export, sglang_loop
 
 

@@ -20,7 +20,7 @@ from schedbench.profiles.engines import client
 from schedbench.profiles.engines.client import EngineFailedError, engine_process
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
-from schedbench.profiles.judge import drawn_runs
+from schedbench.profiles.judge import local
 from schedbench.profiles.judge.gates import check, parse
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.pool import pool
@@ -387,11 +387,11 @@ def test_draws_of_an_engine_run_in_parallel_where_that_is_faster(
     engine = scripted(f"import os\nprint(os.getppid(), file=open({str(log)!r}, 'a'))")
     asked = replace(question, engine=EngineChoice(engine))
     known, profiles = run(question, engine), [question.hardware] * 4
-    serially = list(drawn_runs.run_each(map, asked, known, profiles))
+    serially = list(local.run_each(map, asked, known, profiles))
     assert len(set(log.read_text().split())) == 1
-    monkeypatch.setattr(drawn_runs, "saves_time", lambda *_: True)
+    monkeypatch.setattr(local, "saves_time", lambda *_: True)
     with pool(2) as each:
-        found = list(drawn_runs.run_each(each, asked, known, profiles))
+        found = list(local.run_each(each, asked, known, profiles))
     assert [result.metrics for result in found] == [result.metrics for result in serially]
     assert len(set(log.read_text().split())) in (2, 3)
 

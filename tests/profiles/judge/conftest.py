@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.judge.fingerprint import StepPrint
-from schedbench.profiles.judge.trial import Sample
+from schedbench.profiles.judge.engagement import StepPrint
+from schedbench.profiles.judge.trials import Sample
 from schedbench.profiles.record.result import Result
 
 SAMPLE = Path(__file__).parent.parent / "sample_result.json"

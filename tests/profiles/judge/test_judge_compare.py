@@ -13,8 +13,7 @@ from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.document import document
 from schedbench.profiles.judge.gates import parse
 from schedbench.profiles.judge.reasons import Reason
-from schedbench.profiles.judge.trial import Sample
-from schedbench.profiles.judge.trials import Trials, compared
+from schedbench.profiles.judge.trials import Sample, Trials, compared
 from schedbench.profiles.judge.verdict import judge_seeds
 from schedbench.profiles.record.result import canonical
 from tests.cli.pages import printed

@@ -9,12 +9,11 @@ from typing import TypeVar
 import pytest
 
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
-from schedbench.profiles.judge.drawn_runs import ranges, run_each
 from schedbench.profiles.judge.draws import Firmness
+from schedbench.profiles.judge.local import ranges, run_each
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.sides import opened, parse
-from schedbench.profiles.judge.trial import Question, TrialRequest
-from schedbench.profiles.judge.trials import TrialPlan, conduct, conduct_draws
+from schedbench.profiles.judge.trials import Question, TrialPlan, TrialRequest, conduct, conduct_draws
 from schedbench.profiles.platform import pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedbench.profiles.judge.metric_values import metric_values
+from schedbench.profiles.judge.effects import metric_values
 from tests.acceptance.runs import result_of
 
 

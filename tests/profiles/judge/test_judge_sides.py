@@ -25,7 +25,7 @@ from schedbench.profiles.judge.remote import (
     worktree,
 )
 from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
-from schedbench.profiles.judge.trial import Question, Sample, TrialRequest
+from schedbench.profiles.judge.trials import Question, Sample, TrialRequest
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.record.environment import changes

@@ -13,8 +13,7 @@ from schedbench.profiles.judge import trials
 from schedbench.profiles.judge.compare import VerdictRules, judge
 from schedbench.profiles.judge.document import document
 from schedbench.profiles.judge.sides import opened, parse
-from schedbench.profiles.judge.trial import Question, Sample, TrialRequest
-from schedbench.profiles.judge.trials import TrialPlan, Trials, conduct
+from schedbench.profiles.judge.trials import Question, Sample, TrialPlan, TrialRequest, Trials, conduct
 from schedbench.profiles.platform import pool
 from schedbench.profiles.platform.cluster import MeasuredAloneError
 from schedbench.profiles.platform.resolve import ask

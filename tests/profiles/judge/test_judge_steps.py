@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedbench.profiles.judge.divergence import TokenSteps, first_divergence
 from schedbench.profiles.judge.engagement import (
     DifferingShare,
+    Fingerprints,
     StepEngagement,
+    StepPrint,
     engagement,
     from_totals,
     total,
 )
-from schedbench.profiles.judge.fingerprint import Fingerprints, StepPrint
+from schedbench.profiles.judge.likeness import TokenSteps, first_divergence
 from schedbench.profiles.record.timeline import Call, Op, Range, Site, Window
 from schedbench.sched.observe import StepInfo
 

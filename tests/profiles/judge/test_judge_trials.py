@@ -6,8 +6,7 @@ import pytest
 
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.remote import CrashError
-from schedbench.profiles.judge.trial import Sample
-from schedbench.profiles.judge.trials import TrialPlan, WorkloadError, conduct
+from schedbench.profiles.judge.trials import Sample, TrialPlan, WorkloadError, conduct
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured"}
 OTHER_TOKENS = {"outputs.digest": "0" * 64}

@@ -12,8 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from schedbench.profiles.judge.local import LocalSide
-from schedbench.profiles.judge.trial import Question, TrialRequest
-from schedbench.profiles.judge.trials import TrialPlan, conduct
+from schedbench.profiles.judge.trials import Question, TrialPlan, TrialRequest, conduct
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import IdlePart, Metric, Outputs, Result

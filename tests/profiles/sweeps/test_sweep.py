@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from schedbench.profiles.judge.metric_values import MetricValue
+from schedbench.profiles.judge.effects import MetricValue
 from schedbench.profiles.judge.sides import SideError
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.break_even import DrawnCrossings, crossings

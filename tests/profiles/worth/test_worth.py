@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from schedbench.profiles.judge.drawn_runs import without_values
+from schedbench.profiles.judge.local import without_values
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result, WorthRow
