@@ -74,10 +74,10 @@ _report = partial(echo, err=True)
 
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
-    from ..profiles.calibrate import accuracy
+    from ..profiles.calibrate import calibration
 
-    hardware = accuracy.machine_profile(document["profile"], document["through_torch_ns"])
-    return accuracy.host_accuracy(hardware, accuracy.CASES, notify=_report)
+    hardware = calibration.machine_profile(document["profile"], document["through_torch_ns"])
+    return calibration.host_accuracy(hardware, calibration.CASES, notify=_report)
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -88,7 +88,7 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _write(path: Path, profile: dict[str, Any]) -> None:
-    from ..profiles.calibrate.profile import to_yaml
+    from ..profiles.calibrate.calibration import to_yaml
     from ..profiles.record.files import write_whole
 
     write_whole(path, to_yaml(profile))

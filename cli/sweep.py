@@ -82,7 +82,7 @@ def sweep(
         sides = _sides(a, b, over, alone=alone)
         plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
     from ..profiles.ranks.execute import Options
-    from ..profiles.sweeps.document import document
+    from ..profiles.sweeps.break_even import document
     from ..profiles.sweeps.runs import Runs
     from .answers import SweepAnswer
 

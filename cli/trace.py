@@ -33,8 +33,7 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
     Exit codes: 0 done; 2 nothing to draw, or a run without a result; 3 a file that cannot be written, or no nsys to
     export with.
     """
-    from ..profiles.picture.perfetto import draw
-    from ..profiles.picture.trace import content
+    from ..profiles.picture.trace import content, draw
 
     found, result = _found(source, meaning, nsys)
     path = output or _beside(source)

@@ -186,9 +186,9 @@ _PIPELINE: Final = _set("engine.overlap=false", "engine.pipeline={stages: 8}")
 
 def _parts(only: str) -> Iterator[BenchFigure]:
     """Parts of a step, which this version measures in its own process."""
-    from . import host, vgpu
+    from .parts import scheduler_figures, vgpu_figures
 
-    for kind, figures in (("vgpu", vgpu.figures), ("scheduler", host.figures)):
+    for kind, figures in (("vgpu", vgpu_figures), ("scheduler", scheduler_figures)):
         if only in kind or kind in only:
             found = (BenchFigure(f"{kind}: {name}", "us", aim, [us]) for name, us, aim in figures())
             yield from (row for row in found if only in row.name)

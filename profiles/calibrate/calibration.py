@@ -1,31 +1,112 @@
-"""Calibrates a machine: measures it, fits constants, and makes a hardware profile of them."""
+"""Calibrates a machine: measures it, fits constants, and makes a hardware profile of them, as YAML for
+``device.hardware``.
+
+How accurate fitted host times are is asked without a GPU: runs with declared host times beside runs with measured ones.
+Both run on the same virtual device, so that all differences are the host's.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import yaml
 
 from ..cuda import machine as cuda_machine
-from ..platform.hardware import HardwareProfile, load
+from ..judge.prediction import Pair, prediction
+from ..platform.hardware import HardwareProfile, PhaseLine, load, parse
+from ..platform.resolve import ask
+from ..ranks.execute import Options, execute
 from ..record.environment import environment
 from ..record.files import write_whole
+from ..record.result import Result
 from ..run.gpu_stages import GpuStage, in_process
 from .device import PROBES, DeviceConstants, device_constants
-from .fit import FittedLine
+from .fit import FittedConstant, FittedLine
 from .host import CalibrationRun, HostTimes, calibration_runs, fit_kinds, fit_phases, measure
-from .profile import FittedConstant, Provenance, calibrated, phase_constants, to_yaml
+
+Notify = Callable[[str], object]
 
 _DEADLINE = 60.0  # seconds for a probe
 _NAMES = ("environment", *PROBES)
+_LEAST = {"ns": 0.0, "B": 0.0, "B/s": 1e6, "FLOP/s": 1e9, "1": 1e-3}
+_MOST = {"1": 1.0}
 
-Notify = Callable[[str], object]
+
+class Provenance(NamedTuple):
+    machine: str
+    date: str
+
+    def origin(self, basis: str) -> str:
+        return f"measured on {self.machine}, {self.date}, {basis}"
+
+
+def phase_constants(base: HardwareProfile, times: HostTimes) -> list[FittedConstant]:
+    """a and b of every measured phase, and of its kinds of steps."""
+    found: list[FittedConstant] = []
+    for name, line in fit_phases(times).items():
+        found += _of_line(("phases", name), line, base.phases.get(name))
+    for (name, kind), line in fit_kinds(times).items():
+        old = base.phases[name].kinds.get(kind) if name in base.phases else None
+        found += _of_line(("phases", name, "kinds", kind), line, old)
+    return found
+
+
+def _of_line(key: tuple[str, ...], line: FittedLine, old: PhaseLine | None) -> list[FittedConstant]:
+    """Return the line's constants; a sample's usual distance from the line is the spread of either part."""
+    sizes = "one size only" if line.sizes == 1 else f"{line.sizes} sizes"
+    r2 = "" if line.r2 is None else f", R2 {line.r2:.2f}"
+    basis = f"{line.samples} samples, {sizes}, residual {line.residual:.0f} ns{r2}"
+    share = line.residual / max(line.at(line.worst_n), line.residual, 1.0)
+    return [
+        FittedConstant((*key, "a"), line.a, line.residual, basis, old.a.value if old else None),
+        FittedConstant((*key, "b"), line.b, share * line.b, basis, old.b.value if old else None),
+    ]
+
+
+def calibrated(
+    base: HardwareProfile, constants: Iterable[FittedConstant], provenance: Provenance, *, name: str
+) -> dict[str, Any]:
+    """The base's document with these constants."""
+    document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
+    constants = list(constants)
+    for constant in constants:
+        quantity = reduce(lambda inner, word: inner.setdefault(word, {}), constant.key, document)
+        value = _rounded(constant.value)
+        unit = quantity.get("unit", "ns")  # a line that the base does not have is a time
+        quantity |= {
+            "value": value,
+            "low": min(value, max(_LEAST[unit], _rounded(value - constant.spread))),
+            "high": max(value, min(_MOST.get(unit, math.inf), _rounded(value + constant.spread))),
+            "unit": unit,
+            "origin": provenance.origin(constant.basis),
+        }
+    document["name"] = name
+    document["about"] = f"{base.name} with {len(constants)} constants measured on {provenance.machine}"
+    return document
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits; measurements repeat no better."""
+    return float(f"{value:.4g}")
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """One line per constant."""
+    text: str = yaml.safe_dump(
+        dict(document), sort_keys=False, default_flow_style=None, width=10_000, allow_unicode=True
+    )
+    return text
 
 
 class Calibration(NamedTuple):
@@ -106,7 +187,9 @@ def calibrate(
     times = measure(base, plan, rounds=rounds, notify=describe)
     unmet = [f"phase {phase}: no run met it" for phase in base.phases if phase not in times.phases]
     constants = [*device.constants, *phase_constants(base, times)]
-    by = Provenance(_machine(probes or {}), f"{datetime.now(UTC):%Y-%m-%d}")
+    gpu = (probes or {}).get("environment", {}).get("gpu")
+    cpu = str(environment()["cpu"])
+    by = Provenance(cpu if gpu is None else f"{gpu}, {cpu}", f"{datetime.now(UTC):%Y-%m-%d}")
     return Calibration(
         base,
         fit_phases(times),
@@ -116,12 +199,6 @@ def calibrate(
         by,
         calibrated(base, constants, by, name=name),
     )
-
-
-def _machine(probes: Mapping[str, Any]) -> str:
-    gpu = probes.get("environment", {}).get("gpu")
-    cpu = str(environment()["cpu"])
-    return cpu if gpu is None else f"{gpu}, {cpu}"
 
 
 def probed(notify: Notify, python: str = sys.executable) -> dict[str, Any]:
@@ -145,6 +222,74 @@ def gathered(folder: Path) -> dict[str, Any]:
     return {
         name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()
     }
+
+
+class AccuracyCase(NamedTuple):
+    """A scenario under each of some states of the relay; ``name`` is shown."""
+
+    name: str
+    scenario: str
+    overrides: tuple[str, ...]
+    states: tuple[str, ...]
+
+
+# The device is so fast that the host is the bottleneck, and computes nothing, which would disturb the host's caches.
+# All requests arrive at once and none ends early, so that the schedule depends on no times.
+_BURST: Final = (
+    "model.preset=tiny-llama",
+    "device.values=none",
+    "workload.arrival=burst",
+    "workload.sampling.ignore_eos=true",
+    "workload.sampling.min_new_tokens=0",
+    "measure.warmup_requests=4",
+)
+_LADDER: Final = ("pr25774-before", "pr25945", "latest")
+
+
+def _even(name: str, scenario: str, requests: int) -> AccuracyCase:
+    sizes = (f"workload.requests={requests}", f"engine.max_running_requests={requests}")
+    lengths = (
+        "workload.prompt_tokens={dist: fixed, value: 128}",
+        "workload.output_tokens={dist: fixed, value: 48}",
+    )
+    return AccuracyCase(f"{name}, {requests}", scenario, (*_BURST, *sizes, *lengths), ("latest",))
+
+
+CASES: Final = (
+    *(_even("serial", "overlap_off", requests) for requests in (8, 32, 64)),
+    *(_even("overlapped", "overlap_on", requests) for requests in (8, 32, 64)),
+    AccuracyCase("mixed", "mixed", (*_BURST, "workload.requests=32"), _LADDER),
+    AccuracyCase("penalties", "penalties", (*_BURST, "workload.requests=24"), _LADDER),
+)
+
+
+def machine_profile(document: Mapping[str, Any], through_torch: float) -> HardwareProfile:
+    """The profile of ``document``, with torch's own time of a call on this machine, which measured runs contain."""
+    hardware = parse(to_yaml(document).encode(), "here.yaml")
+    timed = {"value": through_torch, "origin": "torch's own part of a device call, timed on this machine"}
+    host = hardware.host.model_copy(update={"torch_call": hardware.host.torch_call.model_copy(update=timed)})
+    return hardware.model_copy(update={"host": host})
+
+
+def host_accuracy(
+    hardware: HardwareProfile, cases: Iterable[AccuracyCase], *, notify: Notify
+) -> dict[str, Any]:
+    """Run every case with modelled and with measured host times, and compare them."""
+    return prediction(
+        Pair(case.name, state, *(_run(hardware, case, state, host) for host in ("modelled", "measured")))
+        for case in cases
+        for state in case.states
+        if notify(f"{case.name} {state}") is None
+    )
+
+
+def _run(hardware: HardwareProfile, case: AccuracyCase, state: str, host: str) -> Result:
+    question = ask(case.scenario, [*case.overrides, f"engine.relay={state}", f"device.host={host}"])
+    question = replace(question, hardware=hardware)
+    result = execute(question, question.relays[0], Options(device="vgpu")).result
+    if result.run.cancelled:
+        raise KeyboardInterrupt
+    return result
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from ..platform.hardware import HardwareProfile
-from .fit import FittedLine, TimedSample, fit
-from .profile import FittedConstant
+from .fit import FittedConstant, FittedLine, TimedSample, fit
 
 PROBES: Final = ("costs", "copies", "kernels")
 NODES: Final = 300  # of the graph whose launch is the constant: an 8B decode's

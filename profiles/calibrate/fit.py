@@ -40,6 +40,18 @@ class FittedLine(NamedTuple):
         return self.a + self.b * n
 
 
+class FittedConstant(NamedTuple):
+    """A measured value of the profile. ``key`` is its path, such as ``("phases", "admit", "b")``. ``spread`` is the
+    half-width of its range, in the value's unit. ``basis`` says what it follows from. ``old`` is the base's value, None
+    for a phase that the base does not have."""
+
+    key: tuple[str, ...]
+    value: float
+    spread: float
+    basis: str
+    old: float | None
+
+
 def fit(samples: Iterable[TimedSample]) -> FittedLine:
     """Fit at least one sample. Neither a nor b is negative."""
     groups: defaultdict[float, list[float]] = defaultdict(list)

@@ -2,27 +2,35 @@
 
 The host's clock advances by real time while the scheduler's Python runs, and stands still inside the virtual GPU
 (``vgpu.host_time``). So a phase's time is that of the scheduler itself, on this processor.
+
+It is the phase's own time: its range without the phases inside it and without its device calls. A hardware profile's
+phases are charged in the same way. A range that is no phase belongs to the enclosing phase::
+
+    settle  |----- own -----|  copy  |--- own ---| sync, 40 us |-- own --|
+    conclude                                |  own, settle's |
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 
-from ...sched.observe import StepKind
+from ...sched.observe import Clock, Observer, StepKind
 from ..platform.hardware import HardwareProfile
 from ..platform.resolve import ask
 from ..ranks.execute import Options, execute
+from ..record.timeline import Call, Names, Range, Window
 from ..run.machines import one_thread
 from ..vgpu.gpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
 from .fit import FittedLine, TimedSample, fit
-from .own_time import PhaseCollector, own_times
 
 BATCHES: Final = (1, 4, 16, 64)
 PROMPTS: Final = (32, 256, 1024)  # tokens
@@ -38,6 +46,123 @@ _DRAFTS: Final = ("draft", "verify", "draft_extend", "lengths", "copy")
 _BEFORE_PLANNING: Final = frozenset({"receive", "admit"})
 _FITTED_KINDS: Final = frozenset({"prefill", "decode", "mixed"})
 _CALLS, _REPEATS = 500, 9  # of the torch calls that through_torch times
+_THROUGH_TORCH = ("launch", "copy")  # the calls that torch makes
+
+
+class OwnTimes(NamedTuple):
+    """Samples by phase, and by phase and kind of step. ``outside`` is the time of the whole run in ranges outside all
+    phases, in ns."""
+
+    phases: dict[str, list[TimedSample]]
+    outside: float
+    kinds: dict[tuple[str, StepKind], list[TimedSample]]
+
+
+class PhaseCollector(Observer):
+    """Collects a run's ranges and calls, and the times at which steps were planned."""
+
+    def __init__(self) -> None:
+        self.ranges: list[Range] = []
+        self.calls: list[Call] = []
+        self._clock: Clock | None = None
+        # By step, in order of time.
+        self._plans: defaultdict[int, list[tuple[int, StepKind]]] = defaultdict(list)
+
+    def watch(self, clock: Clock, total: int) -> AbstractContextManager[Self]:  # noqa: ARG002
+        """Make this the run's observer."""
+        self._clock = clock
+        self._plans.clear()
+        return nullcontext(self)
+
+    def planned(self, step: int, kind: StepKind) -> None:
+        assert self._clock is not None
+        self._plans[step].append((self._clock.now(), kind))
+
+    def kind_of(self, span: Range) -> StepKind | None:
+        """The kind of the range's step, if it was known when the range opened."""
+        known = [kind for at, kind in self._plans.get(span.step, ()) if at <= span.start]
+        return known[-1] if known else None
+
+    def begin(self) -> None:
+        self.ranges.clear()
+        self.calls.clear()
+
+    def feed(self, window: Window) -> None:
+        self.ranges += window.ranges
+        self.calls += window.calls
+
+    def finish(self, names: Names) -> None: ...
+
+
+def own_times(
+    ranges: Sequence[Range],
+    calls: Sequence[Call],
+    *,
+    phases: Collection[str],
+    through_torch: float,
+    kind_of: Callable[[Range], StepKind | None] = lambda _: None,
+) -> OwnTimes:
+    """``through_torch`` is the time of torch's own part of a device call, in ns, which no record contains. ``kind_of``
+    returns the kind of a range's step, for samples by kind."""
+    order = sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i))
+    spent = _calls_within(ranges, calls, through_torch)
+    owners, own, outside = dict(_owners(ranges, order, phases)), defaultdict[int, float](float), 0.0
+    exclusive = {index: span.end - span.start - spent[index] for index, span in enumerate(ranges)}
+    for index, (parent, _) in owners.items():
+        if parent is not None:
+            exclusive[parent] -= ranges[index].end - ranges[index].start
+    for index, (_, owner) in owners.items():
+        if owner is None:
+            outside += exclusive[index]
+        else:
+            own[owner] += exclusive[index]
+    found = defaultdict[str, list[TimedSample]](list)
+    by_kind = defaultdict[tuple[str, StepKind], list[TimedSample]](list)
+    for index, ns in own.items():
+        span = ranges[index]
+        sample, kind = TimedSample(span.size, max(ns, 0.0)), kind_of(span)
+        found[span.name].append(sample)
+        if kind is not None:
+            by_kind[span.name, kind].append(sample)
+    return OwnTimes(dict(found), outside, dict(by_kind))
+
+
+def _owners(
+    ranges: Sequence[Range], order: Sequence[int], phases: Collection[str]
+) -> Iterator[tuple[int, tuple[int | None, int | None]]]:
+    """Each range with the enclosing range, and the range of the phase that it belongs to; None if there is none."""
+    enclosing: list[tuple[int, int | None]] = []
+    for index in order:
+        span = ranges[index]
+        while enclosing and not _within(span, ranges[enclosing[-1][0]]):
+            enclosing.pop()
+        parent, phase = enclosing[-1] if enclosing else (None, None)
+        owner = index if span.name in phases else phase
+        enclosing.append((index, owner))
+        yield index, (parent, owner)
+
+
+def _within(inner: Range, outer: Range) -> bool:
+    return outer.start <= inner.start and inner.end <= outer.end and inner.start < outer.end
+
+
+def _calls_within(
+    ranges: Sequence[Range], calls: Sequence[Call], through_torch: float
+) -> defaultdict[int, float]:
+    """ns of the device calls directly in each range. A call has the name of its range, which is then found by time."""
+    named = defaultdict[str, list[tuple[int, int]]](list)
+    for index, span in enumerate(ranges):
+        named[span.name].append((span.start, index))
+    for starts in named.values():
+        starts.sort()
+    spent = defaultdict[int, float](float)
+    for call in calls:
+        starts = named[call.range]
+        place = bisect_right(starts, (call.start, len(ranges))) - 1
+        if place >= 0:
+            taken = call.end - call.start + (through_torch if call.kind in _THROUGH_TORCH else 0)
+            spent[starts[place][1]] += taken
+    return spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +200,25 @@ def calibration_runs(
         for length in prompts
     ]
     plan += [CalibrationRun("spec_v2", _workload(min(size, 16), prompts[0]), _DRAFTS) for size in batches]
-    plan += [CalibrationRun("mixed", _mixing(2 * size), _STEADY, "mixed") for size in batches]
+    # Prompts in chunks, mixed with the decodes of earlier requests, in a tiny model without values.
+    mixing = ("workload.arrival=burst", "model.preset=tiny-llama", "device.values=none")
+    plan += [CalibrationRun("mixed", _requests(2 * size, *mixing), _STEADY, "mixed") for size in batches]
     return list(dict.fromkeys(plan))
 
 
-def _mixing(requests: int) -> tuple[str, ...]:
-    """Prompts in chunks, mixed with the decodes of earlier requests, in a tiny model without values."""
-    return (
-        f"engine.relay={STATE}",
-        "model.preset=tiny-llama",
-        "device.values=none",
-        f"workload.requests={requests}",
-        "workload.arrival=burst",
-        "measure.warmup_requests=2",
-        "device.host=measured",
-    )
+def _requests(number: int, *settings: str) -> tuple[str, ...]:
+    common = ("measure.warmup_requests=2", "device.host=measured")
+    return f"engine.relay={STATE}", f"workload.requests={number}", *settings, *common
 
 
 def _workload(batch: int, prompt: int) -> tuple[str, ...]:
     """Twice ``batch`` requests, ``batch`` of them at a time: the second half joins as the first half ends."""
-    return (
-        f"engine.relay={STATE}",
-        f"workload.requests={2 * batch}",
+    return _requests(
+        2 * batch,
         f"workload.arrival={{process: closed, concurrency: {batch}}}",
         f"workload.prompt_tokens={{dist: fixed, value: {prompt}}}",
         f"workload.output_tokens={{dist: fixed, value: {_NEW_TOKENS}}}",
         f"engine.max_running_requests={batch}",
-        "measure.warmup_requests=2",
-        "device.host=measured",
     )
 
 

@@ -21,8 +21,19 @@ from ...scenarios.problems import dotted, show
 from .conclusion import conclusion
 from .definitions import Direction
 from .files import write_whole
-from .model import Count, Instant, Number, ResultModel, omitted
-from .provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart, Tool
+from .provenance import (
+    Count,
+    HardwarePart,
+    Instant,
+    Labels,
+    Number,
+    RelayPart,
+    ResultModel,
+    RunPart,
+    ScenarioPart,
+    Tool,
+    omitted,
+)
 from .timeline import OrderKind
 
 # History: 1.0 the first.

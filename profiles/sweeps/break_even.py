@@ -1,19 +1,26 @@
-"""Where the better side of a sweep changes along its first axis, and whether it does so under draws of the hardware's
-constants."""
+"""Where the better side of a sweep changes along its first axis, whether it does so under draws of the hardware's
+constants, and the sweep as a versioned document that says so."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..judge.draws import HARDWARE, Profiles, drawn_profile, draws, followed, uncertain
 from ..judge.local import run_each
 from ..platform.hardware import HardwareProfile
 from ..platform.pool import MapFunction, pool
+from ..record.environment import environment, tool
+from .conclusion import sweep_conclusion
 from .sweep import Cell, SweepPlan, Tone, answered, questions_at
 
-_ENDS: Final = 2
+# History: 1.0 the first; 1.1 repeats break-evens under draws of the hardware's constants; 1.2 has a
+# conclusion.
+SCHEMA_VERSION: Final = "1.2"
+
+Document = dict[str, Any]
 
 
 class Crossing(NamedTuple):
@@ -85,7 +92,7 @@ def ask_again(plan: SweepPlan, found: Sequence[Cell], count: int) -> DrawnCrossi
     why = _not_drawn(plan, found, crossed, count)
     if why or not crossed:
         return DrawnCrossings({}, why)
-    with pool(2 * _ENDS * count) as each:
+    with pool(4 * count) as each:  # two sides, at either end
         return DrawnCrossings({one: _drawn(plan, found, one, count, each) for one in crossed})
 
 
@@ -139,3 +146,55 @@ def _nearest(plan: SweepPlan, cells: Sequence[Cell], crossing: Crossing) -> Cros
 
 def _place(plan: SweepPlan, value: str) -> int:
     return plan.axes[0].values.index(value)
+
+
+def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, run: Document) -> Document:
+    """``run`` is the result document's ``run`` of the whole sweep; ``found`` may have fewer cells than the plan."""
+    first = next((cell for cell in found if cell.values), None)
+    reading = first.values[0] if first else None
+    labels = first.results[0].labels if first and first.results else None
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "tool": tool().model_dump(mode="json"),
+        "run": run,
+        "environment": environment(),
+        "labels": labels and labels.model_dump(mode="json"),
+        "scenario": {"name": plan.scenario, "overrides": list(plan.overrides)},
+        "sweep": {
+            "metric": plan.metric,
+            "unit": reading and reading.unit,
+            "direction": reading and reading.direction,
+            "exact": labels and labels.exact,
+            "not_drawn": drawn.abstained or None,
+            "axes": [axis._asdict() | {"values": list(axis.values)} for axis in plan.axes],
+            "sides": [{"label": side.label, "overrides": list(side.overrides)} for side in plan.sides],
+        },
+        "cells": [_cell(cell) for cell in found],
+        "break_even": [
+            _crossing(plan, crossing, drawn.found.get(crossing)) for crossing in crossings(plan, found)
+        ],
+    }
+    return content | {"conclusion": sweep_conclusion(content)}
+
+
+def _cell(cell: Cell) -> Document:
+    delta = cell.delta
+    return {
+        "at": list(cell.place),
+        "values": [value.value for value in cell.values],
+        "delta_pct": delta if delta is not None and math.isfinite(delta) else None,
+        "candidate": cell.tone,
+        "tokens": cell.tokens,
+        "refused": cell.refusal or None,
+        "results": list(cell.files),
+    }
+
+
+def _crossing(plan: SweepPlan, crossing: Crossing, drawn: DrawnCrossing | None) -> Document:
+    return {
+        "key": plan.axes[0].key,
+        "at": dict(zip((axis.key for axis in plan.axes[1:]), crossing.row, strict=True)),
+        "between": [crossing.low, crossing.high],
+        "beyond": crossing.tone,
+        "drawn": drawn and {**drawn._asdict(), "stands": drawn.stands},
+    }

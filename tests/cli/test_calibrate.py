@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.calibrate_page import page
-from schedbench.profiles.calibrate import accuracy, host
+from schedbench.profiles.calibrate import calibration, host
 from schedbench.profiles.judge import prediction
 from tests.cli.pages import printed
 
@@ -90,9 +90,9 @@ def test_kinds_of_steps_have_their_own_lines(calibrated):
 
 @pytest.mark.wide
 def test_judge_compares_the_profile_with_runs(monkeypatch):
-    few = accuracy.CASES[0]
+    few = calibration.CASES[0]
     small = few._replace(overrides=(*few.overrides, "workload.requests=2"), states=("pr25945", "latest"))
-    monkeypatch.setattr(accuracy, "CASES", (small,))
+    monkeypatch.setattr(calibration, "CASES", (small,))
     arguments = ["--host-only", "--batch-sizes", "2", "--prompt-tokens", "32", "--rounds", "1", "--judge"]
     done = CliRunner().invoke(app, ["calibrate", *arguments, "--format", "json"])
     assert done.exit_code == 0, done.stderr

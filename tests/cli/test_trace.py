@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
-from schedbench.profiles.picture.perfetto import events
-from schedbench.profiles.picture.trace import HOST, IDLE, LOOP, STREAMS, content
+from schedbench.profiles.picture.trace import HOST, IDLE, LOOP, STREAMS, content, events
 from schedbench.profiles.record.files import ENDING
 from schedbench.profiles.record.recording import (
     FILE,

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from packaging.version import Version
 
-from schedbench.profiles.calibrate.own_time import own_times
+from schedbench.profiles.calibrate.host import own_times
 from schedbench.profiles.engines.client import EngineFailedError, EngineProcess
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.platform.engine_choice import EngineChoice

@@ -17,8 +17,7 @@ from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.captures.maps import MapError
 from schedbench.profiles.captures.nsys.reader import scrub
 from schedbench.profiles.captures.nsys.tables import MAGIC
-from schedbench.profiles.picture.perfetto import events
-from schedbench.profiles.picture.trace import content
+from schedbench.profiles.picture.trace import content, events
 from schedbench.profiles.record.recording import read_recording
 from schedbench.profiles.record.result import Result, ResultError
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop

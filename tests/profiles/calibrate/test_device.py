@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from schedbench.profiles.calibrate.calibration import Provenance, calibrated, to_yaml
 from schedbench.profiles.calibrate.device import device_constants
-from schedbench.profiles.calibrate.profile import Provenance, calibrated, to_yaml
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.platform.hardware import load
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedbench.profiles.calibrate.fit import TimedSample
-from schedbench.profiles.calibrate.own_time import PhaseCollector, own_times
+from schedbench.profiles.calibrate.host import PhaseCollector, own_times
 from schedbench.profiles.record.timeline import Call, Range
 from schedbench.sched.observe import LogicalClock, StepKind
 

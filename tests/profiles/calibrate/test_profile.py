@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.calibrate.calibration import Provenance, calibrated, phase_constants, to_yaml
 from schedbench.profiles.calibrate.fit import TimedSample
 from schedbench.profiles.calibrate.host import HostTimes, calibration_runs
-from schedbench.profiles.calibrate.profile import Provenance, calibrated, phase_constants, to_yaml
 from schedbench.profiles.platform.hardware import HardwareError, load
 from schedbench.profiles.platform.resolve import ask
 

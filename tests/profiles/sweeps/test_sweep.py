@@ -11,8 +11,7 @@ import pytest
 from schedbench.profiles.judge.effects import MetricValue
 from schedbench.profiles.judge.sides import SideError
 from schedbench.profiles.ranks.execute import Options
-from schedbench.profiles.sweeps.break_even import DrawnCrossings, crossings
-from schedbench.profiles.sweeps.document import document
+from schedbench.profiles.sweeps.break_even import DrawnCrossings, crossings, document
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import (
     OVERLAP_PAYS,
