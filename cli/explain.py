@@ -26,9 +26,8 @@ def explain(
     ] = None,
     form: Form = "table",
 ) -> None:
-    """Print how a metric is defined, or what a key of a scenario or a reason for no verdict means. --format md is
-    docs/metrics.md."""
-    from ..profiles.record.definitions import DEFINITIONS
+    """Print how a metric is defined, or what a key of a scenario or a reason for no verdict means."""
+    from ..profiles.record.definitions import DEFINITIONS, PAGE
     from .page import show_entries
 
     if name is not None:
@@ -36,29 +35,9 @@ def explain(
         entry = DEFINITIONS[name]._asdict() if name in DEFINITIONS else {"name": name, "about": text}
         show_entries(form, name, [entry], text)
     elif form == "md":
-        echo(_markdown())
+        echo(PAGE.rstrip())
     else:
         show_entries(form, "metrics", [entry._asdict() for entry in DEFINITIONS.values()], _all())
-
-
-def _markdown() -> str:
-    """docs/metrics.md."""
-    from ..profiles.record.definitions import DEFINITIONS
-
-    lines = [
-        "# Metrics",
-        "",
-        "Every metric and counter of a result, with its formula and source. `schedbench explain --format md` writes",
-        "this page, and a test repeats that; `schedbench explain NAME` prints one of them.",
-        "",
-        "| metric | unit | better | meaning | formula | source |",
-        "|---|---|---|---|---|---|",
-    ]
-    for entry in DEFINITIONS.values():
-        better = "" if entry.direction == "none" else entry.direction
-        cells = (f"`{entry.name}`", entry.unit, better, entry.about, entry.formula, entry.source)
-        lines.append(f"| {' | '.join(' '.join(cell.split()).replace('|', '&#124;') for cell in cells)} |")
-    return "\n".join(lines)
 
 
 def _all() -> str:

@@ -54,7 +54,7 @@ def test_editors_refuse_what_the_loader_refuses(wrong: dict[str, object]) -> Non
     [
         ("schema", "json", f"scenarios/{SCHEMA_FILE}"),
         ("schema", "md", "docs/scenarios.md"),
-        ("explain", "md", "docs/metrics.md"),
+        ("explain", "md", "profiles/record/metrics.md"),
     ],
 )
 def test_the_reference_page_equals_the_commands_output(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from schedbench.cli.result_page import latency, summary
 from schedbench.profiles.measure.metrics import COMPUTED
-from schedbench.profiles.record.definitions import DEFINITIONS, definition, shown_in
+from schedbench.profiles.record.definitions import DEFINITIONS, Direction, ReportTable, definition, shown_in
 from schedbench.profiles.record.result import IdlePart, Result, ResultError, canonical, digest, read
 
 SAMPLE = Path(__file__).parent / "sample_result.json"
@@ -137,6 +138,7 @@ def test_definitions_are_complete_sentences_with_units():
     for name, entry in DEFINITIONS.items():
         assert entry.name == name
         assert entry.unit and entry.formula and entry.source and entry.about.endswith(".")
+        assert entry.direction in get_args(Direction) and {*entry.tables} <= {*get_args(ReportTable)}
 
 
 @pytest.mark.parametrize(
