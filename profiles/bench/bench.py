@@ -22,9 +22,7 @@ from ..judge.remote import SOURCES
 
 _FEW: Final = 8  # output tokens of a short run
 _STEPS: Final = {8: 1500, 50: 1000, 256: 300}  # of a long run beyond those, by the number of running requests
-_STEP_AIMS: Final = {50: 500.0}  # microseconds
 _TAIL: Final = 2000  # characters of the output of a failed process that are shown
-_TORCH: Final = ("-c", "import torch")
 
 
 class ProcessError(RuntimeError):
@@ -55,7 +53,7 @@ class Processes:
 
     def beyond_torch(self, *arguments: str) -> float:
         """Seconds of ``schedbench run`` without those of importing torch."""
-        return self.schedbench("run", *arguments).seconds - self.usage(*_TORCH).seconds
+        return self.schedbench("run", *arguments).seconds - self.usage("-c", "import torch").seconds
 
     def _run(self, arguments: Sequence[str]) -> Usage:
         with tempfile.TemporaryFile() as output:
@@ -140,7 +138,8 @@ def _whole_runs(trace: Path | None) -> Iterator[tuple[str, str, float | None, _C
     for running in _STEPS:
         for state in ("latest", "pr25945"):
             name = f"step, {running} running, {state}"
-            yield name, "us", _STEP_AIMS.get(running), partial(_step_us, running=running, state=state)
+            aim = 500.0 if running == 50 else None
+            yield name, "us", aim, partial(_step_us, running=running, state=state)
     plain, watched = (partial(_step_us, running=50, state="latest", hazards=on) for on in ("off", "on"))
     yield "step, 50 running, hazards on over off", "ratio", 1.5, lambda side: watched(side) / plain(side)
     short, stages = _closed(64, 16, requests=2000), (*_closed(32, 32), *_PIPELINE)

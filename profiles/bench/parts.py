@@ -183,7 +183,7 @@ def vgpu_figures(repeat: int = 300) -> Figures:
         own = {name: _best(body, repeat, gpu.flush) for name, body in _small_ops(gpu.device)}
     yield from ((name, own[name] - host[name], OP_AIM) for name in own)
     with _opened("none") as gpu:
-        step = _best(_decode_step(gpu, requests=50, nodes=300), 30, gpu.flush)
+        step = _best(_decode_step(gpu), 30, gpu.flush)
     yield "decode step, values none", step, STEP_AIM
 
 
@@ -220,16 +220,16 @@ def _small_ops(device: torch.device) -> list[tuple[str, Body]]:
     ]
 
 
-def _decode_step(gpu: VirtualGpu, *, requests: int, nodes: int) -> Body:
+def _decode_step(gpu: VirtualGpu) -> Body:
     """The device calls of a steady decode step of an overlapped loop: 26 dispatches, a replay, a copy, an event."""
     module, device, observer = torch.get_device_module(gpu.device), gpu.device, gpu.observer
-    n = requests
+    n = 50  # requests
     page_table = torch.zeros(n, 4096, dtype=torch.int32, device=device)
     rows_, lens = torch.arange(n, device=device), torch.full((n,), 100, device=device)
     slots, tokens = torch.arange(n, device=device), torch.zeros(n, dtype=torch.int64, device=device)
     ring = torch.zeros(512, dtype=torch.int64, device=device)
     static = [torch.zeros(n, dtype=torch.int64, device=device) for _ in range(5)]
-    replay = _captured(gpu, static[0], nodes)
+    replay = _captured(gpu, static[0])
     forward, copied = module.Stream(), torch.empty(n, dtype=torch.int64, pin_memory=True)
     schedule, done = module.current_stream(), module.Event()
     steps = iter(range(1 << 30))
@@ -264,14 +264,14 @@ def _decode_step(gpu: VirtualGpu, *, requests: int, nodes: int) -> Body:
     return step
 
 
-def _captured(gpu: VirtualGpu, ids: torch.Tensor, nodes: int) -> Callable[[], None]:
-    """A graph of ``nodes`` kernels on floats, and one on integers."""
+def _captured(gpu: VirtualGpu, ids: torch.Tensor) -> Callable[[], None]:
+    """A graph of 300 kernels on floats, and one on integers."""
     module = torch.get_device_module(gpu.device)
     hidden = torch.zeros(ids.numel(), 64, device=gpu.device)
     layer = _layer()
     graph = module.CUDAGraph()
     with module.graph(graph):
-        for _ in range(nodes):
+        for _ in range(300):
             hidden = layer(hidden)
         ids.add_(1)
     replay: Callable[[], None] = graph.replay

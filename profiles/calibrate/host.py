@@ -32,9 +32,6 @@ from ..vgpu.gpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
 from .fit import FittedLine, TimedSample, fit
 
-BATCHES: Final = (1, 4, 16, 64)
-PROMPTS: Final = (32, 256, 1024)  # tokens
-ROUNDS: Final = 2
 STATE: Final = "latest"  # the relay state whose phases are measured
 
 _NEW_TOKENS: Final = 24
@@ -185,9 +182,7 @@ class HostTimes(NamedTuple):
     kinds: dict[tuple[str, StepKind], list[TimedSample]] = {}  # noqa: RUF012 - never written
 
 
-def calibration_runs(
-    batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS
-) -> list[CalibrationRun]:
+def calibration_runs(batches: Sequence[int], prompts: Sequence[int]) -> list[CalibrationRun]:
     """Every batch size with every prompt length, and runs for flattening by lists, for drafts, and for mixed steps."""
     plan = [
         CalibrationRun("overlap_on", _workload(size, length), _STEADY)
@@ -226,7 +221,7 @@ def measure(
     hardware: HardwareProfile,
     plan: Iterable[CalibrationRun],
     *,
-    rounds: int = ROUNDS,
+    rounds: int,
     notify: Callable[[CalibrationRun], object] = lambda _: None,
 ) -> HostTimes:
     """Run everything ``rounds`` times, interleaved, so that a slow minute of the machine does not affect one size

@@ -102,15 +102,12 @@ def same_side(blocks: Sequence[float]) -> PairedDifferences:
     return PairedDifferences(changes * order, order)
 
 
-def estimate(pairs: PairedDifferences, *, seed: int = 0, confidence: float = CONFIDENCE) -> Effect:
+def estimate(pairs: PairedDifferences) -> Effect:
     """The effect and the slot-order effect, with intervals by bootstrap over pairs of each order."""
-    rng = np.random.default_rng(seed)
     median, slot = _estimates(pairs.differences[None], pairs.order)
-    drawn = pairs.differences[_resampled(pairs.order, rng)]
+    drawn = pairs.differences[_resampled(pairs.order)]
     medians, slots = _estimates(drawn, pairs.order)
-    return Effect(
-        float(median[0]), float(slot[0]), quantiles(medians, confidence), quantiles(slots, confidence)
-    )
+    return Effect(float(median[0]), float(slot[0]), quantiles(medians), quantiles(slots))
 
 
 def centred(pairs: PairedDifferences) -> Floats:
@@ -128,8 +125,9 @@ def _estimates(differences: Floats, order: Floats) -> tuple[Floats, Floats]:
     return np.median(differences - order * slot[:, None], axis=1), slot
 
 
-def _resampled(order: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
+def _resampled(order: Floats) -> NDArray[np.int64]:
     """Indices [RESAMPLES, n]; each pair is replaced by one of the same order."""
+    rng = np.random.default_rng(0)
     drawn = np.empty((RESAMPLES, len(order)), dtype=np.int64)
     for sign in (1.0, -1.0):
         members = np.flatnonzero(order == sign)
@@ -138,8 +136,9 @@ def _resampled(order: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
     return drawn
 
 
-def quantiles(samples: Floats, confidence: float) -> Interval:
-    tail = (1 - confidence) / 2
+def quantiles(samples: Floats) -> Interval:
+    """Between which ``CONFIDENCE`` of the samples lie."""
+    tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(samples, (tail, 1 - tail))
     return Interval(float(low), float(high))
 
@@ -159,23 +158,21 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
     return float(stats.mannwhitneyu(a, b).pvalue)
 
 
-def unpaired(
-    a: Sequence[float], b: Sequence[float], *, seed: int = 0, confidence: float = CONFIDENCE
-) -> tuple[float, Interval]:
+def unpaired(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval]:
     """Difference of the medians in percent of A's, with its bootstrap interval."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     medians = [np.median(rng.choice(x, size=(RESAMPLES, len(x))), axis=1) for x in (a, b)]
     effects = 100 * (medians[1] - medians[0]) / np.abs(medians[0])
-    return percent(float(np.median(a)), float(np.median(b))), quantiles(effects, confidence)
+    return percent(float(np.median(a)), float(np.median(b))), quantiles(effects)
 
 
-def order_interval(values: Sequence[float], *, confidence: float = 0.9375) -> Interval:
-    """Distribution-free interval of the median from order statistics: the whole range for five values, the 6th to the
-    15th for twenty."""
+def order_interval(values: Sequence[float]) -> Interval:
+    """Distribution-free interval of the median from order statistics, of confidence 15/16: the whole range for five
+    values, the 6th to the 15th for twenty."""
     ordered = sorted(values)
     n = len(ordered)
     tails = accumulate(2 * math.comb(n, k) / 2**n for k in range(n // 2))
-    outer = max(sum(tail <= 1 - confidence for tail in tails) - 1, 0)
+    outer = max(sum(tail <= 1 / 16 for tail in tails) - 1, 0)
     return Interval(ordered[outer], ordered[n - 1 - outer])
 
 

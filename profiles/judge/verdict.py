@@ -36,7 +36,7 @@ class Judgement:
     interval: Interval
     n: int
     test: str
-    verdict: Verdict
+    verdict: Verdict = "no change"
     reasons: tuple[Reason, ...] = ()
     min_effect: float = MIN_EFFECT
     p_value: float | None = None
@@ -77,16 +77,8 @@ def judge_seeds(
     a verdict requires the same sign on each of at least ``least`` seeds."""
     differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
     delta, interval = median(differences), statistics.order_interval(differences)
-    found = Judgement(
-        a=median(a),
-        b=median(b),
-        delta=delta,
-        interval=interval,
-        n=len(a),
-        test="exact over seeds",
-        verdict="no change",
-        min_effect=min_effect,
-    )
+    middles = median(a), median(b)
+    found = Judgement(*middles, delta, interval, len(a), "exact over seeds", min_effect=min_effect)
     if list(a) == list(b):
         return found
     if len(a) < least:
@@ -102,26 +94,22 @@ def judge_blocks(
     *,
     throttled: Sequence[bool] = (),
     min_effect: float = MIN_EFFECT,
-    seed: int = 0,
 ) -> Judgement:
     """Measured values of 2 x n blocks in the order of ``abba``. Pairs with a throttled block do not count."""
     pairs = _without(statistics.paired(blocks), throttled)
+    sides = [[x for x, s in zip(blocks, abba(len(blocks) // 2), strict=True) if s == side] for side in "ab"]
+    a, b = (median(values) if values else 0.0 for values in sides)
     if pairs.n == 0:
-        return _alone(blocks, min_effect, reason=Reason.THROTTLED if any(throttled) else Reason.LOW_N)
-    effect = statistics.estimate(pairs, seed=seed)
-    floor = _floor(blocks)
+        delta = percent(a, b)
+        alone = Judgement(a, b, delta, Interval(delta, delta), 0, "none", min_effect=min_effect)
+        return alone.void(Reason.THROTTLED if any(throttled) else Reason.LOW_N)
+    effect = statistics.estimate(pairs)
     departures = statistics.levelled(blocks)
-    found = Judgement(
-        a=_median(blocks, "a"),
-        b=_median(blocks, "b"),
-        delta=effect.median,
-        interval=effect.interval,
-        n=pairs.n,
-        test="Wilcoxon signed-rank, paired bootstrap",
-        verdict="no change",
-        min_effect=min_effect,
+    test = "Wilcoxon signed-rank, paired bootstrap"
+    found = replace(
+        Judgement(a, b, effect.median, effect.interval, pairs.n, test, min_effect=min_effect),
         p_value=statistics.wilcoxon(statistics.centred(pairs)),
-        floor=floor,
+        floor=_floor(blocks),
         slot=effect.slot,
         drift=statistics.drift(departures),
     )
@@ -141,36 +129,23 @@ def judge_unpaired(
 ) -> Judgement:
     """Measured values of two stored sets. They are not interleaved, so that drift counts as effect."""
     delta, interval = statistics.unpaired(a, b)
+    n, middles = min(len(a), len(b)), (median(a), median(b))
+    test = "Mann-Whitney U, unpaired: drift between the runs counts as effect"
     found = Judgement(
-        a=median(a),
-        b=median(b),
-        delta=delta,
-        interval=interval,
-        n=min(len(a), len(b)),
-        test="Mann-Whitney U, unpaired: drift between the runs counts as effect",
-        verdict="no change",
-        min_effect=min_effect,
-        p_value=statistics.mann_whitney(a, b),
+        *middles, delta, interval, n, test, min_effect=min_effect, p_value=statistics.mann_whitney(a, b)
     )
-    return _settled(found, direction, [Reason.LOW_N] if found.n < MIN_PAIRS else [])
+    return _settled(found, direction, [Reason.LOW_N] if n < MIN_PAIRS else [])
 
 
-def corrected(
-    judged: Mapping[str, Judgement], gated: Sequence[str], *, alpha: float = ALPHA
-) -> dict[str, Judgement]:
+def corrected(judged: Mapping[str, Judgement], gated: Sequence[str]) -> dict[str, Judgement]:
     """Holm's correction over the gated metrics: findings that do not survive it become inconclusive."""
+    found = dict(judged)
     names = [name for name in gated if name in judged and judged[name].p_value is not None]
-    adjusted = dict(zip(names, statistics.holm([judged[name].p_value or 0.0 for name in names]), strict=True))
-    return {
-        name: _kept(replace(found, p_value=adjusted[name]), alpha) if name in adjusted else found
-        for name, found in judged.items()
-    }
-
-
-def _kept(found: Judgement, alpha: float) -> Judgement:
-    claimed = found.verdict in ("better", "worse")
-    weak = found.p_value is not None and found.p_value > alpha
-    return _hinted(found.void(Reason.LOW_N), found.interval) if claimed and weak else found
+    adjusted = statistics.holm([judged[name].p_value or 0.0 for name in names])
+    for name, p_value in zip(names, adjusted, strict=True):
+        one = replace(judged[name], p_value=p_value)
+        found[name] = _undecided(one) if one.verdict in ("better", "worse") and p_value > ALPHA else one
+    return found
 
 
 def _settled(found: Judgement, direction: Direction, reasons: Sequence[Reason]) -> Judgement:
@@ -179,16 +154,16 @@ def _settled(found: Judgement, direction: Direction, reasons: Sequence[Reason]) 
         return found.void(*reasons)
     if found.interval.beyond(band) and (found.p_value or 0.0) <= ALPHA:
         return replace(found, verdict=_sided(found.delta, direction))
-    if found.interval.within(found.min_effect):
-        return found
-    return _hinted(found.void(Reason.LOW_N), found.interval)
+    return found if found.interval.within(found.min_effect) else _undecided(found)
 
 
-def _hinted(found: Judgement, interval: Interval) -> Judgement:
+def _undecided(found: Judgement) -> Judgement:
+    """The judgement without a verdict, and with the number of pairs that would allow one."""
     resolve = max(RESOLVE, 2 * found.min_effect)
-    needed = statistics.pairs_needed(interval, n=found.n, resolve=resolve, band=found.min_effect)
+    needed = statistics.pairs_needed(found.interval, n=found.n, resolve=resolve, band=found.min_effect)
     more = needed is not None and needed > found.n
-    return replace(found, needed=needed, resolve=resolve) if more else found
+    undecided = found.void(Reason.LOW_N)
+    return replace(undecided, needed=needed, resolve=resolve) if more else undecided
 
 
 def _sided(delta: float, direction: Direction) -> Verdict:
@@ -206,16 +181,3 @@ def _without(pairs: PairedDifferences, throttled: Sequence[bool]) -> PairedDiffe
         return pairs
     kept = [not (throttled[2 * pair] or throttled[2 * pair + 1]) for pair in range(pairs.n)]
     return PairedDifferences(pairs.differences[kept], pairs.order[kept])
-
-
-def _median(blocks: Sequence[float], side: str) -> float:
-    return median(x for x, s in zip(blocks, abba(len(blocks) // 2), strict=True) if s == side)
-
-
-def _alone(blocks: Sequence[float], min_effect: float, *, reason: Reason) -> Judgement:
-    """The judgement where no pair is left."""
-    a, b = (_median(blocks, side) if blocks else 0.0 for side in ("a", "b"))
-    delta = percent(a, b)
-    return Judgement(
-        a, b, delta, Interval(delta, delta), 0, "none", "inconclusive", (reason,), min_effect=min_effect
-    )

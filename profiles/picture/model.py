@@ -99,13 +99,9 @@ def stacked(pictures: Mapping[str, Picture]) -> Picture:
     parts: dict[str, dict[str, Scene]] = {}
     for group, picture in pictures.items():
         for scene in picture:
-            parts.setdefault(_kind(scene), {})[group] = scene
+            kind = next(boundary.kind for boundary in scene.boundaries if boundary.at >= scene.first)
+            parts.setdefault(kind, {})[group] = scene
     return tuple(map(_above, parts.values()))
-
-
-def _kind(scene: Scene) -> str:
-    """The kind of the scene's steps, steady or not."""
-    return next(boundary.kind for boundary in scene.boundaries if boundary.at >= scene.first)
 
 
 def _above(parts: Mapping[str, Scene]) -> Scene:

@@ -264,7 +264,8 @@ def events(found: TraceContent, rank: str = "") -> Iterator[Event]:
     for track in found.tracks:
         yield _name("thread_name", track.process, track.number, track.name)
     for piece in found.slices:
-        yield _slice(piece)
+        place = {**_at(piece.track, piece.start), "dur": (piece.end - piece.start) / 1e3}
+        yield {"ph": "X", "cat": piece.category, "name": piece.name, **place, "args": piece.args}
         yield from _flow_events(piece)
     for counter in found.counters:
         for at, value in counter.values:
@@ -278,11 +279,6 @@ def _name(kind: str, process: Process, track: int, name: str) -> Event:
 
 def _at(track: Track, at: int) -> Event:
     return {"pid": track.process.number, "tid": track.number, "ts": at / 1e3}
-
-
-def _slice(piece: TraceSlice) -> Event:
-    place = {**_at(piece.track, piece.start), "dur": (piece.end - piece.start) / 1e3}
-    return {"ph": "X", "cat": piece.category, "name": piece.name, **place, "args": piece.args}
 
 
 def _flow_events(piece: TraceSlice) -> Iterator[Event]:

@@ -12,7 +12,6 @@ Document = dict[str, Any]
 
 _CAUSES: Final = ("exposed_host", "exposed_stall", "launch_latency", "dependency", "kernel_gap")
 _COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "device copy", "kernel": "kernel copy"}
-_COMMIT: Final = 10  # characters of a commit that are shown
 _ACCOUNTS: Final = 0.1  # percent of throughput; less than that from one line is not named
 _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -54,7 +53,7 @@ def attributed(delta: float, lines: Sequence[Document]) -> str:
 def engine_name(part: Document) -> str:
     """The name of another project's engine, and which version it was."""
     words = [part["name"], part["version"] or "", part["ref"] or ""]
-    words += [f"at {part['commit'][:_COMMIT]}"] if part["commit"] else []
+    words += [f"at {part['commit'][:10]}"] if part["commit"] else []
     words += ["with changes"] if part["dirty"] else []
     return " ".join(word for word in words if word)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -155,7 +155,8 @@ def read_recording(path: Path) -> RecordedTimeline:
     windows: list[Window] = []
     foot: _Foot | None = None
     try:
-        with _lines(path) as lines:
+        with gzip.open(path) as file, TextIOWrapper(cast(Any, file), encoding="utf-8") as text:
+            lines = iter(lambda: text.readline(MAX_LINE), "")
             _Head.model_validate_json(next(lines, ""))
             for line in lines:
                 if line.startswith('{"start"'):
@@ -163,19 +164,10 @@ def read_recording(path: Path) -> RecordedTimeline:
                 else:
                     foot = _Foot.model_validate_json(line)
     except (ValidationError, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ResultError(f"{path}: no timeline of a run: {_why(error)}") from None
+        why: object = error
+        if isinstance(error, ValidationError):
+            why = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise ResultError(f"{path}: no timeline of a run: {why}") from None
     if foot is None:
         raise ResultError(f"{path}: no timeline of a run: it ends early")
     return RecordedTimeline(windows, foot.sites, foot.streams, foot.left_out, foot.kv)
-
-
-@contextmanager
-def _lines(path: Path) -> Iterator[Iterator[str]]:
-    with gzip.open(path) as file, TextIOWrapper(cast(Any, file), encoding="utf-8") as text:
-        yield iter(lambda: text.readline(MAX_LINE), "")
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return error.errors(include_url=False, include_input=False)[0]["msg"]
-    return str(error)

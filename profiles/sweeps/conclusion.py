@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from ..record.conclusion import attributed, mean_value
+from ..record.conclusion import attributed, listed, mean_value
 
 Document = dict[str, Any]
 
 _SHOWN: Final = 2  # changes of sign
-_NOTHING: Final = "no cell of the sweep has a value"
 
 
 def sweep_conclusion(document: Document) -> str:
@@ -22,7 +21,8 @@ def sweep_conclusion(document: Document) -> str:
     cells = [cell for cell in document["cells"] if cell["values"]]
     partial = f" (partial: {len(cells)} cells)" if document["run"]["cancelled"] else ""
     found = _effects(document, cells) if len(sweep["sides"]) == 2 else _extremes(document, cells)
-    return f"{sweep['metric']} of {document['scenario']['name']}{partial}: {found or _NOTHING}."
+    found = found or "no cell of the sweep has a value"
+    return f"{sweep['metric']} of {document['scenario']['name']}{partial}: {found}."
 
 
 def _effects(document: Document, cells: list[Document]) -> str:
@@ -31,13 +31,12 @@ def _effects(document: Document, cells: list[Document]) -> str:
         return ""
     a, b = (side["label"] for side in document["sweep"]["sides"])
     tones = Counter(cell["candidate"] for cell in cells)
-    counted = [f"{tones[tone]} {tone}" for tone in ("better", "worse") if tones[tone]] or [
-        "none better or worse"
-    ]
+    counted = ", ".join(f"{tones[tone]} {tone}" for tone in ("better", "worse") if tones[tone])
     low, high = (end(cells, key=lambda cell: cell["delta_pct"]) for end in (min, max))
     extent = f"{low['delta_pct']:+.2f} % at {_at(document, low)} to {high['delta_pct']:+.2f} % at {_at(document, high)}"
     number = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
-    return f"{b} against {a} in {number}: {', '.join(counted)}, {extent}{_changes(document)}"
+    counted = counted or "none better or worse"
+    return f"{b} against {a} in {number}: {counted}, {extent}{_changes(document)}"
 
 
 def _changes(document: Document) -> str:
@@ -46,16 +45,13 @@ def _changes(document: Document) -> str:
     if not found:
         return "; the sign changes nowhere"
     key = document["sweep"]["axes"][0]["key"].rpartition(".")[2]
-    words = [f"{_row(entry)}{entry['beyond']} beyond {key} {' … '.join(entry['between'])}" for entry in found]
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    words = []
+    for entry in found:
+        at = "".join(f"{name.rpartition('.')[2]}={value} " for name, value in entry["at"].items())
+        words.append(f"{at}{entry['beyond']} beyond {key} {' … '.join(entry['between'])}")
     doubted = sum(1 for entry in found if entry["drawn"] and not entry["drawn"]["stands"])
     doubt = f", {doubted} of {len(found)} inconclusive: CONSTANTS" if doubted else ""
-    return f"; {', '.join(words[:_SHOWN])}{more}{doubt}"
-
-
-def _row(entry: Document) -> str:
-    at = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in entry["at"].items())
-    return f"{at} " if at else ""
+    return f"; {listed(words, _SHOWN)}{doubt}"
 
 
 def _extremes(document: Document, cells: list[Document]) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import Any, TypedDict
+from typing import Any
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
@@ -63,18 +62,22 @@ class Ladder:
         return len({rule for rule, _ in promised}) == len(promised)
 
     def document(self) -> Document:
+        scenario = self.resolved.scenario
+        overlap, mode = overlaps(scenario), speculation(scenario)
+        rows = [_rows(rung.relay, overlap, mode) for rung in self.rungs]
+        changes = [{}, *map(_apart, rows, rows[1:])]  # of the policies of the rung before
         content = {
             "schema_version": SCHEMA_VERSION,
             "scenario": self.scenario.model_dump(mode="json"),
             "ladder": {"tokens_agree": self.tokens_agree},
             "rungs": [
                 {
-                    "known_hazards": list(rung.relay.known_hazards(**self._mode)),
-                    "changes": changes,
+                    "known_hazards": list(rung.relay.known_hazards(overlap=overlap, speculation=mode)),
+                    "changes": changed,
                     "result": rung.outcome.result.document(),
                     "lines": [line_part(line) for line in rung.lines],
                 }
-                for rung, changes in zip(self.rungs, self._changes(), strict=True)
+                for rung, changed in zip(self.rungs, changes, strict=False)
             ],
         }
         return content | {"conclusion": ladder_conclusion(content)}
@@ -82,34 +85,18 @@ class Ladder:
     def to_json(self) -> str:
         return canonical(self.document())
 
-    def _changes(self) -> list[dict[str, tuple[str, str]]]:
-        """For each rung, the questions for which its policy is not that of the rung before it."""
-        rungs = [_answers(rung.relay, **self._mode) for rung in self.rungs]
-        return [{}, *(_apart(before, after) for before, after in pairwise(rungs))][: len(rungs)]
 
-    @property
-    def _mode(self) -> _LadderMode:
-        scenario = self.resolved.scenario
-        return {"overlap": overlaps(scenario), "speculation": speculation(scenario)}
-
-
-class _LadderMode(TypedDict):
-    overlap: bool
-    speculation: Speculation | None
-
-
-def _answers(
-    relay: RelayChoice, *, overlap: bool, speculation: Speculation | None
-) -> dict[str, RelayRow | DraftRow]:
+def _rows(relay: RelayChoice, overlap: bool, mode: Speculation | None) -> dict[str, RelayRow | DraftRow]:
     """The rows of the relay, by the prefix of their questions."""
-    drafts = relay.draft_row(speculation)
-    row = relay.row(overlap=overlap, speculation=speculation)
-    return {"": row} if drafts is None else {"": row, f"{speculation}.": drafts}
+    drafts = relay.draft_row(mode)
+    row = relay.row(overlap=overlap, speculation=mode)
+    return {"": row} if drafts is None else {"": row, f"{mode}.": drafts}
 
 
 def _apart(
     before: dict[str, RelayRow | DraftRow], after: dict[str, RelayRow | DraftRow]
 ) -> dict[str, tuple[str, str]]:
+    """The questions for which the policies differ, with both."""
     return {
         f"{prefix}{question}": names
         for prefix, row in after.items()

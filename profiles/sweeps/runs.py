@@ -49,8 +49,12 @@ class Runs:
         new = [question for question, known in zip(questions, stored, strict=True) if not known]
         made = self._run_each(new)
         for question, is_stored in zip(questions, stored, strict=True):
-            known = self._known(question) if is_stored else None
-            yield known or self._keep(question, run(self._options, question) if is_stored else next(made))
+            found: Answer | None = self._known(question) if is_stored else None
+            if found is None:
+                found = run(self._options, question) if is_stored else next(made)
+                if self._folder is not None and not isinstance(found, str):
+                    found.write(self._folder / self.file(question))
+            yield found
 
     def _run_each(self, questions: Sequence[Resolved]) -> Iterator[Answer]:
         """Runs whose times are measured have the machine to themselves. Of others, the first shows whether processes
@@ -86,11 +90,6 @@ class Runs:
         same = result.scenario.sha256 == resolved.scenario.sha256
         alike = same and result.scenario.inputs == inputs(resolved) and result.tool == self._tool
         return result if alike and result.labels.emulated == emulated else None
-
-    def _keep(self, question: Resolved, answer: Answer) -> Answer:
-        if self._folder is not None and not isinstance(answer, str):
-            answer.write(self._folder / self.file(question))
-        return answer
 
 
 def run(options: Options, question: Resolved) -> Answer:

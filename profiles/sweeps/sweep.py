@@ -40,8 +40,6 @@ class SweepError(ValueError):
     """A sweep is invalid."""
 
 
-_NOT_KEPT: Final = Abstained(abstained="a sweep keeps no outputs")
-
 Place = tuple[str, ...]
 Questions: TypeAlias = "Sequence[Resolved] | str"
 """The questions of a cell, one for each side, or the reason why it cannot run."""
@@ -230,7 +228,8 @@ def _cell(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
 
 
 def _packed(result: Result) -> bytes:
-    kept = result.model_copy(update={"requests": (), "copies": (), "syncs": (), "outputs": _NOT_KEPT})
+    none = Abstained(abstained="a sweep keeps no outputs")
+    kept = result.model_copy(update={"requests": (), "copies": (), "syncs": (), "outputs": none})
     return zlib.compress(pickle.dumps(kept))
 
 

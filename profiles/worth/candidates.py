@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ...sched.observe import StepInfo
 from ..measure.steps import OUTSIDE
 from ..platform.hardware import HardwareProfile
 from ..record.result import CopyRow, Result, SitePart, SyncRow
 from ..record.timeline import NO_SITE, Names, Window
 
-_SETTLE: Final = "settle"  # the range in which the host reads a step's tokens and gives them out
 _LAUNCHES: Final = {"kernel": "launch", "d2d": "d2d", "memset": "memset"}
 
-Place = tuple[str, int]  # file and line
+LinePlace = tuple[str, int]  # file and line
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +47,8 @@ class EarlySettles:
         self._computed: dict[int, int] = {}
 
     def feed(self, window: Window) -> None:
-        self._settled |= {entry.step: entry.end for entry in window.ranges if entry.name == _SETTLE}
+        # In the range settle the host reads a step's tokens and gives them out.
+        self._settled |= {entry.step: entry.end for entry in window.ranges if entry.name == "settle"}
         for op in window.ops:
             if op.forward and op.kind == "kernel":
                 self._computed[op.step] = max(op.end, self._computed.get(op.step, 0))
@@ -69,7 +68,7 @@ class LineSurvey(EarlySettles):
         super().begin()
         self.ranges: dict[str, int] = {}
         self.launches: dict[SitePart, tuple[set[str], set[str]]] = {}  # what, and kinds of steps
-        self.graphs: set[Place] = set()
+        self.graphs: set[LinePlace] = set()
         self._launched: dict[tuple[int, int], set[str]] = {}
         self._graphs: set[int] = set()
         self._kinds: dict[int, str] = {}
@@ -82,7 +81,7 @@ class LineSurvey(EarlySettles):
             if op.kind in _LAUNCHES and op.step >= 0 and op.site != NO_SITE and not op.forward:
                 self._launched.setdefault((op.site, op.step), set()).add(_LAUNCHES[op.kind])
         self._graphs |= {call.site for call in window.calls if call.kind == "graph"}
-        self._kinds |= {info.step: info.kind for info in _steps(window)}
+        self._kinds |= {info.step: info.kind for info in (*window.launched, *window.settled)}
 
     def finish(self, names: Names) -> None:
         for (site, step), what in self._launched.items():
@@ -94,13 +93,9 @@ class LineSurvey(EarlySettles):
         self.graphs = {(names.sites[site].file, names.sites[site].line) for site in self._graphs}
 
 
-def _steps(window: Window) -> Iterable[StepInfo]:
-    return (*window.launched, *window.settled)
-
-
 def source_lines(result: Result, survey: LineSurvey) -> list[SourceLine]:
     """The lines, those with the most exposed time first, without those that launch graphs: they are the forward."""
-    lines: dict[Place, SourceLine] = {}
+    lines: dict[LinePlace, SourceLine] = {}
     for row in _rows(result):
         _take(_line(lines, row.site), row)
     for site, (what, kinds) in survey.launches.items():
@@ -123,12 +118,9 @@ def _rows(result: Result) -> Iterator[CopyRow | SyncRow]:
     yield from (row for row in result.syncs if row.kind != OUTSIDE and row.sync)
 
 
-def _line(lines: dict[Place, SourceLine], site: SitePart | None) -> SourceLine:
-    place = ("", 0) if site is None else (site.file, site.line)
-    return lines.setdefault(place, SourceLine(site or _NOWHERE))
-
-
-_NOWHERE: Final = SitePart(file="", function="", line=0, statement="")
+def _line(lines: dict[LinePlace, SourceLine], site: SitePart | None) -> SourceLine:
+    site = site or SitePart(file="", function="", line=0, statement="")
+    return lines.setdefault((site.file, site.line), SourceLine(site))
 
 
 def _take(line: SourceLine, row: CopyRow | SyncRow) -> None:

@@ -78,16 +78,11 @@ def climbed_with_worth(ladder: Ladder, notice: Notice) -> Ladder:
     found = list(ladder.rungs[:1])
     for rung, before, after in zip(ladder.rungs[1:], sides, sides[1:], strict=False):
         asked: Sequence[LineEffect] = ()
-        if abs(throughput_change(before.result, after.result)) >= INTEREST:
+        x, y = (mean(side.result, "output_throughput") for side in (before, after))
+        if x and y and abs(percent(x, y)) >= INTEREST:
             asked = with_worth(lines([before.result], [after.result]), before, after, notice)
         found.append(replace(rung, lines=tuple(line for line in asked if line.a != line.b)))
     return replace(ladder, rungs=tuple(found))
-
-
-def throughput_change(before: Result, after: Result) -> float:
-    """Percent; 0 where either abstains."""
-    x, y = (mean(result, "output_throughput") for result in (before, after))
-    return percent(x, y) if x and y else 0.0
 
 
 def with_worth(found: Sequence[LineEffect], a: AskedSide, b: AskedSide, notice: Notice) -> list[LineEffect]:

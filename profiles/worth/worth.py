@@ -22,7 +22,7 @@ from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.result import Outputs, Result, WorthPart, WorthRow
 from ..vgpu.counterfactual import Counterfactual
-from .candidates import EarlySettles, HostPhase, LineSurvey, SourceLine, phases, source_lines
+from .candidates import EarlySettles, HostPhase, LinePlace, LineSurvey, SourceLine, phases, source_lines
 
 INTEREST: Final = 0.1  # percent of throughput, TTFT, TPOT or a step's time; a smaller change does not show
 
@@ -31,7 +31,6 @@ TOO_EARLY: Final = "the host would give out tokens before the device has compute
 
 Change = Literal["no wait", "pinned", "absent", "half"]
 Place = SourceLine | HostPhase
-LinePlace = tuple[str, int]  # file and line
 Room = tuple[float, float | None]  # us per step: a time that does not show, and one that does
 Notice = Callable[[str], None]
 
@@ -67,10 +66,6 @@ class Figures(NamedTuple):
         return idle - theirs > INTEREST / 100 * (self.step_us or 0.0) or any(
             high is not None and low is not None and high - low > INTEREST / 100 * high for high, low in pairs
         )
-
-
-# Of a run in which the host does not wait for the device at all.
-UNBOUNDED: Final = Figures(None, None, None, None, None, "", sys.maxsize)
 
 
 def figures(result: Result, settles: EarlySettles) -> Figures:
@@ -110,8 +105,10 @@ class Trial:
         options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
         try:
             result = execute(question, question.relays[0], options, extra_sink=settles).result
-        except TimelineError:  # records of a step came after later steps had been settled
-            return UNBOUNDED
+        except (
+            TimelineError
+        ):  # records of a step came after later steps had been settled: the host did not wait at all
+            return Figures(None, None, None, None, None, "", sys.maxsize)
         return figures(result, settles)
 
 
@@ -160,7 +157,8 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> t
     gains = Gains(question, figures(result, survey), notice)
     try:
         with pool(len(places)) as each:
-            gains.ask([(place, _largest(place)) for place in places], each)
+            # First the change that gains most.
+            gains.ask([(x, "half" if isinstance(x, HostPhase) else "absent") for x in places], each)
             gains.ask(
                 [(line, change) for line in lines if gains.shows(line) for change in _milder(line)], each
             )
@@ -198,11 +196,6 @@ def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, Line
     survey = LineSurvey()
     result = execute(question, question.relays[0], Options(device="vgpu"), extra_sink=survey).result
     return question, result, survey
-
-
-def _largest(place: Place) -> Change:
-    """The change that gains most."""
-    return "half" if isinstance(place, HostPhase) else "absent"
 
 
 def _milder(line: SourceLine) -> Iterator[Change]:
@@ -267,7 +260,8 @@ class Gains:
             where = {"site": place.site, "what": ", ".join(place.what), "kinds": tuple(sorted(place.kinds))}
         if void := trial.void(base):
             return WorthRow(**where, change=change, abstained=void)
-        throughput = _percent(base.output_throughput, trial.output_throughput)
+        before, after = base.output_throughput, trial.output_throughput
+        throughput = None if not before or after is None else percent(before, after)
         step = None if throughput is None or base.step_us is None else base.step_us / (1 + throughput / 100)
         return WorthRow(
             **where,
@@ -284,10 +278,6 @@ class Gains:
 
 def _difference(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else b - a
-
-
-def _percent(a: float | None, b: float | None) -> float | None:
-    return None if not a or b is None else percent(a, b)
 
 
 def _rank(row: WorthRow) -> tuple[bool, bool, bool, float, float, float, float]:
