@@ -35,7 +35,7 @@ def bench(
     if gate and (against is None or rounds < 3):
         raise UsageError("--gate needs --against REF, and --rounds of 3 or more to see the noise")
     from ..profiles.bench.bench import conclusion, measured
-    from ..profiles.judge.remote import here, worktree
+    from ..profiles.judge.worker import here, worktree
     from ..profiles.record.result import canonical
     from .page import show
 

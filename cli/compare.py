@@ -275,8 +275,8 @@ def _named(names: Sequence[str], a: str, b: str, overrides: list[str]) -> tuple[
 
 def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpec]:
     """Raises SideError, ScenarioError, which name the option; UsageError."""
-    from ..profiles.judge.remote import SideError, commit_of, here
     from ..profiles.judge.sides import parse
+    from ..profiles.judge.worker import SideError, commit_of, here
 
     if not (a or b):
         raise UsageError(

@@ -70,7 +70,7 @@ def named(found: Mapping[int, RecordedTimeline], result: Result) -> dict[str, Re
 
 def side_by_side(a: Side, b: Side, seed: int) -> Picture:
     """A above B, from one more run of each; stored sides have the timelines beside them, if any."""
-    from ..profiles.judge.remote import CrashError
+    from ..profiles.judge.worker import CrashError
     from ..profiles.picture.draw import picture
     from ..profiles.picture.model import stacked
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-from ..judge.remote import SOURCES
+from ..judge.worker import SOURCES
 
 _FEW: Final = 8  # output tokens of a short run
 _STEPS: Final = {8: 1500, 50: 1000, 256: 300}  # of a long run beyond those, by the number of running requests

@@ -18,8 +18,8 @@ from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, require_alone
 from ..record.result import Result
 from .draws import Profiles
-from .remote import SOURCES, SideError, here, refs, working, worktree
 from .trials import Question, Sample, Side, TrialRequest
+from .worker import SOURCES, SideError, here, refs, working, worktree
 
 _GIT: Final = "git:"
 ENGINE: Final = "engine"  # names an engine where a key of the scenario could stand

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from schedbench.cli.init import scenario_text
-from schedbench.profiles.judge.remote import SideError, here
+from schedbench.profiles.judge.worker import SideError, here
 from schedbench.scenarios.describe import SCHEMA_FILE, json_schema, keys
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.overrides import keys as paths

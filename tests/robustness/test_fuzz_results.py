@@ -21,9 +21,9 @@ from schedbench.profiles.judge.document import document as compared
 from schedbench.profiles.judge.gates import GateError
 from schedbench.profiles.judge.gates import parse as gate
 from schedbench.profiles.judge.likeness import LikenessError
-from schedbench.profiles.judge.remote import SideError
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trials import TrialPlan, TrialRequest, WorkloadError, conduct
+from schedbench.profiles.judge.worker import SideError
 from schedbench.profiles.record.result import Result, ResultError, canonical, read
 from schedbench.scenarios.problems import ScenarioError
 from tests.acceptance.runs import outcome_of

@@ -10,9 +10,9 @@ import pytest
 from schedbench.profiles.judge.compare import Comparison, judge
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.reasons import Reason
-from schedbench.profiles.judge.remote import SideError
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trials import TrialPlan, TrialRequest, conduct
+from schedbench.profiles.judge.worker import SideError
 from tests.profiles.captures.exports import Export, sglang_loop
 
 

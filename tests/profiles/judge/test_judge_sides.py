@@ -15,7 +15,9 @@ import pytest
 
 from schedbench.profiles.judge import worker
 from schedbench.profiles.judge.local import margin, run_trial
-from schedbench.profiles.judge.remote import (
+from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
+from schedbench.profiles.judge.trials import Question, Sample, TrialRequest
+from schedbench.profiles.judge.worker import (
     SOURCES,
     CrashError,
     SideError,
@@ -24,8 +26,6 @@ from schedbench.profiles.judge.remote import (
     working,
     worktree,
 )
-from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
-from schedbench.profiles.judge.trials import Question, Sample, TrialRequest
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.record.environment import changes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schedbench.profiles.judge.likeness import LikenessError
-from schedbench.profiles.judge.remote import CrashError
 from schedbench.profiles.judge.trials import Sample, TrialPlan, WorkloadError, conduct
+from schedbench.profiles.judge.worker import CrashError
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured"}
 OTHER_TOKENS = {"outputs.digest": "0" * 64}
