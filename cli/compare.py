@@ -239,7 +239,7 @@ def compared(
     plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
     rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
     if wanted.worth:
-        from ..profiles.worth.difference import compared_with_worth, require_sides
+        from ..profiles.worth.worth import compared_with_worth, require_sides
 
         require_sides(question, *sides)
     clock = Stopwatch(wanted.reader.command)

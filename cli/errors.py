@@ -38,7 +38,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.run.one_batch.OneBatchError": USAGE,
         "schedbench.profiles.run.progress.NoProgressError": WORKLOAD_FAILED,
         "schedbench.profiles.sweeps.sweep.SweepError": USAGE,
-        "schedbench.profiles.worth.difference.WorthError": USAGE,
+        "schedbench.profiles.worth.worth.WorthError": USAGE,
         "schedbench.profiles.ranks.processes.WorldSizeError": USAGE,
         "schedbench.profiles.ranks.torchrun.TorchrunError": USAGE,
         "schedbench.profiles.captures.nsys.record.RecordingError": WORKLOAD_FAILED,

@@ -222,7 +222,7 @@ def _climb(
 ) -> int:
     """Run every relay of the scenario. Returns the worst of their exit codes."""
     from ..profiles.sweeps.ladder import climb
-    from ..profiles.worth.difference import climbed_with_worth
+    from ..profiles.worth.worth import climbed_with_worth
     from .answers import LadderAnswer
     from .console import status
 

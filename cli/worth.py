@@ -76,7 +76,7 @@ def worth(
 
 def require_worth(question: Resolved, options: Options) -> None:
     """Raises UsageError where counterfactual runs would not be the same run but for one thing."""
-    from ..profiles.worth.difference import refusal
+    from ..profiles.worth.worth import refusal
 
     if reason := refusal(question, options):
         raise UsageError(f"worth: {reason}")

@@ -15,7 +15,7 @@ from .gates import Gate, GateOutcome
 from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_environments
 from .reasons import Reason
 from .statistics import percent
-from .trials import NOT_DRAWN, DrawnRuns, Sample, Trials
+from .trials import NOT_DRAWN, DrawnRuns, Trials
 from .verdict import (
     MIN_EFFECT,
     MIN_SEEDS,
@@ -97,7 +97,12 @@ class Comparison:
 
 def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns = NOT_DRAWN) -> Comparison:
     results_a, results_b = trials.results
-    engaged = total(_engagement(a, b) for a, b in zip(trials.a, trials.b, strict=False))
+    engaged = total(
+        from_totals(a.result, b.result)
+        if a.steps is None or b.steps is None
+        else engagement(a.steps, b.steps)
+        for a, b in zip(trials.a, trials.b, strict=False)
+    )
     environment = unlike_environments(results_a[0], results_b[0])
     moved = bool(environment) and trials.design != "seeds"
     voids = _voids(trials, rules, engaged=engaged, moved=moved)
@@ -144,12 +149,6 @@ def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[O
         if verdict in verdicts:
             return verdict, ()
     return ("no change", ()) if verdicts == {"no change"} else ("inconclusive", tuple(reasons))
-
-
-def _engagement(a: Sample, b: Sample) -> StepEngagement:
-    if a.steps is None or b.steps is None:
-        return from_totals(a.result, b.result)
-    return engagement(a.steps, b.steps)
 
 
 def _voids(

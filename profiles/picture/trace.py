@@ -225,9 +225,15 @@ Event = dict[str, Any]
 def draw(path: Path, timelines: Mapping[str, TraceContent]) -> int:
     """Write the trace, whole or not at all; returns how many events it has. The ending of the file chooses the format.
     Timelines of several ranks are drawn below each other on one clock, under their names."""
-    if path.name.endswith(PROTOBUF):
-        return _draw_packets(path, timelines)
     number = 0
+    if path.name.endswith(PROTOBUF):
+        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+        with packed_whole(path) if path.suffix == ".gz" else replaced(path) as file:
+            for packet in packets(timelines):
+                file.write(Trace(packet=[packet]).SerializeToString())
+                number += 1
+        return number
     with packed_whole(path) as file:
         file.write(b'{"displayTimeUnit":"ns","schedbench":"timeline","traceEvents":[\n')
         for event in merged(timelines):
@@ -289,17 +295,6 @@ def _flow_events(piece: TraceSlice) -> Iterator[Event]:
     for flows, at in ((piece.follows, piece.start), (piece.released, ends)):
         for flow in flows:
             yield {"ph": "f", "cat": "flow", "name": "flow", "id": flow, "bp": "e", **_at(piece.track, at)}
-
-
-def _draw_packets(path: Path, timelines: Mapping[str, TraceContent]) -> int:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
-    number = 0
-    with packed_whole(path) if path.suffix == ".gz" else replaced(path) as file:
-        for packet in packets(timelines):
-            file.write(Trace(packet=[packet]).SerializeToString())
-            number += 1
-    return number
 
 
 def packets(timelines: Mapping[str, TraceContent]) -> Iterator[TracePacket]:

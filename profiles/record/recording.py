@@ -25,7 +25,6 @@ from .timeline import Names, Site, Window
 
 FILE: Final = "timeline.jsonl.gz"
 RESULT: Final = "result.json"  # in the same folder
-_OF_RANK: Final = "timeline.{}.jsonl.gz"
 _NAMED: Final = re.compile(r"timeline(\.\d+)?\.jsonl\.gz$")
 MOST: Final = 2_000_000  # records, which take about a hundred megabytes when drawn
 MAX_LINE: Final = 2**28
@@ -133,7 +132,7 @@ class RecordedTimeline:
 
 def file_of(rank: int) -> str:
     """The name of the file of a rank. A single rank has number 0."""
-    return _OF_RANK.format(rank) if rank else FILE
+    return f"timeline.{rank}.jsonl.gz" if rank else FILE
 
 
 def is_recording(name: str) -> bool:

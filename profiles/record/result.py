@@ -396,7 +396,9 @@ class Result(ResultModel):
         try:
             return cls.model_validate({key: document[key] for key in document if key != "conclusion"})
         except ValidationError as error:
-            raise ResultError(f"{name}: {_first(error)}") from None
+            first, *others = error.errors(include_url=False)
+            more = f" (and {len(others)} more)" if others else ""
+            raise ResultError(f"{name}: {dotted(first['loc'])}: {first['msg']}{more}") from None
 
 
 def read(path: Path) -> Result:
@@ -426,13 +428,6 @@ def _rows(value: object) -> str:
 
 def _dump(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-
-
-def _first(error: ValidationError) -> str:
-    first, *others = error.errors(include_url=False)
-    where = dotted(first["loc"])
-    more = f" (and {len(others)} more)" if others else ""
-    return f"{where}: {first['msg']}{more}"
 
 
 def digest(outputs: Iterable[tuple[str, Sequence[float]]]) -> str:
