@@ -55,22 +55,22 @@ def phase_constants(base: HardwareProfile, times: HostTimes) -> list[FittedConst
     """a and b of every measured phase, and of its kinds of steps."""
     found: list[FittedConstant] = []
     for name, line in fit_phases(times).items():
-        found += _of_line(("phases", name), line, base.phases.get(name))
+        found += _of_line(f"phases.{name}", line, base.phases.get(name))
     for (name, kind), line in fit_kinds(times).items():
         old = base.phases[name].kinds.get(kind) if name in base.phases else None
-        found += _of_line(("phases", name, "kinds", kind), line, old)
+        found += _of_line(f"phases.{name}.kinds.{kind}", line, old)
     return found
 
 
-def _of_line(key: tuple[str, ...], line: FittedLine, old: PhaseLine | None) -> list[FittedConstant]:
+def _of_line(key: str, line: FittedLine, old: PhaseLine | None) -> list[FittedConstant]:
     """Return the line's constants; a sample's usual distance from the line is the spread of either part."""
     sizes = "one size only" if line.sizes == 1 else f"{line.sizes} sizes"
     r2 = "" if line.r2 is None else f", R2 {line.r2:.2f}"
     basis = f"{line.samples} samples, {sizes}, residual {line.residual:.0f} ns{r2}"
     share = line.residual / max(line.at(line.worst_n), line.residual, 1.0)
     return [
-        FittedConstant((*key, "a"), line.a, line.residual, basis, old.a.value if old else None),
-        FittedConstant((*key, "b"), line.b, share * line.b, basis, old.b.value if old else None),
+        FittedConstant(f"{key}.a", line.a, line.residual, basis, old.a.value if old else None),
+        FittedConstant(f"{key}.b", line.b, share * line.b, basis, old.b.value if old else None),
     ]
 
 
@@ -81,7 +81,7 @@ def calibrated(
     document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
     constants = list(constants)
     for constant in constants:
-        quantity = reduce(lambda inner, word: inner.setdefault(word, {}), constant.key, document)
+        quantity = reduce(lambda inner, word: inner.setdefault(word, {}), constant.key.split("."), document)
         value = _rounded(constant.value)
         unit = quantity.get("unit", "ns")  # a line that the base does not have is a time
         quantity |= {
@@ -129,9 +129,9 @@ class Calibration(NamedTuple):
         for (name, kind), line in fit_kinds(self.times).items():
             phases[name]["kinds"][kind] = line._asdict()
         device = [
-            {"key": ".".join(c.key), "value": c.value, "old": c.old, "basis": c.basis}
+            {"key": c.key, "value": c.value, "old": c.old, "basis": c.basis}
             for c in self.constants
-            if c.key[0] != "phases"
+            if not c.key.startswith("phases.")
         ]
         return {
             "base": self.base.name,

@@ -22,7 +22,7 @@ _LARGE: Final = 1 << 20  # bytes; larger copies are bound by their size
 _COMPUTE: Final = 128  # products of at least so many rows are bound by their rate
 
 Document = Mapping[str, Any]
-Found = Iterator[tuple[tuple[str, ...], float, str]]
+Found = Iterator[tuple[str, float, str]]  # key, value, basis
 
 
 class DeviceConstants(NamedTuple):
@@ -54,7 +54,9 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
             missing.append(f"{what}: the probe {probe} does not have it ({type(error).__name__}: {error})")
         else:
             constants += [
-                FittedConstant(key, value, SPREAD * value, basis, reduce(getitem, (*key, "value"), values))
+                FittedConstant(
+                    key, value, SPREAD * value, basis, old=reduce(getitem, key.split("."), values)["value"]
+                )
                 for key, value, basis in found
             ]
     return DeviceConstants(constants, missing)
@@ -65,51 +67,39 @@ def _launches(base: HardwareProfile, costs: Document) -> Found:
     host, both = base.host, costs["launch"]["host_ns"]
     whole = host.torch_call.value + host.launch.value
     share = host.launch.value / whole if whole else 0.5
-    basis = (
-        f"{both['median']:.0f} ns in one, median of {both['n']:.0f} x.add_(1); torch's share as in the base"
-    )
-    yield ("host", "torch_call"), both["median"] * (1 - share), basis
-    yield ("host", "launch"), both["median"] * share, basis
+    ns = f"{both['median']:.0f} ns in one, median of {both['n']:.0f} x.add_(1); torch's share as in the base"
+    yield "host.torch_call", both["median"] * (1 - share), ns
+    yield "host.launch", both["median"] * share, ns
     apart = costs["launch"]["device_ns"]
     node = fit(TimedSample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items()).b
     fixed = min(base.kernels.fixed.value, apart, node)
-    together = (
-        f"{apart:.0f} ns from kernel to kernel, {node:.0f} ns in a graph; a kernel's own as in the base"
-    )
-    yield ("kernels", "fixed"), fixed, together
-    yield ("kernels", "gap"), apart - fixed, together
-    yield ("kernels", "graph_gap"), node - fixed, together
+    ns = f"{apart:.0f} ns from kernel to kernel, {node:.0f} ns in a graph; a kernel's own as in the base"
+    yield "kernels.fixed", fixed, ns
+    yield "kernels.gap", apart - fixed, ns
+    yield "kernels.graph_gap", node - fixed, ns
 
 
 def _graphs(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
-    line = fit(
-        TimedSample(int(nodes), found["host_ns"]["median"]) for nodes, found in costs["graphs"].items()
-    )
-    yield (
-        ("host", "graph_launch"),
-        line.at(NODES),
-        f"{line.a:.0f} ns + {line.b:.1f} ns per node, residual {line.residual:.0f} ns; here for {NODES} nodes",
-    )
+    graphs = costs["graphs"].items()
+    line = fit(TimedSample(int(nodes), found["host_ns"]["median"]) for nodes, found in graphs)
+    per_node = f"{line.a:.0f} ns + {line.b:.1f} ns per node, residual {line.residual:.0f} ns"
+    yield "host.graph_launch", line.at(NODES), f"{per_node}; here for {NODES} nodes"
 
 
 def _events(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
-    for name, measured in (
-        ("event_record", "record"), ("event_wait", "wait"), ("sync_return", "stream_synchronize_done"),
-    ):  # fmt: skip
-        yield ("host", name), *_median(costs["events"][measured], measured)
+    measured = {"event_record": "record", "event_wait": "wait", "sync_return": "stream_synchronize_done"}
+    for name, what in measured.items():
+        yield f"host.{name}", *_median(costs["events"][what], what)
 
 
 def _pinned(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
-    yield (
-        ("host", "pin_memory"),
-        *_median(costs["pinned"]["hit"], "pin_memory() of 4 KiB from a cached block"),
-    )
+    what = "pin_memory() of 4 KiB from a cached block"
+    yield "host.pin_memory", *_median(costs["pinned"]["hit"], what)
 
 
 def _median(spread: Document, what: str) -> tuple[float, str]:
-    return spread[
-        "median"
-    ], f"{what}: median of {spread['n']:.0f}, p10 {spread['p10']:.0f}, p90 {spread['p90']:.0f} ns"
+    n, low, high = (spread[name] for name in ("n", "p10", "p90"))
+    return spread["median"], f"{what}: median of {n:.0f}, p10 {low:.0f}, p90 {high:.0f} ns"
 
 
 def _copies(copies: Document, direction: str, memory: str) -> list[Document]:
@@ -123,25 +113,24 @@ def _pinned_copies(base: HardwareProfile, copies: Document) -> Found:
         line = fit(TimedSample(row["bytes"], row["device_ns"]) for row in rows)
         fixed.append(line.a)
         calls += [row["call_ns"]["median"] for row in rows]
-        yield ("copies", f"{direction}_pinned"), 1e9 / line.b, _of_line(line)
-    yield ("copies", "fixed"), median(fixed), "intercept of the pinned copies' lines, both directions"
-    call = median(calls) - base.host.torch_call.value
-    yield (
-        ("host", "copy_call"),
-        max(call, 0.0),
-        f"median of {len(calls)} pinned non-blocking sizes, {median(calls):.0f} ns; the base's torch call taken off",
+        yield f"copies.{direction}_pinned", 1e9 / line.b, _of_line(line)
+    yield "copies.fixed", median(fixed), "intercept of the pinned copies' lines, both directions"
+    call = median(calls)
+    sizes = (
+        f"median of {len(calls)} pinned non-blocking sizes, {call:.0f} ns; the base's torch call taken off"
     )
+    yield "host.copy_call", max(call - base.host.torch_call.value, 0.0), sizes
 
 
 def _pageable_copies(base: HardwareProfile, copies: Document) -> Found:
     for direction in ("h2d", "d2h"):
         rows = [row for row in _copies(copies, direction, "pageable") if row["bytes"] >= _LARGE]
         line = fit(TimedSample(row["bytes"], row["blocking_ns"]["median"]) for row in rows)
-        yield ("copies", f"{direction}_pageable"), 1e9 / line.b, _of_line(line)
+        yield f"copies.{direction}_pageable", 1e9 / line.b, _of_line(line)
     inline = base.copies.pageable_inline.value
     small = [row for row in _copies(copies, "h2d", "pageable") if row["bytes"] <= inline]
     line = fit(TimedSample(row["bytes"], row["call_ns"]["median"]) for row in small)
-    yield ("copies", "host_memcpy"), 1e9 / line.b, f"calls of up to {inline:.0f} B: {_of_line(line)}"
+    yield "copies.host_memcpy", 1e9 / line.b, f"calls of up to {inline:.0f} B: {_of_line(line)}"
 
 
 def _of_line(line: FittedLine) -> str:
@@ -154,24 +143,18 @@ def _inline(base: HardwareProfile, copies: Document) -> Found:  # noqa: ARG001
     went_on = max((row["bytes"] for row in rows if not row["waited"]), default=None)
     if waited is None or went_on is None or went_on > waited:
         raise ValueError("no size above which the call waits")
-    yield (
-        ("copies", "pageable_inline"),
-        float(went_on),
-        f"behind a busy stream {went_on} B did not wait, {waited} B did",
-    )
+    sizes = f"behind a busy stream {went_on} B did not wait, {waited} B did"
+    yield "copies.pageable_inline", float(went_on), sizes
 
 
 def _rates(base: HardwareProfile, kernels: Document) -> Found:
     moved = kernels["copy"]
     bandwidth = moved["bytes"] / moved["device_ns"] * 1e9
-    yield (
-        ("kernels", "memory_bandwidth"),
-        bandwidth,
-        f"device-to-device copy of {moved['bytes'] / 2:.0f} B, read plus write",
-    )
+    copy = f"device-to-device copy of {moved['bytes'] / 2:.0f} B, read plus write"
+    yield "kernels.memory_bandwidth", bandwidth, copy
     peaks = _peaks(kernels)
     for dtype, rate in peaks.items():
-        yield ("kernels", "gemm_rates", dtype), rate, "a product of three equal sides, the largest"
+        yield f"kernels.gemm_rates.{dtype}", rate, "a product of three equal sides, the largest"
     products, fixed = kernels["gemm"], base.kernels.fixed.value
     large = [
         _flops(row) / _beyond(row, fixed) * 1e9 / peaks[row["dtype"]]
@@ -183,17 +166,16 @@ def _rates(base: HardwareProfile, kernels: Document) -> Found:
     yield _efficiency("memory", small, "products", "the rate above")
 
 
-def _efficiency(name: str, shares: list[float], of: str, rate: str) -> tuple[tuple[str, ...], float, str]:
+def _efficiency(name: str, shares: list[float], of: str, rate: str) -> tuple[str, float, str]:
     if not shares:
         raise ValueError(f"no {of} for the efficiency of {name}")
     basis = f"median of {len(shares)} {of}, {min(shares):.2f} to {max(shares):.2f} of {rate}"
-    return ("kernels", "efficiency", name), min(max(median(shares), 1e-3), 1.0), basis
+    return f"kernels.efficiency.{name}", min(max(median(shares), 1e-3), 1.0), basis
 
 
 def _attention(base: HardwareProfile, kernels: Document) -> Found:
     """The efficiency of prompts' attention, as a share of the rate of products. Decodes are bound by bytes."""
-    peaks = _peaks(kernels)
-    fixed = base.kernels.fixed.value
+    peaks, fixed = _peaks(kernels), base.kernels.fixed.value
     shares = [
         _attended(row) / _beyond(row, fixed) * 1e9 / peaks[row["dtype"]]
         for row in kernels["attention"]

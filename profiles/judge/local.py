@@ -58,8 +58,6 @@ class LocalSide(Side):
         return run_trial(self.question, order).result, folder
 
     def margin(self, seed: int, request: str, position: int) -> float | None:
-        if self.order.engine is not None:
-            return None
         return margin(self.question, replace(self.order, seed=seed), request, position)
 
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:
@@ -121,9 +119,9 @@ class _Finder(Observer):
 
 def margin(question: Question, order: TrialRequest, request: str, position: int) -> float | None:
     """By how far the best score led the second when output token ``position`` of ``request`` was drawn. None where
-    values are not computed, or the request did not get that far."""
+    values are not computed, or by another project's engine, or the request did not get that far."""
     resolved = resolved_for(question, order)
-    if resolved.scenario.device.values == "none":
+    if order.engine is not None or resolved.scenario.device.values == "none":
         return None
     finder, sink = _Finder(request), GatedSink()
 
@@ -200,12 +198,11 @@ def ranges(question: Resolved, result: Result, count: int = DRAWS) -> RangesPart
     profiles = [drawn_profile(question.hardware, draw) for draw in drawn]
     with pool(count) as each:
         found = table([result, *run_each(each, question, result, profiles)])
-    values = {name: [entry.value for entry in found[name][1:]] for name in FIGURES if name in found}
-    parts = {name: (min(x), max(x), *followed(x, drawn)) for name, x in values.items()}
-    return RangesPart(
-        draws=count,
-        metrics={
-            name: RangePart(low=low, high=high, follows=constant, correlation=correlation)
-            for name, (low, high, constant, correlation) in parts.items()
-        },
-    )
+    metrics = {}
+    for name in filter(found.__contains__, FIGURES):
+        values = [entry.value for entry in found[name][1:]]
+        constant, correlation = followed(values, drawn)
+        metrics[name] = RangePart(
+            low=min(values), high=max(values), follows=constant, correlation=correlation
+        )
+    return RangesPart(draws=count, metrics=metrics)

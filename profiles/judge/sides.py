@@ -86,25 +86,22 @@ def parse(
         return SideSpec(text, overrides=_expanded(overrides, text), ref=ref)
     if not text.strip():
         return SideSpec("as is")
-    path = Path(text)
-    if os.path.isdir(text):
-        return SideSpec(text, stored=stored_in(path), reader=reader or Reader())
-    if os.path.isfile(text) or text.endswith((".json", *SUFFIXES)):
-        return SideSpec(text, stored=(path,), reader=reader or Reader())
-    engine, overrides = engine_in(split(text))
-    return SideSpec(
-        text, overrides=_expanded(overrides, text), engine=None if engine is None else choose(engine)
-    )
+    is_folder = os.path.isdir(text)
+    if is_folder or os.path.isfile(text) or text.endswith((".json", *SUFFIXES)):
+        stored = stored_in(Path(text)) if is_folder else (Path(text),)
+        return SideSpec(text, stored=stored, reader=reader or Reader())
+    name, parts = engine_in(split(text))
+    overrides = _expanded(parts, text)
+    return SideSpec(text, overrides, engine=None if name is None else choose(name))
 
 
 def engine_in(parts: Sequence[str]) -> tuple[str | None, list[str]]:
     """The engine that is named first, or by ``engine=``, and the other parts."""
-    first = [parts[0]] if is_engine(parts[0]) else []
     named = [part for part in parts if is_engine(part.removeprefix(f"{ENGINE}=")) and part.startswith(ENGINE)]
-    found = first or named
-    if not found:
+    found = parts[0] if is_engine(parts[0]) else next(iter(named), None)
+    if found is None:
         return None, list(parts)
-    return found[0].removeprefix(f"{ENGINE}="), [part for part in parts if part != found[0]]
+    return found.removeprefix(f"{ENGINE}="), [part for part in parts if part != found]
 
 
 def stored_in(folder: Path) -> tuple[Path, ...]:
