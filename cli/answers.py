@@ -291,8 +291,7 @@ _FILES: Final = ("result.json", "ladder.json", "compare.json", "check.json", "sw
 def stored(path: Path, reader: Reader) -> Answer:
     """The answer in a stored document, in the folder that a command kept one in, or in a capture. Raises ResultError,
     CaptureError, MapError."""
-    from ..profiles.captures.capture import CaptureFileError
-    from ..profiles.captures.chrome_trace import read_json
+    from ..profiles.captures.capture import CaptureFileError, read_json
     from ..profiles.record.result import ResultError
 
     if path.is_dir():

@@ -38,7 +38,7 @@ def onebatch(
     shapes = _shapes(_numbers("--batch", batch), _numbers("--prompt", prompt), output)
     question = _question(scenario, overrides, relay, fault)
     make_output_dir(output_dir)
-    from ..profiles.run.one_batch_document import document
+    from ..profiles.run.one_batch import document
     from .answers import BatchesAnswer
     from .console import status
 

@@ -41,8 +41,7 @@ def watch(
     """
     python, script, *arguments = _program(command)
     from ..profiles.measure.budget import RunOutcome
-    from ..profiles.programs.process import run_watched
-    from ..profiles.programs.watch import WatchRequest
+    from ..profiles.programs.watch import WatchRequest, run_watched
     from ..profiles.record.result import Hazards
     from .answers import RunAnswer
 

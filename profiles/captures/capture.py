@@ -5,11 +5,18 @@ File formats are read elsewhere. Which ranges make a step is defined by a map (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
 
-from ..cuda.kineto import KinetoRow
+from pydantic_core import from_json
+
+from ...scenarios.problems import show
+from ..cuda.kineto import API, GPU, SYNC, KinetoRow, nanoseconds, number_of, rows
 
 Tool = Literal["nsys", "torch", "vgpu"]
 
@@ -42,3 +49,90 @@ class ProfilerCapture:
     streams: Mapping[int, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+
+
+TRACE: Final = "traceEvents"
+GZIP: Final = b"\x1f\x8b"
+MAX_BYTES: Final = 2**32  # of JSON
+_PIECE: Final = 2**24
+_ANNOTATION: Final = "user_annotation"
+# The keys of versions that torch writes.
+_VERSIONS: Final = ("schemaVersion", "cupti_version", "cuda_runtime_version", "cuda_driver_version")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a regular file, plain or gzipped. Raises CaptureFileError, OSError."""
+    with path.open("rb") as file:
+        opened = gzip.open if file.read(len(GZIP)) == GZIP else open
+    try:
+        with opened(path, "rb") as unpacked:
+            content = b"".join(_pieces(cast(BinaryIO, unpacked)))
+        if len(content) > MAX_BYTES:
+            raise CaptureFileError(f"{path}: more than {MAX_BYTES} bytes of JSON")
+        return from_json(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CaptureFileError(f"{path}: not gzip: {error}") from None
+    except ValueError as error:
+        raise CaptureFileError(f"{path}: not JSON: {error}") from None
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Pieces of the unpacked file, up to one byte beyond the limit: a small archive may hold anything."""
+    size = 0
+    while piece := file.read(min(_PIECE, MAX_BYTES + 1 - size)):
+        size += len(piece)
+        yield piece
+
+
+@contextmanager
+def open_trace(trace: object, path: Path) -> Iterator[ProfilerCapture]:
+    """Raises CaptureFileError."""
+    document = {TRACE: trace} if isinstance(trace, list) else trace
+    if not isinstance(document, dict):
+        raise CaptureFileError(f"{path}: not a Chrome trace but {show(document)}")
+    try:
+        found = rows(document)
+        spans = named_ranges(document)
+    except ValueError as error:
+        raise CaptureFileError(f"{path}: {error}") from None
+    graphs = any(row.name.startswith("cudaGraphLaunch") for row in found)
+    versions = {key: str(document[key]) for key in _VERSIONS if isinstance(document.get(key), int)}
+    yield ProfilerCapture(
+        tool="torch",
+        spans=spans,
+        rows=lambda thread: found,  # noqa: ARG005 - a trace has one process
+        # Kineto records the kernels of a graph one by one.
+        facts={"versions": versions, "gpu": _gpu(document), "cuda_graph_trace": "node" if graphs else "none"},
+        missing=tuple(_missing(found)),
+    )
+
+
+def named_ranges(trace: Mapping[str, Any]) -> list[CapturedRange]:
+    """Ranges of record_function, in order of time. Raises ValueError if ``trace`` is not a trace; ``rows`` has checked
+    that events are mappings."""
+    base = trace.get("baseTimeNanoseconds", 0)
+    found = []
+    for event in trace[TRACE]:
+        if event.get("cat") == _ANNOTATION and event.get("ph") == "X" and isinstance(event.get("name"), str):
+            start = base + nanoseconds(event, "ts")
+            end = start + max(nanoseconds(event, "dur"), 0)
+            found.append(CapturedRange(event["name"], start, end, number_of(event.get("tid"))))
+    return sorted(found, key=lambda span: (span.start, -span.end))
+
+
+def _gpu(trace: Mapping[str, Any]) -> str | None:
+    devices = trace.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _missing(found: list[KinetoRow]) -> Iterator[str]:
+    categories = {row.category for row in found}
+    if not categories & {*GPU}:
+        yield "no GPU activity: there are no counts of the device (ProfilerActivity.CUDA was off, or there was no GPU)"
+        return
+    if not categories & {*API}:
+        yield "no calls of CUDA's API: operations belong to no range, and syncs are not counted"
+    if SYNC not in categories:
+        yield "no sync events: syncs may have no stream, and waits of one stream for another are not seen"

@@ -15,12 +15,11 @@ from ..record.provenance import RunPart
 from ..record.recording import RecordedTimeline
 from ..record.result import Result, ResultError
 from . import maps
-from .capture import CaptureFileError, ProfilerCapture
-from .chrome_trace import TRACE, open_trace, read_json
+from .capture import TRACE, CaptureFileError, ProfilerCapture, open_trace, read_json
 from .maps import RangeMap
 from .measure import reading, result
+from .nsys.activity import MAGIC
 from .nsys.reader import open_export, scrub
-from .nsys.tables import MAGIC
 from .steps import launches
 
 REPORT: Final = ".nsys-rep"

@@ -20,7 +20,7 @@ from ..record.timeline import Site
 from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
 from ..vgpu.torch_ops import COUNT_BYTES, READS
-from .blocking_calls import EventStreams, sync_calls
+from .calls import EventStreams, sync_calls
 
 STREAM_SYNC: Final = "cudaStreamSynchronize"
 _MASKS: Final = frozenset((torch.bool, torch.uint8))
@@ -42,7 +42,7 @@ class CopyRules(NamedTuple):
 
 
 class DispatchCount(NamedTuple):
-    """``what`` is as in ``counted_lines.CountedLine``; ``stream`` is torch's id of it."""
+    """``what`` is as in ``lab.single_run.CountedLine``; ``stream`` is torch's id of it."""
 
     step: int
     range: str

@@ -7,19 +7,196 @@ traced  Kineto, and the source line of every call: counts. The host is slower, s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ...sched.observe import Clock, Observer, StepInfo
 from ..platform.machine import Counting
-from ..record.timeline import Sink, Window
+from ..record.timeline import NO_SITE, Op, Sink, Window
+from ..vgpu.ledger import LedgerContext
 from ..vgpu.sites import Sites
-from .blocking_calls import BlockingCalls
-from .call_sites import CallSites
+from .calls import BlockingCalls, CallSites
 from .join import JoinInputs, join
 from .kineto import KinetoRow
-from .log import Log, StreamTable, WallClock
-from .observer import CudaObserver, StepSpans, TimingEvent
+from .log import Log, LoggedRange, StreamTable, WallClock
+
+# Ranges that end a step's forward. Of several, the latest counts.
+LAST_RANGES = frozenset(("publish", "draft"))
+
+
+class CudaObserver(Observer):
+    """Logs the ranges, steps and streams of the current pass, and its forward spans if the pass is timed."""
+
+    def __init__(self, clock: Clock, streams: StreamTable, handle: Callable[[Any], int]) -> None:
+        self.log = Log()
+        self.spans: StepSpans | None = None
+        self._clock = clock
+        self._streams = streams
+        self._handle = handle
+
+    def begin(self, spans: StepSpans | None) -> Log:
+        self.log, self.spans = Log(), spans
+        return self.log
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        context = self.log.contexts.current.inside(name, step)
+        if self.spans is None or not context.forward:
+            return LoggedRange(self.log, self._clock, context, size)
+        return _SpannedRange(self.log, self._clock, context, size, self.spans)
+
+    def stream(self, name: str, stream: Any) -> None:
+        self._streams.announce(name, self._handle(stream))
+
+    def launched(self, info: StepInfo) -> None:
+        self.log.launched.append(info)
+
+    def settled(self, info: StepInfo) -> None:
+        self.log.settled.append(info)
+        if self.spans is not None:
+            self.spans.settled(info.step)
+
+
+class _SpannedRange(LoggedRange):
+    """A forward range of a timed pass: a step's first one begins its span, and one of ``LAST_RANGES`` ends it."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, log: Log, clock: Clock, context: LedgerContext, size: int, spans: StepSpans) -> None:
+        super().__init__(log, clock, context, size)
+        self._spans = spans
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._spans.open(self._context.step)
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._context.range in LAST_RANGES:
+            self._spans.close(self._context.step)
+        super().__exit__(*raised)
+
+
+BATCH = 128  # events are read each time that so many steps have settled
+BEHIND = 2  # a step's events have completed when this many later steps have settled
+
+
+class TimingEvent(Protocol):
+    def record(self) -> None:
+        """Record on the current stream."""
+
+    def elapsed_time(self, end: TimingEvent) -> float:
+        """Milliseconds until ``end``; both events have completed."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """``span``: start and end in ns of the device since the first anchor, once the events were read."""
+
+    step: int
+    start: TimingEvent
+    launched: int
+    stream: int
+    end: TimingEvent | None = None
+    span: tuple[int, int] = (0, 0)
+
+
+@dataclass(slots=True)
+class StepSpans:
+    """The spans of one pass, which ``anchor`` begins. ``event`` makes a timing event, ``stream`` returns the number of
+    the current stream."""
+
+    event: Callable[[], TimingEvent]
+    stream: Callable[[], int]
+    synchronize: Callable[[], None]
+    clock: Clock
+    _steps: dict[int, _Step] = field(default_factory=dict)
+    _read_steps: list[_Step] = field(default_factory=list)
+    _idle: list[TimingEvent] = field(default_factory=list)
+    _anchors: list[tuple[int, int]] = field(default_factory=list)  # (host, device), ns
+    _last: TimingEvent | None = None
+    _last_at: int = 0
+    _settled: int = 0
+
+    def anchor(self) -> None:
+        """Read both clocks at one instant, as precisely as a sync returns."""
+        self.synchronize()
+        event = self._recorded()
+        self.synchronize()
+        host = self.clock.now()
+        self._anchors.append((host, self._time(event)))
+
+    def open(self, step: int) -> None:
+        if step not in self._steps:
+            start = self._recorded()
+            self._steps[step] = _Step(step, start, self.clock.now(), self.stream())
+
+    def close(self, step: int) -> None:
+        """End the step's span. The last call counts, because sampling may have been delayed."""
+        if step in self._steps:
+            self._steps[step].end = self._recorded()
+
+    def settled(self, step: int) -> None:
+        self._settled += 1
+        if self._settled % BATCH == 0:
+            self._read(step - BEHIND)
+
+    def ops(self) -> list[Op]:
+        """All spans on the host's clock, after a second ``anchor``."""
+        self._read(max(self._steps, default=-1))
+        return [self._op(step) for step in self._read_steps]
+
+    @property
+    def drift(self) -> int:
+        """ns by which the device's clock ran ahead of the host's between the anchors."""
+        (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
+        return (device1 - device0) - (host1 - host0)
+
+    def _recorded(self) -> TimingEvent:
+        event = self._idle.pop() if self._idle else self.event()
+        event.record()
+        return event
+
+    def _read(self, newest: int) -> None:
+        for step in sorted(step for step in self._steps if step <= newest):
+            held = self._steps.pop(step)
+            if held.end is not None:
+                held.span = self._time(held.start), self._time(held.end)
+                self._read_steps.append(held)
+
+    def _time(self, event: TimingEvent) -> int:
+        """ns since the first event, summed from event to event: elapsed_time is a float32 of milliseconds."""
+        if self._last is not None:
+            self._last_at += round(self._last.elapsed_time(event) * 1e6)
+            self._idle.append(self._last)
+        self._last = event
+        return self._last_at
+
+    def _op(self, step: _Step) -> Op:
+        start, end = map(self._host, step.span)
+        start = max(start, step.launched)
+        return Op(
+            kind="kernel",
+            name="forward",
+            stream=step.stream,
+            start=start,
+            end=max(end, start),
+            bytes=0,
+            host_bytes=0,
+            host_memory="",
+            blocking=False,
+            range="model",
+            forward=True,
+            step=step.step,
+            site=NO_SITE,
+            launched=step.launched,
+        )
+
+    def _host(self, device: int) -> int:
+        """The host's instant. Between the anchors the drift of the clocks, parts per million, is taken to be even."""
+        (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
+        if device1 == device0:
+            return host0 + device - device0
+        return host0 + (device - device0) * (host1 - host0) // (device1 - device0)
 
 
 class KinetoRecorder(Protocol):
@@ -41,7 +218,7 @@ class DeviceHandle:
     handle: Callable[[Any], int]  # of a stream
     current: Callable[[], int]  # handle of the current stream
     recorder: Callable[[], KinetoRecorder]
-    identify: Callable[[StreamTable], frozenset[int]]  # see kineto_window.identify
+    identify: Callable[[StreamTable], frozenset[int]]  # see machine.identify
     threads: Callable[[], frozenset[int]]
 
 

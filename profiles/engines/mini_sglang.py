@@ -23,8 +23,7 @@ from ...sched.observe import StepInfo
 from ...sched.request import Request, Status
 from ..record.provenance import NO_RELAY, RelayPart
 from ..run.compose import engine_config
-from ..run.observers import TagAudit
-from ..run.system import System, SystemParts
+from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, cast
 from ...sched.observe import StepKind
 from ...sched.relay.choice import RelayChoice
 from ..measure.steps import STEADY
+from ..platform.capacity import link_profile
 from ..platform.hardware import HardwareProfile, load
-from ..platform.links import link_profile
 from ..platform.resolve import Resolved
 from ..programs.cuda_program import CudaProgram
 from ..programs.hollow import HollowKernelError, HollowPackages

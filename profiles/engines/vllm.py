@@ -19,8 +19,7 @@ from ...sched.observe import NO_STEP, StepInfo, StepKind
 from ...sched.request import Request, Status
 from ..record.provenance import NO_RELAY, RelayPart
 from ..run.compose import engine_config
-from ..run.observers import TagAudit
-from ..run.system import System, SystemParts
+from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.fused import run_as_one_kernel
 from ..vgpu.tensor import wrap
 from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse

@@ -22,8 +22,7 @@ from ..record.files import write_whole
 from ..record.result import Result, read
 from ..run.gpu_stages import GpuStage, in_process
 from ..run.machines import device_kind
-from .counted_lines import CountAndBytes, CountedLine, counted_lines
-from .single_run import run_stage, set_options
+from .single_run import CountAndBytes, CountedLine, counted_lines, run_stage, set_options
 
 Source = Literal["predicted", "announced", "recorded"]
 SOURCES: Final[Sequence[Source]] = ("predicted", "announced", "recorded")

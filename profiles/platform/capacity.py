@@ -1,4 +1,5 @@
-"""Whether this machine has the memory for an emulated run. The virtual GPU's memory is the host's."""
+"""Whether this machine has the memory for an emulated run, and the emulated hardware the link that joins its ranks. The
+virtual GPU's memory is the host's."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ import os
 
 import torch
 
+from ...scenarios.combinations import routed
 from ...sched.model.config import ModelConfig
+from .hardware import LinkName, LinkProfile
 from .machine import MachineError
 from .resolve import Resolved
 
@@ -19,7 +22,8 @@ _SHARE = 0.9
 def check(resolved: Resolved, *, ranks: int = 1) -> None:
     """Raises MachineError when the tensors of the run, on ``ranks`` devices alike, cannot fit into this machine's
     memory."""
-    needed, there = ranks * needed_bytes(resolved), _physical_bytes()
+    needed = ranks * needed_bytes(resolved)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > _SHARE * there:
         raise MachineError(
             f"this run needs {needed / 2**30:,.1f} GiB of memory and the machine has {there / 2**30:,.1f}: "
@@ -41,8 +45,10 @@ def needed_bytes(resolved: Resolved) -> int:
     slots = engine.kv_tokens + engine.page_size  # one page is padding
     needed = rows * model.max_positions * _INT32 + slots * 3 * _INT64
     hosted = int(slots * engine.hisparse.host_ratio) if engine.hisparse.enabled else 0
-    if hosted:
-        needed += rows * _host_tables(resolved) + hosted * 4 * _INT64
+    if hosted:  # its slots there, and each layer's hot buffer with its order
+        buffer = 0 if model.indexer is None else engine.hisparse.buffer_size(model.indexer.top_k)
+        row = model.max_positions * _INT64 + buffer * (_INT64 + model.num_layers * (_INT32 + _INT16))
+        needed += rows * row + hosted * 4 * _INT64
     if resolved.scenario.device.values == "none":
         return needed
     size = torch.empty(0, dtype=model.dtype).element_size()
@@ -51,13 +57,6 @@ def needed_bytes(resolved: Resolved) -> int:
     index = model.num_layers * model.indexer.head_dim * max(slots, hosted) if model.indexer else 0
     rotary = model.max_positions * model.head_dim * _INT64 * _ROTARY_COPIES
     return needed + rotary + size * (kv + index + parameters(model))
-
-
-def _host_tables(resolved: Resolved) -> int:
-    """Tables of one row where KV is on the host: its slots there, and each layer's hot buffer with its order."""
-    engine, model = resolved.scenario.engine, resolved.model
-    buffer = 0 if model.indexer is None else engine.hisparse.buffer_size(model.indexer.top_k)
-    return model.max_positions * _INT64 + buffer * (_INT64 + model.num_layers * (_INT32 + _INT16))
 
 
 def parameters(model: ModelConfig) -> int:
@@ -69,5 +68,11 @@ def parameters(model: ModelConfig) -> int:
     return model.num_layers * layer + tables * model.vocab_size * model.hidden_size
 
 
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def link_profile(resolved: Resolved) -> LinkProfile:
+    """Raises MachineError where the emulated hardware has no such link."""
+    scenario, hardware = resolved.scenario, resolved.hardware
+    far = routed(scenario) and scenario.engine.disaggregation.transfer == "distributed"
+    name: LinkName = "rdma" if far else "nvlink"
+    if name not in hardware.links:
+        raise MachineError(f"device.hardware: {hardware.name} has no link '{name}' to join ranks by")
+    return hardware.links[name]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ...scenarios.document import MAX_BYTES, Document, read
+from ...scenarios.document import MAX_BYTES, read
 from ...scenarios.problems import ScenarioError, meant, show
 from ...sched.config import Capabilities
 from ...sched.observe import StepKind
@@ -219,7 +219,16 @@ def parse(raw: bytes, source: str) -> HardwareProfile:
         raise HardwareError(str(error)) from None
     if not isinstance(document.data, dict):
         raise HardwareError(f"{source}: expected a mapping, got {show(document.data)}")
-    return _validated(document, source=source, sha256=hashlib.sha256(raw).hexdigest())
+    faults = list(map(str, document.problems))
+    try:
+        profile = _Written.model_validate(document.data)
+    except ValidationError as error:
+        faults += [
+            f"{source}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+        ]
+    if faults:
+        raise HardwareError("; ".join(faults))
+    return HardwareProfile(**dict(profile), sha256=hashlib.sha256(raw).hexdigest())
 
 
 def _folder() -> Any:
@@ -241,16 +250,3 @@ def _read(name_or_path: str | Path) -> bytes:
     raise HardwareError(
         f"no hardware profile {name!r}{meant(name, names())} (available: {', '.join(names())})"
     )
-
-
-def _validated(document: Document, *, source: str, sha256: str) -> HardwareProfile:
-    faults = list(map(str, document.problems))
-    try:
-        profile = _Written.model_validate(document.data)
-    except ValidationError as error:
-        faults += [
-            f"{source}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-        ]
-    if faults:
-        raise HardwareError("; ".join(faults))
-    return HardwareProfile(**dict(profile), sha256=sha256)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from ...scenarios.text_tokens import TOKENIZER, tokenizer_file
 from ...sched.model.checkpoint import INDEX, WHOLE
@@ -35,42 +35,34 @@ def scenario_part(resolved: Resolved) -> ScenarioPart:
 def inputs(resolved: Resolved) -> tuple[InputPart, ...]:
     """The files that a run of the scenario reads. What cannot be read, or is no regular file, is left out: a pipe would
     be consumed, and the run itself reports a missing file."""
-    return tuple(_inputs(resolved))
-
-
-def _inputs(resolved: Resolved) -> Iterator[InputPart]:
-    scenario = resolved.scenario
+    scenario, found = resolved.scenario, list[InputPart]()
     if scenario.workload.trace is not None:
         trace = scenario.workload.trace
-        path = scenario.source.locate(("workload", "trace"), trace)
-        yield from _file("workload.trace", trace, path)
+        found += _file("workload.trace", trace, scenario.source.locate(("workload", "trace"), trace))
     if (tokenizer := tokenizer_file(scenario)) is not None:
-        yield from _file("model.path", f"{scenario.model.path}/{TOKENIZER}", tokenizer)
+        found += _file("model.path", f"{scenario.model.path}/{TOKENIZER}", tokenizer)
     for relay in resolved.relays:
         if isinstance(relay.state, UserState):
-            yield from _file("engine.relay", relay.state.file.name, relay.state.file)
-    weights = scenario.device.values == "real"
-    draft = scenario.engine.speculative.draft
-    if resolved.checkpoint is not None:
-        yield from _checkpoint("model.path", str(scenario.model.path), resolved.checkpoint, weights=weights)
-    if resolved.draft_checkpoint is not None and resolved.draft is not None:
-        key = "engine.speculative.draft"
-        yield from _checkpoint(key, str(draft), resolved.draft_checkpoint, weights=weights)
+            found += _file("engine.relay", relay.state.file.name, relay.state.file)
+    checkpoints = [("model.path", scenario.model.path, resolved.checkpoint)]
+    if resolved.draft is not None:
+        draft = scenario.engine.speculative.draft
+        checkpoints.append(("engine.speculative.draft", draft, resolved.draft_checkpoint))
+    for key, written, folder in checkpoints:
+        if folder is not None:
+            for name in _files_of(folder, weights=scenario.device.values == "real"):
+                whole = name in ("config.json", INDEX)
+                found += _file(key, f"{written}/{name}", folder / name, whole=whole)
+    return tuple(found)
 
 
-def _checkpoint(key: str, written: str, folder: Path, *, weights: bool) -> Iterator[InputPart]:
-    def part(name: str, *, whole: bool = True) -> Iterator[InputPart]:
-        return _file(key, f"{written}/{name}", folder / name, whole=whole)
-
-    yield from part("config.json")
+def _files_of(folder: Path, *, weights: bool) -> Sequence[str]:
+    """The names of a checkpoint's files that are read."""
     if not weights:
-        return
+        return ["config.json"]
     if (folder / WHOLE).exists():
-        yield from part(WHOLE, whole=False)
-        return
-    yield from part(INDEX)
-    for shard in _shards(folder / INDEX):
-        yield from part(shard, whole=False)
+        return ["config.json", WHOLE]
+    return ["config.json", INDEX, *_shards(folder / INDEX)]
 
 
 def _shards(index: Path) -> list[str]:
@@ -98,12 +90,8 @@ def _digest(path: Path, version: tuple[int, ...], *, whole: bool) -> str:
     with path.open("rb") as file:
         if whole or size <= WHOLE_BYTES:
             return hashlib.file_digest(file, "sha256").hexdigest()
-        return _sampled(file, size)
-
-
-def _sampled(file: BinaryIO, size: int) -> str:
-    running = hashlib.sha256(str(size).encode())
-    for block in range(BLOCKS):
-        file.seek(block * (size - BLOCK_BYTES) // (BLOCKS - 1))
-        running.update(file.read(BLOCK_BYTES))
-    return running.hexdigest()
+        running = hashlib.sha256(str(size).encode())
+        for block in range(BLOCKS):
+            file.seek(block * (size - BLOCK_BYTES) // (BLOCKS - 1))
+            running.update(file.read(BLOCK_BYTES))
+        return running.hexdigest()

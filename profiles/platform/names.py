@@ -41,7 +41,7 @@ def refuse_mistyped(name: str, overrides: Sequence[str] = ()) -> None:
         scenario = load_scenario(name, overrides)
     except PartialScenarioError as error:
         scenario, problems = error.rest, error.problems
-    found = [*problems, *(one for one in _problems(scenario) if not touches(one, problems))]
+    found = [*problems, *(one for one in _misnamed(scenario) if not touches(one, problems))]
     if found and not any(path in scenario.source.places for path in _ASKED_LATER):
         raise ScenarioError(found)
 
@@ -55,12 +55,8 @@ def load_named(name: str, overrides: Sequence[str] = ()) -> Scenario:
 
 def require_names(scenario: Scenario) -> None:
     """Raises ScenarioError."""
-    if found := _problems(scenario):
+    if found := list(_misnamed(scenario)):
         raise ScenarioError(found)
-
-
-def _problems(scenario: Scenario) -> list[Problem]:
-    return [scenario.source.problem(path, text) for path, text in _misnamed(scenario)]
 
 
 def require_faults(names: Sequence[str]) -> None:
@@ -71,19 +67,19 @@ def require_faults(names: Sequence[str]) -> None:
             raise FaultError(f"no fault {name!r}{hint}")
 
 
-def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """Presets, hardware profiles, switches and settings that do not exist: the key to blame, and what is wrong."""
-    preset = scenario.model.preset
+def _misnamed(scenario: Scenario) -> Iterator[Problem]:
+    """Presets, hardware profiles, switches and settings that do not exist."""
+    preset, problem = scenario.model.preset, scenario.source.problem
     if preset is not None and preset not in PRESET_NAMES:
-        yield ("model", "preset"), unknown("preset", preset, sorted(PRESET_NAMES))
+        yield problem(("model", "preset"), unknown("preset", preset, sorted(PRESET_NAMES)))
     try:
         load(scenario.device.hardware)
     except HardwareError as error:
-        yield ("device", "hardware"), str(error)
+        yield problem(("device", "hardware"), str(error))
     at = ("engine", "relays" if scenario.engine.relays else "relay")
     for relay in scenario.relays:
         for switch, why in wrong_settings(relay).items():
-            yield (*at, switch), why
+            yield problem((*at, switch), why)
 
 
 def wrong_settings(relay: RelaySection) -> dict[str, str]:

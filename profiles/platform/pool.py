@@ -1,5 +1,8 @@
-"""Independent runs, spread over processes of this machine or over a cluster: the one way in which commands run things
-side by side."""
+"""Independent runs, spread over processes of this machine or over a dask cluster: the one way in which commands run
+things side by side.
+
+Tasks of a cluster's worker that ends run again on another (https://distributed.dask.org).
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,21 @@ import pickle
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from importlib.metadata import version
 from itertools import islice
 from math import ceil
 from multiprocessing import active_children, connection, forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
 from types import ModuleType
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import psutil
 
-from .cluster import MeasuredAloneError, WorkersError, cluster
+from ..record.environment import tool
 from .own_process import claim_process, freeze_heap
 
 T = TypeVar("T")
@@ -187,3 +191,52 @@ def _at_once() -> int:
 
 def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_CONNECT_S: Final = 10
+
+
+class WorkersError(ValueError):
+    """The workers that were named are not there, or cannot run what this process runs."""
+
+
+class MeasuredAloneError(WorkersError):
+    """Workers were chosen for runs whose times are measured."""
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[tuple[Executor, int]]:
+    """The executor of the cluster whose scheduler has that address, and its number of workers. What was submitted and
+    has not ended is cancelled at the end. Raises WorkersError."""
+    try:
+        import distributed
+    except ImportError:
+        raise WorkersError("--executor dask:ADDRESS needs pip install 'schedbench[cluster]'") from None
+    connect: Any = distributed.Client  # which has no types
+    try:
+        client = connect(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise WorkersError(f"no dask scheduler at {address}: {error}") from None
+    with client:
+        workers: Mapping[str, Mapping[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
+        if not workers:
+            raise WorkersError(f"the cluster at {address} has no workers")
+        for name, worker in workers.items():
+            if (count := worker["nthreads"]) > 1:
+                raise WorkersError(
+                    f"{name} runs {count} tasks in one process, which has one virtual GPU: start workers with"
+                    " --nthreads 1"
+                )
+        for name, theirs in client.run(versions).items():
+            if theirs != versions():
+                raise WorkersError(f"{name} has another version: {theirs} instead of {versions()}")
+        executor = client.get_executor(pure=False)
+        try:
+            yield executor, len(workers)
+        finally:
+            executor.shutdown(wait=False)
+
+
+def versions() -> tuple[str, str]:
+    """What has to be the same everywhere for results to be."""
+    return tool().model_dump_json(), version("torch")

@@ -11,7 +11,7 @@ import torch
 
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
-from ...scenarios.schema import AcceptanceSection, HiSparse, ModelSection, RelaySection, Scenario, Speculative
+from ...scenarios.schema import AcceptanceSection, HiSparse, RelaySection, Scenario, Speculative
 from ...scenarios.text_tokens import token_count, tokenizer_file
 from ...scenarios.workload import params
 from ...sched.config import SimulatedAcceptance, SpeculativeConfig
@@ -88,19 +88,18 @@ def resolve(scenario: Scenario) -> Resolved:
             problems.append(scenario.source.problem(path, str(error.args[0])))
         return None
 
-    model = attempt(_named(scenario.model), lambda: _model(scenario))
+    # The key that names the model; the section when none does.
+    named_by = [key for key in ("preset", "path") if getattr(scenario.model, key) is not None]
+    model = attempt(("model", *named_by), lambda: _model(scenario))
     draft = attempt(("engine", "speculative", "draft"), lambda: model and _draft(scenario, model))
-    attempt(("engine", "pipeline", "stages"), lambda: model and _stages(scenario, model))
-    attempt(("engine", "data_parallel", "ranks"), lambda: model and _data_ranks(scenario, model))
+    problems += [scenario.source.problem(*found) for found in _rank_findings(scenario, model)]
     hardware = attempt(("device", "hardware"), lambda: hardware_profile(scenario.device.hardware))
     misnamed = (
         *_misnamed(scenario),
-        *_unmeasured(scenario),
         *_hisparse_findings(scenario, model, hardware),
-        *_encoder_findings(scenario, model),
-        *_division_findings(scenario, hardware),
+        *_other_findings(scenario, model, hardware),
     )
-    problems += [scenario.source.problem(path, text) for path, text in misnamed]
+    problems += [scenario.source.problem(*found) for found in misnamed]
     attempt(("workload", "trace"), lambda: _trace(scenario))
     attempt(("model", "path"), lambda: token_count(tokenizer_file(scenario)))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
@@ -110,11 +109,6 @@ def resolve(scenario: Scenario) -> Resolved:
     assert model is not None and hardware is not None
     relays = tuple(_relay(scenario, relay) for relay in scenario.relays)
     return Resolved(scenario, model, draft, hardware, relays)
-
-
-def _named(model: ModelSection) -> KeyPath:
-    """The key that names the model; the section when none does."""
-    return ("model", *(key for key in ("preset", "path") if getattr(model, key) is not None))
 
 
 def _model(scenario: Scenario) -> ModelConfig:
@@ -141,21 +135,17 @@ def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
     return read_draft_config(scenario.source.locate(("engine", "speculative", "draft"), spec.draft), model)
 
 
-def _stages(scenario: Scenario, model: ModelConfig) -> int:
-    stages = scenario.engine.pipeline.stages
+def _rank_findings(scenario: Scenario, model: ModelConfig | None) -> Iterator[tuple[KeyPath, str]]:
+    """More ranks than can share the model: the key to blame, and why."""
+    if model is None:
+        return
+    stages, wanted, most = scenario.engine.pipeline.stages, scenario.engine.data_parallel, most_ranks(model)
     if stages > model.num_layers:
-        raise LookupError(f"expected at most the model's {model.num_layers} layers, got {stages}")
-    return stages
-
-
-def _data_ranks(scenario: Scenario, model: ModelConfig) -> int:
-    wanted = scenario.engine.data_parallel
-    most = most_ranks(model)
+        key = ("engine", "pipeline", "stages")
+        yield key, f"expected at most the model's {model.num_layers} layers, got {stages}"
     if wanted.mlp == "shared" and wanted.ranks > most:
-        raise LookupError(
-            f"expected at most {most}, which share the columns of {model.name}, got {wanted.ranks}"
-        )
-    return wanted.ranks
+        key = ("engine", "data_parallel", "ranks")
+        yield key, f"expected at most {most}, which share the columns of {model.name}, got {wanted.ranks}"
 
 
 def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -172,12 +162,6 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             shown = state if isinstance(state, UserState) else relay.state
             found = [wrong[switch]] if switch in wrong else refusals(shown, {switch: word(value)})
             yield from (((*at, switch), why) for why in found)
-
-
-def _unmeasured(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    case = scenario.case
-    if case is not None and case.metric not in DEFINITIONS:
-        yield ("case", "metric"), unknown("metric", case.metric, list(DEFINITIONS))
 
 
 def _state(scenario: Scenario, relay: RelaySection) -> State | None:
@@ -220,7 +204,10 @@ def _hisparse_findings(
     if not wanted.enabled:
         return
     if hardware is not None:
-        yield from _missing_features(hardware)
+        needed = ("pinned_memory", "side_streams", "events")
+        missing = [name.replace("_", " ") for name in needed if not getattr(hardware.available, name)]
+        if missing:
+            yield ("engine", "hisparse", "enabled"), f"{hardware.name} has no {', no '.join(missing)}"
     if model is not None and model.indexer is None:
         yield (
             ("engine", "hisparse", "enabled"),
@@ -230,27 +217,21 @@ def _hisparse_findings(
         yield from _buffer_sizes(wanted, model.indexer.top_k, scenario.engine.page_size)
 
 
-def _division_findings(scenario: Scenario, hardware: HardwareProfile | None) -> Iterator[tuple[KeyPath, str]]:
+def _other_findings(
+    scenario: Scenario, model: ModelConfig | None, hardware: HardwareProfile | None
+) -> Iterator[tuple[KeyPath, str]]:
+    """A case's metric that does not exist. An encoder-decoder needs tokens of an encoder, and no other model has a use
+    for them. Divisions of split prefill that the hardware cannot hold."""
+    case, given = scenario.case, scenario.workload.encoder_tokens is not None
+    if case is not None and case.metric not in DEFINITIONS:
+        yield ("case", "metric"), unknown("metric", case.metric, list(DEFINITIONS))
+    if model is not None and given != bool(model.cross_layers):
+        has = f"{model.name} has no encoder" if given else f"required by {model.name}, which has an encoder"
+        yield ("workload", "encoder_tokens"), has
     for place, division in enumerate(scenario.engine.split_prefill.divisions):
         if hardware is not None and division.prefill + division.decode > hardware.gpu.multiprocessors:
             key = ("engine", "split_prefill", "divisions", place)
             yield key, f"{hardware.name} has {hardware.gpu.multiprocessors} multiprocessors"
-
-
-def _encoder_findings(scenario: Scenario, model: ModelConfig | None) -> Iterator[tuple[KeyPath, str]]:
-    """An encoder-decoder needs tokens of an encoder, and no other model has a use for them."""
-    given = scenario.workload.encoder_tokens is not None
-    if model is not None and given != bool(model.cross_layers):
-        has = f"{model.name} has no encoder" if given else f"required by {model.name}, which has an encoder"
-        yield ("workload", "encoder_tokens"), has
-
-
-def _missing_features(hardware: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:
-    there = hardware.available
-    has = {"pinned memory": there.pinned_memory, "side streams": there.side_streams, "events": there.events}
-    missing = [what for what in has if not has[what]]
-    if missing:
-        yield ("engine", "hisparse", "enabled"), f"{hardware.name} has no {', no '.join(missing)}"
 
 
 def _buffer_sizes(wanted: HiSparse, top_k: int, page_size: int) -> Iterator[tuple[KeyPath, str]]:

@@ -12,8 +12,7 @@ import torch
 from ..platform.hardware import HardwareProfile
 from ..vgpu.device import VirtualGpu
 from ..vgpu.streams import Event, Stream, StreamContext
-from .cuda_program import CudaProgram
-from .device_names import CUDA, CudaDeviceNames
+from .cuda_program import CUDA, CudaDeviceNames, CudaProgram
 
 Patch = tuple[Any, str, Any]
 MEBIBYTE: Final = 1 << 20

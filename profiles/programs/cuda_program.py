@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from ..captures.capture import CapturedRange
 from ..vgpu.device import VirtualGpu
@@ -68,3 +71,75 @@ class CudaProgram:
         kept = "torch.compile left {} as it is: each operator is a kernel"
         found = {constant: self.defaults, kept: self.uncompiled}
         return [note.format(name) for note, names in found.items() for name in sorted(names)]
+
+
+CUDA: Final = torch.device("cuda", 0)
+_PLACED: Final = frozenset(
+    {"to", "empty", "zeros", "ones", "full", "tensor", "as_tensor", "rand", "randn", "arange"}
+)
+
+
+class CudaDeviceNames(TorchFunctionMode):
+    """Torch's functions with the virtual GPU wherever they are given a CUDA device, and with a CUDA device wherever
+    they would return the virtual GPU."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        super().__init__()
+        self._device = gpu.device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return self._attribute(func, args)
+        if name == "cuda":
+            return self._to_cuda(*args, **named)
+        if name == "get_device":
+            return 0 if args[0].device == self._device else func(*args)
+        if name == "type":
+            return self._type(func, *args, **named)
+        if "device" in named:
+            named["device"] = self.placed(named["device"])
+        if name in _PLACED:
+            args = tuple(self.placed(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
+        return func(*args, **named)
+
+    def _to_cuda(
+        self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **named: Any
+    ) -> torch.Tensor:
+        target = self._device if device is None else self.placed(device)
+        return tensor.to(target, non_blocking=non_blocking, **named)
+
+    def _type(self, func: Callable[..., Any], tensor: torch.Tensor, dtype: Any = None, **named: Any) -> Any:
+        """The name of the tensor's type, or the tensor as another type, which may be one of CUDA's by name."""
+        if dtype is None:
+            return func(tensor).replace(f"torch.{self._device.type}.", "torch.cuda.")
+        kind = dtype.removeprefix("torch.cuda.") if isinstance(dtype, str) else dtype
+        if kind != dtype:
+            return tensor.to(self._device, dtype=getattr(torch, kind).dtype, **named)
+        return func(tensor, dtype, **named)
+
+    def _attribute(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
+        attribute = getattr(func.__self__, "__name__", "")  # type: ignore[attr-defined]
+        if attribute == "is_cuda":
+            return args[0].device == self._device
+        found = func(*args)
+        return CUDA if attribute == "device" and found == self._device else found
+
+    def placed(self, device: Any) -> Any:
+        """The virtual GPU for the first CUDA device. Raises RuntimeError for others, as CUDA does."""
+        if isinstance(device, int) and not isinstance(device, bool):
+            device = torch.device("cuda", device)
+        if not isinstance(device, (str, torch.device)) or torch.device(device).type != "cuda":
+            return device
+        if torch.device(device).index not in (None, 0):
+            raise RuntimeError(
+                f"invalid device ordinal: the virtual GPU is cuda:0, and {device} was asked for"
+            )
+        return self._device

@@ -35,7 +35,7 @@ from ..record.result import (
     Result,
     SyncRow,
 )
-from ..run.passes import outputs_with
+from ..run.document import outputs_with
 from ..run.task import RankReport, RouterReport
 from .specs import RankSpec
 

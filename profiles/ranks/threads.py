@@ -9,8 +9,8 @@ from typing import Final
 
 from ...sched.observe import Clock, Observer
 from ..platform import capacity
+from ..platform.capacity import link_profile
 from ..platform.hardware import LinkProfile
-from ..platform.links import link_profile
 from ..platform.machine import MachineError
 from ..run.fault_injector import inject_faults
 from ..run.machines import one_thread, open_machine

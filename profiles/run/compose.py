@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple, Protocol, TypedDict
+from typing import NamedTuple, Protocol
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario, SplitPrefill
@@ -15,7 +14,6 @@ from ...sched.config import BlockConfig, Control, Division, EngineConfig, HiSpar
 from ...sched.disagg.fake import NullPort
 from ...sched.disagg.inbox import ArrivalTier, Inbox
 from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
-from ...sched.disagg.layout import Role
 from ...sched.disagg.outbox import Outbox
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.hisparse.transfer import HostKVPort
@@ -169,13 +167,17 @@ def compose(parts: SystemParts) -> Composition:
     streams = _streams(config, observer)
     # On the schedule stream, for which every forward waits: no stream waits for the default one.
     with streams.on(streams.schedule):
-        slots, allocator = _slots(config), _allocator(config, config.logical_tokens)
+        # Rows are longer than a context by the tokens that drafts may write after its end.
+        longest = config.context_len + (0 if config.speculative is None else config.speculative.overhang)
+        slots = ReqToTokenPool(config.max_running_requests, longest, device=config.device)
+        allocator = _allocator(config, config.logical_tokens)
         relay = _relay(choice, config, streams, slots, observer=observer, guard=guard)
         pages = relay.context.pages
         model = model_parts(resolved, config, pages, context)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(model.host, allocator, on_device, slots=slots, streams=streams, observer=observer)
-    cache = _cache(config, context, slots, allocator)
+    shares_prefixes = config.radix_cache and context.computes_prompts
+    cache = (RadixCache if shares_prefixes else ChunkCache)(slots, allocator)
     sampler = sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
@@ -183,7 +185,7 @@ def compose(parts: SystemParts) -> Composition:
         worker = draft_worker(
             resolved, config, model, sampler=sampler, cache=cache, observer=observer, pages=pages
         )
-    transfer = _transfer(
+    outbox, inbox = _transfer(
         resolved, context, model.port, tier, worker, cache=cache, streams=streams, observer=observer
     )
     engine = Engine(
@@ -204,7 +206,8 @@ def compose(parts: SystemParts) -> Composition:
         link=context.link,
         stage=context.stage,
         share=context.share,
-        **transfer,
+        outbox=outbox,
+        inbox=inbox,
     )
     name_pools(machine, engine)
     buffers = None if model.host is None else model.host.buffers
@@ -217,12 +220,6 @@ def _streams(config: EngineConfig, observer: Observer) -> Streams:
     for name in names:  # where all three are one stream, it keeps the last name
         observer.stream(name, getattr(streams, name))
     return streams
-
-
-def _slots(config: EngineConfig) -> ReqToTokenPool:
-    """Rows are longer than a context by the tokens that drafts may write after its end."""
-    overhang = 0 if config.speculative is None else config.speculative.overhang
-    return ReqToTokenPool(config.max_running_requests, config.context_len + overhang, device=config.device)
 
 
 def _relay(
@@ -253,20 +250,6 @@ def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
     return PagedAllocator(tokens, config.page_size, device=config.device)
 
 
-def _cache(
-    config: EngineConfig, context: RankContext, slots: ReqToTokenPool, allocator: KVAllocator
-) -> PrefixCache:
-    shared = config.radix_cache and context.shares_prefixes
-    return (RadixCache if shared else ChunkCache)(slots, allocator)
-
-
-class _DisaggTransfer(TypedDict, total=False):
-    """Fields of ``Engine`` of a prefill or decode worker."""
-
-    outbox: Outbox
-    inbox: Inbox
-
-
 def _transfer(
     resolved: Resolved,
     context: RankContext,
@@ -277,26 +260,20 @@ def _transfer(
     cache: PrefixCache,
     streams: Streams,
     observer: Observer,
-) -> _DisaggTransfer:
-    """Empty where one worker computes prompts and decodes them."""
+) -> tuple[Outbox | None, Inbox | None]:
+    """The outbox of a prefill worker, the inbox of a decode worker; neither where one worker computes prompts and
+    decodes them."""
     if context.place is None or context.link is None or context.place.role == "replica":
-        return {}
+        return None, None
     scenario = resolved.scenario
     if isinstance(port, KVPort) and worker is not None and worker.kv is not None:
         port = port.with_pool(worker.kv)
     way: KVGateway = NullPort() if scenario.engine.disaggregation.transfer == "fake" else port
     components = DisaggComponents(context.place, context.link, way, cache, streams)
     if context.place.role == "prefill":
-        return {"outbox": Outbox(components, observer, overlapped=overlaps(scenario))}
+        return Outbox(components, observer, overlapped=overlaps(scenario)), None
     reserve = scenario.engine.disaggregation.reserved_decode_tokens
-    return {"inbox": Inbox(components, observer, tier=tier, reserve=reserve)}
-
-
-_WORKERS: Mapping[Role, type[Scheduler]] = {
-    "replica": Replica,
-    "prefill": PrefillWorker,
-    "decode": DecodeWorker,
-}
+    return None, Inbox(components, observer, tier=tier, reserve=reserve)
 
 
 def _scheduler(config: EngineConfig, context: RankContext) -> type[Scheduler]:
@@ -304,4 +281,6 @@ def _scheduler(config: EngineConfig, context: RankContext) -> type[Scheduler]:
         return BlockScheduler
     if context.share is not None:
         return DataRank
-    return Scheduler if context.place is None else _WORKERS[context.place.role]
+    if context.place is None:
+        return Scheduler
+    return {"replica": Replica, "prefill": PrefillWorker, "decode": DecodeWorker}[context.place.role]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...sched.config import EngineConfig, HiSparseConfig
+from ...sched.config import EngineConfig
 from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
@@ -83,19 +83,35 @@ def model_parts(
             logical = config.logical_tokens + config.page_size
             tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
     host = _host_kv(config, model, kv, tags=tags, pages=pages)
-    index = _index_pool(config, model)
-    sparse = _sparse_attention(model, weights, kv, index=index, host=host, pages=pages, reuse=reuse)
+    index, sparse = None, None
+    if model.indexer is not None:
+        index = IndexPool(
+            num_layers=model.num_layers,
+            slots=config.logical_tokens + config.page_size,
+            head_dim=model.indexer.head_dim,
+            dtype=model.dtype,
+            device=config.device,
+        )
+        locator = PageTableLocator(pages) if host is None else host.locator
+        sparse = SparseAttention(
+            model,
+            model.indexer,
+            weights,
+            kv=kv,
+            index=index,
+            req_to_token=pages,
+            locator=locator,
+            reuse=reuse,
+        )
     mlp = _mlp(resolved, context)
     whole = _kind(config)(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
     if tags is not None:
         places = None if host is None else host.locator
         decoder = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
-    port = KVPort(kv, tags, index=index)
-    if host is None:
-        return ModelParts(weights, decoder, port, tags, None)
-    host_port = HostKVPort(port, host.buffers, host.transfer)
-    return ModelParts(weights, decoder, host_port, tags, host)
+    on_device = KVPort(kv, tags, index=index)
+    port = on_device if host is None else HostKVPort(on_device, host.buffers, host.transfer)
+    return ModelParts(weights, decoder, port, tags, host)
 
 
 def _kind(config: EngineConfig) -> type[Decoder]:
@@ -139,78 +155,32 @@ def kv_pool(model: ModelConfig, config: EngineConfig) -> KVPool:
 def _host_kv(
     config: EngineConfig, model: ModelConfig, kv: KVPool, *, tags: TagPool | None, pages: torch.Tensor
 ) -> HostKV | None:
-    """None where all KV is on the device."""
+    """None where all KV is on the device. Pinned memory; with values none its shape only."""
     if config.hisparse is None:
         return None
-    pool = HostPool(_host_memory(config, model, held=tags is None), config.page_size)
-    # Where nothing is scored all layers choose the same tokens, and the first one's buffers stand for all.
-    buffers = _hot_buffers(config, config.hisparse, layers=model.num_layers if tags is None else 1)
+    slots = config.logical_tokens + config.page_size
+    shape = (slots, model.num_layers, 2, model.num_kv_heads, model.head_dim)
+    if tags is None:
+        memory = torch.zeros(shape, dtype=model.dtype, pin_memory=True)
+    else:
+        memory = pin(torch.empty(shape, dtype=model.dtype, device="meta"))
+    pool = HostPool(memory, config.page_size)
+    buffers = HotBuffers(
+        config.hisparse,
+        rows=config.max_running_requests + 1,
+        # Where nothing is scored all layers choose the same tokens, and the first one's buffers stand for all.
+        layers=model.num_layers if tags is None else 1,
+        slots=slots,
+        context_len=config.context_len,
+        page_size=config.page_size,
+        device=config.device,
+    )
     if tags is None:
         transfer = KVTransfer(kv, pool)
         return HostKV(pool, buffers, transfer, HotBufferLocator(buffers, transfer))
     places = TierTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
     tagged = TaggedTransfer(kv, pool, places)
     return HostKV(pool, buffers, tagged, TaggedLocator(buffers, tagged, places, pages))
-
-
-def _host_memory(config: EngineConfig, model: ModelConfig, *, held: bool) -> torch.Tensor:
-    """Pinned memory; with values none its shape only."""
-    tokens = config.logical_tokens + config.page_size
-    shape = (tokens, model.num_layers, 2, model.num_kv_heads, model.head_dim)
-    if held:
-        return torch.zeros(shape, dtype=model.dtype, pin_memory=True)
-    return pin(torch.empty(shape, dtype=model.dtype, device="meta"))
-
-
-def _hot_buffers(config: EngineConfig, hisparse: HiSparseConfig, *, layers: int) -> HotBuffers:
-    return HotBuffers(
-        hisparse,
-        rows=config.max_running_requests + 1,
-        layers=layers,
-        slots=config.logical_tokens + config.page_size,
-        context_len=config.context_len,
-        page_size=config.page_size,
-        device=config.device,
-    )
-
-
-def _index_pool(config: EngineConfig, model: ModelConfig) -> IndexPool | None:
-    """None for a model that attends to all tokens."""
-    if model.indexer is None:
-        return None
-    return IndexPool(
-        num_layers=model.num_layers,
-        slots=config.logical_tokens + config.page_size,
-        head_dim=model.indexer.head_dim,
-        dtype=model.dtype,
-        device=config.device,
-    )
-
-
-def _sparse_attention(
-    model: ModelConfig,
-    weights: Weights,
-    kv: KVPool,
-    *,
-    index: IndexPool | None,
-    host: HostKV | None,
-    pages: torch.Tensor,
-    reuse: float | None,
-) -> SparseAttention | None:
-    """None for a model that attends to all tokens."""
-    indexer = model.indexer
-    if indexer is None or index is None:
-        return None
-    return SparseAttention(
-        model,
-        indexer,
-        weights,
-        kv=kv,
-        index=index,
-        req_to_token=pages,
-        locator=PageTableLocator(pages) if host is None else host.locator,
-        reuse=reuse,
-    )
 
 
 def _mlp(resolved: Resolved, context: RankContext) -> SharedMLP | None:

@@ -1,21 +1,147 @@
-"""The result document of one rank."""
+"""The result document of one rank, and what was measured for it: in one pass or, where counting perturbs times, in a
+timed and a traced one, never pooled."""
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from ...scenarios.schema import Scenario
+from ..measure.achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
+from ..measure.collector import ResultParts
+from ..measure.metrics import Metrics
+from ..measure.requests import RequestRecord
 from ..platform.machine import Machine
-from ..platform.resolve import speculation
+from ..platform.resolve import speculation, speculation_depth
 from ..record.environment import environment, tool
 from ..record.provenance import RunPart, ScenarioPart
-from ..record.result import RequestRow, Result, WorkloadPart
+from ..record.result import Abstained, Outputs, RequestRow, Result, WorkloadPart, digest
 from .declared_hazards import hazards, ordering
-from .passes import MeasuredRun
-from .runner import Pass
+from .runner import Pass, PreparedRun, unobserved
 from .system import System
+
+_UNTIMED = ("accept_length", "position_acceptance")
+
+
+class MeasuredRun(NamedTuple):
+    """``done`` is the pass that times and requests are of; ``passes`` says which pass each number is from."""
+
+    done: Pass
+    parts: ResultParts
+    outputs: Outputs | Abstained
+    passes: dict[str, Any]
+
+
+def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bool = True) -> MeasuredRun:
+    """What was measured in the pass that is ``done``; where counting needs a pass of its own and is wanted, run the
+    workload again, ``traced``."""
+    machine = prepared.machine
+    drafts = speculation_depth(prepared.resolved.scenario)
+    parts = done.collector.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
+    parts = parts._replace(metrics=parts.metrics | _achieved(prepared, done))
+    outputs = outputs_of(done)
+    if machine.traced is None:
+        return MeasuredRun(done, parts, outputs, {})
+    if not traced:
+        return uncounted(MeasuredRun(done, parts, outputs, _passes(abstained="another tool counts")))
+    if done.cancelled:
+        return uncounted(MeasuredRun(done, parts, outputs, _passes(abstained="the run was interrupted")))
+    prepared.system.forget()
+    with machine.traced() as counting:
+        again = prepared.measure(unobserved)
+    counted = again.collector.finish(machine.names, exact=machine.exact)
+    length = done.end - done.start
+    why = "the traced pass was interrupted" if again.cancelled else counting.abstained
+    return MeasuredRun(
+        done,
+        parts._replace(per_step=counted.per_step, copies=counted.copies, syncs=counted.syncs),
+        agreed(outputs, outputs_of(again)),
+        _passes(
+            trace_overhead=(again.end - again.start) / length if length else None,
+            **counting.notes,
+            **({"abstained": why} if why else {}),
+        ),
+    )
+
+
+def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
+    """Rates that forwards achieved; none where a forward is not the whole decoder's, one at a time."""
+    model, scenario = prepared.resolved.model, prepared.resolved.scenario
+    other = model.indexer is not None or model.cross_layers or scenario.engine.block_diffusion.enabled
+    if prepared.context.link is not None or speculation_depth(scenario) or other:
+        return {}
+    waiting, account = done.collector.waiting, done.collector.requests.totals
+    exact, mixed = prepared.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
+    again = "some were computed twice" if account.retractions else ""
+    decodes = decode_metrics(
+        decode_load(model),
+        prepared.resolved.hardware,
+        account.records,
+        spans=waiting.forwards["decode"],
+        requests=waiting.requests["decode"],
+        exact=exact,
+    )
+    prompts = prompt_metrics(
+        prompt_load(model),
+        account.records,
+        spans=waiting.forwards["prefill"],
+        why_not=mixed or again,
+        exact=exact,
+    )
+    return decodes | prompts
+
+
+def outputs_of(done: Pass) -> Outputs | Abstained:
+    """The digest of the run's tokens. The sum of a request's damaged KV tags enters it as one more token."""
+    if done.cancelled:
+        return Abstained(abstained="the run was interrupted")
+    if done.failure:
+        return Abstained(abstained=f"the run broke off: {done.failure}")
+    if done.simulated:
+        return Abstained(abstained="the acceptance of drafts was simulated, the tokens mean nothing")
+    return outputs_with(done.collector.requests.totals.in_order(), done.damage)
+
+
+def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:
+    """The digest of requests that ended: their tokens or embeddings, and the damage to their KV tags."""
+    return Outputs(
+        digest=digest(
+            (record.id, [*record.output_ids, *record.embedding, *sums])
+            for record in records
+            for sums in [[damage[record.id]] if record.id in damage else []]
+        )
+    )
+
+
+def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs | Abstained:
+    """The digest that both passes have. With different tokens, counts and times are of different runs."""
+    if timed == traced:
+        return timed
+    if isinstance(traced, Abstained):
+        return Abstained(abstained=f"traced pass: {traced.abstained}")
+    return Abstained(abstained="the timed and the traced pass gave different tokens")
+
+
+def untimed(found: MeasuredRun, why: str) -> MeasuredRun:
+    """Keep tokens and counts; everything that is a time, or follows from one, abstains."""
+    metrics: Metrics = {
+        name: metric if name.startswith(_UNTIMED) else Abstained(abstained=why)
+        for name, metric in found.parts.metrics.items()
+    }
+    parts = found.parts._replace(metrics=metrics, idle=Abstained(abstained=why), copies=(), syncs=())
+    return found._replace(parts=parts)
+
+
+def uncounted(found: MeasuredRun) -> MeasuredRun:
+    """Without anything that is counted per step."""
+    return found._replace(parts=found.parts._replace(per_step={}, copies=(), syncs=()))
+
+
+def _passes(**facts: Any) -> dict[str, Any]:
+    return {"times": "timed pass", "counts": "traced pass", **facts}
+
 
 # Kinds of steps that read what earlier steps have left in the relay.
 _HANDED_ON: Final = {"decode", "verify"}
@@ -30,6 +156,9 @@ def result_of(
     world: str | None,
 ) -> Result:
     """``world``: in which several ranks ran; None for a single engine."""
+    done, acceptance = found.done, None
+    if speculation(scenario) is not None:
+        acceptance = "simulated" if done.simulated else "measured"
     return Result(
         tool=tool(),
         run=run,
@@ -38,23 +167,21 @@ def result_of(
             **machine.environment,
             **({"passes": found.passes} if found.passes else {}),
         },
-        labels=machine.labels.model_copy(
-            update={"acceptance": _acceptance(scenario, found.done), "world": world}
-        ),
+        labels=machine.labels.model_copy(update={"acceptance": acceptance, "world": world}),
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
-        workload=WorkloadPart.model_validate(found.done.achieved, from_attributes=True),
+        workload=WorkloadPart.model_validate(done.achieved, from_attributes=True),
         relay=system.relay_part(),
         hardware=machine.hardware,
         hazards=hazards(
             machine,
             system.declared_hazards,
-            decoded=bool(_HANDED_ON & found.done.collector.counts.steps.keys()),
+            decoded=bool(_HANDED_ON & done.collector.counts.steps.keys()),
         ),
         ordering=ordering(machine),
         **{
             **found.parts._asdict(),
             "outputs": found.outputs,
-            "requests": _counted_from(found.done.start, found.parts.requests),
+            "requests": tuple(_counted_from(done.start, row) for row in found.parts.requests),
         },
     )
 
@@ -72,21 +199,9 @@ def run_part(command: str, started: datetime, wall_s: float, done: Pass, machine
     )
 
 
-def _acceptance(scenario: Scenario, done: Pass) -> str | None:
-    if speculation(scenario) is None:
-        return None
-    return "simulated" if done.simulated else "measured"
-
-
-def _counted_from(start: int, rows: tuple[RequestRow, ...]) -> tuple[RequestRow, ...]:
-    """The rows with instants that count from the start of the measured workload."""
-    return tuple(
-        row.model_copy(
-            update={
-                name: value - start
-                for name in ("arrival", "first_token", "finish")
-                if (value := getattr(row, name)) is not None
-            }
-        )
-        for row in rows
+def _counted_from(start: int, row: RequestRow) -> RequestRow:
+    """The row with instants that count from the start of the measured workload."""
+    instants = {name: getattr(row, name) for name in ("arrival", "first_token", "finish")}
+    return row.model_copy(
+        update={name: value - start for name, value in instants.items() if value is not None}
     )

@@ -53,7 +53,8 @@ _FORWARDS: Final = ("model", "draft")  # ranges that a step on the device begins
 
 
 class FaultInjector(Observer):
-    """Calls ``kill`` with the reason, and raises DiedError if that returns. It counts triggers once it is armed."""
+    """Calls ``kill`` with the reason, and raises DiedError if that returns. It counts triggers once it is ``armed``,
+    when the measured workload begins."""
 
     def __init__(self, scenario: Scenario, rank: int, kill: Callable[[str], None]) -> None:
         self.armed = False
@@ -66,10 +67,6 @@ class FaultInjector(Observer):
             if failure.dies is not None and failure.rank == self._name
         }
         self._counts: Counter[int] = Counter()
-
-    def arm(self) -> None:
-        """The measured workload begins."""
-        self.armed = True
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
         self.check("range", name)

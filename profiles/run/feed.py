@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Workload, build
-from ...sched.request import Request
+from ...sched.request import Request, Status
 from ..platform.resolve import Resolved
 
 ABORTED = "aborted by its client"
@@ -31,11 +31,9 @@ def warmup_workload(resolved: Resolved) -> Workload | None:
 
 
 def _workload(resolved: Resolved, scenario: Scenario, seed: int) -> Workload:
-    model = resolved.model
-    masked = (
-        scenario.engine.block_diffusion.enabled
-    )  # no prompt has the vocabulary's last id, which is the mask
-    return build(scenario, vocab_size=model.vocab_size - masked, context_len=model.max_positions, seed=seed)
+    # With block diffusion no prompt has the vocabulary's last id, which is the mask.
+    vocab_size = resolved.model.vocab_size - scenario.engine.block_diffusion.enabled
+    return build(scenario, vocab_size=vocab_size, context_len=resolved.model.max_positions, seed=seed)
 
 
 class Feed:
@@ -54,10 +52,13 @@ class Feed:
         self._start = start
         self._advance()
 
-    @property
-    def alive(self) -> Sequence[Request]:
-        """Requests that the scheduler has taken and that have not ended."""
-        return list(self._alive.values())
+    def give_up(self, status: Status, reason: str, now: int) -> Sequence[Request]:
+        """End every request that the scheduler has taken and that has not ended; return them. ``now`` in ns."""
+        # Of a finished request, other ranks have not received yet that it is.
+        left = [request for request in self._alive.values() if not request.finished]
+        for request in left:
+            request.status, request.reason, request.finished_at = status, reason, now
+        return left
 
     def due(self, now: int) -> Sequence[Request]:
         due: list[Request] = []
@@ -68,7 +69,7 @@ class Feed:
         self._replies.clear()
         for request in due:
             self._alive[request.id] = request
-            if self._aborts_after(request) == 0:
+            if self.aborts_now(request):
                 request.to_finish = ABORTED
         return due
 
@@ -86,12 +87,9 @@ class Feed:
 
     def aborts_now(self, request: Request) -> bool:
         """Whether the workload has the client abort ``request`` at its present number of output tokens."""
-        after = self._aborts_after(request)
-        return after is not None and len(request.output_ids) >= after
-
-    def _aborts_after(self, request: Request) -> int | None:
         assert self._workload is not None
-        return self._workload.aborts.get(request.id)
+        after = self._workload.aborts.get(request.id)
+        return after is not None and len(request.output_ids) >= after
 
     def _advance(self) -> None:
         self._next = next(self._upcoming, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,7 +24,6 @@ from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import Simulation
 from ..vgpu.gpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
-from ..vgpu.tensor import DeviceTensor
 
 DeviceKind = Literal["cuda", "vgpu"]
 DeviceChoice = Literal["auto"] | DeviceKind
@@ -89,6 +89,10 @@ def open_machine(
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"
+    if watch is None:
+        states = [relay.state for relay in resolved.relays]
+        own = [state.file for state in states if isinstance(state, UserState)]
+        watch = [*map(Path, sched.__path__), *own]
     with (
         one_thread(),
         open_vgpu(
@@ -98,17 +102,12 @@ def open_machine(
             hazards=hazards,
             adversary=adversary,
             simulation=simulation,
-            watch=_watched_files(resolved) if watch is None else watch,
+            watch=watch,
             counterfactual=counterfactual,
         ) as gpu,
         nullcontext(HostTime()) if modelled else measured(gpu) as host,
     ):
         yield _machine(gpu, resolved, host, hazards=hazards)
-
-
-def _watched_files(resolved: Resolved) -> Sequence[Path]:
-    states = [relay.state for relay in resolved.relays]
-    return [*map(Path, sched.__path__), *(state.file for state in states if isinstance(state, UserState))]
 
 
 def _machine(gpu: VirtualGpu, resolved: Resolved, host: HostTime, *, hazards: bool) -> Machine:
@@ -123,7 +122,7 @@ def _machine(gpu: VirtualGpu, resolved: Resolved, host: HostTime, *, hazards: bo
         hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
         exact=scenario.device.host == "modelled",
         flush=gpu.flush,
-        peek=_held,
+        peek=attrgetter("held"),
         environment={},
         host=host,
         hazards=gpu.watcher if hazards else None,
@@ -139,8 +138,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _held(tensor: torch.Tensor) -> torch.Tensor:
-    assert isinstance(tensor, DeviceTensor)
-    return tensor.held

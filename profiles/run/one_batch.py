@@ -2,7 +2,8 @@
 
 Preparation and launch are those of the serial loop, with the relay's resolve in every launch. The host waits for the
 device before and after each step, so that a step's latency has nothing of its neighbours. Tokens are read between two
-steps, outside of both, and appended to their requests, since penalties count them there.
+steps, outside of both, and appended to their requests, since penalties count them there. The latencies make a versioned
+document.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ...scenarios.combinations import MODES
-from ...scenarios.schema import Scenario
 from ...scenarios.workload_schema import BurstArrivals, Fixed
 from ...sched.admission.budget import init_next_round_input
 from ...sched.batch import ScheduleBatch, StepResult
@@ -25,8 +25,11 @@ from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
+from ..record.environment import environment, tool
 from ..record.result import digest
+from .crash import broken_on_purpose
 from .feed import measured_workload
+from .machines import DeviceChoice, device_kind, open_machine
 from .runner import GatedSink, PreparedRun
 
 T = TypeVar("T")
@@ -91,10 +94,7 @@ def one_batch(resolved: Resolved, shape: BatchShape) -> Resolved:
     for mode in OTHER_ENGINES:
         if MODES[mode].on(resolved.scenario):
             raise OneBatchError(f"onebatch runs the serial loop's engine without {mode}")
-    return replace(resolved, scenario=_static(resolved.scenario, shape))
-
-
-def _static(scenario: Scenario, shape: BatchShape) -> Scenario:
+    scenario = resolved.scenario
     workload = {
         "requests": shape.batch,
         "arrival": BurstArrivals(process="burst"),
@@ -114,13 +114,11 @@ def _static(scenario: Scenario, shape: BatchShape) -> Scenario:
         "max_prefill_tokens": max(scenario.engine.max_prefill_tokens, shape.tokens),
         "max_running_requests": max(scenario.engine.max_running_requests, shape.batch),
     }
-    return scenario.model_copy(
-        update={
-            "workload": scenario.workload.model_copy(update=workload),
-            "engine": scenario.engine.model_copy(update=engine),
-            "faults": (),
-        }
-    )
+    sections = {
+        "workload": scenario.workload.model_copy(update=workload),
+        "engine": scenario.engine.model_copy(update=engine),
+    }
+    return replace(resolved, scenario=scenario.model_copy(update={**sections, "faults": ()}))
 
 
 def too_large(resolved: Resolved, shape: BatchShape) -> str:
@@ -209,3 +207,80 @@ def _tokens(result: StepResult) -> list[int]:
     assert result.next_token_ids is not None
     tokens: list[int] = result.next_token_ids.tolist()
     return tokens
+
+
+SCHEMA_VERSION: Final = "1.0"
+NS_PER_MS: Final = 1e6
+NS_PER_S: Final = 1e9
+
+Document = dict[str, Any]
+
+
+def document(
+    resolved: Resolved, shapes: Sequence[BatchShape], device: DeviceChoice, notice: Callable[[str], None]
+) -> Document:
+    """Run all shapes that fit. ``run`` of the document is the caller's. Raises OneBatchError and
+    MachineError."""
+    [relay] = resolved.relays
+    kind = device_kind(device, resolved.scenario)
+    refused = {shape: too_large(one_batch(resolved, shape), shape) for shape in shapes}
+    fitting = [shape for shape in shapes if not refused[shape]]
+    content: Document = {"labels": None}
+    times: dict[BatchShape, BatchTimes] = {}
+    if fitting:
+        whole = one_batch(resolved, fitting[0])
+        with open_machine(kind, whole, GatedSink()) as machine, broken_on_purpose(relay):
+            content["labels"] = machine.labels.model_dump(mode="json")
+            content["hardware"] = machine.hardware.model_dump(mode="json")
+            for found in run_batches(resolved, machine, relay, fitting):
+                times[found.shape] = found
+                notice(f"{len(times)} of {len(fitting)}")
+    points = [
+        {
+            **shape._asdict(),
+            **{name: figure(times[shape]) if shape in times else None for name, figure in _FIGURES.items()},
+            "refused": refused[shape] or None,
+        }
+        for shape in shapes
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": tool().model_dump(mode="json"),
+        "environment": environment(),
+        "scenario": {"expanded": resolved.scenario.expanded(), "sha256": resolved.scenario.sha256},
+        "relay": {
+            "state": relay.state.name,
+            "policies": relay.policies(overlap=False),
+            "faults": [fault.name for fault in relay.faults],
+        },
+        "conclusion": conclusion(points),
+        **content,
+        "points": points,
+    }
+
+
+_FIGURES: Final[Mapping[str, Callable[[BatchTimes], object]]] = {
+    "prefill_ms": lambda times: times.prefill / NS_PER_MS,
+    "prefill_throughput": lambda times: times.shape.batch * times.shape.prompt * NS_PER_S / times.prefill,
+    "decode_ms": lambda times: None if times.decode is None else times.decode / NS_PER_MS,
+    "decode_throughput": lambda times: (
+        None if times.decode is None else times.shape.batch * NS_PER_S / times.decode
+    ),
+    "total_ms": lambda times: times.total / NS_PER_MS,
+    "throughput": lambda times: times.shape.tokens * NS_PER_S / times.total,
+    "digest": lambda times: times.digest,
+}
+
+
+def conclusion(points: Sequence[Document]) -> str:
+    """Return the latencies of the smallest and of the largest batch that ran."""
+    ran = sorted(
+        (p for p in points if not p["refused"]), key=lambda p: (p["batch"] * p["prompt"], p["batch"])
+    )
+    ends = ran[:1] + ran[1:][-1:]
+    said = []
+    for point in ends:
+        decode = "" if point["decode_ms"] is None else f", a decode {point['decode_ms']:.3g} ms"
+        size = f"{point['batch']} x {point['prompt']} prompt tokens"
+        said.append(f"a prefill takes {point['prefill_ms']:.3g} ms{decode} for {size}")
+    return f"{'; '.join(said)}." if said else ""

@@ -71,7 +71,7 @@ class RankContext(NamedTuple):
         return self.place is None or self.place.role == "decode"
 
     @property
-    def shares_prefixes(self) -> bool:
+    def computes_prompts(self) -> bool:
         """Whether the rank computes prompts, whose prefixes it can share: a decode worker does not."""
         return self.place is None or self.place.role != "decode"
 

@@ -7,36 +7,52 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload
 from ...sched.link import LinkError
+from ...sched.loop.chunk_sizes import size_chunks
+from ...sched.loop.deferred import run_deferred
+from ...sched.loop.event_loops import run_overlapped, run_serial
+from ...sched.loop.multiplexed import run_multiplexed
+from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
+from ...sched.loop.workers import PrefillWorker
 from ...sched.model.sampler import TokenSampler
 from ...sched.observe import Clock, Observer
-from ...sched.relay.choice import RelayChoice
-from ...sched.request import Status
+from ...sched.relay.choice import RelayChoice, loop_of
+from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
+from ...sched.request import Request, Status
 from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
-from ..measure.collector import RunCollector
+from ..measure.collector import LookupCount, RunCollector
 from ..measure.steps import SleepAnnouncingClock, TimelineError
 from ..measure.waiting import BubbleSink
 from ..platform.machine import Machine
 from ..platform.own_process import YOUNG_OBJECTS, is_frozen
-from ..platform.resolve import Resolved
+from ..platform.resolve import Resolved, speculation
+from ..record.provenance import LoopName, RelayPart
 from ..record.timeline import Names, Sink, Window
-from .compose import Guard
+from .compose import Guard, compose
 from .fault_injector import DiedError
 from .feed import Feed, measured_workload, warmup_workload
-from .observers import ObserverGroup, ScriptedAborts, TagAudit
-from .progress import NoProgressError, ProgressWatch
 from .rank_context import ALONE, RankContext, align
-from .system import MakeSystem, OwnSystem, System, SystemParts
+from .system import (
+    MakeSystem,
+    NoProgressError,
+    ObserverGroup,
+    ProgressWatch,
+    ScriptedAborts,
+    System,
+    SystemParts,
+    TagAudit,
+)
 
 ObserverFactory = Callable[[Clock, int], AbstractContextManager[Observer]]
 """Makes the caller's observer for one pass, from its clock and its number of requests."""
@@ -99,6 +115,104 @@ def settled_heap() -> Iterator[None]:
             gc.unfreeze()
 
 
+class OwnSystem(System):
+    """Schedbench's own scheduler."""
+
+    def __init__(self, parts: SystemParts) -> None:
+        self._resolved = parts.resolved
+        self._machine = parts.machine
+        self._composition = compose(parts)
+        self.scheduler = self._composition.scheduler
+        spec = self.scheduler.engine.config.speculative
+        self.simulated = spec is not None and spec.acceptance is not None
+        self.aborts = not isinstance(self.scheduler, PrefillWorker)
+        self._relay = parts.relay
+        scenario = parts.resolved.scenario
+        self.declared_hazards = parts.relay.known_hazards(
+            overlap=overlaps(scenario),
+            speculation=speculation(scenario),
+            staged=staged(scenario),
+            split=scenario.engine.split_prefill.enabled,
+        )
+
+    @property
+    def next_step(self) -> int:
+        return self.scheduler.next_step
+
+    def run(self) -> None:
+        loops: Mapping[LoopName, Callable[[Scheduler], None]] = {
+            "overlapped": run_overlapped,
+            "serial": run_serial,
+            "deferred": run_deferred,
+            "multiplexed": run_multiplexed,
+            "pipelined": run_pipelined,
+        }
+        loops[_loop_name(self._resolved.scenario)](self.scheduler)
+
+    def relay_part(self) -> RelayPart:
+        relay, scenario = self._relay, self._resolved.scenario
+        return RelayPart(
+            state=relay.state.name,
+            loop=_loop_name(scenario),
+            policies=relay.policies(
+                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
+            ),
+            switches=_switches(relay, scenario),
+            faults=tuple(fault.name for fault in relay.faults),
+        )
+
+    def prepare(self) -> None:
+        size_chunks(self.scheduler)
+
+    def forget(self) -> None:
+        engine = self.scheduler.engine
+        with engine.streams.on(engine.streams.schedule):
+            engine.cache.evict(engine.cache.evictable_size())
+
+    def abort(self, request: Request, reason: str) -> None:
+        self.scheduler.abort(request, reason)
+
+    def unfinished(self) -> Sequence[Request]:
+        return self.scheduler.unfinished()
+
+    def guarded(self, guard: Guard | None) -> AbstractContextManager[Observer]:
+        if guard is None:
+            return super().guarded(guard)
+        return guard.watching(self.scheduler, self._machine)
+
+    def audit(self) -> TagAudit | None:
+        tags = self._composition.tags
+        if tags is None:
+            return None
+        return TagAudit(tags, self.scheduler.engine.slots.req_to_token, self._machine.peek)
+
+    def lookups(self) -> LookupCount | None:
+        buffers = self._composition.buffers
+        if buffers is None:
+            return None
+        model = self._resolved.model
+        alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
+        token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
+        return LookupCount(buffers, self._machine.peek, token_bytes=token_bytes)
+
+
+def _loop_name(scenario: Scenario) -> LoopName:
+    if scenario.engine.deferred:
+        return "deferred"
+    if scenario.engine.split_prefill.enabled:
+        return "multiplexed"
+    return loop_of(overlap=overlaps(scenario), staged=staged(scenario))
+
+
+def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
+    """The switches that have an effect: a single stream has nothing to order, and some belong to the overlapped
+    worker."""
+    absent = set() if overlaps(scenario) else set(OVERLAPPED_ONLY)
+    if speculation(scenario) != "v2":
+        absent |= DRAFT_SWITCHES.keys()
+    return {name: value for name, value in relay.switches.items() if name not in absent}
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One run of the workload, and what was collected of it: of a run that broke off, all until then."""
@@ -151,10 +265,6 @@ class PreparedRun:
         )
 
     @property
-    def scenario(self) -> Scenario:
-        return self.resolved.scenario
-
-    @property
     def scheduler(self) -> Scheduler:
         """Schedbench's own scheduler."""
         assert isinstance(self.system, OwnSystem)
@@ -202,7 +312,7 @@ class PreparedRun:
     def measure(self, observe: ObserverFactory) -> Pass:
         """Run the scenario's workload once. Ctrl-C, the loss of another rank, and a loop in which no request advances
         end it early: what was collected is kept, and marked."""
-        collector, audit = self._collector(), self.system.audit()
+        collector, audit, injector = self._collector(), self.system.audit(), self.context.fault_injector
         workload = measured_workload(self.resolved)
         self._settle_device()
         start = self._load(workload)
@@ -216,7 +326,10 @@ class PreparedRun:
                 measuring(),
             ):
                 progress = ProgressWatch(self.system, self._clock)
-                others = (*self._aborts(workload), *self._of_some_runs(audit), own, guard, progress)
+                if injector is not None:
+                    injector.armed = True
+                checks = [observer for observer in (audit, injector) if observer is not None]
+                others = (*self._aborts(workload), *checks, own, guard, progress)
                 self._observers.set(*self._always(), *collector.observers, *others)
                 begin = time.perf_counter()
                 try:
@@ -234,14 +347,12 @@ class PreparedRun:
         wall_s = time.perf_counter() - begin
         self.sink.interrupted = cancelled
         self.machine.flush()
-        damage = {} if audit is None else audit.damage
-        end = self.machine.clock.now()
         return Pass(
             collector,
             start,
-            end,
+            self.machine.clock.now(),
             workload.achieved,
-            damage,
+            {} if audit is None else audit.damage,
             cancelled,
             failure,
             self.system.simulated,
@@ -267,22 +378,11 @@ class PreparedRun:
 
     def _give_up(self, collector: RunCollector, status: Status, reason: str) -> None:
         """End every request that is left."""
-        for request in self._feed.alive:
-            if request.finished:  # and other ranks have not received that yet
-                continue
-            request.status = status
-            request.reason = reason
-            request.finished_at = self.machine.clock.now()
+        for request in self._feed.give_up(status, reason, self.machine.clock.now()):
             collector.requests.ended(request)
 
     def _always(self) -> Sequence[Observer]:
         return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
-
-    def _of_some_runs(self, audit: TagAudit | None) -> Sequence[Observer]:
-        fault_injector = self.context.fault_injector
-        if fault_injector is not None:
-            fault_injector.arm()
-        return [observer for observer in (audit, fault_injector) if observer is not None]
 
     def _aborts(self, workload: Workload) -> Sequence[Observer]:
         if not workload.aborts or not self.system.aborts:

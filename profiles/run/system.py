@@ -1,31 +1,25 @@
-"""What a run measures: schedbench's own scheduler, or the scheduler of another engine (``profiles.engines``)."""
+"""What a run measures, the scheduler of schedbench (``OwnSystem``) or of another engine (``profiles.engines``), and the
+observers of every run: several as one, the audit of KV tags, clients that abort, and the end of a run without progress.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Any, Final
 
-from ...scenarios.combinations import overlaps, staged
-from ...scenarios.schema import Scenario
-from ...sched.config import EngineConfig
-from ...sched.loop.chunk_sizes import size_chunks
-from ...sched.loop.deferred import run_deferred
-from ...sched.loop.event_loops import run_overlapped, run_serial
-from ...sched.loop.multiplexed import run_multiplexed
-from ...sched.loop.pipelined import run_pipelined
-from ...sched.loop.scheduler import Scheduler
-from ...sched.loop.workers import PrefillWorker
-from ...sched.observe import Observer
-from ...sched.relay.choice import RelayChoice, loop_of
-from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
+import torch
+
+from ...sched.model.tags import TagPool, audit
+from ...sched.observe import NO_STEP, SLEEP, Clock, Observer, StepInfo, StepKind
 from ...sched.request import Request
 from ..measure.collector import LookupCount
-from ..platform.resolve import speculation
-from ..record.provenance import LoopName, RelayPart
-from .compose import Guard, compose
+from ..record.provenance import RelayPart
+from .compose import Guard
 from .compose import SystemParts as SystemParts
-from .observers import TagAudit
+from .feed import ABORTED, Feed
 
 
 class System(ABC):
@@ -81,104 +75,193 @@ class System(ABC):
 MakeSystem = Callable[[SystemParts], System]
 
 
-class OwnSystem(System):
-    """Schedbench's own scheduler."""
-
-    def __init__(self, parts: SystemParts) -> None:
-        self._resolved = parts.resolved
-        self._machine = parts.machine
-        self._composition = compose(parts)
-        self.scheduler = self._composition.scheduler
-        spec = self.scheduler.engine.config.speculative
-        self.simulated = spec is not None and spec.acceptance is not None
-        self.aborts = not isinstance(self.scheduler, PrefillWorker)
-        self._relay = parts.relay
-        scenario = parts.resolved.scenario
-        self.declared_hazards = parts.relay.known_hazards(
-            overlap=overlaps(scenario),
-            speculation=speculation(scenario),
-            staged=staged(scenario),
-            split=scenario.engine.split_prefill.enabled,
-        )
-
-    @property
-    def next_step(self) -> int:
-        return self.scheduler.next_step
-
-    def run(self) -> None:
-        scheduler = self.scheduler
-        if scheduler.engine.stage is not None:
-            run_pipelined(scheduler)
-        else:
-            _loop(scheduler.engine.config)(scheduler)
-
-    def relay_part(self) -> RelayPart:
-        relay, scenario = self._relay, self._resolved.scenario
-        return RelayPart(
-            state=relay.state.name,
-            loop=_loop_name(scenario),
-            policies=relay.policies(
-                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
-            ),
-            switches=_switches(relay, scenario),
-            faults=tuple(fault.name for fault in relay.faults),
-        )
-
-    def prepare(self) -> None:
-        size_chunks(self.scheduler)
-
-    def forget(self) -> None:
-        engine = self.scheduler.engine
-        with engine.streams.on(engine.streams.schedule):
-            engine.cache.evict(engine.cache.evictable_size())
-
-    def abort(self, request: Request, reason: str) -> None:
-        self.scheduler.abort(request, reason)
-
-    def unfinished(self) -> Sequence[Request]:
-        return self.scheduler.unfinished()
-
-    def guarded(self, guard: Guard | None) -> AbstractContextManager[Observer]:
-        if guard is None:
-            return super().guarded(guard)
-        return guard.watching(self.scheduler, self._machine)
-
-    def audit(self) -> TagAudit | None:
-        tags = self._composition.tags
-        if tags is None:
-            return None
-        return TagAudit(tags, self.scheduler.engine.slots.req_to_token, self._machine.peek)
-
-    def lookups(self) -> LookupCount | None:
-        buffers = self._composition.buffers
-        if buffers is None:
-            return None
-        model = self._resolved.model
-        alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
-        token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
-        return LookupCount(buffers, self._machine.peek, token_bytes=token_bytes)
+_HOOKS = [
+    name for name in vars(Observer) if not name.startswith("_") and name not in ("range", "range_names")
+]
 
 
-def _loop_name(scenario: Scenario) -> LoopName:
-    if scenario.engine.deferred:
-        return "deferred"
-    if scenario.engine.split_prefill.enabled:
-        return "multiplexed"
-    return loop_of(overlap=overlaps(scenario), staged=staged(scenario))
+class ObserverGroup(Observer):
+    """Several observers as one. ``set`` replaces them; the scheduler keeps the same group. Each hook, and each range,
+    calls those of them alone that override it or ask for it."""
+
+    members: tuple[Observer, ...] = ()
+
+    def __init__(self, *observers: Observer) -> None:
+        self.set(*observers)
+
+    def set(self, *given: Observer) -> None:
+        """A group among them stands for those that it has now."""
+        observers = [x for one in given for x in (one.members if isinstance(one, ObserverGroup) else (one,))]
+        self.members = tuple(observers)
+        for hook in _HOOKS:
+            setattr(self, hook, _call_all([getattr(x, hook) for x in observers if _overrides(x, hook)]))
+        self._rangers = _RangersByName([x for x in observers if _overrides(x, "range")])
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        return self._rangers[name](name, step, size)
 
 
-def _loop(config: EngineConfig) -> Callable[[Scheduler], None]:
-    if config.deferred:
-        return run_deferred
-    if config.split_prefill is not None:
-        return run_multiplexed
-    return run_overlapped if config.overlap else run_serial
+def _overrides(observer: Observer, hook: str) -> bool:
+    return getattr(type(observer), hook) is not getattr(Observer, hook)
 
 
-def _switches(relay: RelayChoice, scenario: Scenario) -> dict[str, str]:
-    """The switches that have an effect: a single stream has nothing to order, and some belong to the overlapped
-    worker."""
-    absent = set() if overlaps(scenario) else set(OVERLAPPED_ONLY)
-    if speculation(scenario) != "v2":
-        absent |= DRAFT_SWITCHES.keys()
-    return {name: value for name, value in relay.switches.items() if name not in absent}
+def _call_all(calls: list[Callable[..., None]]) -> Callable[..., None]:
+    if len(calls) == 1:
+        return calls[0]
+
+    def call_all(*arguments: Any) -> None:
+        for call in calls:
+            call(*arguments)
+
+    return call_all
+
+
+_NO_RANGE = Observer().range("", NO_STEP, 0)  # of an observer that does nothing when the range ends
+Ranger = Callable[[str, int, int], AbstractContextManager[object]]
+
+
+class _RangersByName(dict[str, Ranger]):
+    """Opens a range by its name, as all observers do that ask for it."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def __missing__(self, name: str) -> Ranger:
+        asking = [x for x in self._observers if x.range_names is None or name in x.range_names]
+        self[name] = _nested([x.range for x in asking])
+        return self[name]
+
+
+def _nested(rangers: Sequence[Ranger]) -> Ranger:
+    if not rangers:
+        return Observer().range
+    if len(rangers) == 1:
+        return rangers[0]
+
+    def nested(name: str, step: int, size: int) -> AbstractContextManager[object]:
+        managers = [m for ranger in rangers if (m := ranger(name, step, size)) is not _NO_RANGE]
+        return managers[0] if len(managers) == 1 else _Nested(managers)
+
+    return nested
+
+
+class _Nested:
+    """Context managers that are entered in order and left in reverse."""
+
+    __slots__ = ("_managers",)
+
+    def __init__(self, managers: list[AbstractContextManager[object]]) -> None:
+        self._managers = managers
+
+    def __enter__(self) -> None:
+        for manager in self._managers:
+            manager.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(*raised)
+
+
+class TagAudit(Observer):
+    """With values none: checks all KV tags of a request when it ends, while it still owns its row.
+
+    ``damage`` has the ids of requests whose stored tags do not add up, with their sum; it enters the digest."""
+
+    def __init__(
+        self, tags: TagPool, req_to_token: torch.Tensor, peek: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        self.damage: dict[str, int] = {}
+        self._rows = peek(req_to_token)
+        self._tags = copy(tags)
+        for name in ("tags", "sums", "weights"):
+            setattr(self._tags, name, peek(getattr(tags, name)))
+
+    def ending(self, request: Request) -> None:
+        length = request.seqlen - 1  # the last token's KV was never computed
+        assert request.req_pool_idx is not None
+        difference = audit(self._tags, self._rows[request.req_pool_idx], length)
+        if difference:
+            self.damage[request.id] = difference
+
+
+class ScriptedAborts(Observer):
+    """Aborts requests where the workload has their clients do so."""
+
+    def __init__(self, feed: Feed, system: System) -> None:
+        self._feed = feed
+        self._system = system
+
+    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
+        for request in requests:
+            if self._feed.aborts_now(request):
+                self._system.abort(request, ABORTED)
+
+
+# A turn of the loop without a step may wait for a copy of some ten milliseconds, and takes some ten microseconds.
+MOST_TURNS: Final = 100_000
+# Every step gives a request tokens, or computes a part of its prompt, except for the last steps of a request.
+MOST_STEPS: Final = 300
+SHORTEST_WAIT: Final = 10_000
+"""ns. A loop that waits for less polls, and its turns count."""
+
+
+class NoProgressError(RuntimeError):
+    """No request advances. The message says since when, and how far an unfinished request is."""
+
+
+class ProgressWatch(Observer):
+    """Raises NoProgressError at a turn of the loop, once MOST_TURNS turns or MOST_STEPS steps have passed in which no
+    request got a token, was prefilled or ended, and the loop did not wait for an arrival or a message.
+
+    Tokens are counted each time that so many have passed, since a hook for each token costs more than all others."""
+
+    def __init__(self, system: System, clock: Clock) -> None:
+        self._system = system
+        self._clock = clock
+        self._asleep_since: int | None = None
+        self._turns = self._steps = 0
+        self._tokens: int | None = 0  # of unfinished requests when they were counted last
+        self._since = system.next_step
+
+    range_names = ("receive", SLEEP)
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        if name == "receive":
+            self._turn()
+        elif name == SLEEP:
+            self._asleep_since = self._clock.now()
+        return super().range(name, step, size)
+
+    def planned(self, step: int, kind: StepKind) -> None:  # noqa: ARG002
+        if kind in ("prefill", "mixed"):
+            self._advance()
+
+    def launched(self, info: StepInfo) -> None:  # noqa: ARG002
+        self._steps += 1
+
+    def ended(self, request: Request) -> None:  # noqa: ARG002
+        self._advance()
+
+    def _advance(self, tokens: int | None = None) -> None:
+        self._turns = self._steps = 0
+        self._tokens = tokens
+
+    def _turn(self) -> None:
+        slept, self._asleep_since = self._asleep_since, None
+        if slept is not None and self._clock.now() - slept >= SHORTEST_WAIT:
+            self._advance()
+        if not self._turns:
+            self._since = self._system.next_step
+        self._turns += 1
+        if self._turns <= MOST_TURNS and self._steps <= MOST_STEPS:
+            return
+        found = self._system.unfinished()
+        tokens = sum(len(request.output_ids) for request in found)
+        if found and tokens == self._tokens:
+            first = found[0]
+            raise NoProgressError(
+                f"no request advances: since step {self._since} the loop took {self._turns} turns with"
+                f" {self._steps} steps, and none of {len(found)} unfinished requests got a token ({first.id} is"
+                f" {first.status.value}, with {len(first.output_ids)} tokens)"
+            )
+        self._advance(tokens)  # a data-parallel rank without requests takes part in the others' steps

@@ -23,26 +23,13 @@ from ..record.result import OWN_CLOCKS, RequestRow, Result
 from ..vgpu.counterfactual import Counterfactual
 from .compose import Guard
 from .crash import broken_on_purpose
-from .document import result_of, run_part
+from .document import measured, result_of, run_part, uncounted, untimed
 from .fault_injector import DiedError
 from .feed import Feed, measured_workload, warmup_workload
 from .machines import DeviceChoice, DeviceKind
-from .observers import ObserverGroup
-from .passes import measured, uncounted, untimed
 from .rank_context import RankContext, align
-from .runner import ExtraSink, GatedSink, ObserverFactory, PreparedRun, unobserved
-from .system import MakeSystem, OwnSystem
-
-
-def _recorded(recording: TimelineRecording, observe: ObserverFactory) -> ObserverFactory:
-    """The observer of ``observe``, and that of the recording."""
-
-    @contextmanager
-    def both(clock: Clock, total: int) -> Iterator[Observer]:
-        with observe(clock, total) as own:
-            yield ObserverGroup(own, recording.observer(clock))
-
-    return both
+from .runner import ExtraSink, GatedSink, ObserverFactory, OwnSystem, PreparedRun, unobserved
+from .system import MakeSystem, ObserverGroup
 
 
 class RouterReport(NamedTuple):
@@ -52,39 +39,6 @@ class RouterReport(NamedTuple):
     rows: Sequence[RequestRow]
     failure: str
     end: int
-
-
-def route(resolved: Resolved, clock: Clock, context: RankContext, *, passes: int) -> RouterReport:
-    """Serve the warm-up's workload, and then the measured one ``passes`` times: the same workloads as
-    ``PreparedRun`` runs on each worker."""
-    feed, injector = Feed(), context.fault_injector
-    warmup = warmup_workload(resolved)
-    workloads = [measured_workload(resolved) for _ in range(passes)]
-    ended: Sequence[Request] = ()
-    failure, start = "", 0
-    for workload in workloads if warmup is None else [warmup, *workloads]:
-        start = align(context, clock)
-        feed.load(workload, start=start)
-        if injector is not None and workload is not warmup:
-            injector.arm()
-        try:
-            assert context.link is not None and context.place is not None
-            ended = run_router(feed, context.link, clock, context.place)
-        except KeyboardInterrupt:
-            ended = _give_up(feed, Status.CANCELLED, "interrupted", clock.now())
-            break
-        except DiedError as death:
-            failure = str(death)
-            ended = _give_up(feed, Status.FAILED, failure, clock.now())
-    return RouterReport([_row(request, start) for request in ended], failure, clock.now())
-
-
-def _give_up(feed: Feed, status: Status, reason: str, now: int) -> Sequence[Request]:
-    """End every request of the feed that is left; return them."""
-    requests = feed.alive
-    for request in requests:
-        request.status, request.reason, request.finished_at = status, reason, now
-    return requests
 
 
 def _row(request: Request, start: int) -> RequestRow:
@@ -162,9 +116,28 @@ class RunTask:
         return replace(self, observe=unobserved, extra_sink=None, guard=None)
 
     def route(self, clock: Clock, context: RankContext) -> RouterReport:
-        """Run the router, as often as workers run the workload."""
+        """Run the router: serve the workloads that ``PreparedRun`` runs on each worker, each as often as it does."""
+        feed, injector = Feed(), context.fault_injector
+        warmup = warmup_workload(self.resolved)
         passes = 2 if self.kind == "cuda" and self.options.traced else 1
-        return route(self.resolved, clock, context, passes=passes)
+        workloads = [measured_workload(self.resolved) for _ in range(passes)]
+        ended: Sequence[Request] = ()
+        failure, start = "", 0
+        for workload in workloads if warmup is None else [warmup, *workloads]:
+            start = align(context, clock)
+            feed.load(workload, start=start)
+            if injector is not None and workload is not warmup:
+                injector.armed = True
+            try:
+                assert context.link is not None and context.place is not None
+                ended = run_router(feed, context.link, clock, context.place)
+            except KeyboardInterrupt:
+                ended = feed.give_up(Status.CANCELLED, "interrupted", clock.now())
+                break
+            except DiedError as death:
+                failure = str(death)
+                ended = feed.give_up(Status.FAILED, failure, clock.now())
+        return RouterReport([_row(request, start) for request in ended], failure, clock.now())
 
     def run(self, machine: Machine, sink: GatedSink, context: RankContext) -> RankReport:
         """Run the scenario on one rank. The caller's observer sees the ranks that report requests, its sink the first
@@ -186,10 +159,16 @@ class RunTask:
                 context=context,
                 make_system=self.make_system,
             )
+            wanted = self.observe if context.reports_requests else unobserved
+
+            @contextmanager
+            def observe(clock: Clock, total: int) -> Iterator[Observer]:
+                with wanted(clock, total) as own:
+                    yield own if recording is None else ObserverGroup(own, recording.observer(clock))
+
             with broken_on_purpose(self.relay):
                 prepared.warm_up()
-                observe = self.observe if context.reports_requests else unobserved
-                done = prepared.measure(observe if recording is None else _recorded(recording, observe))
+                done = prepared.measure(observe)
                 found = measured(prepared, done, save_tokens=options.save_tokens, traced=options.traced)
             sink.finish(machine.names)
         world = None if context.link is None and context.place is None else options.world

@@ -10,7 +10,7 @@ from schedbench.profiles.check.violations import Violations
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.result import Result
-from schedbench.profiles.run.observers import ObserverGroup
+from schedbench.profiles.run.system import ObserverGroup
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request

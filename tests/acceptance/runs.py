@@ -18,8 +18,8 @@ from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Metric, Outputs, Result
+from schedbench.profiles.run.document import outputs_of
 from schedbench.profiles.run.machines import open_machine
-from schedbench.profiles.run.passes import outputs_of
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer

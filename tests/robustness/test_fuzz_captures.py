@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schedbench.profiles.captures import chrome_trace, maps
+from schedbench.profiles.captures import capture, maps
 from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.captures.maps import MapError
+from schedbench.profiles.captures.nsys.activity import MAGIC
 from schedbench.profiles.captures.nsys.reader import scrub
-from schedbench.profiles.captures.nsys.tables import MAGIC
 from schedbench.profiles.picture.trace import content, events
 from schedbench.profiles.record.recording import read_recording
 from schedbench.profiles.record.result import Result, ResultError
@@ -109,7 +109,7 @@ def test_oversized_or_truncated_files(tmp_path: Path, content: bytes, name: str)
 
 
 def test_a_file_over_the_limit_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_trace, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(capture, "MAX_BYTES", 2**20)
     with (tmp_path / "x.json").open("wb") as file:
         file.write(b'{"traceEvents": []')
         file.truncate(2**40)  # without content on the disk; more than any memory

@@ -17,8 +17,7 @@ from typing import Any, Final
 from ...measure.intervals import covered
 from ..capture import CapturedRange, CaptureFileError, ProfilerCapture
 from . import activity
-from .activity import Activity, MemoryKinds
-from .tables import STRINGS, Tables, number, opened, quoted, readable, whole
+from .activity import STRINGS, Activity, MemoryKinds, Tables, number, opened, quoted, readable, whole
 
 PROCESS: Final = ~0xFFFFFF
 METADATA: Final = ("META_DATA_EXPORT", "META_DATA_CAPTURE")

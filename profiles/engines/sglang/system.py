@@ -25,8 +25,7 @@ from ....sched.request import Request
 from ...platform.resolve import speculative_config
 from ...record.provenance import NO_RELAY, RelayPart
 from ...run.compose import engine_config
-from ...run.observers import TagAudit
-from ...run.system import System, SystemParts
+from ...run.system import System, SystemParts, TagAudit
 from ..bridge import AllEnded, RunBridge
 from ..model import model_folder
 from ..names import EngineError

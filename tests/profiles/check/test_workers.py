@@ -19,8 +19,7 @@ from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.faults import with_faults
 from schedbench.profiles.check.report import Report
 from schedbench.profiles.platform import pool as pool_module
-from schedbench.profiles.platform.cluster import WorkersError
-from schedbench.profiles.platform.pool import pool
+from schedbench.profiles.platform.pool import WorkersError, pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.scenarios.problems import ScenarioError
 

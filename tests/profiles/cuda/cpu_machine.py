@@ -11,9 +11,8 @@ from unittest.mock import patch
 import torch
 
 from schedbench.profiles.cuda.kineto import KinetoRow
-from schedbench.profiles.cuda.kineto_window import this_thread
 from schedbench.profiles.cuda.log import WallClock, WatchedNames
-from schedbench.profiles.cuda.machine import watched
+from schedbench.profiles.cuda.machine import this_thread, watched
 from schedbench.profiles.cuda.watch import DeviceHandle
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved

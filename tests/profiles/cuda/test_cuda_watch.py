@@ -9,14 +9,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from schedbench.profiles.cuda.blocking_calls import NO_WAIT_BELOW, BlockingCalls
-from schedbench.profiles.cuda.call_sites import CallSites
+from schedbench.profiles.cuda.calls import NO_WAIT_BELOW, BlockingCalls, CallSites
 from schedbench.profiles.cuda.kineto import KinetoRow
-from schedbench.profiles.cuda.kineto_window import this_thread
 from schedbench.profiles.cuda.log import NO_CALL, Log, WallClock
-from schedbench.profiles.cuda.machine import watched
-from schedbench.profiles.cuda.observer import BATCH
-from schedbench.profiles.cuda.watch import DeviceHandle
+from schedbench.profiles.cuda.machine import this_thread, watched
+from schedbench.profiles.cuda.watch import BATCH, DeviceHandle
 from schedbench.profiles.record.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.check.faults import fault_scenarios
-from schedbench.profiles.cuda.hazards.watch import HazardWatch
+from schedbench.profiles.cuda.hazards import HazardWatch
 from schedbench.profiles.lab import hazard_table as table
 from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.hardware import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.cuda.observer import BATCH, StepSpans
+from schedbench.profiles.cuda.watch import BATCH, StepSpans
 
 
 class Gpu:

@@ -13,7 +13,7 @@ import torch
 
 from schedbench import sched
 from schedbench.profiles.cuda import machine as cuda_machine
-from schedbench.profiles.cuda.hazards.watch import HazardWatch, WatchedDevice, watching
+from schedbench.profiles.cuda.hazards import HazardWatch, WatchedDevice, watching
 from schedbench.profiles.cuda.machine import VOID, StepRecorder
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved

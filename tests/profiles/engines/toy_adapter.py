@@ -7,7 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from schedbench.profiles.record.provenance import NO_RELAY, RelayPart
-from schedbench.profiles.run.system import OwnSystem, SystemParts
+from schedbench.profiles.run.runner import OwnSystem
+from schedbench.profiles.run.system import SystemParts
 from schedbench.sched.batch import ScheduleBatch, StepResult
 
 

@@ -15,7 +15,7 @@ from schedbench.profiles.judge.document import document
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trials import Question, Sample, TrialPlan, TrialRequest, Trials, conduct
 from schedbench.profiles.platform import pool
-from schedbench.profiles.platform.cluster import MeasuredAloneError
+from schedbench.profiles.platform.pool import MeasuredAloneError
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.ladder import climb

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.lab.counted_lines import counted_lines
+from schedbench.profiles.lab.single_run import counted_lines
 from schedbench.profiles.record.result import CopyRow, Result, SitePart, SyncRow
 
 SAMPLE = Path(__file__).parents[1] / "sample_result.json"

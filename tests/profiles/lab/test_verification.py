@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.lab.counted_lines import CountAndBytes, CountedLine
+from schedbench.profiles.lab.single_run import CountAndBytes, CountedLine
 from schedbench.profiles.lab.verification import (
     EXPLANATIONS,
     Verification,

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.programs.process import run_watched
-from schedbench.profiles.programs.watch import WatchRequest
+from schedbench.profiles.programs.watch import WatchRequest, run_watched
 from schedbench.profiles.record.result import Hazards
 from tests.json_programs import output_of
 

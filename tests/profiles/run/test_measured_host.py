@@ -17,8 +17,8 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import IdlePart, Metric, Outputs, Result
 from schedbench.profiles.record.timeline import Names, Window
+from schedbench.profiles.run.document import MeasuredRun, measured
 from schedbench.profiles.run.machines import open_machine
-from schedbench.profiles.run.passes import MeasuredRun, measured
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.profiles.vgpu import host_time
 from schedbench.sched.loop.scheduler import Scheduler

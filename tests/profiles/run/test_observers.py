@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from schedbench.profiles.run.observers import ObserverGroup
+from schedbench.profiles.run.system import ObserverGroup
 from schedbench.sched.observe import Observer
 
 

@@ -13,8 +13,8 @@ from schedbench.cli.run import exit_code as outcome_exit_code
 from schedbench.profiles.check.examine import run_ended
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.ranks.virtual_link import VirtualLink
-from schedbench.profiles.run import progress, system
-from schedbench.profiles.run.progress import SHORTEST_WAIT, NoProgressError, ProgressWatch
+from schedbench.profiles.run import runner, system
+from schedbench.profiles.run.system import SHORTEST_WAIT, NoProgressError, ProgressWatch
 from schedbench.sched.disagg.messages import KV
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import NO_STEP, SLEEP, LogicalClock, StepInfo
@@ -58,8 +58,8 @@ def verifying_nothing(scheduler: Scheduler) -> None:
 def test_a_loop_without_progress_ends(
     monkeypatch: pytest.MonkeyPatch, loop: Callable[[Scheduler], None], limit: str, says: str
 ) -> None:
-    monkeypatch.setattr(system, "run_overlapped", loop)
-    monkeypatch.setattr(progress, limit, 200)
+    monkeypatch.setattr(runner, "run_overlapped", loop)
+    monkeypatch.setattr(system, limit, 200)
     question = resolved("mixed", *FEW)
     outcome = execute(question, question.relays[0], Options(device="vgpu", hazards=True))
     failure = outcome.result.run.failure
@@ -71,8 +71,8 @@ def test_a_loop_without_progress_ends(
 
 
 def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system, "run_overlapped", receiving_only)
-    monkeypatch.setattr(progress, "MOST_TURNS", 200)
+    monkeypatch.setattr(runner, "run_overlapped", receiving_only)
+    monkeypatch.setattr(system, "MOST_TURNS", 200)
     question = resolved("mixed", *FEW[:2])
     with pytest.raises(NoProgressError) as stuck:
         execute(question, question.relays[0], Options(device="vgpu"))
@@ -83,7 +83,7 @@ def test_tokens_are_progress_and_equal_sums_of_other_requests_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A request ends, and the others get as many tokens as it had: only the same requests' sums are compared."""
-    monkeypatch.setattr(progress, "MOST_STEPS", 5)
+    monkeypatch.setattr(system, "MOST_STEPS", 5)
     ended, going = SimpleNamespace(output_ids=[]), SimpleNamespace(output_ids=[])
     found = [ended, going]
     watched: Any = SimpleNamespace(next_step=0, unfinished=lambda: found)
@@ -109,7 +109,7 @@ def test_tokens_are_progress_and_equal_sums_of_other_requests_are_none(
 
 def test_waiting_and_idle_ranks_count_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """One loop sleeps now and then, and another holds no request."""
-    monkeypatch.setattr(progress, "MOST_TURNS", 10)
+    monkeypatch.setattr(system, "MOST_TURNS", 10)
 
     def loop(scheduler: Scheduler) -> None:
         watched = SimpleNamespace(next_step=0, unfinished=scheduler.unfinished)
@@ -124,7 +124,7 @@ def test_waiting_and_idle_ranks_count_as_progress(monkeypatch: pytest.MonkeyPatc
         for _ in range(100):
             watch.range("receive", 0, 0)
 
-    monkeypatch.setattr(system, "run_overlapped", loop)
+    monkeypatch.setattr(runner, "run_overlapped", loop)
     question = resolved("mixed", *FEW)
     assert not execute(question, question.relays[0], Options(device="vgpu")).result.run.failure
 
@@ -134,7 +134,7 @@ def test_a_worker_that_polls_for_a_lost_message_ends(monkeypatch: pytest.MonkeyP
     wait = VirtualLink.wait
     polling = lambda link, tags, until: None if KV in tags else wait(link, tags, until)  # noqa: E731
     monkeypatch.setattr(VirtualLink, "wait", polling)
-    monkeypatch.setattr(progress, "MOST_TURNS", 2000)
+    monkeypatch.setattr(system, "MOST_TURNS", 2000)
     lost = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 3}]"
     question = resolved("faults/parting", "engine.overlap=true", lost)
     failure = execute(question, question.relays[0], Options(device="vgpu")).result.run.failure

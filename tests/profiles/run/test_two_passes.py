@@ -6,7 +6,7 @@ import pytest
 
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.record.result import Abstained, Outputs
-from schedbench.profiles.run.passes import agreed, measured
+from schedbench.profiles.run.document import agreed, measured
 from schedbench.profiles.run.runner import unobserved
 from schedbench.scenarios.loader import load
 from tests.profiles.cuda.cpu_machine import cpu_bench

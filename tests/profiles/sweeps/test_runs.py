@@ -13,8 +13,8 @@ from distributed import LocalCluster
 
 from schedbench.cli.errors import UsageError
 from schedbench.cli.scenario_arguments import use_workers
-from schedbench.profiles.platform import cluster, pool
-from schedbench.profiles.platform.cluster import WorkersError
+from schedbench.profiles.platform import pool
+from schedbench.profiles.platform.pool import WorkersError
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import Cell, cells, planned
@@ -88,7 +88,7 @@ def test_measured_times_refuse_a_cluster() -> None:
 
 
 def test_an_absent_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(pool, "_CONNECT_S", 0.2)
     use_workers(None, NOWHERE)
     with pytest.raises(WorkersError, match="no dask scheduler at tcp:"):
         list(swept(count=2))
