@@ -2,21 +2,234 @@
 
 In less than eight minutes: runs on CUDA and on the virtual GPU and their comparison, the tests that need a GPU, speed,
 and the probes; or only the stages that are named. All output goes into one folder, summarised in ``summary.json`` and
-``summary.md``.
+``summary.md``. The plan has checks that need no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
+from ...scenarios.loader import load
+from ..cuda.nvtx_ranges import INJECTED
+from ..judge import prediction
+from ..platform.resolve import Resolved, resolve
 from ..record.files import write_whole
-from ..run.gpu_stages import GpuStage, StageOutcome, in_process, run_all
-from .plan import BUDGET, KINETO, check, plan
+from ..run.gpu_stages import GpuStage, StageOutcome, absent, in_process, run_all, select_stages
+from . import hazard_table, overhead, prediction_runs, probes, single_run, speed, verification
+from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
+from .single_run import run_stage, set_options
+
+BUDGET: Final = 460.0  # seconds
+# CUPTI stops recording when Kineto's buffers are full, and each kernel of a graph is recorded. This is the largest
+# size: Kineto of torch 2.11 counts bytes in a signed 32-bit integer, and accepts no 4096.
+KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=2047\n"
+
+# All requests arrive at once and no token ends one, so that the schedule depends neither on the machine's speed nor on
+# its rounding, and counts can be compared.
+_BURST: Final = (
+    "workload.arrival=burst",
+    "workload.requests=16",
+    "workload.sampling.ignore_eos=true",
+    "model.dtype=float32",
+)
+_REAL: Final = ("device.values=real",)
+# The shape that the limits of ``speed`` are for: at most 64 requests at once, with room for 64 of the longest.
+_EIGHT_BILLION: Final = (
+    *_REAL,
+    "model.preset=llama-3-8b",
+    "engine.max_running_requests=64",
+    "engine.kv_tokens=131072",
+    "measure.warmup_requests=64",
+)
+# The warm-up has as many requests as may run at once: the first product of a new shape loads its kernel.
+_HALF_BILLION: Final = (*_REAL, "measure.warmup_requests=256")
+# Many decodes of about a millisecond.
+_DECODES: Final = (
+    *_REAL,
+    "workload.requests=64",
+    "workload.prompt_tokens=16",
+    "workload.output_tokens=192",
+    "engine.max_running_requests=64",
+    "engine.kv_tokens=16384",
+)
+_CALIBRATING: Final = ("costs", "copies", "kernels")  # probes that a hardware profile is fitted to
+_WORKERS: Final = 12  # at most this many processes emulate at once
+
+
+def plan(folder: Path, only: Sequence[str] = ()) -> list[GpuStage]:
+    """All stages, the least important last. With ``only``: the stages whose names start with one of its entries, the
+    stages that these need, and predictions of every scenario instead of one."""
+    return select_stages(_stages(folder, every=True), only) if only else _stages(folder, every=False)
+
+
+def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
+    return [
+        _probe("environment", folder, 45),
+        _run("cuda", folder, "cuda", _BURST, 120),
+        _run("vgpu", folder, "vgpu", _BURST, 60),
+        *_tests(),
+        *_speed(folder),
+        *_verification(folder),
+        *(_probe(name, folder, 45) for name in _CALIBRATING),
+        *_predictions(folder, every=every),
+        GpuStage("hazards-vgpu", (*_module(hazard_table), "vgpu", str(folder)), 45),
+        GpuStage("hazards-cuda", (*_module(hazard_table), "cuda", str(folder)), 90, writes=("hazards.json",)),
+        _overhead("overhead-nvtx", folder, "timed", "nvtx"),
+        GpuStage(
+            "speed",
+            (*_module(speed), str(folder), "speed-8b", "speed-0.6b"),
+            15,
+            uses=("speed-8b", "speed-0.6b", "overhead", "overhead-nvtx"),
+            reserved=True,
+        ),
+    ]
+
+
+def _module(module: ModuleType) -> tuple[str, str]:
+    return "-m", module.__name__
+
+
+def _tests() -> Iterator[GpuStage]:
+    """The kernels' tests run first, in a stage of their own: later runs find the compiled kernels in Triton's cache."""
+    pytest = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider")
+    kernels = "tests/cuda/test_triton_kernels.py"
+    yield GpuStage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",))
+    yield GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 120, packages=("pytest",))
+
+
+def _verification(folder: Path) -> Iterator[GpuStage]:
+    """The counts of one run on both devices, and those made in the process, compared line by line."""
+    files = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
+    yield _run("counted", folder, "cuda", _BURST, 90, option="--counted")
+    yield GpuStage("verify", (*_module(verification), *files), 30, needs=("cuda", "vgpu", "counted"))
+
+
+def _speed(folder: Path) -> Iterator[GpuStage]:
+    """Timed passes only: a trace of thousands of graphs would not fit."""
+    for name, overrides, deadline in (("speed-8b", _EIGHT_BILLION, 150), ("speed-0.6b", _HALF_BILLION, 75)):
+        yield _run(name, folder, "cuda", overrides, deadline, scenario="throughput", option="--timed")
+    yield _overhead("overhead", folder, "bare", "timed")
+
+
+def _overhead(name: str, folder: Path, before: str, after: str) -> GpuStage:
+    """CUPTI, where it is found, receives the NVTX ranges, as Nsight Systems would."""
+    tool = {INJECTED: str(path)} if after == "nvtx" and (path := cupti(_libraries())) else {}
+    words = ("throughput", "--device", "cuda", "--sides", before, after, *set_options(_DECODES))
+    output = ("--output", str(folder / f"{name}.json"))
+    return GpuStage(name, (*_module(overhead), *words, *output), 60, environment=tool)
+
+
+def cupti(folders: Iterable[Path]) -> Path | None:
+    """CUPTI's library, which receives NVTX ranges if its path is in the environment before nvtx is loaded."""
+    return next((path for folder in folders for path in sorted(folder.glob("libcupti.so*"))), None)
+
+
+def _libraries() -> list[Path]:
+    packages = Path(sysconfig.get_paths()["platlib"])
+    toolkit = Path("/usr/local/cuda")
+    return [
+        *sorted(packages.glob("nvidia/*/lib")),
+        packages / "torch" / "lib",
+        toolkit / "extras" / "CUPTI" / "lib64",
+        toolkit / "lib64",
+    ]
+
+
+def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:
+    """The machine's hardware profile, runs on it and on the GPU, and their differences. The emulation runs first: it
+    uses many processes, which must not run beside a measurement."""
+    profile = folder / "calibrated.yaml"
+    places = ("--probes", str(folder), "--output", str(profile))
+    probed = tuple(f"probe-{name}" for name in ("environment", *_CALIBRATING))
+    fit = ("-m", "schedbench.profiles.calibrate.calibration", *places)  # by name: its import needs scipy
+    yield GpuStage("calibrate", fit, 90, uses=probed, packages=("scipy",), writes=(profile.name,))
+    questions = ladder(*TINY, *LARGE) if every else ladder("mixed")  # in the order in which they are run
+    emulated = _prediction_runs("prediction-emulated", questions, folder, "vgpu", "emulated", 120)
+    workers = max(1, min((os.cpu_count() or 1) - 2, _WORKERS))
+    on_profile = ("--hardware", str(profile), "--workers", str(workers))
+    yield replace(emulated, arguments=(*emulated.arguments, *on_profile), needs=("calibrate",))
+    tiny = [question for question in questions if question.scenario in TINY]
+    large = [question for question in questions if question.scenario in LARGE]
+    yield _prediction_runs("prediction-measured", tiny, folder, "cuda", "measured", 150)
+    if large:
+        yield _prediction_runs("prediction-measured-large", large, folder, "cuda", "measured", 240)
+    names = map(str, questions)
+    yield GpuStage("prediction", (*_module(prediction), str(folder), *names), 15, reserved=True)
+
+
+def _prediction_runs(
+    name: str, questions: Sequence[PredictionQuestion], folder: Path, device: str, side: str, deadline: float
+) -> GpuStage:
+    where = ("--device", device, "--side", side, "--folder", str(folder))
+    files = tuple(f"{prediction.file(*question, side)}.json" for question in questions)
+    arguments = (*_module(prediction_runs), *map(str, questions), *where)
+    return GpuStage(name, arguments, deadline, writes=files)
+
+
+def _run(
+    name: str,
+    folder: Path,
+    device: str,
+    overrides: Iterable[str],
+    deadline: float,
+    *,
+    scenario: str = "mixed",
+    option: str = "",
+) -> GpuStage:
+    words = [*([option] if option else []), *set_options(overrides)]
+    stage = run_stage(name, folder, scenario, device, words, deadline)
+    return replace(stage, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
+
+
+def _probe(name: str, folder: Path, deadline: float) -> GpuStage:
+    output = str(folder / f"probe-{name}.json")
+    return GpuStage(f"probe-{name}", (*_module(probes), name, output), deadline)
+
+
+def check(stages: Iterable[GpuStage]) -> list[str]:
+    """What is wrong with a plan, as far as it shows without a GPU: a module that cannot be imported, a scenario that
+    does not resolve, or a run on CUDA without values. Stages whose packages are missing are not checked."""
+    wrong = []
+    for stage in stages:
+        if absent(stage):
+            continue
+        try:
+            _check_stage(stage)
+        except Exception as error:
+            wrong.append(f"{stage.name}: {type(error).__name__}: {error}")
+    return wrong
+
+
+def _check_stage(stage: GpuStage) -> None:
+    _, module, *arguments = stage.arguments
+    importlib.import_module(module)
+    if module == single_run.__name__:
+        given = single_run.parse(arguments)
+        _require_values(single_run.resolved(given), given.device)
+    elif module == prediction_runs.__name__:
+        given = prediction_runs.parse(arguments)
+        for question in given.questions:
+            _require_values(prediction_runs.resolved(question, given.device), given.device)
+    elif module == overhead.__name__:
+        given = overhead.parse(arguments)
+        _require_values(resolve(load(given.scenario, given.set)), given.device)
+    elif module == probes.__name__ and arguments[0] not in probes.PROBES:
+        raise ValueError(f"no probe is called {arguments[0]}")
+
+
+def _require_values(resolved: Resolved, device: str) -> None:
+    if device == "cuda" and resolved.scenario.device.values == "none":
+        raise ValueError("on CUDA values are real")
 
 
 def summary(outcomes: Sequence[StageOutcome], folder: Path) -> dict[str, object]:
@@ -64,19 +277,15 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0].replace("|", "\\|")
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def main(arguments: Sequence[str]) -> int:
+    """Returns 1 if a stage failed; a comparison that does not hold fails its stage."""
     parser = argparse.ArgumentParser(description="Measure and probe the machine's GPU.")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"))
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="STAGE", help="stages whose names start with one of these"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and check it; needs no GPU")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Returns 1 if a stage failed; a comparison that does not hold fails its stage."""
-    given = _parsed(arguments)
+    given = parser.parse_args(arguments)
     stages = plan(given.out, given.only)
     if not stages:
         sys.exit(f"no stage's name starts with {' or '.join(given.only)}; --dry-run prints all names")

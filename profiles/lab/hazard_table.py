@@ -18,7 +18,7 @@ from ..check.runs import attempt
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options
 from ..record.files import write_whole
-from ..record.result import Abstained, HazardAccess, HazardFinding
+from ..record.result import Abstained, HazardFinding
 from ..run.crash import Crash
 
 # Faults that the checker finds on one device.
@@ -61,12 +61,11 @@ def watched(question: Resolved, device: Device) -> Document:
 
 def _sites(finding: HazardFinding) -> str:
     """Both accesses' lines with their streams, which are the same on every device."""
-    return " / ".join(_site(access) for access in (finding.first, finding.second) if access is not None)
-
-
-def _site(access: HazardAccess) -> str:
-    where = f"{access.site.file}:{access.site.line}" if access.site else "nowhere"
-    return f"{access.stream} {where}"
+    return " / ".join(
+        f"{access.stream} {f'{access.site.file}:{access.site.line}' if access.site else 'nowhere'}"
+        for access in (finding.first, finding.second)
+        if access is not None
+    )
 
 
 def joined(emulated: Mapping[str, Document], real: Mapping[str, Document]) -> Document:

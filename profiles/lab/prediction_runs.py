@@ -23,7 +23,6 @@ from ...sched.relay.states import states
 from ..judge.prediction import file
 from ..platform.resolve import Resolved, resolve
 from ..ranks.execute import Options, execute
-from .single_run import hardware_override
 
 Device = Literal["cuda", "vgpu"]
 
@@ -127,7 +126,8 @@ def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
     for an error of the accelerator: after one, every later call of CUDA in this process fails."""
     options = Options(device=given.device, traced=False, command=f"prediction_runs {question}")
     try:
-        asked = resolved(question, given.device, [*given.set, *hardware_override(given.hardware)])
+        profile = [f"device.hardware={given.hardware.resolve()}"] if given.hardware else []
+        asked = resolved(question, given.device, [*given.set, *profile])
         result = execute(asked, asked.relays[0], options).result
     except Exception as error:
         broken = isinstance(error.__cause__ or error, torch.AcceleratorError)

@@ -2,7 +2,8 @@
 
 It runs in a process of its own because CUDA and the virtual GPU cannot share one, and because a run that crashes must
 not end other stages. With ``--counted`` the run is counted from inside the process, and what is written are counts by
-source line instead of a result.
+source line instead of a result. Kernels are left out of such counts, and copies within the device during a forward:
+where a fused kernel is missing, torch launches several of both.
 """
 
 from __future__ import annotations
@@ -86,7 +87,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--counted", action="store_true", help="count from inside the process; nothing is timed"
     )
-    parser.add_argument("--hardware", type=Path, help="a hardware profile that an earlier stage writes")
     parser.add_argument(
         "--output", type=Path, help="the result, or the counts; without it nothing is written"
     )
@@ -105,13 +105,9 @@ def set_options(overrides: Iterable[str]) -> list[str]:
     return [word for override in overrides for word in ("--set", override)]
 
 
-def resolved(given: argparse.Namespace, more: Sequence[str] = ()) -> Resolved:
-    """The scenario with its overrides and ``more``. Raises ScenarioError."""
-    return resolve(load(given.scenario, [*given.set, *more]))
-
-
-def hardware_override(path: Path | None) -> list[str]:
-    return [] if path is None else [f"device.hardware={path.resolve()}"]
+def resolved(given: argparse.Namespace) -> Resolved:
+    """The scenario with its overrides. Raises ScenarioError."""
+    return resolve(load(given.scenario, given.set))
 
 
 def counted(question: Resolved, device: str) -> dict[str, Any]:
@@ -154,7 +150,7 @@ def counts_document(counter: DispatchCounter, streams: dict[int, str]) -> dict[s
 
 def main(arguments: Sequence[str]) -> int:
     given = parse(arguments)
-    question = resolved(given, hardware_override(given.hardware))
+    question = resolved(given)
     if given.counted:
         write_whole(given.output, json.dumps(counted(question, given.device), indent=1) + "\n")
         return 0

@@ -88,7 +88,13 @@ _FIGURES: Final[Sequence[tuple[str, str, Value, Limit | None]]] = (
 
 
 def figures(result: Result) -> list[Figure]:
-    limited = _is_limited(result)
+    """Limits are of one shape."""
+    model, engine = (result.scenario.expanded.get(part) for part in ("model", "engine"))
+    limited = (
+        isinstance(model, dict)
+        and isinstance(engine, dict)
+        and (model.get("preset"), engine.get("max_running_requests")) == LIMITED
+    )
     return [
         _figure(name, unit, value(result), limit if limited else None, verdict=not result.labels.emulated)
         for name, unit, value, limit in _FIGURES
@@ -101,27 +107,16 @@ def _figure(name: str, unit: str, value: float | None, limit: Limit | None, *, v
     return Figure(name, unit, value, str(limit), limit.met(value) if verdict and value is not None else None)
 
 
-def _is_limited(result: Result) -> bool:
-    model, engine = (result.scenario.expanded.get(part) for part in ("model", "engine"))
-    if not isinstance(model, dict) or not isinstance(engine, dict):
-        return False
-    return (model.get("preset"), engine.get("max_running_requests")) == LIMITED
-
-
 def run_document(name: str, result: Result) -> dict[str, Any]:
     """Plain dicts and lists."""
+    how = "emulated" if result.labels.emulated else "measured"
     return {
         "name": name,
-        "evidence": _evidence(result),
+        "evidence": f"{how} on {result.hardware.name}{', cancelled: partial' if result.run.cancelled else ''}",
         "relay": result.relay.state,
         "roofline": _origin(result),
         "figures": [figure._asdict() for figure in figures(result)],
     }
-
-
-def _evidence(result: Result) -> str:
-    how = "emulated" if result.labels.emulated else "measured"
-    return f"{how} on {result.hardware.name}{', cancelled: partial' if result.run.cancelled else ''}"
 
 
 def _origin(result: Result) -> str:

@@ -150,12 +150,13 @@ def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) ->
         VerifiedRow(
             line,
             p.get(line, NOTHING),
-            a.get(line, NOTHING) if _announced(line) else None,
+            # The process itself does not count what happens within the device.
+            None if line.what.partition(" ")[0] in ("d2d", "memset") else a.get(line, NOTHING),
             r.get(line, NOTHING),
         )
         for line in sorted({*p, *a, *r})
     ]
-    rows += [VerifiedRow(line, x, None, y) for line, x, y in _per_step(predicted, recorded)]
+    rows += _per_step(predicted, recorded)
     return Verification(
         tuple(row if row.agrees else row._replace(why=explanation(row)) for row in rows),
         _steps(predicted, announced, recorded),
@@ -163,21 +164,16 @@ def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) ->
     )
 
 
-def _announced(line: CountedLine) -> bool:
-    """Whether the process itself counts such calls, which it does not within the device."""
-    return line.what.partition(" ")[0] not in ("d2d", "memset")
-
-
-def _per_step(
-    predicted: Result, recorded: Result
-) -> Iterator[tuple[CountedLine, CountAndBytes, CountAndBytes]]:
+def _per_step(predicted: Result, recorded: Result) -> Iterator[VerifiedRow]:
     """Means per step of a kind of kernels, and of copies within the device on the forward stream."""
     p, r = _means(predicted), _means(recorded)
     for place in sorted({*p, *r}):
         kind, stream, counter = place
         range_ = "" if counter == "kernel" else "model"
         line = CountedLine(kind, stream, range_, "", "", "", f"{counter} per step")
-        yield line, CountAndBytes(p.get(place, 0.0), 0), CountAndBytes(r.get(place, 0.0), 0)
+        yield VerifiedRow(
+            line, CountAndBytes(p.get(place, 0.0), 0), None, CountAndBytes(r.get(place, 0.0), 0)
+        )
 
 
 def _means(result: Result) -> dict[tuple[str, str, str], float]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from schedbench.profiles.judge.prediction import gathered
-from schedbench.profiles.lab import gpu, plan, prediction_runs, single_run, verification
+from schedbench.profiles.lab import gpu, prediction_runs, single_run, verification
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.lab.speed import LIMITED
 from schedbench.profiles.record.result import Result
@@ -157,13 +157,13 @@ def test_the_plan_is_valid_and_within_eight_minutes(capsys):
     out = capsys.readouterr().out
     assert "probe-environment" in out.splitlines()[0]
     assert all(f"probe-{name}" in out for name in PROBES)
-    assert plan.BUDGET < 480
+    assert gpu.BUDGET < 480
 
 
 def test_an_invalid_plan_names_its_stage(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plan, "_QWEN", ("model.preset=unknown",))
+    monkeypatch.setattr(gpu, "_HALF_BILLION", ("model.preset=unknown",))
     assert gpu.main(["--dry-run", "--out", str(tmp_path)]) == 1
-    assert "cuda-qwen3-0.6b: ScenarioError" in capsys.readouterr().err
+    assert "speed-0.6b: ScenarioError" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("failing", "code"), [("", 0), ("b", 1)])
@@ -204,7 +204,7 @@ def test_the_verification_is_in_the_summary(tmp_path):
 
 
 def test_the_verification_needs_all_three_runs(tmp_path):
-    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
     assert set(stages["verify"].needs) == {"vgpu", "counted", "cuda"}
     outputs = {name: stages[name].arguments[-1] for name in stages["verify"].needs}
     assert set(outputs.values()) < set(stages["verify"].arguments)
@@ -230,7 +230,7 @@ def test_time_is_reserved_for_summary_stages(clock):
 
 @pytest.mark.parametrize("only", [[], ["prediction"]])
 def test_predictions_use_the_calibrated_profile(tmp_path, only):
-    stages = {stage.name: stage for stage in plan.plan(tmp_path, only)}
+    stages = {stage.name: stage for stage in gpu.plan(tmp_path, only)}
     names = list(stages)
     profile = stages["calibrate"].arguments[-1]
     emulated = stages["prediction-emulated"]
@@ -250,8 +250,13 @@ def test_predictions_use_the_calibrated_profile(tmp_path, only):
 
 def test_predictions_cover_one_scenario_or_every_one():
     """Every scenario of one device, except those that need a user's file."""
-    assert {question.scenario for question in plan.predicted(every=False)} == {"mixed"}
-    every = plan.predicted(every=True)
+
+    def asked(*only):
+        [stage] = [stage for stage in gpu.plan(Path("x"), only) if stage.name == "prediction-emulated"]
+        return prediction_runs.parse(stage.arguments[2:]).questions
+
+    assert {question.scenario for question in asked()} == {"mixed"}
+    every = asked("prediction")
     files = {"checkpoint", "trace_mooncake"}
     single = {name for name in set(shipped.names()) - files if load(name).engine.ranks == 1}
     assert {question.scenario for question in every} == single
@@ -272,27 +277,27 @@ def test_an_unknown_part_is_refused(tmp_path):
 
 
 def test_the_plan_check_refuses_values_none_on_cuda(monkeypatch):
-    monkeypatch.setattr(plan, "_HALF_BILLION", ())
-    wrong = plan.check(stage for stage in plan.plan(Path("x")) if stage.name == "speed-0.6b")
+    monkeypatch.setattr(gpu, "_HALF_BILLION", ())
+    wrong = gpu.check(stage for stage in gpu.plan(Path("x")) if stage.name == "speed-0.6b")
     assert wrong == ["speed-0.6b: ValueError: on CUDA values are real"]
 
 
 def test_stages_of_absent_packages_are_not_checked(tmp_path):
-    (calibrate,) = (stage for stage in plan.plan(tmp_path) if stage.name == "calibrate")
+    (calibrate,) = (stage for stage in gpu.plan(tmp_path) if stage.name == "calibrate")
     assert calibrate.packages == ("scipy",)
     absent = GpuStage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
-    assert plan.check([absent]) == []
-    assert plan.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
+    assert gpu.check([absent]) == []
+    assert gpu.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
 
 
 def test_a_new_run_removes_only_its_old_results(tmp_path):
     """Results of other stages stay, also those whose names begin alike."""
     measured = [f"prediction-{each}-latest-measured.json" for each in ("mixed", "overlap_on")]
-    others = {measured[1], "cuda-mixed.json", "other.json"}
+    others = {measured[1], "cuda-other.json", "other.json"}
     for name in (measured[0], "prediction.md", "cuda.json", "calibrated.yaml", *others):
         (tmp_path / name).write_text("{}")
     asked = {"cuda", "calibrate", "prediction", "prediction-measured"}
-    gpu.remove_results([stage for stage in plan.plan(tmp_path) if stage.name in asked], tmp_path)
+    gpu.remove_results([stage for stage in gpu.plan(tmp_path) if stage.name in asked], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == others
 
 
@@ -315,12 +320,12 @@ def test_no_prediction_runs_after_a_device_error(tmp_path, monkeypatch, capsys):
 
 
 def test_nvtx_ranges_are_received_by_cupti_where_it_is_found(tmp_path, monkeypatch):
-    assert plan.cupti([tmp_path / "absent", tmp_path]) is None
+    assert gpu.cupti([tmp_path / "absent", tmp_path]) is None
     library = tmp_path / "libcupti.so.13"
     library.touch()
-    assert plan.cupti([tmp_path / "absent", tmp_path]) == library
-    monkeypatch.setattr(plan, "_libraries", lambda: [tmp_path])
-    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    assert gpu.cupti([tmp_path / "absent", tmp_path]) == library
+    monkeypatch.setattr(gpu, "_libraries", lambda: [tmp_path])
+    stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
     assert stages["overhead-nvtx"].environment == {"NVTX_INJECTION64_PATH": str(library)}
     assert not stages["overhead"].environment
 
@@ -363,7 +368,7 @@ def test_the_summary_includes_the_speed(tmp_path):
 
 
 def test_speed_stages_are_timed_only_and_of_the_shape_with_limits(tmp_path):
-    stages = {stage.name: stage for stage in plan.plan(tmp_path)}
+    stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
     given = single_run.parse(stages["speed-8b"].arguments[2:])
     assert given.timed and single_run.parse(stages["speed-0.6b"].arguments[2:]).timed
     scenario = single_run.resolved(given).scenario
@@ -373,20 +378,20 @@ def test_speed_stages_are_timed_only_and_of_the_shape_with_limits(tmp_path):
     assert stages["speed"].reserved and list(stages)[-1] == "speed"
 
 
-def test_a_run_on_a_profile_that_a_stage_wrote(tmp_path):
-    profile, output = tmp_path / "own.yaml", tmp_path / "out.json"
+def test_a_prediction_runs_on_the_profile_that_a_stage_wrote(tmp_path):
+    profile = tmp_path / "own.yaml"
     base = resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_text()
     profile.write_text(base.replace("name: h200", "name: own"))
-    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
-    words = ["mixed", "--device", "vgpu", *small, "--hardware", str(profile), "--output", str(output)]
-    assert single_run.main(words) == 0
-    assert json.loads(output.read_text())["hardware"]["name"] == "own"
+    where = ["--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), "--hardware", str(profile)]
+    assert prediction_runs.main(["mixed:latest", *where, *SMALL]) == 0
+    written = json.loads((tmp_path / "prediction-mixed-latest-emulated.json").read_text())
+    assert written["hardware"]["name"] == "own"
 
 
 @pytest.mark.wide
 def test_kineto_reads_the_size_of_its_buffers(tmp_path):
     conf = tmp_path / "kineto.conf"
-    conf.write_text(plan.KINETO)
+    conf.write_text(gpu.KINETO)
     program = (
         "from torch.profiler import ProfilerActivity as Of, profile\nwith profile(activities=[Of.CPU]): pass"
     )
@@ -397,7 +402,7 @@ def test_kineto_reads_the_size_of_its_buffers(tmp_path):
         text=True,
         check=True,
     )
-    wanted = int(plan.KINETO.partition("=")[2])
+    wanted = int(gpu.KINETO.partition("=")[2])
     assert wanted << 20 < 1 << 31, "torch 2.11 counts in an int"
     assert f"Max GPU buffer size: {wanted}MB" in done.stdout + done.stderr
 
