@@ -16,16 +16,7 @@ from .likeness import BATCHING, ScenarioDifference, engine_differences, unlike_e
 from .reasons import Reason
 from .statistics import percent
 from .trials import NOT_DRAWN, DrawnRuns, Trials
-from .verdict import (
-    MIN_EFFECT,
-    MIN_SEEDS,
-    Judgement,
-    Verdict,
-    corrected,
-    judge_blocks,
-    judge_seeds,
-    judge_unpaired,
-)
+from .verdict import MIN_EFFECT, Judgement, Verdict, corrected, judge_blocks, judge_seeds, judge_unpaired
 
 # The verdict on a change is the verdict on these, unless gates name others.
 HEADLINE: Final = ("output_throughput", "ttft_ms", "tpot_ms")
@@ -213,8 +204,9 @@ def _judged(
     values_a, values_b = tuple(x.value for x in a), tuple(x.value for x in b)
     unit, direction = a[0].unit, a[0].direction
     if trials.design == "seeds":
-        least = 1 if trials.one_run else MIN_SEEDS
-        found = judge_seeds(values_a, values_b, direction, min_effect=rules.min_effect, least=least)
+        found = judge_seeds(
+            values_a, values_b, direction, min_effect=rules.min_effect, one_run=trials.one_run
+        )
     elif trials.design == "stored":
         found = judge_unpaired(values_a, values_b, direction, min_effect=rules.min_effect)
     else:

@@ -71,17 +71,17 @@ def judge_seeds(
     direction: Direction,
     *,
     min_effect: float = MIN_EFFECT,
-    least: int = MIN_SEEDS,
+    one_run: bool = False,
 ) -> Judgement:
     """Values that repeat exactly, one per workload seed. Microseconds change batching under random arrivals, so that
-    a verdict requires the same sign on each of at least ``least`` seeds."""
+    a verdict requires the same sign on each of at least ``MIN_SEEDS`` seeds, unless all seeds are ``one_run``."""
     differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
     delta, interval = median(differences), statistics.order_interval(differences)
     middles = median(a), median(b)
     found = Judgement(*middles, delta, interval, len(a), "exact over seeds", min_effect=min_effect)
     if list(a) == list(b):
         return found
-    if len(a) < least:
+    if len(a) < MIN_SEEDS and not one_run:
         return found.void(Reason.LOW_N)
     if abs(delta) >= min_effect and (min(differences) > 0 or max(differences) < 0):
         return replace(found, verdict=_sided(delta, direction))

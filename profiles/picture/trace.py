@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..record.files import packed_whole, replaced
 from ..record.recording import RecordedTimeline
@@ -19,10 +19,10 @@ from ..record.timeline import Call, Op, Range, Wait
 from .draw import TimelineView
 from .model import KINDS
 
-if TYPE_CHECKING:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+Event = dict[str, Any]
+Packet = Any  # Perfetto's TracePacket, which has no types
 
-
+PROTOBUF: Final = (".pftrace", ".pftrace.gz", ".perfetto-trace")
 _COPIES: Final = ("h2d", "d2h", "d2d")
 _WAITS: Final = 100_000  # from the number of a stream's track to that of its waits
 
@@ -216,22 +216,14 @@ def _counted(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return list(found.items())
 
 
-PROTOBUF: Final = (".pftrace", ".pftrace.gz", ".perfetto-trace")
-_SEQUENCE: Final = 1  # all packets are of one writer
-
-Event = dict[str, Any]
-
-
 def draw(path: Path, timelines: Mapping[str, TraceContent]) -> int:
     """Write the trace, whole or not at all; returns how many events it has. The ending of the file chooses the format.
     Timelines of several ranks are drawn below each other on one clock, under their names."""
     number = 0
     if path.name.endswith(PROTOBUF):
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-
         with packed_whole(path) if path.suffix == ".gz" else replaced(path) as file:
             for packet in packets(timelines):
-                file.write(Trace(packet=[packet]).SerializeToString())
+                file.write(_proto().Trace(packet=[packet]).SerializeToString())
                 number += 1
         return number
     with packed_whole(path) as file:
@@ -297,7 +289,14 @@ def _flow_events(piece: TraceSlice) -> Iterator[Event]:
             yield {"ph": "f", "cat": "flow", "name": "flow", "id": flow, "bp": "e", **_at(piece.track, at)}
 
 
-def packets(timelines: Mapping[str, TraceContent]) -> Iterator[TracePacket]:
+def _proto() -> Any:
+    """The classes of Perfetto's protobuf, whose import takes longer than writing a small trace as JSON."""
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+
+    return perfetto_trace_pb2
+
+
+def packets(timelines: Mapping[str, TraceContent]) -> Iterator[Packet]:
     """Of each rank the tracks, then the events of each track in the order of time. A rank's groups of tracks have a
     parent, because the format orders only tracks that have one: they are shown in the order of their descriptors."""
     numbers, flows = count(1), 0
@@ -316,39 +315,36 @@ def packets(timelines: Mapping[str, TraceContent]) -> Iterator[TracePacket]:
         flows += _flows(found)
 
 
-def _described(number: int, name: str, **fields: Any) -> TracePacket:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor
+def _described(number: int, name: str, **fields: Any) -> Packet:
+    descriptor = _proto().TrackDescriptor
+    order = {"sibling_order_rank": number, "child_ordering": descriptor.EXPLICIT}
+    return _packet(track_descriptor=descriptor(uuid=number, name=name, **order, **fields))
 
-    order = {"sibling_order_rank": number, "child_ordering": TrackDescriptor.EXPLICIT}
-    return _packet(track_descriptor=TrackDescriptor(uuid=number, name=name, **order, **fields))
 
-
-def _packet(**fields: Any) -> TracePacket:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
-
-    return TracePacket(trusted_packet_sequence_id=_SEQUENCE, **fields)
+def _packet(**fields: Any) -> Packet:
+    """All packets are of one writer, the first."""
+    return _proto().TracePacket(trusted_packet_sequence_id=1, **fields)
 
 
 def _slice_packets(
     slices: Sequence[TraceSlice], identities: Mapping[Track, int], flows: int
-) -> Iterator[TracePacket]:
+) -> Iterator[Packet]:
     """Begins and ends of the slices of each track as they nest."""
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
-
+    track_event = _proto().TrackEvent
     opened: dict[Track, list[TraceSlice]] = {track: [] for track in identities}
 
-    def closed(track: Track, until: int | None) -> Iterator[TracePacket]:
+    def closed(track: Track, until: int | None) -> Iterator[Packet]:
         while opened[track] and (until is None or opened[track][-1].end <= until):
             piece = opened[track].pop()
-            event = TrackEvent(type=TrackEvent.TYPE_SLICE_END, track_uuid=identities[track])
+            event = track_event(type=track_event.TYPE_SLICE_END, track_uuid=identities[track])
             event.terminating_flow_ids.extend(flows + flow for flow in piece.released)
             yield _packet(timestamp=piece.end, track_event=event)
 
     for piece in slices:
         yield from closed(piece.track, piece.start)
         opened[piece.track].append(piece)
-        event = TrackEvent(
-            type=TrackEvent.TYPE_SLICE_BEGIN,
+        event = track_event(
+            type=track_event.TYPE_SLICE_BEGIN,
             track_uuid=identities[piece.track],
             name=piece.name,
             categories=[piece.category],
@@ -362,19 +358,16 @@ def _slice_packets(
 
 
 def _annotation(name: str, value: Any) -> Any:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation
-
     kinds = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
-    return DebugAnnotation(name=name, **{kinds[type(value)]: value})
+    return _proto().DebugAnnotation(name=name, **{kinds[type(value)]: value})
 
 
-def _counter_packets(found: TraceContent, numbers: Iterator[int], group: int) -> Iterator[TracePacket]:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TrackEvent
-
+def _counter_packets(found: TraceContent, numbers: Iterator[int], group: int) -> Iterator[Packet]:
+    track_event = _proto().TrackEvent
     for counter in found.counters:
         track = next(numbers)
-        described = CounterDescriptor(unit_name=counter.unit)
+        described = _proto().CounterDescriptor(unit_name=counter.unit)
         yield _described(track, counter.name, parent_uuid=group, counter=described)
         for at, value in counter.values:
-            event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=value)
+            event = track_event(type=track_event.TYPE_COUNTER, track_uuid=track, counter_value=value)
             yield _packet(timestamp=at, track_event=event)
