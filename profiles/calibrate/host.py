@@ -101,9 +101,8 @@ def own_times(
 ) -> OwnTimes:
     """``through_torch`` is the time of torch's own part of a device call, in ns, which no record contains. ``kind_of``
     returns the kind of a range's step, for samples by kind."""
-    order = sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i))
     spent = _calls_within(ranges, calls, through_torch)
-    owners, own, outside = dict(_owners(ranges, order, phases)), defaultdict[int, float](float), 0.0
+    owners, own, outside = dict(_owners(ranges, phases)), defaultdict[int, float](float), 0.0
     exclusive = {index: span.end - span.start - spent[index] for index, span in enumerate(ranges)}
     for index, (parent, _) in owners.items():
         if parent is not None:
@@ -125,11 +124,11 @@ def own_times(
 
 
 def _owners(
-    ranges: Sequence[Range], order: Sequence[int], phases: Collection[str]
+    ranges: Sequence[Range], phases: Collection[str]
 ) -> Iterator[tuple[int, tuple[int | None, int | None]]]:
     """Each range with the enclosing range, and the range of the phase that it belongs to; None if there is none."""
     enclosing: list[tuple[int, int | None]] = []
-    for index in order:
+    for index in sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i)):
         span = ranges[index]
         while enclosing and not _within(span, ranges[enclosing[-1][0]]):
             enclosing.pop()

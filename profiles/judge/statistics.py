@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle, islice
 from statistics import NormalDist
 from typing import Final, Literal, NamedTuple
 
@@ -72,10 +72,8 @@ class Effect(NamedTuple):
 
 def abba(pairs: int) -> tuple[Side, ...]:
     """The order of 2 x pairs blocks."""
-    sides: list[Side] = []
-    for pair in range(pairs):
-        sides += ("a", "b") if pair % 2 == 0 else ("b", "a")
-    return tuple(sides)
+    two_pairs: tuple[Side, ...] = ("a", "b", "b", "a")
+    return tuple(islice(cycle(two_pairs), 2 * pairs))
 
 
 def percent(a: float, b: float) -> float:

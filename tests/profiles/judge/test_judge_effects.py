@@ -1,10 +1,11 @@
-"""Copies and syncs per step, by line, and the causes of GPU idle time."""
+"""The metrics that are read of a result, copies and syncs per step, by line, and the causes of GPU idle time."""
 
 from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.judge.effects import counts, idle, lines
+from schedbench.profiles.judge.effects import counts, idle, lines, metric_values
+from tests.acceptance.runs import result_of
 
 TALLY = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
 
@@ -114,3 +115,11 @@ def test_a_statement_that_was_only_reformatted_is_the_same_line(result):
     )
     assert [(line.a, line.b) for line in lines([one], [same])] == [(1.0, 1.0)]
     assert len(lines([one], [other])) == 2
+
+
+def test_other_percentiles_are_read_on_request() -> None:
+    result = result_of("overlap_on", "workload.requests=12", "workload.output_tokens=4")
+    unasked, asked = metric_values(result), metric_values(result, ("e2e_ms.p90",))
+    assert {"e2e_ms", "e2e_ms.p50"} <= unasked.keys()
+    assert asked.keys() - unasked.keys() == {"e2e_ms.p90"}
+    assert unasked["e2e_ms.p50"].value <= asked["e2e_ms.p90"].value
