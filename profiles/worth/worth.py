@@ -174,34 +174,15 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> t
     return gains.part(), False
 
 
-def gains_without(
-    question: Resolved, known: Result, places: Collection[LinePlace], notice: Notice
-) -> dict[LinePlace, float]:
-    """By how many percent the throughput of the run that ``known`` is the result of rises without each of the source
-    lines alone. Lines without which the run would not do the same work are left out. Raises what ``execute`` raises."""
-    question, result, survey = _surveyed(question, known)
-    lines = [line for line in source_lines(result, survey) if (line.site.file, line.site.line) in places]
-    gains = Gains(question, figures(result, survey), notice)
-    with spread(len(lines), known.run.wall_s) as each:
-        gains.ask([(line, "absent") for line in lines], each)
-    return {
-        (row.site.file, row.site.line): row.output_throughput_pct
-        for row in gains.part().rows
-        if row.site and row.output_throughput_pct is not None
-    }
-
-
 def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, LineSurvey]:
     """The question, without values where that leaves all metrics as they are, and its result once more."""
     bare = without_values(question)
-    if bare is not None:
+    for asked in (question,) if bare is None else (bare, question):
         survey = LineSurvey()
-        result = execute(bare, bare.relays[0], Options(device="vgpu"), extra_sink=survey).result
+        result = execute(asked, asked.relays[0], Options(device="vgpu"), extra_sink=survey).result
         if result.metrics == known.metrics:
-            return bare, result, survey
-    survey = LineSurvey()
-    result = execute(question, question.relays[0], Options(device="vgpu"), extra_sink=survey).result
-    return question, result, survey
+            break
+    return asked, result, survey
 
 
 def _milder(line: SourceLine) -> Iterator[Change]:
@@ -383,10 +364,21 @@ def with_worth(found: Sequence[LineEffect], a: AskedSide, b: AskedSide, notice: 
     ]
 
 
-def _gains(side: AskedSide, places: set[LinePlace], notice: Notice) -> dict[LinePlace, float]:
+def _gains(side: AskedSide, places: Collection[LinePlace], notice: Notice) -> dict[LinePlace, float]:
+    """By how many percent the throughput of the side's run rises without each of the source lines alone. Lines without
+    which the run would not do the same work are left out. Raises what ``execute`` raises."""
     if side.question is None or not places:
         return {}
-    return gains_without(side.question, side.result, places, notice)
+    question, result, survey = _surveyed(side.question, side.result)
+    lines = [line for line in source_lines(result, survey) if (line.site.file, line.site.line) in places]
+    gains = Gains(question, figures(result, survey), notice)
+    with spread(len(lines), side.result.run.wall_s) as each:
+        gains.ask([(line, "absent") for line in lines], each)
+    return {
+        (row.site.file, row.site.line): row.output_throughput_pct
+        for row in gains.part().rows
+        if row.site and row.output_throughput_pct is not None
+    }
 
 
 def _place(line: LineEffect) -> LinePlace | None:
