@@ -19,13 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from ...scenarios.loader import load
 from ..cuda.nvtx_ranges import INJECTED
 from ..judge import prediction
-from ..platform.resolve import Resolved, resolve
+from ..platform.resolve import Resolved
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, StageOutcome, absent, in_process, run_all, select_stages
-from . import hazard_table, overhead, prediction_runs, probes, single_run, speed, verification
+from . import hazard_table, prediction_runs, probes, single_run, speed, verification
 from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
 from .single_run import run_stage, set_options
 
@@ -124,9 +123,8 @@ def _speed(folder: Path) -> Iterator[GpuStage]:
 def _overhead(name: str, folder: Path, before: str, after: str) -> GpuStage:
     """CUPTI, where it is found, receives the NVTX ranges, as Nsight Systems would."""
     tool = {INJECTED: str(path)} if after == "nvtx" and (path := cupti(_libraries())) else {}
-    words = ("throughput", "--device", "cuda", "--sides", before, after, *set_options(_DECODES))
-    output = ("--output", str(folder / f"{name}.json"))
-    return GpuStage(name, (*_module(overhead), *words, *output), 60, environment=tool)
+    words = ["--sides", before, after, *set_options(_DECODES)]
+    return replace(run_stage(name, folder, "throughput", "cuda", words, 60), environment=tool)
 
 
 def cupti(folders: Iterable[Path]) -> Path | None:
@@ -220,9 +218,6 @@ def _check_stage(stage: GpuStage) -> None:
         given = prediction_runs.parse(arguments)
         for question in given.questions:
             _require_values(prediction_runs.resolved(question, given.device), given.device)
-    elif module == overhead.__name__:
-        given = overhead.parse(arguments)
-        _require_values(resolve(load(given.scenario, given.set)), given.device)
     elif module == probes.__name__ and arguments[0] not in probes.PROBES:
         raise ValueError(f"no probe is called {arguments[0]}")
 

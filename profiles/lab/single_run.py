@@ -4,6 +4,12 @@ It runs in a process of its own because CUDA and the virtual GPU cannot share on
 not end other stages. With ``--counted`` the run is counted from inside the process, and what is written are counts by
 source line instead of a result. Kernels are left out of such counts, and copies within the device during a forward:
 where a fused kernel is missing, torch launches several of both.
+
+With ``--sides A B`` the cost of an instrument is measured: the workload runs alternately with and without it.
+
+    bare    no observers, torch's calls not replaced; the wall clock is read before and after
+    timed   a timed pass: observers, two events per step, the clock around calls that may wait
+    nvtx    a timed pass with NVTX ranges, which nvtx makes only if a tool receives them
 """
 
 from __future__ import annotations
@@ -12,10 +18,11 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -23,6 +30,8 @@ from ... import sched
 from ...scenarios.loader import load
 from ...sched.observe import RANGES
 from ..cuda.dispatch_counts import DispatchCounter
+from ..cuda.nvtx_ranges import NvtxRanges, listening
+from ..judge.statistics import abba, estimate, paired
 from ..measure.steps import OUTSIDE
 from ..platform.resolve import Resolved, resolve
 from ..ranks.execute import Options, execute
@@ -74,10 +83,6 @@ def _line(row: CopyRow | SyncRow, what: str) -> CountedLine:
     return CountedLine(row.kind, row.stream, row.range, site.file, site.function, site.statement, what)
 
 
-_NOWHERE = Site("", "", 0, "")
-_STREAMS = ("schedule", "forward", "copy")
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run one scenario and write its result.")
     parser.add_argument("scenario")
@@ -87,6 +92,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--counted", action="store_true", help="count from inside the process; nothing is timed"
     )
+    parser.add_argument(
+        "--sides", nargs=2, choices=tuple(SIDES), help="run alternately with and without an instrument"
+    )
+    parser.add_argument("--pairs", type=int, default=10, help="blocks of each side")
     parser.add_argument(
         "--output", type=Path, help="the result, or the counts; without it nothing is written"
     )
@@ -124,7 +133,8 @@ def counted(question: Resolved, device: str) -> dict[str, Any]:
         with counter.installed():
             run.measure(lambda *_: nullcontext(counter))
         streams = run.scheduler.engine.streams
-        names = {int(getattr(streams, name).stream_id): name for name in reversed(_STREAMS)}
+        in_order = ("copy", "forward", "schedule")  # where all three are one stream, it keeps the last name
+        names = {int(getattr(streams, name).stream_id): name for name in in_order}
     return counts_document(counter, names)
 
 
@@ -137,7 +147,7 @@ def counts_document(counter: DispatchCounter, streams: dict[int, str]) -> dict[s
         kind = counter.kinds.get(key.step, OUTSIDE)
         if kind == OUTSIDE:
             continue
-        site = _NOWHERE if key.site == NO_SITE else sites[key.site]
+        site = Site("", "", 0, "") if key.site == NO_SITE else sites[key.site]
         stream = streams.get(key.stream, "default")
         line = CountedLine(kind, stream, key.range, site.file, site.function, site.statement, key.what)
         counts[line] += count
@@ -148,9 +158,68 @@ def counts_document(counter: DispatchCounter, streams: dict[int, str]) -> dict[s
     }
 
 
+SIDES: Final[Mapping[str, Callable[[PreparedRun], float]]] = {
+    "bare": lambda run: run.clocked(watched=False),
+    "timed": lambda run: run.clocked(),
+    "nvtx": lambda run: run.clocked(NvtxRanges()),
+}
+# Percent that the second side may take, with steps of a millisecond.
+LIMITS: Final = {"timed": 1.0, "nvtx": 2.0}
+
+NO_TOOL: Final = "no tool takes NVTX ranges from this process"
+
+
+def compared(run: PreparedRun, sides: tuple[str, str], pairs: int) -> dict[str, Any]:
+    """Run two sides alternately, ``pairs`` blocks of each, after one warm-up of each."""
+    for side in sides:
+        SIDES[side](run)
+    steps = 0 if run.sink.collector is None else len(run.sink.collector.periods.periods) + 1
+    seconds = [SIDES[sides[which == "b"]](run) for which in abba(pairs)]
+    return overhead(sides, seconds, steps)
+
+
+def overhead(sides: tuple[str, str], seconds: Sequence[float], steps: int) -> dict[str, Any]:
+    """The document of a comparison. ``seconds`` are in the order of ``abba``."""
+    effect, limit = estimate(paired(seconds)), LIMITS[sides[1]]
+    order = abba(len(seconds) // 2)
+    by_side = [[s for which, s in zip(order, seconds, strict=True) if which == side] for side in "ab"]
+    before, after = map(median, by_side)
+    return {
+        "sides": list(sides),
+        "pairs": len(seconds) // 2,
+        "steps": steps,
+        "step_ms": 1e3 * before / steps if steps else None,
+        "percent": effect.median,
+        "interval": list(effect.interval),
+        "us_per_step": 1e6 * (after - before) / steps if steps else None,
+        "bar_percent": limit,
+        "met": True if effect.interval.high < limit else False if effect.interval.low > limit else None,
+        "seconds": dict(zip(sides, by_side, strict=True)),
+    }
+
+
+def costs(question: Resolved, given: argparse.Namespace) -> int:
+    """Compare two sides and write the document. Returns the exit code."""
+    if "nvtx" in given.sides and not listening():
+        write_whole(given.output, json.dumps({"sides": given.sides, "abstained": NO_TOOL}) + "\n")
+        return 0
+    sink = GatedSink()
+    with open_machine(given.device, question, sink) as machine:
+        run = PreparedRun(question, machine, question.relays[0], sink)
+        run.warm_up()
+        found = compared(run, (given.sides[0], given.sides[1]), given.pairs)
+        label = {"device": machine.hardware.name, "emulated": machine.labels.emulated}
+    write_whole(given.output, json.dumps({**label, **found}, indent=1) + "\n")
+    print(f"{found['percent']:+.2f} %, limit {found['bar_percent']:g} %")
+    return 0 if machine.labels.emulated or found["met"] else 1
+
+
 def main(arguments: Sequence[str]) -> int:
+    """Returns 1 if the measured cost of an instrument is not below its limit with its whole interval."""
     given = parse(arguments)
     question = resolved(given)
+    if given.sides:
+        return costs(question, given)
     if given.counted:
         write_whole(given.output, json.dumps(counted(question, given.device), indent=1) + "\n")
         return 0

@@ -2,7 +2,7 @@
 
 Limits hold for an 8B model with 64 running requests; emulated runs are shown without a verdict.
 ``python -m schedbench.profiles.lab.speed FOLDER NAME...`` writes speed.json and speed.md there, from each
-``NAME.json`` and from the documents of ``overhead``.
+``NAME.json`` and from the documents of ``single_run --sides``.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _origin(result: Result) -> str:
 def document(
     runs: Sequence[tuple[str, Result]], overheads: Iterable[dict[str, Any]], *, missing: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """``overheads`` are documents of ``overhead``, ``missing`` the runs without a result. A limit is ``undecided``
-    where a measured run has no verdict."""
+    """``overheads`` are documents of ``single_run --sides``, ``missing`` the runs without a result. A limit is
+    ``undecided`` where a measured run has no verdict."""
     documents = [run_document(name, result) for name, result in runs]
     costs = [{**cost, "met": None if cost.get("emulated") else cost.get("met")} for cost in overheads]
     verdicts = [

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from schedbench.profiles.lab import overhead
+from schedbench.profiles.lab import single_run
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.scenarios.loader import load
 from schedbench.sched.observe import Observer
@@ -70,8 +70,8 @@ def test_every_run_does_the_same_work(bench):
 def test_two_sides_run_alternately(bench, monkeypatch):
     turns = []
     sides = {name: lambda b, name=name: turns.append(name) or b.clocked() for name in ("bare", "timed")}
-    monkeypatch.setattr(overhead, "SIDES", sides)
-    found = overhead.compared(bench, ("bare", "timed"), 2)
+    monkeypatch.setattr(single_run, "SIDES", sides)
+    found = single_run.compared(bench, ("bare", "timed"), 2)
     assert turns == ["bare", "timed", *("bare", "timed", "timed", "bare")]
     assert found["steps"] >= 6 and found["step_ms"] > 0
     assert [len(values) for values in found["seconds"].values()] == [2, 2]
@@ -81,8 +81,7 @@ def test_two_sides_run_alternately(bench, monkeypatch):
 def test_a_known_cost_is_found_and_judged(factor, met):
     sides = ("bare", "timed")
     blocks = [1.0, factor, factor, 1.0] * 5
-    by_side = {"bare": [1.0] * 10, "timed": [factor] * 10}
-    found = overhead.overhead(sides, blocks, by_side, steps=1000)
+    found = single_run.overhead(sides, blocks, steps=1000)
     assert found["percent"] == pytest.approx(100 * (factor - 1))
     assert found["us_per_step"] == pytest.approx(1e3 * (factor - 1))
     assert found["met"] is met
@@ -90,7 +89,7 @@ def test_a_known_cost_is_found_and_judged(factor, met):
 
 def test_a_noisy_comparison_has_no_verdict():
     blocks = [1.0, 1.2, 0.8, 1.0, 1.0, 0.9, 1.15, 1.0]
-    found = overhead.overhead(("bare", "timed"), blocks, {"bare": blocks, "timed": blocks}, steps=0)
+    found = single_run.overhead(("bare", "timed"), blocks, steps=0)
     assert (found["met"], found["us_per_step"]) == (None, None)
 
 
@@ -98,7 +97,7 @@ def overhead_of(tmp_path, *sides):
     small = [word for setting in SMALL for word in ("--set", setting)]
     output = tmp_path / "overhead.json"
     words = ["mixed", "--device", "vgpu", "--sides", *sides, "--pairs", "2", *small, "--output", str(output)]
-    assert overhead.main(words) == 0
+    assert single_run.main(words) == 0
     return json.loads(output.read_text())
 
 
@@ -111,7 +110,7 @@ def test_the_document_names_device_and_limit(tmp_path):
 def test_nvtx_ranges_without_a_tool_are_not_measured(tmp_path, monkeypatch):
     assert overhead_of(tmp_path, "timed", "nvtx") == {
         "sides": ["timed", "nvtx"],
-        "abstained": overhead.NO_TOOL,
+        "abstained": single_run.NO_TOOL,
     }
     pushed = []
 
@@ -119,7 +118,7 @@ def test_nvtx_ranges_without_a_tool_are_not_measured(tmp_path, monkeypatch):
         def settled(self, info):
             pushed.append(info.step)
 
-    monkeypatch.setattr(overhead, "NvtxRanges", Ranges)
-    monkeypatch.setattr(overhead, "listening", lambda: True)
+    monkeypatch.setattr(single_run, "NvtxRanges", Ranges)
+    monkeypatch.setattr(single_run, "listening", lambda: True)
     assert overhead_of(tmp_path, "timed", "nvtx")["bar_percent"] == 2.0
     assert pushed
