@@ -74,11 +74,15 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     source = JoinInputs(steps.log, table, callers, epoch, INLINE)
     joined = join(rows, source, start=0, end=end - epoch + 1)
     given = {table.by_cupti(number) for number in capture.streams}
-    streams = stream_roles(joined.window, table, meaning, given)
-    window = restrict_forward(joined.window, streams.forward)
+    window = joined.window
+    names, forward = stream_roles(window, table, meaning, given)
+    if forward is not None:
+        window.ops = [
+            op if op.stream == forward or not op.forward else op._replace(forward=False) for op in window.ops
+        ]
     notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
     unfit = None if window.ops else "no GPU activity in the capture"
-    return CaptureReading(window, (), streams.names, steps, tuple(notes), unfit)
+    return CaptureReading(window, (), names, steps, tuple(notes), unfit)
 
 
 def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, run: RunPart) -> Result:
@@ -247,45 +251,24 @@ def _host_metrics(found: CaptureReading) -> Metrics:
     return {"step_ms": time_metric("step_ms", periods, exact=False, why=why), **ranges}
 
 
-BUSIEST: Final = "busiest"
-FORWARD: Final = "forward"
-SCHEDULE: Final = "schedule"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRoles:
-    """``names`` by the records' numbers. ``forward`` is the only stream of forward operations, or None for any."""
-
-    names: dict[int, str]
-    forward: int | None
-
-
 def stream_roles(
     window: Window, table: StreamTable, meaning: RangeMap, given: Collection[int]
-) -> StreamRoles:
-    """``given`` are the streams that the program named; ``table`` has their names, and numbers for the others. The
-    program's name of a stream is kept, unless the map names that stream."""
+) -> tuple[dict[int, str], int | None]:
+    """The streams' names by the records' numbers, and the only stream of forward operations, None for any. ``given``
+    are the streams that the program named; ``table`` has their names, and numbers for the others. The program's name of
+    a stream is kept, unless the map names that stream."""
     rule, found = meaning.streams, dict(table.names)
-    forward = _found(rule.forward, table, _busiest(window, meaning, FORWARD))
-    schedule = _found(rule.schedule, table, _busiest(window, meaning, SCHEDULE, but=forward))
+    forward = _found(rule.forward, table, _busiest(window, meaning, "forward"))
+    schedule = _found(rule.schedule, table, _busiest(window, meaning, "schedule", but=forward))
     if schedule is not None and schedule != forward and (rule.schedule is not None or schedule not in given):
-        found[schedule] = SCHEDULE
+        found[schedule] = "schedule"
     if forward is not None and (rule.forward is not None or forward not in given):
-        found[forward] = FORWARD
-    return StreamRoles(found, forward if rule.forward is not None else None)
-
-
-def restrict_forward(window: Window, forward: int | None) -> Window:
-    """Count the operations of other streams than ``forward`` as no forward operations."""
-    if forward is not None:
-        window.ops = [
-            op if op.stream == forward or not op.forward else op._replace(forward=False) for op in window.ops
-        ]
-    return window
+        found[forward] = "forward"
+    return found, forward if rule.forward is not None else None
 
 
 def _found(rule: int | str | None, table: StreamTable, busiest: int | None) -> int | None:
-    if rule is None or rule == BUSIEST:
+    if rule is None or rule == "busiest":
         return busiest
     if isinstance(rule, int):
         return table.by_cupti(rule)
@@ -301,7 +284,7 @@ def _busiest(window: Window, meaning: RangeMap, category: Category, *, but: int 
         if (
             op.range in inside
             and op.stream not in (but, NOWHERE)
-            and (category != FORWARD or op.kind == "kernel")
+            and (category != "forward" or op.kind == "kernel")
         ):
             time[op.stream] += op.end - op.start
     return max(sorted(time), key=lambda stream: time[stream], default=None)

@@ -71,8 +71,12 @@ def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int)
     ranges = list(reader.ranges(launches, settles))
     infos = reader.infos(launches)
     log = Log()
-    log.ranges += [_range(mapped, epoch) for mapped in ranges]
-    log.ranges += [_idle(start, end, epoch) for start, end in reader.idle_rounds()]
+    for span, rule, step in ranges:
+        name, of = (SLEEP, NO_STEP) if rule.category == "idle" else (rule.name, step)
+        log.ranges.append(Range(name, of, 0, span.start - epoch, span.end - epoch))
+    log.ranges += [
+        Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch) for start, end in reader.idle_rounds()
+    ]
     log.launched += [infos[step] for step in sorted(launches, key=lambda step: launches[step])]
     settled = dict.fromkeys(settles[span] for span in sorted(settles, key=lambda span: span.start))
     log.settled += [infos[step] for step in settled if step in infos]
@@ -209,17 +213,6 @@ def _size(span: CapturedRange, pattern: str | None) -> int:
     match = re.search(pattern, span.name) if pattern else None
     text = match[1] if match and match.groups() else ""
     return int(text) if text and text.isdecimal() and len(text) < 10 else 0
-
-
-def _range(mapped: MappedRange, epoch: int) -> Range:
-    span = mapped.span
-    if mapped.rule.category == "idle":
-        return _idle(span.start, span.end, epoch)
-    return Range(mapped.rule.name, mapped.step, 0, span.start - epoch, span.end - epoch)
-
-
-def _idle(start: int, end: int, epoch: int) -> Range:
-    return Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch)
 
 
 def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LedgerContext]]:

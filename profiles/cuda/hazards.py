@@ -18,7 +18,7 @@ from ..vgpu.hazards import HazardChecker
 from ..vgpu.hazards.clocks import Clock, VectorClocks
 from ..vgpu.hazards.footprints import ByteSpan, span
 from ..vgpu.hazards.ops import checked, host_accesses
-from ..vgpu.hazards.shadow import Block, IssuedOp
+from ..vgpu.hazards.shadow import Block
 from ..vgpu.patching import Function, Target, replaced
 from ..vgpu.sites import Sites
 from ..vgpu.torch_ops import LIKES, Handler
@@ -52,7 +52,7 @@ class ProgramOrder:
 
     def waited(self) -> None:
         """The host has waited for all operations of the current stream."""
-        self._synchronized(self.stream.id)
+        self._done(self._module.current_stream())
 
     def waited_for_all(self) -> None:
         self.clocks.synchronize_all()
@@ -60,36 +60,34 @@ class ProgramOrder:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Follow the calls of streams and events in this block."""
-        with replaced(list(self._targets()), self._wrap):
-            yield
-
-    def _targets(self) -> Iterator[Target]:
         module = self._module
-        for name in ("record", "wait", "query", "synchronize"):
-            yield Target(module.Event, name, f"event {name}")
-        yield Target(module.Stream, "query", "stream query")
-        yield Target(module.Stream, "synchronize", "stream synchronize")
-        yield Target(module, "synchronize", "device synchronize")
-        yield Target(module.graph, "__enter__", "capture")  # torch's waits for the device first
+        event, stream = module.Event, module.Stream
+        updates: Mapping[Target, Callable[[Sequence[Any], Any], None]] = {
+            Target(event, "record", "cudaEventRecord"): lambda args, _: self._recorded(*args),
+            Target(event, "wait", "cudaStreamWaitEvent"): lambda args, _: self._awaited(*args),
+            Target(event, "query", "cudaEventQuery"): lambda args, done: (
+                self._reached(args[0]) if done else None
+            ),
+            Target(event, "synchronize", "cudaEventSynchronize"): lambda args, _: self._reached(args[0]),
+            Target(stream, "query", "cudaStreamQuery"): lambda args, done: (
+                self._done(args[0]) if done else None
+            ),
+            Target(stream, "synchronize", "cudaStreamSynchronize"): lambda args, _: self._done(args[0]),
+            Target(module, "synchronize", "cudaDeviceSynchronize"): lambda *_: self.waited_for_all(),
+            # Torch's waits for the device first.
+            Target(module.graph, "__enter__", "cudaDeviceSynchronize"): lambda *_: self.waited_for_all(),
+        }
 
-    def _wrap(self, target: Target, function: Function) -> Function:
-        update: Callable[[Sequence[Any], Any], None] = {
-            "event record": lambda args, _: self._recorded(*args),
-            "event wait": lambda args, _: self._awaited(*args),
-            "event query": lambda args, done: self._reached(args[0]) if done else None,
-            "event synchronize": lambda args, _: self._reached(args[0]),
-            "stream query": lambda args, done: self._synchronized(self.number(args[0])) if done else None,
-            "stream synchronize": lambda args, _: self._synchronized(self.number(args[0])),
-            "device synchronize": lambda *_: self.waited_for_all(),
-            "capture": lambda *_: self.waited_for_all(),
-        }[target.call]
+        def wrap(target: Target, function: Function) -> Function:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                result = function(*args, **kwargs)
+                updates[target]((*args, *kwargs.values()), result)
+                return result
 
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            update((*args, *kwargs.values()), result)
-            return result
+            return wrapped
 
-        return wrapped
+        with replaced(list(updates), wrap):
+            yield
 
     def _recorded(self, event: Any, stream: Any = None) -> None:
         known = self.clocks.recorded(self._actor(stream))
@@ -102,8 +100,8 @@ class ProgramOrder:
     def _reached(self, event: Any) -> None:
         self.clocks.synchronize(self._known(event))
 
-    def _synchronized(self, stream: int) -> None:
-        self.clocks.synchronize(self.clocks.recorded(stream + 1))
+    def _done(self, stream: Any) -> None:
+        self.clocks.synchronize(self.clocks.recorded(self.number(stream) + 1))
 
     def _known(self, event: Any) -> Clock:
         """A copy of the event's clock; empty for an event that was never recorded."""
@@ -222,9 +220,10 @@ class Operators(TorchDispatchMode):
 
     def _copy(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         checker, (target, source) = self._checker, args[:2]
-        launch = self._launch(source, target)
+        up, down = (not checker.memory.on_device(source), not checker.memory.on_device(target))
+        launch = checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
         checker.copy_side(launch, source, write=False)
-        if checker.memory.on_device(target):
+        if not down:
             checker.announce(target)
         checker.copy_side(launch, target, write=True)
         return self._compute_at_work(func, args, kwargs)
@@ -253,10 +252,6 @@ class Operators(TorchDispatchMode):
         """``torch.tensor(..., device=)``, whose values have been uploaded before this operator."""
         self._checker.copy_side(self._checker.launch("copy h2d"), args[0], write=True)
         return self._compute(func, args, kwargs)
-
-    def _launch(self, source: torch.Tensor, target: torch.Tensor) -> IssuedOp:
-        up, down = (not self._checker.memory.on_device(source), not self._checker.memory.on_device(target))
-        return self._checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
 
     def _compute_at_work(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         with self._checker.device_at_work():

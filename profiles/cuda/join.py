@@ -48,7 +48,9 @@ def join(rows: Sequence[KinetoRow], source: JoinInputs, *, start: int, end: int)
 
     The calls that start and stop the trace lie outside, and are left out.
     """
-    joining = _Join(_between(rows, start + source.epoch, end + source.epoch), source)
+    begin, over = start + source.epoch, end + source.epoch
+    outside = {row.correlation for row in rows if row.category in API and not begin <= row.start < over}
+    joining = _Join([row for row in rows if row.correlation not in outside], source)
     log, ops = source.log, list(joining.ops())
     window = Window(
         start,
@@ -61,12 +63,6 @@ def join(rows: Sequence[KinetoRow], source: JoinInputs, *, start: int, end: int)
         settled=log.settled,
     )
     return Joined(window, _why_incomplete(window), joining.notes())
-
-
-def _between(rows: Sequence[KinetoRow], start: int, end: int) -> list[KinetoRow]:
-    """Without the calls outside [start, end) and their operations."""
-    others = {row.correlation for row in rows if row.category in API and not start <= row.start < end}
-    return [row for row in rows if row.correlation not in others]
 
 
 @dataclass(slots=True)

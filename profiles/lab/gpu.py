@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -72,13 +73,24 @@ def plan(folder: Path, only: Sequence[str] = ()) -> list[GpuStage]:
 
 
 def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
+    pytest = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider")
+    kernels = "tests/cuda/test_triton_kernels.py"
+    compared = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
+    # Timed passes only: a trace of thousands of graphs would not fit.
+    timed = partial(_run, folder=folder, device="cuda", scenario="throughput", option="--timed")
     return [
         _probe("environment", folder, 45),
         _run("cuda", folder, "cuda", _BURST, 120),
         _run("vgpu", folder, "vgpu", _BURST, 60),
-        *_tests(),
-        *_speed(folder),
-        *_verification(folder),
+        # In a stage of their own: later runs find the compiled kernels in Triton's cache.
+        GpuStage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",)),
+        GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 120, packages=("pytest",)),
+        timed("speed-8b", overrides=_EIGHT_BILLION, deadline=150),
+        timed("speed-0.6b", overrides=_HALF_BILLION, deadline=75),
+        _overhead("overhead", folder, "bare", "timed"),
+        # The counts of one run on both devices, and those made in the process, compared line by line.
+        _run("counted", folder, "cuda", _BURST, 90, option="--counted"),
+        GpuStage("verify", (*_module(verification), *compared), 30, needs=("cuda", "vgpu", "counted")),
         *(_probe(name, folder, 45) for name in _CALIBRATING),
         *_predictions(folder, every=every),
         GpuStage("hazards-vgpu", (*_module(hazard_table), "vgpu", str(folder)), 45),
@@ -96,28 +108,6 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
 
 def _module(module: ModuleType) -> tuple[str, str]:
     return "-m", module.__name__
-
-
-def _tests() -> Iterator[GpuStage]:
-    """The kernels' tests run first, in a stage of their own: later runs find the compiled kernels in Triton's cache."""
-    pytest = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider")
-    kernels = "tests/cuda/test_triton_kernels.py"
-    yield GpuStage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",))
-    yield GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 120, packages=("pytest",))
-
-
-def _verification(folder: Path) -> Iterator[GpuStage]:
-    """The counts of one run on both devices, and those made in the process, compared line by line."""
-    files = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
-    yield _run("counted", folder, "cuda", _BURST, 90, option="--counted")
-    yield GpuStage("verify", (*_module(verification), *files), 30, needs=("cuda", "vgpu", "counted"))
-
-
-def _speed(folder: Path) -> Iterator[GpuStage]:
-    """Timed passes only: a trace of thousands of graphs would not fit."""
-    for name, overrides, deadline in (("speed-8b", _EIGHT_BILLION, 150), ("speed-0.6b", _HALF_BILLION, 75)):
-        yield _run(name, folder, "cuda", overrides, deadline, scenario="throughput", option="--timed")
-    yield _overhead("overhead", folder, "bare", "timed")
 
 
 def _overhead(name: str, folder: Path, before: str, after: str) -> GpuStage:

@@ -344,7 +344,9 @@ def triton_interpreted(gpu: VirtualGpu) -> Iterator[TritonPrograms]:
     programs = TritonPrograms(gpu)
     with (
         patched_on_import("triton.runtime.interpreter", programs.patches),
-        patched_on_import("triton.runtime.driver", driver_patches),
+        patched_on_import(
+            "triton.runtime.driver", lambda module: [(module.driver, "_active", TritonDriver())]
+        ),
     ):
         yield programs
 
@@ -402,8 +404,3 @@ class TritonDriver:
 
     def get_device_interface(self) -> Any:
         return torch.cuda
-
-
-def driver_patches(module: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Of Triton's module ``runtime.driver``."""
-    yield module.driver, "_active", TritonDriver()

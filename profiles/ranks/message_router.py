@@ -11,7 +11,7 @@ import torch
 
 from ...scenarios.failures import rank_names, words
 from ...scenarios.schema import Failure, Scenario
-from ..run.fault_injector import FaultInjector
+from ..run.rank_context import FaultInjector
 from ..vgpu.engine import PeerEventRecording
 
 

@@ -31,8 +31,8 @@ from ..platform import capacity
 from ..platform.machine import Machine, MachineError
 from ..platform.own_process import claim_process
 from ..platform.pool import end_with_parent
-from ..run.fault_injector import inject_faults
 from ..run.machines import NO_ADVERSARY, open_machine
+from ..run.rank_context import inject_faults
 from ..run.runner import GatedSink
 from ..run.task import RunTask
 from ..vgpu.device import CURRENT

@@ -13,8 +13,7 @@ from ...sched.disagg.layout import RankLayout
 from ...sched.link import Link
 from ...sched.pipeline.stage import Stage, split_layers
 from ..platform.resolve import Resolved
-from ..run.fault_injector import FaultInjector
-from ..run.rank_context import RankContext
+from ..run.rank_context import FaultInjector, RankContext
 
 
 @dataclass(frozen=True, slots=True)

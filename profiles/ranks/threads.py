@@ -12,9 +12,8 @@ from ..platform import capacity
 from ..platform.capacity import link_profile
 from ..platform.hardware import LinkProfile
 from ..platform.machine import MachineError
-from ..run.fault_injector import inject_faults
 from ..run.machines import one_thread, open_machine
-from ..run.rank_context import ALONE
+from ..run.rank_context import ALONE, inject_faults
 from ..run.runner import GatedSink, ObserverFactory, settled_heap
 from ..run.task import RunTask
 from ..vgpu.device import CURRENT

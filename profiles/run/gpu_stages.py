@@ -109,16 +109,13 @@ def in_process(python: str, folder: Path) -> Callable[[GpuStage, float], StageOu
             error = _waited(process, seconds)
         took = time.monotonic() - begin
         if error:
+            # The first line has the last one of the output, which names a traceback's error.
             tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
-            return StageOutcome(stage.name, "failed", took, _with_output(error, tail))
+            whole = f"{error}: {tail.splitlines()[-1]}\n{tail}" if tail else error
+            return StageOutcome(stage.name, "failed", took, whole)
         return StageOutcome(stage.name, "ok", took)
 
     return run
-
-
-def _with_output(error: str, tail: str) -> str:
-    """The error and the output; the first line has the last one of the output, which names a traceback's error."""
-    return f"{error}: {tail.splitlines()[-1]}\n{tail}" if tail else error
 
 
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
@@ -140,10 +137,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
     finally:
-        _kill_group(process.pid)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _kill_group(group: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)

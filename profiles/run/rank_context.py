@@ -1,24 +1,151 @@
-"""What one rank of a run has: its link to the other ranks, and its part of the work."""
+"""What one rank of a run has: its link to the other ranks, its part of the work, and its death where the scenario
+scripts one, at the n-th range, send or receive of a phase."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
+from ...scenarios.failures import rank_names, role_of
+from ...scenarios.schema import Scenario
 from ...sched.data_parallel.sync import PartitionedSource, RankShare
 from ...sched.disagg.layout import RankLayout
+from ...sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST
 from ...sched.disagg.router import RoutedSource, WorkerSource
-from ...sched.link import Link
+from ...sched.link import Link, Message
+from ...sched.loop.pipelined import PROXY
 from ...sched.model.config import ModelConfig
 from ...sched.model.runner import GraphInput
 from ...sched.model.tags import TagPool
-from ...sched.observe import Clock
-from ...sched.pipeline.source import FirstStageSource, ForwardedSource
+from ...sched.observe import Clock, Observer
+from ...sched.pipeline.source import REQUESTS, FirstStageSource, ForwardedSource
 from ...sched.pipeline.stage import Stage
 from ...sched.request import RequestSource
-from .fault_injector import FaultInjector
+
+
+class DiedError(Exception):
+    """This rank was killed, as the scenario scripts it."""
+
+
+class _Trigger(NamedTuple):
+    """A range that opens, a message that is about to be sent, or a message that has been received."""
+
+    kind: Literal["range", "send", "receive"]
+    name: str
+
+
+_TRIGGERS: Final[Mapping[str, Mapping[str, Sequence[_Trigger]]]] = {
+    "stage": {
+        "proxies": (_Trigger("send", PROXY),),
+        "tokens": (_Trigger("range", "copy"),),
+    },
+    "rank": {},
+    "replica": {"requests": (_Trigger("receive", REQUEST),), "ended": (_Trigger("send", ENDED),)},
+    "prefill": {
+        "requests": (_Trigger("receive", REQUEST),),
+        "bootstrap": (_Trigger("receive", HANDSHAKE),),
+        "transfer": (_Trigger("send", KV),),
+    },
+    "decode": {
+        "requests": (_Trigger("receive", REQUEST),),
+        "bootstrap": (_Trigger("send", HANDSHAKE),),
+        "transfer": (_Trigger("receive", KV),),
+        "ended": (_Trigger("send", ENDED),),
+    },
+    "router": {"requests": (_Trigger("send", REQUEST),), "ended": (_Trigger("receive", ENDED),)},
+}
+_FORWARDS: Final = ("model", "draft")  # ranges that a step on the device begins with
+
+
+class FaultInjector(Observer):
+    """Calls ``kill`` with the reason, and raises DiedError if that returns. It counts triggers once it is ``armed``,
+    when the measured workload begins."""
+
+    def __init__(self, scenario: Scenario, rank: int, kill: Callable[[str], None]) -> None:
+        self.armed = False
+        self.triggered: list[int] = []  # indices into the script
+        self._name = rank_names(scenario)[rank]
+        self._kill = kill
+        self._schedule = {
+            index: (failure.dies, _triggers(self._name, failure.dies.phase))
+            for index, failure in enumerate(scenario.faults)
+            if failure.dies is not None and failure.rank == self._name
+        }
+        self._counts: Counter[int] = Counter()
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        self.check("range", name)
+        return super().range(name, step, size)
+
+    def check(self, kind: Literal["range", "send", "receive"], name: str) -> None:
+        """Count a trigger. Raises DiedError when the script kills the rank here."""
+        for index, (dies, triggers) in self._schedule.items() if self.armed else ():
+            if (kind, name) not in triggers:
+                continue
+            self._counts[index] += 1
+            if self._counts[index] == dies.nth:
+                self.triggered.append(index)
+                how = f"killed by script in {dies.phase} {dies.nth}"
+                self._kill(how)
+                raise DiedError(f"{self._name} was {how}")
+
+
+def inject_faults(
+    scenario: Scenario, link: Link, kill: Callable[[str], None]
+) -> tuple[Link, FaultInjector | None]:
+    """A rank's link and its fault injector; without a script of failures, the link as it is and None."""
+    if not scenario.faults:
+        return link, None
+    injector = FaultInjector(scenario, link.rank, kill)
+    return _FaultInjectingLink(link, injector), injector
+
+
+def _triggers(rank: str, phase: str) -> Sequence[_Trigger]:
+    if phase == "forward":
+        return [_Trigger("range", name) for name in _FORWARDS]
+    # Requests enter at the first stage: it only sends them.
+    if (role_of(rank), phase) == ("stage", "requests"):
+        return [_Trigger("send" if rank == "stage 0" else "receive", REQUESTS)]
+    return _TRIGGERS[role_of(rank)].get(phase) or [_Trigger("range", phase)]
+
+
+class _FaultInjectingLink:
+    def __init__(self, link: Link, injector: FaultInjector) -> None:
+        self.rank, self.size = link.rank, link.size
+        self._link = link
+        self._injector = injector
+
+    def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
+        self._injector.check("send", tag)
+        self._link.send(to, tag, value, tensors)
+
+    def flush(self, tag: str) -> None:
+        self._link.flush(tag)
+
+    def receive(self, source: int, tag: str) -> Message:
+        message = self._link.receive(source, tag)
+        self._injector.check("receive", tag)
+        return message
+
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._link.all_to_all(tag, tensors)
+
+    def poll(self, tag: str) -> Message | None:
+        message = self._link.poll(tag)
+        if message is not None:
+            self._injector.check("receive", tag)
+        return message
+
+    def wait(self, tags: Sequence[str], until: int | None) -> None:
+        self._link.wait(tags, until)
+
+    def gone(self) -> Mapping[int, str]:
+        return self._link.gone()
+
 
 ALIGN = "align"
 _SLACK = 1_000_000  # ns, by which the common start is after the latest clock, so that it reaches every rank in time

@@ -40,9 +40,8 @@ from ..platform.resolve import Resolved, speculation
 from ..record.provenance import LoopName, RelayPart
 from ..record.timeline import Names, Sink, Window
 from .compose import Guard, compose
-from .fault_injector import DiedError
 from .feed import Feed, measured_workload, warmup_workload
-from .rank_context import ALONE, RankContext, align
+from .rank_context import ALONE, DiedError, RankContext, align
 from .system import (
     MakeSystem,
     NoProgressError,

@@ -24,10 +24,9 @@ from ..vgpu.counterfactual import Counterfactual
 from .compose import Guard
 from .crash import broken_on_purpose
 from .document import measured, result_of, run_part, uncounted, untimed
-from .fault_injector import DiedError
 from .feed import Feed, measured_workload, warmup_workload
 from .machines import DeviceChoice, DeviceKind
-from .rank_context import RankContext, align
+from .rank_context import DiedError, RankContext, align
 from .runner import ExtraSink, GatedSink, ObserverFactory, OwnSystem, PreparedRun, unobserved
 from .system import MakeSystem, ObserverGroup
 

@@ -27,7 +27,11 @@ class Tables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        self.columns = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
+        self.columns = {
+            name: [str(column) for _, column, *_ in connection.execute(f"PRAGMA table_info({quoted(name)})")]
+            for (name,) in names
+            if isinstance(name, str)
+        }
 
     def __contains__(self, table: str) -> bool:
         return table in self.columns
@@ -66,10 +70,6 @@ class Tables:
             for key, name, label in self.rows(table, ("id", "name", "label"))
             if isinstance(key, int)
         }
-
-    def _columns_of(self, table: str) -> Sequence[str]:
-        found = self._connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
-        return [str(column[1]) for column in found]
 
 
 @contextmanager
