@@ -337,57 +337,56 @@ def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWat
     order = ProgramOrder(device.module, watch)
     checker = HazardChecker(order, StorageMemory(device.type, device.real))
     operators = Operators(checker, order, CopyRules(device.type, device.inline))
-    calls = _Calls(checker, order, operators)
+    around = _calls(device, checker, order, operators)
+
+    def wrap(target: Target, function: Function) -> Function:
+        def wrapped(*args: Any, **kwargs: Any) -> None:
+            with around[target](*args, **kwargs):
+                function(*args, **kwargs)
+
+        return wrapped
+
     with (
         checker.listening(),
         order.installed(),
-        replaced(list(calls.targets(device)), calls.wrap),
+        replaced(list(around), wrap),
         host_accesses(lambda: checker, checker.memory),
         operators,
     ):
         yield HazardWatch(checker, order, operators)
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The calls that are neither operators nor order streams."""
-
-    checker: HazardChecker
-    order: ProgramOrder
-    operators: Operators
-
-    def targets(self, device: WatchedDevice) -> Iterator[Target]:
-        yield Target(device.tensors, "record_stream", "record_stream")
-        for name in ("capture_begin", "capture_end", "replay"):
-            yield Target(device.module.CUDAGraph, name, name)
-
-    def wrap(self, target: Target, function: Function) -> Function:
-        around: Callable[..., AbstractContextManager[None]] = getattr(self, f"_{target.call}")
-
-        def wrapped(*args: Any, **kwargs: Any) -> None:
-            with around(*args, **kwargs):
-                function(*args, **kwargs)
-
-        return wrapped
+def _calls(
+    device: WatchedDevice, checker: HazardChecker, order: ProgramOrder, operators: Operators
+) -> Mapping[Target, Callable[..., AbstractContextManager[None]]]:
+    """The calls that are neither operators nor order streams, and what surrounds them."""
 
     @contextmanager
-    def _record_stream(self, tensor: torch.Tensor, stream: Any) -> Iterator[None]:
-        self.checker.record_stream(tensor, self.order.number(stream))
+    def record_stream(tensor: torch.Tensor, stream: Any) -> Iterator[None]:
+        checker.record_stream(tensor, order.number(stream))
         yield
 
     @contextmanager
-    def _capture_begin(self, graph: Any, *_: Any, **__: Any) -> Iterator[None]:
+    def capture_begin(graph: Any, *_: Any, **__: Any) -> Iterator[None]:
         yield
-        self.order.capturing = True
-        self.checker.capturing(graph)
+        order.capturing = True
+        checker.capturing(graph)
 
     @contextmanager
-    def _capture_end(self, graph: Any) -> Iterator[None]:  # noqa: ARG002
-        self.order.capturing = False
-        self.checker.capturing(None)
+    def capture_end(graph: Any) -> Iterator[None]:  # noqa: ARG001
+        order.capturing = False
+        checker.capturing(None)
         yield
 
     @contextmanager
-    def _replay(self, graph: Any) -> Iterator[None]:
-        with self.operators.excluded(), self.checker.replaying(graph):
+    def replay(graph: Any) -> Iterator[None]:
+        with operators.excluded(), checker.replaying(graph):
             yield
+
+    graph = device.module.CUDAGraph
+    return {
+        Target(device.tensors, "record_stream", ""): record_stream,
+        Target(graph, "capture_begin", "cudaStreamBeginCapture"): capture_begin,
+        Target(graph, "capture_end", "cudaStreamEndCapture"): capture_end,
+        Target(graph, "replay", "cudaGraphLaunch"): replay,
+    }

@@ -47,10 +47,7 @@ class KinetoWindow:  # cuda-only
         self.profile.__enter__()
 
     def stop(self) -> list[KinetoRow]:
-        return rows(self.trace())
-
-    def trace(self) -> dict[str, Any]:
-        """End the window and return its Chrome trace."""
+        """End the window and return the rows of its Chrome trace."""
         torch.cuda.synchronize()
         self.profile.__exit__(None, None, None)
         with TemporaryDirectory() as folder:
@@ -60,8 +57,7 @@ class KinetoWindow:  # cuda-only
         if self._keep is not None:
             with packed_whole(self._keep) as file:
                 file.write(content)
-        found: dict[str, Any] = json.loads(content)
-        return found
+        return rows(json.loads(content))
 
 
 def identify(streams: StreamTable) -> frozenset[int]:  # cuda-only

@@ -172,7 +172,7 @@ def costs_probe() -> dict[str, Any]:  # cuda-only
         "launch": measured(partial(_launch, small)),
         "graphs": measured(partial(_graphs, small)),
         "events": measured(_events),
-        "pinned": measured(_pinned),
+        "pinned": measured(lambda: {"hit": host_ns(torch.zeros(1024).pin_memory)}),
     }
 
 
@@ -208,10 +208,6 @@ def _events() -> dict[str, Any]:  # cuda-only
     }
 
 
-def _pinned() -> dict[str, Any]:  # cuda-only
-    return {"hit": host_ns(torch.zeros(1024).pin_memory)}
-
-
 # ---- device time of kernels by shape: products and attention of a model, and a copy within the device -----------
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)  # tokens of a forward
@@ -225,8 +221,10 @@ ATTENTION_SHAPES: Final = ((1, 2048, 0), (4, 2048, 0), (4, 512, 2048))
 
 
 def kernels_probe() -> dict[str, Any]:  # cuda-only
+    source = torch.zeros(MOVED, dtype=torch.uint8, device="cuda")
+    copy = partial(torch.empty_like(source).copy_, source)
     return {
-        "copy": _device_copy(),
+        "copy": {"bytes": 2 * MOVED, "device_ns": device_ns(copy, repeat=10)},
         "peak": [_product(PEAK, PEAK, PEAK, dtype) for dtype in DTYPES],
         "gemm": [_product(m, n, k, "bfloat16") for m in ROWS for k, n in SHAPES],
         "attention": measured(_attention_rows),
@@ -257,12 +255,6 @@ def _attention_rows() -> list[dict[str, Any]]:  # cuda-only
         sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
         rows.append({**shape, **sizes, "device_ns": device_ns(action, repeat=10)})
     return rows
-
-
-def _device_copy() -> dict[str, Any]:  # cuda-only
-    source = torch.zeros(MOVED, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return {"bytes": 2 * MOVED, "device_ns": device_ns(partial(target.copy_, source), repeat=10)}
 
 
 def _product(m: int, n: int, k: int, dtype: str) -> dict[str, Any]:  # cuda-only
