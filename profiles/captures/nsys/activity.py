@@ -1,4 +1,8 @@
-"""The calls and operations of an export, as rows of the kind that Kineto's traces give."""
+"""The tables of an export, and its calls and operations as rows of the kind that Kineto's traces give.
+
+An export of any version has only tables with rows, and no indexes. Columns differ between versions, and a missing one
+reads as None; rows are in no order.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ....scenarios.problems import show
 from ...cuda.kineto import SYNC, WAIT_EVENT, KinetoRow, without_suffix
@@ -127,19 +130,16 @@ _PLACE: Final = ("start", "end", "streamId", "correlationId")
 _NONE: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(NamedTuple):
     """The activity of one process. ``process`` is the upper bits of its threads' numbers, which its operations have
     too."""
 
     tables: Tables
     strings: Mapping[int, str]
     process: int
-    _records: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
 
     def rows(self) -> list[KinetoRow]:
         """In order of time. Raises CaptureFileError for a cell with an impossible value."""
-        self._read_records()
         found = [*self._calls(), *self._kernels(), *self._copies(), *self._others(), *self._syncs()]
         return sorted(found, key=lambda row: (row.start, row.end))
 
@@ -157,10 +157,12 @@ class Activity:
             yield _row(KERNELS, "kernel", name, place)
 
     def _copies(self) -> Iterator[KinetoRow]:
-        kinds = MemoryKinds.of(self.tables, COPIES)
+        labels, kinds = self.tables.labels("ENUM_CUDA_MEMCPY_OPER"), memory_kinds(self.tables)
+        directions = {**_DIRECTIONS, **{key: _direction(label) for key, label in labels.items()}}
         columns = (*_PLACE, "bytes", "copyKind", "srcKind", "dstKind")
         for *place, size, kind, source, target in self._of(COPIES, columns):
-            name = f"Memcpy {kinds.direction(kind)} ({kinds.memory(source)} -> {kinds.memory(target)})"
+            ends = f"{kinds.get(source, UNKNOWN)} -> {kinds.get(target, UNKNOWN)}"
+            name = f"Memcpy {directions.get(kind, UNKNOWN)} ({ends})"
             yield _row(COPIES, "gpu_memcpy", name, place, size=size)
 
     def _others(self) -> Iterator[KinetoRow]:
@@ -170,25 +172,21 @@ class Activity:
             yield _row(GRAPHS, "kernel", f"graph {number(graph)}", place)
 
     def _syncs(self) -> Iterator[KinetoRow]:
+        """Each has the stream and the call of its event's last record before the call that waits for it."""
+        records: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for event, stream, correlation in self._of(RECORDS, ("eventId", "streamId", "correlationId")):
+            if number(event) >= 0:
+                records[event].append((number(correlation), number(stream)))
+        for of_event in records.values():
+            of_event.sort()  # in the order of their calls: the table has no times
         for *place, kind, event in self._of(SYNCS, (*_PLACE, "syncType", "eventId")):
             name = _SYNC_NAMES.get(number(kind), "Sync")
             row = _row(SYNCS, SYNC, name, place)
-            source, record = self._record_before(number(event), row.correlation)
+            made = records[number(event)]
+            at = bisect_left(made, (row.correlation, _NONE))
+            record, source = made[at - 1] if at else (_NONE, _NONE)
             on_stream = row.stream if name in (WAIT_EVENT, "Stream Sync") else _NONE
             yield row._replace(stream=on_stream, source=source, waits_for=record)
-
-    def _read_records(self) -> None:
-        """Read the records of events in the order of their calls: the table has no times."""
-        for event, stream, correlation in self._of(RECORDS, ("eventId", "streamId", "correlationId")):
-            self._records[number(event)].append((number(correlation), number(stream)))
-        for records in self._records.values():
-            records.sort()
-
-    def _record_before(self, event: int, correlation: int) -> tuple[int, int]:
-        """Stream and call of an event's last record before the call that waits for it."""
-        records = self._records.get(event, []) if event >= 0 else []
-        at = bisect_left(records, (correlation, _NONE))
-        return (records[at - 1][1], records[at - 1][0]) if at else (_NONE, _NONE)
 
     def _of(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
         return self.tables.rows(table, columns, {"globalPid": self.process})
@@ -214,36 +212,23 @@ _DEVICE: Final = ((_NSYS, 2), (_CUPTI, 3))
 _WAY: Final = re.compile(r"(host|device|array|peer|[hdap])[\s_-]*to[\s_-]*(host|device|array|peer|[hdap])$")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryKinds:
-    """The numbers of copies in an export: their direction, and the kinds of memory at both ends.
+def memory_kinds(tables: Tables) -> Mapping[int, str]:
+    """The kinds of memory by their numbers in the table of copies; empty where they are unknown.
 
-    Nsight Systems has other numbers for kinds of memory than CUPTI. They are taken from the export's enumerations; in
-    an export without these, the device's end of its copies shows which numbers it has.
+    Nsight Systems has other numbers than CUPTI. They are taken from the export's enumeration; in an export without it,
+    they are those by which every copy to or from the host has the device at its other end.
     """
-
-    directions: Mapping[int, str]
-    kinds: Mapping[int, str]
-
-    @classmethod
-    def of(cls, tables: Tables, copies: str) -> MemoryKinds:
-        """The kinds of the numbers in the table ``copies``."""
-        directions = {key: _way(label) for key, label in tables.labels("ENUM_CUDA_MEMCPY_OPER").items()}
-        kinds = {key: _kind(label) for key, label in tables.labels("ENUM_CUDA_MEM_KIND").items()}
-        return cls({**_DIRECTIONS, **directions}, kinds or _numbering(tables, copies))
-
-    @property
-    def known(self) -> bool:
-        return bool(self.kinds)
-
-    def direction(self, value: object) -> str:
-        return self.directions.get(value, UNKNOWN) if isinstance(value, int) else UNKNOWN
-
-    def memory(self, value: object) -> str:
-        return self.kinds.get(value, UNKNOWN) if isinstance(value, int) else UNKNOWN
+    if labels := tables.labels("ENUM_CUDA_MEM_KIND"):
+        return {key: _kind(label) for key, label in labels.items()}
+    ends = {
+        target if kind == 1 else source
+        for kind, source, target in tables.rows(COPIES, ("copyKind", "srcKind", "dstKind"))
+        if kind in (1, 2)
+    }
+    return next((kinds for kinds, device in _DEVICE if ends == {device}), {})
 
 
-def _way(label: str) -> str:
+def _direction(label: str) -> str:
     """``host-to-device``, ``HtoD`` and the like."""
     match = _WAY.search(label)
     if match is None:
@@ -254,15 +239,4 @@ def _way(label: str) -> str:
 def _kind(label: str) -> str:
     """The longest known kind in the label."""
     plain = label.replace("_", " ")
-    named = [kind for kind in _KINDS if kind.lower() in plain]
-    return max(named, key=len, default=UNKNOWN)
-
-
-def _numbering(tables: Tables, copies: str) -> Mapping[int, str]:
-    """The numbering by which every copy to or from the host has the device at its other end; empty if neither fits."""
-    ends = {
-        target if kind == 1 else source
-        for kind, source, target in tables.rows(copies, ("copyKind", "srcKind", "dstKind"))
-        if kind in (1, 2)
-    }
-    return next((kinds for kinds, device in _DEVICE if ends == {device}), {})
+    return max((kind for kind in _KINDS if kind.lower() in plain), key=len, default=UNKNOWN)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from ...measure.intervals import covered
 from ..capture import CapturedRange, CaptureFileError, ProfilerCapture
 from . import activity
-from .activity import STRINGS, Activity, MemoryKinds, Tables, number, opened, quoted, readable, whole
+from .activity import STRINGS, Activity, Tables, number, opened, quoted, readable, whole
 
 PROCESS: Final = ~0xFFFFFF
 METADATA: Final = ("META_DATA_EXPORT", "META_DATA_CAPTURE")
@@ -110,7 +110,7 @@ def _missing(tables: Tables) -> Iterator[str]:
         yield "no synchronisation records: syncs have no stream, and waits of one stream for another are not seen"
     elif activity.RECORDS not in tables:
         yield "no event records: waits of one stream for another count as kernel gap or launch latency"
-    if activity.COPIES in tables and not MemoryKinds.of(tables, activity.COPIES).known:
+    if activity.COPIES in tables and not activity.memory_kinds(tables):
         yield "copies have no kinds of memory: pinned, pageable and blocking copies are not counted as such"
     if _graph_mode(tables) == "graph":
         yield "graphs were traced whole: their kernels and copies count as one kernel (--cuda-graph-trace=node)"
@@ -121,14 +121,14 @@ def _missing(tables: Tables) -> Iterator[str]:
 EVENTS: Final = "NVTX_EVENTS"
 _MARK, _PUSHED, _STARTED, _DOMAIN = 34, 59, 60, 75  # eventType
 _COLUMNS: Final = ("eventType", "start", "end", "globalTid", "endGlobalTid", "domainId", "text", "textId")
-_WHOLE: Final = ("int64Value", "uint64Value", "int32Value", "uint32Value")
-_REAL: Final = ("doubleValue", "floatValue")
+# The payload's column depends on its type in the program.
+_PAYLOADS: Final = ("int64Value", "uint64Value", "int32Value", "uint32Value", "doubleValue", "floatValue")
 
 
 def spans(tables: Tables, strings: Mapping[int, str]) -> list[CapturedRange]:
     """In order of time. Ranges that never closed, or closed on another thread, are left out."""
     domains = _domains(tables, strings)
-    rows = tables.rows(EVENTS, (*_COLUMNS, *_WHOLE, *_REAL))
+    rows = tables.rows(EVENTS, (*_COLUMNS, *_PAYLOADS))
     found = (_span(row, strings, domains) for row in rows if row[0] in (_MARK, _PUSHED, _STARTED))
     return sorted(filter(None, found), key=lambda span: (span.start, -span.end))
 
@@ -166,7 +166,7 @@ def _span(
         end=begin if kind == _MARK else max(whole(end, f"{EVENTS}.end"), begin),
         thread=number(thread),
         domain=domains.get((number(thread) & PROCESS, domain), ""),
-        payload=_payload(payload),
+        payload=next((int(value) for value in payload if _is_whole(value)), None),
     )
 
 
@@ -177,14 +177,8 @@ def _message(text: object, text_id: object, strings: Mapping[int, str]) -> str:
     return strings.get(text_id, "") if isinstance(text_id, int) else ""
 
 
-def _payload(values: list[Any]) -> int | None:
-    """The payload. Its column depends on its type in the program."""
-    for value in values:
-        if isinstance(value, int):
-            return value
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-    return None
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 
 _COPIED: Final = (
