@@ -101,7 +101,13 @@ def document(
 ) -> Result:
     """The document of what was read of a capture. Raises CaptureFileError."""
     device, emulated = _device(found), capture.tool == "vgpu"
-    expanded = _question(capture, meaning, found, name=name)
+    # In place of a scenario: what two captures must have in common to be compared.
+    expanded: dict[str, Any] = {
+        "name": name,
+        "about": "watched on the virtual GPU" if emulated else f"capture of {TOOLS[capture.tool]}",
+        "device": {"recorded": found.unfit is None},
+        "measure": {"map": meaning.name, "map_sha256": meaning.sha256},
+    }
     try:
         return Result(
             tool=tool(),
@@ -194,33 +200,15 @@ def _remarks(
         yield f"{lost} operations have no call: they belong to no step"
 
 
-def _question(
-    capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading, *, name: str
-) -> dict[str, Any]:
-    """In place of a scenario: what two captures must have in common to be compared."""
-    return {
-        "name": name,
-        "about": "watched on the virtual GPU"
-        if capture.tool == "vgpu"
-        else f"capture of {TOOLS[capture.tool]}",
-        "device": {"recorded": found.unfit is None},
-        "measure": {"map": meaning.name, "map_sha256": meaning.sha256},
-    }
-
-
 def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading) -> dict[str, Any]:
     """Facts that change times are at the top, where comparisons see them; the others are below ``capture``."""
-    versions = capture.facts.get("versions", {})
-    rest = {
-        key: value
-        for key, value in capture.facts.items()
-        if key not in ("cuda_graph_trace", "gpu", "versions")
-    }
+    rest = dict(capture.facts)
+    rest.pop("gpu", None)
     return {
         "source_of_counts": TOOLS[capture.tool],
-        "cuda_graph_trace": capture.facts.get("cuda_graph_trace", "none"),
+        "cuda_graph_trace": rest.pop("cuda_graph_trace", "none"),
         "capture": {
-            "versions": versions,
+            "versions": rest.pop("versions", {}),
             "map": meaning.name,
             "map_sha256": meaning.sha256,
             "steps": len(found.steps.launches),

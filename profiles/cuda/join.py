@@ -98,11 +98,11 @@ class _Join:
             yield Wait(stream, wait.start - source.epoch, wait.end - source.epoch, context.step)
 
     def notes(self) -> dict[str, int]:
-        api = [row for row in self.rows if row.category in API]
+        calls = sum(row.category in API for row in self.rows)
         gpu = [row for row in self.rows if row.category in GPU]
         return {
-            "calls": len(api),
-            "calls_of_other_threads": len(api) - len(self._own_calls()),
+            "calls": calls,
+            "calls_of_other_threads": calls - len(self._own_calls()),
             "operations": len(gpu),
             "operations_without_call": sum(row.correlation not in self._call_of for row in gpu),
         }

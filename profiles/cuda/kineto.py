@@ -69,15 +69,14 @@ def rows(trace: Mapping[str, Any]) -> list[KinetoRow]:
     base = trace.get("baseTimeNanoseconds", 0)
     if not isinstance(base, int):
         raise ValueError(f"not a Chrome trace: baseTimeNanoseconds is {show(base)}")
-    found = (_row(event, base) for event in events if _is_kept(event))
+    found = []
+    for event in events:
+        if not isinstance(event, dict):
+            raise ValueError(f"not a Chrome trace: an event is {show(event)}")
+        category = event.get("cat")
+        if event.get("ph") == "X" and isinstance(category, str) and category in _KEPT:
+            found.append(_row(event, base))
     return sorted(found, key=lambda row: (row.start, row.end))
-
-
-def _is_kept(event: Any) -> bool:
-    if not isinstance(event, dict):
-        raise ValueError(f"not a Chrome trace: an event is {show(event)}")
-    category = event.get("cat")
-    return event.get("ph") == "X" and isinstance(category, str) and category in _KEPT
 
 
 def _row(event: Mapping[str, Any], base: int) -> KinetoRow:

@@ -95,16 +95,15 @@ def figures(result: Result) -> list[Figure]:
         and isinstance(engine, dict)
         and (model.get("preset"), engine.get("max_running_requests")) == LIMITED
     )
-    return [
-        _figure(name, unit, value(result), limit if limited else None, verdict=not result.labels.emulated)
-        for name, unit, value, limit in _FIGURES
-    ]
-
-
-def _figure(name: str, unit: str, value: float | None, limit: Limit | None, *, verdict: bool) -> Figure:
-    if limit is None:
-        return Figure(name, unit, value)
-    return Figure(name, unit, value, str(limit), limit.met(value) if verdict and value is not None else None)
+    found = []
+    for name, unit, of_result, limit in _FIGURES:
+        value = of_result(result)
+        if limit is None or not limited:
+            found.append(Figure(name, unit, value))
+        else:
+            met = None if value is None or result.labels.emulated else limit.met(value)
+            found.append(Figure(name, unit, value, str(limit), met))
+    return found
 
 
 def run_document(name: str, result: Result) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import wraps
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.optim import optimizer
@@ -92,14 +92,26 @@ CUDA_VERSION: Final = "12.9"
 
 
 def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tuple[Any, str, Any]]:
+    """Torch's own functions that take a device without torch's function modes, or would use the hardware otherwise."""
+    module_of, set_default = torch.get_device_module, torch.set_default_device
+    default, original = torch.get_default_device, cast(Any, torch.Generator)
+
+    def generator(device: Any = "cpu") -> Any:
+        """Torch's own: the virtual GPU draws its random numbers from the host's generators."""
+        return original("cpu" if torch.device(device).type == "cuda" else device)
+
+    def get_default_device() -> torch.device:
+        found: torch.device = default()
+        return CUDA if found == names.placed(CUDA) else found
+
     yield torch.version, "cuda", CUDA_VERSION
-    yield torch, "Generator", _standing_for(torch.Generator, _generator(torch.Generator))
+    yield torch, "Generator", _standing_for(original, generator)
     yield torch, "Stream", _standing_for(torch.Stream, _emulated(torch.Stream, Stream, names), Stream)
     yield torch, "Event", _standing_for(torch.Event, _emulated(torch.Event, Event, names), Event)
     yield from autocast_patches()
-    yield from _device_functions(
-        names, torch.get_device_module, torch.set_default_device, torch.get_default_device
-    )
+    yield torch, "get_device_module", lambda device=None: torch.cuda if device is None else module_of(device)
+    yield torch, "set_default_device", lambda device: set_default(names.placed(device))
+    yield torch, "get_default_device", get_default_device
     for module in (_foreach_utils, optimizer):  # CUDA's optimizers update all parameters by one kernel
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, DeviceTensor]
     yield torch, "load", _loaded(torch.load, names)
@@ -126,16 +138,6 @@ def _standing_for(original: type, make: Callable[..., Any], *others: type) -> ty
     return Standing(original.__name__, (), {"__doc__": original.__doc__})
 
 
-def _generator(original: Any) -> Callable[..., Any]:
-    """Torch's own: the virtual GPU draws its random numbers from the host's generators."""
-
-    def generator(device: Any = "cpu") -> torch.Generator:
-        made: torch.Generator = original("cpu" if torch.device(device).type == "cuda" else device)
-        return made
-
-    return generator
-
-
 def _emulated(original: Any, emulated: Any, names: CudaDeviceNames) -> Callable[..., Any]:
     """A stream or event of the accelerator, which is the virtual GPU, or of the device that is named."""
 
@@ -145,23 +147,6 @@ def _emulated(original: Any, emulated: Any, names: CudaDeviceNames) -> Callable[
         return emulated(**options)
 
     return make
-
-
-def _device_functions(
-    names: CudaDeviceNames,
-    module_of: Callable[..., Any],
-    set_default: Callable[..., None],
-    default: Callable[[], Any],
-) -> Iterator[tuple[Any, str, Any]]:
-    """Torch's own, given and returning CUDA devices."""
-
-    def get_default_device() -> torch.device:
-        found: torch.device = default()
-        return CUDA if found == names.placed(CUDA) else found
-
-    yield torch, "get_device_module", lambda device=None: torch.cuda if device is None else module_of(device)
-    yield torch, "set_default_device", lambda device: set_default(names.placed(device))
-    yield torch, "get_default_device", get_default_device
 
 
 def _loaded(original: Callable[..., Any], names: CudaDeviceNames) -> Callable[..., Any]:
