@@ -22,7 +22,7 @@ found["triton"] = "triton" in sys.modules
 optional = ("scipy", "typer", "rich")
 sys.modules.update(dict.fromkeys(optional))  # whose import fails from now on
 try:
-    from schedbench.profiles.lab import gpu, overhead, prediction_runs
+    from schedbench.profiles.lab import gpu, prediction_runs
     found["missing"] = None
 except ImportError as error:
     found["missing"] = str(error)
