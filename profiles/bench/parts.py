@@ -21,9 +21,8 @@ from ...sched.kernels.registry import Work, kernels
 from ...sched.loop.engine import Engine
 from ...sched.loop.event_loops import run_overlapped
 from ...sched.loop.scheduler import Scheduler
-from ...sched.memory.pools import ReqToTokenPool
-from ...sched.memory.radix import RadixCache
-from ...sched.memory.tokens import TokenAllocator
+from ...sched.memory.cache import RadixCache
+from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
 from ...sched.model.sampler import TokenScores
 from ...sched.model.sampling_info import SamplingInfo
 from ...sched.observe import LogicalClock, Observer, StepInfo

@@ -28,10 +28,10 @@ from ...sched.loop.prepare import (
 )
 from ...sched.loop.settle import settle_verify
 from ...sched.loop.speculative import launch_drafts
-from ...sched.memory.cache import ChunkCache, release_kv_cache
+from ...sched.memory.allocation import release_kv_cache
+from ...sched.memory.cache import ChunkCache
 from ...sched.memory.invariants import unchanged
-from ...sched.memory.pools import ReqToTokenPool
-from ...sched.memory.tokens import TokenAllocator
+from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
 from ...sched.model.sampler import Sampler
 from ...sched.observe import LogicalClock, Observer
 from ...sched.relay.row import Relay, RelayRow

@@ -23,10 +23,8 @@ from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.engine import Engine
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import DecodeWorker, PrefillWorker, Replica
-from ...sched.memory.cache import ChunkCache, PrefixCache
-from ...sched.memory.pools import ReqToTokenPool
-from ...sched.memory.radix import RadixCache
-from ...sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
+from ...sched.memory.cache import ChunkCache, PrefixCache, RadixCache
+from ...sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
 from ...sched.model.decoder import Model
 from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner

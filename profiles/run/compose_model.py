@@ -15,8 +15,7 @@ from ...sched.hisparse.tagged import TaggedLocator, TaggedTransfer, TierTags
 from ...sched.hisparse.tier import KVTier
 from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer
 from ...sched.memory.cache import PrefixCache
-from ...sched.memory.pools import IndexPool, KVPool, ReqToTokenPool
-from ...sched.memory.tokens import KVAllocator
+from ...sched.memory.pools import IndexPool, KVAllocator, KVPool, ReqToTokenPool
 from ...sched.model.blocks import BlockDecoder
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.config import ModelConfig

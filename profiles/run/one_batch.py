@@ -20,7 +20,7 @@ from ...sched.batch import ScheduleBatch, StepResult
 from ...sched.loop.engine import Engine
 from ...sched.loop.launch import launch_serial
 from ...sched.loop.prepare import prepare_for_decode, prepare_for_extend
-from ...sched.memory.cache import release_kv_cache
+from ...sched.memory.allocation import release_kv_cache
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request
 from ..platform.machine import Machine

@@ -22,8 +22,7 @@ import torch
 from ..batch import ScheduleBatch
 from ..kernels.buffers import map_newest, map_prompt, previous_tokens, translate, unmap
 from ..memory.invariants import MemoryInvariantError, Peek, check_once
-from ..memory.pools import ReqToTokenPool
-from ..memory.tokens import KVAllocator
+from ..memory.pools import KVAllocator, ReqToTokenPool
 from ..request import Request
 from ..streams import Streams
 from .pools import HostPool, HotBuffers

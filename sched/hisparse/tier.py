@@ -9,7 +9,7 @@ import torch
 
 from ..batch import ScheduleBatch
 from ..memory.invariants import Peek
-from ..memory.tokens import KVAllocator
+from ..memory.pools import KVAllocator
 from ..request import Request
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 
 from ..config import SamplingParams
-from ..memory.cache import release_kv_cache
+from ..memory.allocation import release_kv_cache
 from ..pipeline.chunking import ChunkSizes, Curve, fit
 from ..request import Request
 from .engine import Engine

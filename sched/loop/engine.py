@@ -12,8 +12,7 @@ from ..disagg.outbox import Outbox
 from ..hisparse.tier import KVTier
 from ..link import Link
 from ..memory.cache import PrefixCache
-from ..memory.pools import ReqToTokenPool
-from ..memory.tokens import KVAllocator
+from ..memory.pools import KVAllocator, ReqToTokenPool
 from ..model.decoder import Model
 from ..model.sampler import TokenSampler
 from ..observe import Clock, Observer

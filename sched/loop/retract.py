@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ..admission.budget import next_step_tokens
 from ..batch import ScheduleBatch
-from ..memory.allocation import evict_from_tree_cache
-from ..memory.cache import release_kv_cache
+from ..memory.allocation import evict_from_tree_cache, release_kv_cache
 from ..request import Request, Status
 from .engine import Engine
 from .prepare import filter_rows

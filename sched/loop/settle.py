@@ -9,7 +9,7 @@ import torch
 
 from ..batch import DraftInput, ScheduleBatch, StepResult, VerifiedTokens
 from ..disagg.messages import Metadata
-from ..memory.cache import release_kv_cache
+from ..memory.allocation import release_kv_cache
 from ..model.grammar import GrammarError
 from ..request import Request, Status
 from .engine import Engine

@@ -1,6 +1,7 @@
-"""Allocation of KV slots for a batch's new tokens: from the allocator, after evicting from the cache if it has too few.
+"""Allocation of KV slots for a batch's new tokens: from the allocator, after evicting from the cache if it has too few;
+and the release of a request's memory.
 
-Raises ``OutOfKVMemoryError`` if there are too few in both, which admission and retraction prevent.
+Allocation raises ``OutOfKVMemoryError`` if there are too few in both, which admission and retraction prevent.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ..request import Request
 from .cache import PrefixCache
-from .tokens import PagedAllocator
+from .pools import PagedAllocator
 
 
 class OutOfKVMemoryError(RuntimeError):
@@ -129,3 +131,25 @@ def _granted(cache: PrefixCache, slots: torch.Tensor | None, num_tokens: int) ->
             f"{cache.evictable_size()} evictable, {cache.protected_size()} in use by the cache"
         )
     return slots
+
+
+def release_kv_cache(
+    req: Request, cache: PrefixCache, *, is_insert: bool = True, speculative: bool = False
+) -> None:
+    """Give the committed KV to the cache (or free it), free the rest, and release the row.
+
+    Afterwards the request holds no memory. Speculation allocates ahead::
+
+        0 ........ kv_committed_len .. page end ........ kv_allocated_len
+        |-- cached or freed -----------|------ freed ----------|
+    """
+    pool = cache.req_to_token_pool
+    row = req.row
+    assert speculative or req.kv_committed_len == req.kv_allocated_len, f"request {req.id} allocated ahead"
+    cache.cache_finished_req(req, is_insert=is_insert)
+    start = -(-req.kv_committed_len // cache.page_size) * cache.page_size
+    if start < req.kv_allocated_len:
+        cache.token_to_kv_pool_allocator.free(pool.req_to_token[row, start : req.kv_allocated_len])
+    pool.free(row)
+    req.req_pool_idx = req.prefix_indices = req.last_node = None
+    req.cache_protected_len = req.kv_committed_len = req.kv_allocated_len = 0

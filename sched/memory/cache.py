@@ -1,17 +1,18 @@
-"""Prefix caches, and the release of a request's memory."""
+"""Prefix caches: one that shares nothing, and one that keeps the KV of requests in a radix tree, from which other
+requests start."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from ..request import Request
-from .pools import ReqToTokenPool
-from .tokens import KVAllocator
-from .tree import TreeNode
+from .pools import KVAllocator, ReqToTokenPool
+from .tree import RadixTree, TreeNode
 
 
 class MatchResult(NamedTuple):
@@ -79,31 +80,89 @@ class ChunkCache(PrefixCache):
         self.token_to_kv_pool_allocator.free(kv_indices)
 
 
-def release_kv_cache(
-    req: Request, cache: PrefixCache, *, is_insert: bool = True, speculative: bool = False
-) -> None:
-    """Give the committed KV to the cache (or free it), free the rest, and release the row.
+class RadixCache(PrefixCache):
+    """A cache over a radix tree.
 
-    Afterwards the request holds no memory. Speculation allocates ahead::
+    The owners of the KV slots in a request's row::
 
-        0 ........ kv_committed_len .. page end ........ kv_allocated_len
-        |-- cached or freed -----------|------ freed ----------|
+        0 ....... cache_protected_len ....... fill_len / kv_committed_len
+        |---- the tree ----|---- the request -----------|
     """
-    pool = cache.req_to_token_pool
-    row = req.row
-    assert speculative or req.kv_committed_len == req.kv_allocated_len, f"request {req.id} allocated ahead"
-    cache.cache_finished_req(req, is_insert=is_insert)
-    start = -(-req.kv_committed_len // cache.page_size) * cache.page_size
-    if start < req.kv_allocated_len:
-        cache.token_to_kv_pool_allocator.free(pool.req_to_token[row, start : req.kv_allocated_len])
-    pool.free(row)
-    _clear(req)
 
+    def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool_allocator: KVAllocator) -> None:
+        super().__init__(req_to_token_pool, token_to_kv_pool_allocator)
+        self.tree = RadixTree(self.page_size)
 
-def _clear(req: Request) -> None:
-    req.req_pool_idx = None
-    req.prefix_indices = None
-    req.last_node = None
-    req.cache_protected_len = 0
-    req.kv_committed_len = 0
-    req.kv_allocated_len = 0
+    def match_prefix(self, tokens: array[int]) -> MatchResult:
+        return self._matched(self.tree.match(tokens))
+
+    def _matched(self, path: Sequence[TreeNode]) -> MatchResult:
+        if not path:
+            return MatchResult(self._nothing, self.tree.root, 0)
+        device_indices = torch.cat([node.value for node in path])
+        return MatchResult(device_indices, path[-1], device_indices.shape[0])
+
+    def insert(self, tokens: array[int], value: torch.Tensor) -> int:
+        """Give ``value`` (int64, one slot for each token of a whole page) to the tree.
+
+        Returns the length that the tree already had; the caller keeps the ownership of the slots of that length.
+        """
+        return self.tree.insert(tokens, value).present
+
+    def cache_unfinished_req(self, req: Request) -> None:
+        tokens = req.tokens(0, req.fill_len)
+        kv_indices = self._slots(req, len(tokens))
+        aligned = self._aligned(len(tokens))
+        present, path = self.tree.insert(tokens, kv_indices[:aligned].to(torch.int64))
+        self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : present])
+        match = self._matched(path)
+        kv_indices[req.cache_protected_len : aligned] = match.device_indices[req.cache_protected_len :]
+        req.cache_protected_len = aligned
+        self.dec_lock_ref(req.last_node)
+        self.inc_lock_ref(match.last_node)
+        req.last_node = match.last_node
+        req.prefix_indices = match.device_indices
+        if aligned < len(tokens):
+            req.prefix_indices = torch.cat((match.device_indices, kv_indices[aligned:]))
+
+    def cache_finished_req(self, req: Request, *, is_insert: bool = True) -> None:
+        committed = req.kv_committed_len
+        kv_indices = self._slots(req, committed)
+        kept_from = aligned = self._aligned(committed)
+        if is_insert:
+            tokens = req.tokens(0, committed)
+            assert len(tokens) == committed, f"request {req.id} committed KV of unknown tokens"
+            kept_from = self.insert(tokens, kv_indices[:aligned].to(torch.int64))
+        self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : kept_from])
+        self.token_to_kv_pool_allocator.free(kv_indices[aligned:])
+        self.dec_lock_ref(req.last_node)
+
+    def inc_lock_ref(self, node: TreeNode | None) -> None:
+        if node is not None:
+            self.tree.lock(node)
+
+    def dec_lock_ref(self, node: TreeNode | None) -> None:
+        if node is not None:
+            self.tree.unlock(node)
+
+    def evict(self, num_tokens: int) -> int:
+        dropped = self.tree.evict(num_tokens)
+        for value in dropped:
+            self.token_to_kv_pool_allocator.free(value)
+        return sum(value.shape[0] for value in dropped)
+
+    def evictable_size(self) -> int:
+        return self.tree.evictable_size
+
+    def protected_size(self) -> int:
+        return self.tree.protected_size
+
+    def values(self) -> list[torch.Tensor]:
+        return [node.value for node in self.tree.nodes()]
+
+    def _slots(self, req: Request, count: int) -> torch.Tensor:
+        """[count] int32: the first slots of the request's row."""
+        return self.req_to_token_pool.req_to_token[req.row, :count]
+
+    def _aligned(self, num_tokens: int) -> int:
+        return num_tokens // self.page_size * self.page_size

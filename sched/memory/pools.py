@@ -1,13 +1,18 @@
-"""The tensors of the memory of requests: rows of the page table, KV, and the indexer's keys.
+"""The memory of requests: rows of the page table, KV and the indexer's keys, and the allocators that own KV slots, by
+token and by page.
 
-Allocators manage the ownership of KV slots.
+The list of free pages is on the device and the host reads only its length, so that allocating does not wait for the
+device. A slot is ``page * page_size + offset``; page 0 is padding and is never handed out.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 
 import torch
+
+from ..kernels.allocation import alloc_decode_slots, alloc_extend_slots
 
 
 class ReqToTokenPool:
@@ -18,7 +23,6 @@ class ReqToTokenPool:
 
     def __init__(self, size: int, max_context_len: int, *, device: torch.device) -> None:
         self.size = size
-        self.max_context_len = max_context_len
         self.device = device
         self.req_to_token = torch.zeros((size + 1, max_context_len), dtype=torch.int32, device=device)
         self.free_slots = deque(range(1, size + 1))
@@ -75,3 +79,139 @@ class IndexPool:
     ) -> None:
         shape = (slots, head_dim)
         self.k_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+
+
+class KVAllocator(ABC):
+    """Hands out slots. Sizes are in tokens.
+
+    ``free_pages`` [n] int64 on the device is never written in place, so that a state is one reference. Between
+    ``free_group_begin`` and ``free_group_end`` freed indices are only collected, as views: their tensors must not
+    change before the group ends.
+    """
+
+    def __init__(self, size: int, page_size: int, device: torch.device) -> None:
+        if size % page_size:
+            raise ValueError(f"{size} tokens are no whole number of pages of {page_size}")
+        self.size = size
+        self.page_size = page_size
+        self.device = device
+        self.free_pages = torch.arange(1, size // page_size + 1, dtype=torch.int64, device=device)
+        self._group: list[torch.Tensor] | None = None
+
+    def available_size(self) -> int:
+        return self.free_pages.shape[0] * self.page_size
+
+    @abstractmethod
+    def alloc(self, num_tokens: int) -> torch.Tensor | None:
+        """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
+
+    def claim(self, num_pages: int) -> torch.Tensor | None:
+        """As ``alloc``, by pages, for a kernel that assigns their slots itself. Returns the previous free list, of
+        which the first ``num_pages`` are taken."""
+        pages = self.free_pages
+        if num_pages > pages.shape[0]:
+            return None
+        if num_pages:
+            self.free_pages = pages[num_pages:]
+        return pages
+
+    def free(self, indices: torch.Tensor) -> None:
+        if indices.shape[0] == 0:
+            return
+        if self._group is None:
+            self._release(indices)
+        else:
+            self._group.append(indices)
+
+    def free_group_begin(self) -> None:
+        assert self._group is None, "free groups do not nest"
+        self._group = []
+
+    def free_group_end(self) -> None:
+        group, self._group = self._group, None
+        if group:
+            self._release(torch.cat(group))
+
+    def backup_state(self) -> torch.Tensor:
+        return self.free_pages
+
+    def restore_state(self, state: torch.Tensor) -> None:
+        self.free_pages = state
+
+    def _release(self, indices: torch.Tensor) -> None:
+        self.free_pages = torch.cat((self.free_pages, indices))
+
+    def _take(self, num_pages: int) -> torch.Tensor:
+        taken = self.free_pages[:num_pages]
+        self.free_pages = self.free_pages[num_pages:]
+        return taken
+
+
+class TokenAllocator(KVAllocator):
+    """Pages of one token: a page's number is its slot."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        super().__init__(size, 1, device)
+
+    def alloc(self, num_tokens: int) -> torch.Tensor | None:
+        if num_tokens > self.available_size():
+            return None
+        return self._take(num_tokens)
+
+
+class PagedAllocator(KVAllocator):
+    """Pages of several tokens; a request's last page is filled before a new one is opened."""
+
+    def alloc(self, num_tokens: int) -> torch.Tensor | None:
+        if num_tokens % self.page_size:
+            raise ValueError(f"{num_tokens} tokens are no whole number of pages of {self.page_size}")
+        if num_tokens > self.available_size():
+            return None
+        pages = self._take(num_tokens // self.page_size)
+        offsets = torch.arange(self.page_size, device=self.device)
+        return (pages[:, None] * self.page_size + offsets).reshape(-1)
+
+    def alloc_extend(
+        self,
+        *,
+        prefix_lens_cpu: torch.Tensor,
+        seq_lens_cpu: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        seq_lens: torch.Tensor,
+        last_loc: torch.Tensor,
+        extend_num_tokens: int,
+    ) -> torch.Tensor | None:
+        """Slots of the positions [prefix_len, seq_len) of each request, one request after the other.
+
+        All lengths are [b]; ``last_loc`` [b] is the slot of position prefix_len - 1, or -1. Returns
+        [extend_num_tokens] int64, or None when the pages run out.
+        """
+        pages = int((self._ceil_pages(seq_lens_cpu) - self._ceil_pages(prefix_lens_cpu)).sum())
+        if pages > self.free_pages.shape[0]:
+            return None
+        slots: torch.Tensor = alloc_extend_slots(
+            prefix_lens, seq_lens, last_loc, self.free_pages, self.page_size, extend_num_tokens
+        )
+        self._take(pages)
+        return slots
+
+    def alloc_decode(
+        self, *, seq_lens_cpu: torch.Tensor, seq_lens: torch.Tensor, last_loc: torch.Tensor
+    ) -> torch.Tensor | None:
+        """One slot per request for position seq_len - 1: the lengths already count the new token.
+
+        ``last_loc`` [b] is the slot of position seq_len - 2. Returns [b] int64, or None when pages run out.
+        """
+        pages = int(((seq_lens_cpu - 1) % self.page_size == 0).sum())
+        if pages > self.free_pages.shape[0]:
+            return None
+        slots: torch.Tensor = alloc_decode_slots(seq_lens, last_loc, self.free_pages, self.page_size)
+        self._take(pages)
+        return slots
+
+    def _ceil_pages(self, lens: torch.Tensor) -> torch.Tensor:
+        return (lens + self.page_size - 1) // self.page_size
+
+    def _release(self, indices: torch.Tensor) -> None:
+        pages = torch.unique(indices // self.page_size)
+        self.free_pages = torch.cat((pages, self.free_pages))

@@ -105,7 +105,10 @@ class RadixTree:
         present = sum([len(node.key) for node in path])
         if present < len(key):
             parent = path[-1] if path else self.root
-            path.append(self._grow(parent, key[present:].copy(), value[present : len(key)].clone()))
+            leaf = self._node(parent, key[present:].copy(), value[present : len(key)].clone())
+            self.evictable_size += len(leaf.key)
+            self._queue.push(leaf)
+            path.append(leaf)
         return Inserted(present, path)
 
     def lock(self, node: TreeNode) -> None:
@@ -132,8 +135,11 @@ class RadixTree:
         """
         dropped: list[torch.Tensor] = []
         while num_tokens > 0 and (leaf := self._queue.pop()) is not None:
+            assert leaf.parent is not None
             num_tokens -= len(leaf.key)
-            self._prune(leaf)
+            self.evictable_size -= len(leaf.key)
+            del leaf.parent.children[self._first_page(leaf.key)]
+            self._queue.push(leaf.parent)
             dropped.append(leaf.value)
         return dropped
 
@@ -177,23 +183,11 @@ class RadixTree:
         upper.children[self._first_page(child.key)] = child
         return upper
 
-    def _grow(self, parent: TreeNode, key: Tokens, value: torch.Tensor) -> TreeNode:
-        leaf = self._node(parent, key, value)
-        self.evictable_size += len(key)
-        self._queue.push(leaf)
-        return leaf
-
     def _node(self, parent: TreeNode, key: Tokens, value: torch.Tensor) -> TreeNode:
         self._serial += 1
         node = TreeNode(key, value, parent, last_access=self._tick, serial=self._serial)
         parent.children[self._first_page(key)] = node
         return node
-
-    def _prune(self, leaf: TreeNode) -> None:
-        assert leaf.parent is not None
-        del leaf.parent.children[self._first_page(leaf.key)]
-        self.evictable_size -= len(leaf.key)
-        self._queue.push(leaf.parent)
 
     def _protect(self, num_tokens: int) -> None:
         self.evictable_size -= num_tokens

@@ -16,7 +16,7 @@ from schedbench.sched.kernels.allocation import (
 )
 from schedbench.sched.kernels.placement import copy_pages, decode_inputs, place_decode, place_extend
 from schedbench.sched.kernels.registry import kernels
-from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.pools import PagedAllocator, TokenAllocator
 
 ROWS, CONTEXT, POOL = 9, 64, 400
 

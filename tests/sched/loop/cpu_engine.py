@@ -17,10 +17,8 @@ from schedbench.sched.hisparse.tier import KVTier
 from schedbench.sched.loop.engine import Engine
 from schedbench.sched.loop.event_loops import run_overlapped, run_serial
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.memory.cache import ChunkCache
-from schedbench.sched.memory.pools import KVPool, ReqToTokenPool
-from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.cache import ChunkCache, RadixCache
+from schedbench.sched.memory.pools import KVPool, PagedAllocator, ReqToTokenPool, TokenAllocator
 from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.grammar import GrammarCache
 from schedbench.sched.model.presets import PRESETS

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.pools import PagedAllocator, TokenAllocator
 
 CPU = torch.device("cpu")
 

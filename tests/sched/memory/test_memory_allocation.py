@@ -13,10 +13,9 @@ from schedbench.sched.memory.allocation import (
     alloc_token_slots,
     last_locations,
 )
+from schedbench.sched.memory.cache import RadixCache
 from schedbench.sched.memory.invariants import MemoryInvariantError, check, statistics
-from schedbench.sched.memory.pools import ReqToTokenPool
-from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
 
 CPU = torch.device("cpu")
 

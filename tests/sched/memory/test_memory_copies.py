@@ -10,9 +10,8 @@ import torch
 
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend
-from schedbench.sched.memory.pools import ReqToTokenPool
-from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.cache import RadixCache
+from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
 from tests.profiles.recorders import OperationCounter, counted_gpu
 
 PREFIX = array("q", range(32))

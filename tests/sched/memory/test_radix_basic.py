@@ -7,9 +7,8 @@ from array import array
 import pytest
 import torch
 
-from schedbench.sched.memory.pools import ReqToTokenPool
-from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.tokens import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.cache import RadixCache
+from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
 
 CPU = torch.device("cpu")
 

@@ -10,12 +10,10 @@ import torch
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
-from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend
-from schedbench.sched.memory.cache import ChunkCache, PrefixCache, release_kv_cache
+from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend, release_kv_cache
+from schedbench.sched.memory.cache import ChunkCache, PrefixCache, RadixCache
 from schedbench.sched.memory.invariants import check, statistics
-from schedbench.sched.memory.pools import ReqToTokenPool
-from schedbench.sched.memory.radix import RadixCache
-from schedbench.sched.memory.tokens import KVAllocator, PagedAllocator, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
 from schedbench.sched.request import Request
 
 CPU = torch.device("cpu")
