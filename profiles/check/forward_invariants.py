@@ -10,7 +10,7 @@ import torch
 
 from ...sched.batch import ForwardBatch, ScheduleBatch
 from ...sched.config import EngineConfig
-from ...sched.relay.futures import UNSTASHED
+from ...sched.relay.context import UNSTASHED
 from ...sched.request import Request
 from .batch_invariants import Peek
 from .violations import Violation

@@ -28,7 +28,7 @@ from ...sched.loop.workers import PrefillWorker
 from ...sched.model.sampler import TokenSampler
 from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice, loop_of
-from ...sched.relay.switches import DRAFT_SWITCHES, OVERLAPPED_ONLY
+from ...sched.relay.rows import DRAFT_SWITCHES, OVERLAPPED_ONLY
 from ...sched.request import Request, Status
 from ..cuda.nvtx_ranges import NvtxRanges, listening, measuring
 from ..measure.collector import LookupCount, RunCollector

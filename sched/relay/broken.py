@@ -11,9 +11,8 @@ import torch
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..config import EngineConfig
 from ..kernels.rows import assert_all
-from . import drafts, ordering, placeholders, tokens
-from .context import RelayContext
-from .futures import FutureMap, FutureRing
+from . import drafts, ordering, tokens
+from .context import FutureMap, FutureRing, RelayContext
 
 
 def ringed_without_chunks(config: EngineConfig) -> FutureMap:
@@ -56,7 +55,7 @@ def without_mirror(
 
 def resolve_ids_first(context: RelayContext, batch: ScheduleBatch) -> None:
     """Look lengths up by their sentinel after the ids, which may be the same tensor, were resolved in place."""
-    placeholders.resolve_placeholders(context, batch)
+    tokens.resolve_placeholders(context, batch)
     if batch.forward_mode.is_decode:
         batch.seq_lens = context.futures.new_seq_lens_buf[-batch.seq_lens]
         assert_all((batch.seq_lens > 0).all())
@@ -65,7 +64,7 @@ def resolve_ids_first(context: RelayContext, batch: ScheduleBatch) -> None:
 def resolve_with_sentinels(context: RelayContext, batch: ScheduleBatch) -> None:
     """Resolve negative ids as placeholders, though the batch carries none any more."""
     tokens.resolve_late(context, batch)
-    placeholders.resolve_placeholders(context, batch)
+    tokens.resolve_placeholders(context, batch)
 
 
 def keep_decoded(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
@@ -100,9 +99,7 @@ def join_always(context: RelayContext, batch: ScheduleBatch) -> bool:
 
 def bridge_list(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:
     """Serial loop: keep the results as the next input, whether or not they are one tensor."""
-    placeholders.conclude_input_ids(
-        context, batch, replace(result, next_token_ids=cast(Any, result.block_tokens))
-    )
+    tokens.conclude_input_ids(context, batch, replace(result, next_token_ids=cast(Any, result.block_tokens)))
 
 
 def stash_accepted(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:

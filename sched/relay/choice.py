@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import ordering, placeholders, rows, tokens
+from . import ordering, rows, tokens
 from .drafts import resolve_on_the_forward_stream
 from .faults import Fault, Loop
 from .names import ALIASES, SWITCH_VALUES
 from .row import DraftRow, RelayRow, Speculation
+from .rows import DRAFT_SWITCHES, OVERLAPPED_ONLY, SWITCHES
 from .states import (
     CHUNK_REWRITE,
     DEAD_PUBLISH,
@@ -24,7 +25,6 @@ from .states import (
     State,
     states,
 )
-from .switches import DRAFT_SWITCHES, OVERLAPPED_ONLY, SWITCHES
 
 _ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
 assert {name: tuple(values) for name, values in _ALL_SWITCHES.items()} == SWITCH_VALUES
@@ -105,21 +105,16 @@ class RelayChoice:
                 f"fault {fault.name} belongs to speculation {fault.speculation}, and this run's is "
                 f"{speculation or 'none'}"
             )
-        if not self._changed_by(fault, overlap=overlap, speculation=speculation, staged=staged):
+        row = self.row(overlap=overlap, speculation=speculation, staged=staged)
+        drafts = self.draft_row(speculation)
+        changed = difference(row, fault.change(row))
+        if drafts is not None:
+            changed |= difference(drafts, fault.change_drafts(drafts))
+        if fault.appends and not changed:
             raise RelayError(
                 f"fault {fault.name} changes nothing in {self.state.name} as it is switched here"
             )
         return replace(self, faults=(*self.faults, fault))
-
-    def _changed_by(
-        self, fault: Fault, *, overlap: bool, speculation: Speculation | None, staged: bool
-    ) -> bool:
-        if not fault.appends:
-            return True
-        row = self.row(overlap=overlap, speculation=speculation, staged=staged)
-        drafts = self.draft_row(speculation)
-        changed = difference(row, fault.change(row))
-        return bool(changed or (drafts is not None and difference(drafts, fault.change_drafts(drafts))))
 
     def known_hazards(
         self,
@@ -134,7 +129,7 @@ class RelayChoice:
         if staged:
             return self._hazards_of_stages()
         if split:
-            kept = replace(self, faults=()).row(overlap=False).conclude is placeholders.conclude_input_ids
+            kept = replace(self, faults=()).row(overlap=False).conclude is tokens.conclude_input_ids
             return (SPLIT_TOKENS,) if kept else ()
         if not overlap:
             return ()
@@ -143,9 +138,12 @@ class RelayChoice:
         barrier = self.switches["barrier"]
         ahead = drafts is not None and drafts.resolve is resolve_on_the_forward_stream and barrier == "off"
         read = drafts is not None or ("dead_publish", "off") in self.state.refuses
+        # From #25945 on the forward accumulates penalties itself, unordered with the schedule's counting.
+        late = row.isolate is ordering.resolve_then_isolate
+        counts = late and self.switches["penalties"] == "upstream" and barrier == "off"
         return (
             *_BARRIER_HAZARDS[barrier],
-            *((PENALTY_STATE,) if self._counts_under_the_forward(row) else ()),
+            *((PENALTY_STATE,) if counts else ()),
             *((DRAFT_LENGTHS,) if ahead else ()),
             *((DEAD_PUBLISH,) if self.switches["dead_publish"] == "on" and not read else ()),
         )
@@ -154,18 +152,13 @@ class RelayChoice:
         sound = replace(self, faults=()).row(overlap=False, staged=True)
         unordered = sound.barrier is ordering.no_barrier
         kept = sound.conclude is not tokens.drop_input
-        twice = kept and sound.stash is not placeholders.stash_nothing
+        twice = kept and sound.stash is not tokens.stash_nothing
         return (
             *self.state.staged_hazards,
             *((CHUNK_REWRITE,) if unordered else ()),
             *((ROUND_TRIP,) if kept else ()),
             *((DEAD_STASH,) if twice else ()),
         )
-
-    def _counts_under_the_forward(self, row: RelayRow) -> bool:
-        """Whether the forward accumulates penalties itself (#25945), unordered with the schedule's counting."""
-        late = row.isolate is ordering.resolve_then_isolate
-        return late and self.switches["penalties"] == "upstream" and self.switches["barrier"] == "off"
 
     def policies(
         self, *, overlap: bool, speculation: Speculation | None = None, staged: bool = False

@@ -1,4 +1,5 @@
-"""What the policies of one run share: streams, buffers, and references that outlive a launch."""
+"""What the policies of one run share: streams, the buffers that one forward leaves to the next step (upstream
+``FutureMap``), and references that outlive a launch."""
 
 from __future__ import annotations
 
@@ -10,15 +11,98 @@ from typing import Any, TypeVarTuple
 
 import torch
 
-from ..batch import DraftState, ScheduleBatch
+from ..batch import DraftState, FutureIndices, ScheduleBatch
 from ..config import EngineConfig
 from ..observe import Observer
 from ..streams import Streams
-from .futures import DraftBuffers, FutureMap
 
 Step = Callable[[ScheduleBatch], None]
 Context = TypeVarTuple("Context")
 """What a policy takes before the arguments of its question: a RelayContext in a row, nothing once it is bound."""
+
+# A row before its first stash. No token id is negative, so that a gather before the first stash is visible.
+UNSTASHED = -1
+
+
+class FutureMap:
+    """Indexed by request slot: ``rows`` = slots + 1; row 0 is padding, shared with padded graph rows.
+
+    ``output_tokens_buf`` [rows] int64 is read by the next forward, ``new_seq_lens_buf`` [rows] int64 by the schedule.
+    Both are written on the current stream.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.output_tokens_buf = torch.full((rows,), UNSTASHED, dtype=torch.int64, device=device)
+        self.new_seq_lens_buf = torch.full((rows,), UNSTASHED, dtype=torch.int64, device=device)
+
+    def take(self, rows: torch.Tensor) -> FutureIndices:
+        """Where the tokens of the requests in ``rows`` [b] will be: in the requests' own rows."""
+        return FutureIndices(rows, None)
+
+    def stash(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Store each request's next input token. rows, token_ids: [b]."""
+        if rows.shape[0] == 0:
+            return
+        self.output_tokens_buf[rows] = token_ids.to(torch.int64)
+
+    def publish(self, rows: torch.Tensor, new_seq_lens: torch.Tensor) -> None:
+        """Store each request's next length for the schedule. rows, new_seq_lens: [b] int64."""
+        if rows.shape[0] == 0:
+            return
+        self.new_seq_lens_buf[rows] = new_seq_lens
+
+
+class FutureRing(FutureMap):
+    """Indexed by a counter that wraps at ``limit`` (before #25862): every step of a request takes a new slot.
+
+    A slot must not be reused before its token was read, so the limit counts each request's chunks::
+
+        0  1 ................ limit | ........ limit + 2 * max_running_requests
+        |  |-- first slots lie here |-- the rest of a step's slots may reach here
+        never used: a placeholder is the slot's negative, and -0 is not negative
+    """
+
+    def __init__(self, limit: int, *, most: int, device: torch.device) -> None:
+        super().__init__(limit + 2 * most, device)
+        self.limit = limit
+        self._count = 0
+
+    def take(self, rows: torch.Tensor) -> FutureIndices:
+        """The next slots, one for each of ``rows`` [b]; a kernel on the current stream writes their numbers."""
+        start = self._count + 1
+        end = start + rows.shape[0]
+        self._count = (self._count + rows.shape[0]) % self.limit
+        return FutureIndices(torch.arange(start, end, device=rows.device), slice(start, end))
+
+
+def pooled(config: EngineConfig) -> FutureMap:
+    return FutureMap(config.max_running_requests + 1, config.device)
+
+
+def ringed(config: EngineConfig) -> FutureMap:
+    most, chunk = config.max_running_requests, config.chunked_prefill_size
+    chunks = -(-config.context_len // chunk) if chunk else 0
+    return FutureRing(most * (3 + chunks), most=most, device=config.device)
+
+
+class DraftBuffers:
+    """A buffer [rows, ...] for each part of the draft's state, shaped after the first one that is stored."""
+
+    def __init__(self, rows: int, first: DraftState) -> None:
+        self._buffers = DraftState(*(_like(part, rows) for part in first))
+
+    def store(self, at: torch.Tensor | slice, state: DraftState) -> None:
+        for buffer, part in zip(self._buffers, state, strict=True):
+            buffer[at] = part
+
+    def gather(self, at: torch.Tensor) -> DraftState:
+        return DraftState(*(buffer[at] for buffer in self._buffers))
+
+
+def _like(one: torch.Tensor, rows: int) -> torch.Tensor:
+    """A buffer of values from which no draft could start."""
+    value = torch.nan if one.is_floating_point() else UNSTASHED
+    return torch.full((rows, *one.shape[1:]), value, dtype=one.dtype, device=one.device)
 
 
 @contextmanager

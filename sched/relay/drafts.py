@@ -11,7 +11,7 @@ from ..kernels.drafts import rotate_ids
 from ..kernels.rows import assert_all
 from ..model.upload import Upload, upload
 from .context import RelayContext, Step
-from .pages import copy_rows_ahead
+from .ordering import copy_rows_ahead
 from .row import DraftRelay
 
 # ---- resolve ---------------------------------------------------------------------------------------------------
@@ -72,10 +72,7 @@ def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) 
 
 
 def rotate_one_by_one(
-    context: RelayContext,
-    batch: ScheduleBatch,
-    next_ids: torch.Tensor,
-    extend_lens: torch.Tensor,
+    context: RelayContext, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
 ) -> torch.Tensor:
     """Rotate each request's ids in place by a cat of its own, as upstream's v2 always does."""
     assert batch.input_ids is not None
@@ -88,10 +85,7 @@ def rotate_one_by_one(
 
 
 def rotate_by_uploaded_lens(
-    context: RelayContext,
-    batch: ScheduleBatch,
-    next_ids: torch.Tensor,
-    extend_lens: torch.Tensor,
+    context: RelayContext, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
 ) -> torch.Tensor:
     """Rotate all ids at once, by lengths that are uploaded for it (#25819)."""
     lens = torch.tensor(batch.extend_lens, device=context.device)
@@ -100,10 +94,7 @@ def rotate_by_uploaded_lens(
 
 
 def rotate_along_the_prompt(
-    context: RelayContext,
-    batch: ScheduleBatch,
-    next_ids: torch.Tensor,
-    extend_lens: torch.Tensor,
+    context: RelayContext, batch: ScheduleBatch, next_ids: torch.Tensor, extend_lens: torch.Tensor
 ) -> torch.Tensor:
     """Rotate all ids at once, by the lengths of the target's forward. An unfinished prompt is followed by its own next
     token; the other policies use the token that was sampled there, which the scheduler throws away."""
@@ -221,10 +212,7 @@ def seed_batch(context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, s
 
 
 def seed_batch_packed(
-    context: RelayContext,
-    relay: DraftRelay,
-    batch: ScheduleBatch,
-    state: DraftState,
+    context: RelayContext, relay: DraftRelay, batch: ScheduleBatch, state: DraftState
 ) -> None:
     """As ``seed_batch``, in one copy that does not block."""
     batch.spec_info = _uploaded(context, batch, state, "packed")

@@ -11,20 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from . import (
-    broken,
-    drafts,
-    lengths,
-    ordering,
-    penalties,
-    placeholders,
-    prebuilt,
-    prompt,
-    tokens,
-)
+from . import broken, drafts, lengths, ordering, penalties, prebuilt, tokens
 from .names import FAULT_NAMES
 from .row import DraftRow, RelayRow, Speculation
-from .switches import SWITCHES
+from .rows import SWITCHES
 
 Loop = Literal["overlapped", "serial", "pipelined"]
 Feature = Literal["hisparse", "deferred", "embedding", "encoder-decoder", "block diffusion"]
@@ -55,7 +45,7 @@ class Fault:
     reference: str
     states: tuple[str, ...]
     loops: tuple[Loop | Literal["onebatch"], ...]
-    change: Callable[[RelayRow], RelayRow]
+    change: Callable[[RelayRow], RelayRow] = unchanged
     speculation: Speculation | None = None  # the worker that it applies to
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
     appends: bool = True  # a static batch appends its tokens to the requests
@@ -96,7 +86,7 @@ _FAULTS = (
         "5.1, #25774, fixed by #25945",
         ("pr25945",),
         ("serial",),
-        partial(_with, conclude=broken.keep_decoded, merge=placeholders.merge_input_one_sided),
+        partial(_with, conclude=broken.keep_decoded, merge=tokens.merge_input_one_sided),
     ),
     Fault(
         "penalties-from-input",
@@ -120,7 +110,7 @@ _FAULTS = (
         "5.5, #25944 without its mixing fix",
         ("pr25944",),
         ("overlapped",),
-        partial(_with, mix=placeholders.mix_twice),
+        partial(_with, mix=tokens.mix_twice),
     ),
     Fault(
         "hot-buffer-by-sentinel",
@@ -195,7 +185,7 @@ _FAULTS = (
         "4.10, #25945 without its encoder-decoder fix",
         ("pr25945",),
         ("overlapped", "serial"),
-        partial(_with, rebuild_prompt=prompt.upload_now),
+        partial(_with, rebuild_prompt=tokens.upload_now),
         feature="encoder-decoder",
     ),
     Fault(
@@ -213,7 +203,7 @@ _FAULTS = (
         "5.10, #25945, fixed by #26882",
         ("pr25945",),
         ("serial",),
-        partial(_with, resolve=ordering.nothing, stash=placeholders.stash_nothing),
+        partial(_with, resolve=ordering.nothing, stash=tokens.stash_nothing),
         feature="deferred",
     ),
     Fault(
@@ -270,7 +260,7 @@ _FAULTS = (
         "5.17, #26108",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
-        partial(_with, stash=placeholders.stash_nothing),
+        partial(_with, stash=tokens.stash_nothing),
     ),
     Fault(
         "emptied-batch-merged",
@@ -319,7 +309,6 @@ _FAULTS = (
         "5.12, fixed by #30435",
         ("pr26425", "pr26425-before", "pr26020"),
         ("overlapped",),
-        unchanged,
         speculation="v2",
         change_drafts=partial(_with, seed=drafts.seed_unchained),
     ),
@@ -338,7 +327,6 @@ _FAULTS = (
         "5.18, speculation v1",
         _RELAY_ALWAYS_ON,
         ("serial",),
-        unchanged,
         speculation="v1",
         change_drafts=partial(_with, conclude=broken.stash_accepted),
     ),
@@ -348,7 +336,6 @@ _FAULTS = (
         "5.22, #26128, fixed by #26738",
         ("latest",),
         ("overlapped", "serial"),
-        unchanged,
         speculation="v2",
         change_drafts=partial(_with, filter=broken.filter_host_lengths),
     ),
@@ -368,7 +355,7 @@ _FAULTS = (
         "5.11, #25945 without its pipeline fix",
         ("pr25945",),
         ("pipelined",),
-        partial(_with, stash=placeholders.stash_nothing),
+        partial(_with, stash=tokens.stash_nothing),
     ),
     Fault(
         "stage-tokens-unawaited",
@@ -378,9 +365,6 @@ _FAULTS = (
         ("pipelined",),
         partial(_with, await_tokens=broken.await_nothing),
     ),
-)
-
-_ONE_BATCH = (
     Fault(
         "onebatch-never-resolves",
         "The benchmark of one batch calls the model without resolving its input.",
@@ -395,7 +379,6 @@ _ONE_BATCH = (
         "5.26, #25945",
         ("pr25945",),
         ("onebatch",),
-        unchanged,
         appends=False,
     ),
 )
@@ -412,7 +395,7 @@ _AWAITED = (
 
 def faults() -> Mapping[str, Fault]:
     """By name, in upstream's order."""
-    return {fault.name: fault for fault in (*_FAULTS, *_ONE_BATCH)}
+    return {fault.name: fault for fault in _FAULTS}
 
 
 def awaited_faults() -> Mapping[str, AwaitedFault]:

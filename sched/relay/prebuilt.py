@@ -18,20 +18,18 @@ from .context import RelayContext
 
 def rejoin_output(context: RelayContext, batch: ScheduleBatch) -> None:
     """Upload the last tokens as the bridge (before #25774)."""
-    _upload_rows(context, batch)
-    batch.output_ids = _last_tokens(context, batch)
+    batch.output_ids = _upload_rows(context, batch)
 
 
 def rejoin_input(context: RelayContext, batch: ScheduleBatch) -> None:
     """The same, as the next input (#25774)."""
-    _upload_rows(context, batch)
-    batch.input_ids = _last_tokens(context, batch)
+    batch.input_ids = _upload_rows(context, batch)
 
 
 def rejoin_stash(context: RelayContext, batch: ScheduleBatch) -> None:
     """Stash the tokens, which are gathered from the relay as after any forward (#25945)."""
-    _upload_rows(context, batch)
-    context.futures.stash(batch.req_pool_indices, _last_tokens(context, batch))
+    last_tokens = _upload_rows(context, batch)
+    context.futures.stash(batch.req_pool_indices, last_tokens)
 
 
 def rejoin_packed(context: RelayContext, batch: ScheduleBatch) -> None:
@@ -45,17 +43,14 @@ def rejoin_packed(context: RelayContext, batch: ScheduleBatch) -> None:
     context.futures.stash(batch.req_pool_indices, on_device)
 
 
-def _upload_rows(context: RelayContext, batch: ScheduleBatch) -> None:
-    """A blocking copy for each array, as upstream's."""
-    rows, lens, _ = _host_rows(batch)
+def _upload_rows(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
+    """A blocking copy for each array, as upstream's. Returns the last tokens."""
+    rows, lens, tokens = _host_rows(batch)
     batch.req_pool_indices = torch.tensor(rows, device=context.device)
     batch.seq_lens = torch.tensor(lens, device=context.device)
     batch.orig_seq_lens = torch.tensor(lens.astype(np.int32), device=context.device)
     _mirror(batch, rows, lens)
-
-
-def _last_tokens(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
-    return torch.tensor(_host_rows(batch)[2], device=context.device)
+    return torch.tensor(tokens, device=context.device)
 
 
 def _mirror(batch: ScheduleBatch, rows: _Array, lens: _Array) -> None:

@@ -15,10 +15,9 @@ from ..config import EngineConfig
 from ..model.upload import Upload
 from ..observe import Observer
 from ..streams import Streams
-from .context import Context, RelayContext, Step, bind
-from .futures import FutureMap
+from .context import Context, FutureMap, RelayContext, Step, bind
 from .penalties import PenaltyTokens
-from .prompt import Parts
+from .tokens import Parts
 
 Speculation = Literal["v1", "v2"]
 # How lengths for slots ahead of time get to the device: a blocking copy each, for every use; one asynchronous copy

@@ -1,34 +1,24 @@
 """The states of the ladder, one row of policies per loop and worker, each as what it changes in the row before.
 
-A state mirrors an upstream commit with its costs and defects; ``latest`` holds our own improvements.
+A state mirrors an upstream commit with its costs and defects; ``latest`` holds our own improvements. Switches are for
+effects between the states, so that no state is credited with them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
-from . import (
-    context,
-    drafts,
-    futures,
-    lengths,
-    ordering,
-    pages,
-    penalties,
-    placeholders,
-    prebuilt,
-    prompt,
-    tokens,
-)
-from .row import DraftRow, RelayRow
+from . import context, drafts, lengths, ordering, penalties, prebuilt, tokens
+from .row import DraftRow, RelayRow, Speculation
 
 
 def serial_with_relay(row: RelayRow) -> RelayRow:
     """The state in the serial loop: one stream, and no forward in flight during schedule work."""
     return replace(
         row,
-        pages=pages.shared_pages,
+        pages=ordering.shared_pages,
         barrier=ordering.no_barrier,
         isolate=ordering.resolve_in_place,
         read_tables=ordering.nothing,
@@ -46,7 +36,7 @@ def unstaged(row: RelayRow) -> RelayRow:
 
 def staged_twice(row: RelayRow) -> RelayRow:
     """Stash the pipeline's tokens for decodes of mixed steps, and keep them in the batch for all others."""
-    return replace(row, conclude=placeholders.conclude_input_ids)
+    return replace(row, conclude=tokens.conclude_input_ids)
 
 
 def staged_in_order(row: RelayRow) -> RelayRow:
@@ -58,15 +48,15 @@ def serial_without_relay(row: RelayRow) -> RelayRow:
     """Before #25945 the serial loop has no relay: the last step's tokens stay in the batch."""
     return replace(
         serial_with_relay(row),
-        futures=futures.pooled,
+        futures=context.pooled,
         open=tokens.open_rows,
         resolve=ordering.nothing,
-        stash=placeholders.stash_nothing,
+        stash=tokens.stash_nothing,
         allocation_lengths=lengths.allocate_by_batch_lengths,
         buffer_lengths=lengths.lengths_of_batch,
         penalty_tokens=penalties.from_input,
-        mix=placeholders.mix_twice,
-        conclude=placeholders.conclude_input_ids,
+        mix=tokens.mix_twice,
+        conclude=tokens.conclude_input_ids,
         prebuild=prebuilt.prebuild_input,
     )
 
@@ -76,8 +66,8 @@ def serial_with_output_ids(row: RelayRow) -> RelayRow:
     return replace(
         serial_without_relay(row),
         penalty_tokens=penalties.from_output,
-        mix=placeholders.mix_once,
-        conclude=placeholders.conclude_output_ids,
+        mix=tokens.mix_once,
+        conclude=tokens.conclude_output_ids,
         prebuild=prebuilt.prebuild_output,
     )
 
@@ -87,7 +77,7 @@ def serial_with_v2(row: RelayRow) -> RelayRow:
     return replace(serial_with_relay(row), isolate=ordering.isolate_in_place)
 
 
-def speculating(row: RelayRow, mode: Literal["v1", "v2"]) -> RelayRow:
+def speculating(row: RelayRow, mode: Speculation) -> RelayRow:
     """The changes for a speculative worker: the batch has no input field, and upstream's penalties count the bonus, on
     the device where that is possible."""
     if row.penalty_tokens is not penalties.AfterSampling:
@@ -99,37 +89,37 @@ def speculating(row: RelayRow, mode: Literal["v1", "v2"]) -> RelayRow:
 
 
 PR25774_BEFORE = RelayRow(
-    futures=futures.ringed,
-    pages=pages.shared_pages,
+    futures=context.ringed,
+    pages=ordering.shared_pages,
     barrier=ordering.no_barrier,
-    flatten=prompt.flatten_list,
-    staging=prompt.pinned,
-    stage_prompt=prompt.upload_now,
-    rebuild_prompt=prompt.upload_now,
+    flatten=tokens.flatten_list,
+    staging=tokens.pinned,
+    stage_prompt=tokens.upload_now,
+    rebuild_prompt=tokens.upload_now,
     preparation="split",
-    prepare_input=placeholders.cast_output,
+    prepare_input=tokens.cast_output,
     advance=lengths.advance_new_tensor,
     penalty_tokens=penalties.from_requests,
     sampling_tensors="pageable",
     allocation_lengths=lengths.allocate_by_batch_lengths,
-    mix=placeholders.mix_once,
-    open=placeholders.open_ring,
+    mix=tokens.mix_once,
+    open=tokens.open_ring,
     host_lengths=lengths.lengths_mirrored,
     host_indices=lengths.indices_downloaded,
     isolate=ordering.isolate_then_resolve,
-    resolve=placeholders.resolve_placeholders,
+    resolve=tokens.resolve_placeholders,
     resolve_prompt=ordering.nothing,
     read_tables=ordering.nothing,
     publish=ordering.nothing,
-    stash=placeholders.stash_interval,
+    stash=tokens.stash_interval,
     keep_alive=ordering.keep_in_ring,
     reads_done=ordering.nothing,
-    conclude=placeholders.conclude_output,
-    conclude_blocks=placeholders.keep_list,
+    conclude=tokens.conclude_output,
+    conclude_blocks=tokens.keep_list,
     await_tokens=ordering.host_waits,
-    filter=placeholders.filter_output_summing,
+    filter=tokens.filter_output_summing,
     joins=tokens.join_if_any,
-    merge=placeholders.merge_output_one_sided,
+    merge=tokens.merge_output_one_sided,
     bootstrap=prebuilt.rejoin_output,
     prebuild=prebuilt.prebuild_output,
     before_transfer=prebuilt.wait_for_all_streams,
@@ -141,11 +131,11 @@ PR25774_BEFORE = RelayRow(
 PR25774 = replace(
     PR25774_BEFORE,
     prepare_input=ordering.nothing,
-    mix=placeholders.mix_twice,
-    conclude=placeholders.conclude_input,
-    conclude_blocks=placeholders.leave_list,
-    filter=placeholders.filter_input_summing,
-    merge=placeholders.merge_input_one_sided,
+    mix=tokens.mix_twice,
+    conclude=tokens.conclude_input,
+    conclude_blocks=tokens.leave_list,
+    filter=tokens.filter_input_summing,
+    merge=tokens.merge_input_one_sided,
     bootstrap=prebuilt.rejoin_input,
     prebuild=prebuilt.prebuild_input,
 )
@@ -153,7 +143,7 @@ PR25774 = replace(
 # #25818, #25862, #25879, #25922 lie between.
 PR25944_BEFORE = replace(
     PR25774,
-    futures=futures.pooled,
+    futures=context.pooled,
     open=tokens.open_rows,
     stash=tokens.stash_by_row,
     filter=tokens.filter_input,
@@ -163,11 +153,11 @@ PR25944 = replace(
     PR25944_BEFORE,
     advance=lengths.advance_host_side,
     allocation_lengths=lengths.allocate_by_mirror,
-    mix=placeholders.mix_restoring_lengths,
-    resolve=placeholders.resolve_lengths_too,
+    mix=tokens.mix_restoring_lengths,
+    resolve=tokens.resolve_lengths_too,
     buffer_lengths=lengths.lengths_from_mirror,
     publish=tokens.publish_next_lengths,
-    conclude=placeholders.conclude_both,
+    conclude=tokens.conclude_both,
     prebuild=prebuilt.prebuild_publishing,
 )
 
@@ -176,14 +166,14 @@ PR26020 = replace(
     buffer_lengths=lengths.lengths_of_batch,
     advance=lengths.advance_new_tensor,
     allocation_lengths=lengths.allocate_by_batch_lengths,
-    mix=placeholders.mix_twice,
-    resolve=placeholders.resolve_placeholders,
-    conclude=placeholders.conclude_input,
+    mix=tokens.mix_twice,
+    resolve=tokens.resolve_placeholders,
+    conclude=tokens.conclude_input,
     prebuild=prebuilt.prebuild_input,
 )
 
 # #25098 lies between.
-PR26425_BEFORE = replace(PR26020, flatten=prompt.flatten_numpy)
+PR26425_BEFORE = replace(PR26020, flatten=tokens.flatten_numpy)
 
 PR26425 = replace(PR26425_BEFORE, host_indices=lengths.indices_mirrored)
 
@@ -192,8 +182,8 @@ PR25945_BEFORE = replace(PR26425, barrier=ordering.barrier_at_top)
 
 PR25945 = replace(
     PR25945_BEFORE,
-    stage_prompt=prompt.keep_staged,
-    rebuild_prompt=prompt.keep_staged,
+    stage_prompt=tokens.keep_staged,
+    rebuild_prompt=tokens.keep_staged,
     mix=tokens.mix_by_index,
     isolate=ordering.resolve_then_isolate,
     resolve=tokens.resolve_late,
@@ -206,16 +196,16 @@ PR25945 = replace(
 
 LATEST = replace(
     PR25945,
-    pages=pages.own_pages,
+    pages=ordering.own_pages,
     barrier=ordering.no_barrier,
-    stage_prompt=prompt.upload_now,
-    rebuild_prompt=prompt.upload_now,
+    stage_prompt=tokens.upload_now,
+    rebuild_prompt=tokens.upload_now,
     preparation="fused",
     penalty_tokens=penalties.AfterSampling,
     sampling_tensors="packed",
     resolve=tokens.resolve_fused,
     resolve_prompt=ordering.nothing,
-    read_tables=pages.copy_prompt_tables,
+    read_tables=ordering.copy_prompt_tables,
     publish=ordering.nothing,
     reads_done=ordering.wait_until_read,
     bootstrap=prebuilt.rejoin_packed,
@@ -303,3 +293,66 @@ V2_LATEST = replace(
     step_lens=lengths.step_lens_made_on_device,
     seed=drafts.seed_relay_packed,
 )
+
+# ---- switches -----------------------------------------------------------------------------------------------
+
+Policies = Mapping[str, Any]
+"""Questions of a row and the policies that replace the row's."""
+
+_NO_BARRIER: Policies = {
+    "barrier": ordering.no_barrier,
+    "reads_done": ordering.nothing,
+    "pages": ordering.shared_pages,
+    "read_tables": ordering.nothing,
+}
+
+
+def _of(question: str, **policies: Any) -> Mapping[str, Policies]:
+    """The values of a switch about one question."""
+    return {value: {question: policy} for value, policy in policies.items()}
+
+
+SWITCHES: Mapping[str, Mapping[str, Policies]] = {
+    "barrier": {
+        "off": _NO_BARRIER,
+        "top": {**_NO_BARRIER, "barrier": ordering.barrier_at_top},
+        "after-launch": {**_NO_BARRIER, "reads_done": ordering.barrier_after_launch},
+        "read-done": {
+            "barrier": ordering.no_barrier,
+            "reads_done": ordering.wait_until_read,
+            "pages": ordering.own_pages,
+            "read_tables": ordering.copy_tables,
+        },
+    },
+    "flatten": _of("flatten", list=tokens.flatten_list, numpy=tokens.flatten_numpy),
+    "staging": _of("staging", pinned=tokens.pinned, pageable=tokens.pageable),
+    "sampling_tensors": _of("sampling_tensors", pageable="pageable", pinned="pinned", packed="packed"),
+    "index": {
+        "ring": {"futures": context.ringed, "open": tokens.open_ring, "stash": tokens.stash_interval},
+        "pool": {"futures": context.pooled, "open": tokens.open_rows, "stash": tokens.stash_by_row},
+    },
+    "dead_publish": _of("publish", on=tokens.publish_next_lengths, off=ordering.nothing),
+    "penalties": _of("penalty_tokens", upstream=penalties.from_requests, exact=penalties.AfterSampling),
+    "backup_indices": _of(
+        "backup_indices",
+        blocking=prebuilt.upload_indices,
+        pinned=prebuilt.upload_indices_pinned,
+        none=prebuilt.no_indices,
+    ),
+    "preparation": _of("preparation", split="split", fused="fused"),
+}
+
+# Switches about streams and overlap, which have no effect in a loop with a single stream.
+OVERLAPPED_ONLY = frozenset({"barrier", "index", "dead_publish"})
+
+# Switches of the overlapped speculative worker.
+DRAFT_SWITCHES: Mapping[str, Mapping[str, Policies]] = {
+    "seq_lens_cpu": {
+        name: {"host_lengths": host_lengths, "publish": lengths.publish_lengths, "step_lens": step_lens}
+        for name, host_lengths, step_lens in (
+            ("blocking", lengths.lengths_gathered_and_downloaded, lengths.step_lens_uploaded),
+            ("private", lengths.lengths_by_private_stream, lengths.step_lens_uploaded),
+            ("bound", lengths.lengths_bounded, lengths.step_lens_made_on_device),
+        )
+    },
+}

@@ -14,8 +14,8 @@ from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.kernels.unmask import unmask_tagged
 from schedbench.sched.model.blocks import BlockDecoder
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.placeholders import keep_list
 from schedbench.sched.relay.states import states
+from schedbench.sched.relay.tokens import keep_list
 from schedbench.sched.request import Request
 from tests.acceptance.cells import FORWARD, SCHEDULE, Copy, copies, steps
 from tests.acceptance.plain import PlainModel, requests

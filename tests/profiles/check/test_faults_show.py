@@ -60,7 +60,7 @@ CATCHERS = {
 }
 # A part of the evidence that names the cause, from the most specific check.
 SAYS = {
-    "one-sided-merge": "TypeError: the side that joins carries no token ids (at sched/relay/placeholders.py:",
+    "one-sided-merge": "TypeError: the side that joins carries no token ids (at sched/relay/tokens.py:",
     "penalties-from-input": "the batch whose tokens are to be counted has no input ids",
     "allocate-by-sentinel": "'s slot by length -",
     "mix-with-sentinel": "the model is given seq_lens -",
@@ -69,13 +69,13 @@ SAYS = {
     "stage-without-stash": "row 1 of the relay was gathered before a token was stashed there",
     "stage-tokens-unawaited": "the copy stream's write (receive at sched/loop/pipelined.py:",
     "prebuilt-unpublished": "torch._assert_async(condition)",
-    "publish-ready-overwritten": "new_seq_lens_buf: the forward stream's write (index_put_ at sched/relay/futures.py:",
+    "publish-ready-overwritten": "new_seq_lens_buf: the forward stream's write (index_put_ at sched/relay/context.py:",
     "pd-freed-block-race": "the transfer stream's read (gather_kv at sched/disagg/kv.py:",
     "pd-overwritten-page": "must come before the transfer stream's write (scatter_kv at sched/disagg/kv.py:",
     "rejoin-without-mirror": "the running batch (last launched as step -1) has no req_pool_indices_cpu",
     "never-resolve": "step 0 has no input ids: its relay was not resolved (at sched/loop/launch.py:",
     "encoder-rebuilt-on-device": "step 0 has 28 tokens but 81 input_ids",
-    "list-for-the-bridge": "'list' object has no attribute 'to' (at sched/relay/placeholders.py:",
+    "list-for-the-bridge": "'list' object has no attribute 'to' (at sched/relay/tokens.py:",
     "onebatch-never-resolves": "step 1 has no input ids: its relay was not resolved (at sched/loop/launch.py:",
     "onebatch-penalises-the-prompt": " got other tokens than the scheduler gives it",
     "embedding-never-resolves": "step 0 has no input ids: its relay was not resolved (at sched/loop/launch.py:",
@@ -93,7 +93,7 @@ SAYS = {
     "dead-publish": "new_seq_lens_buf is never read",
     "isolation-restores-staging": "after the forward of step 1 its batch has 64 staged ids",
     "worker-extras-not-kept": "no reference kept until then, and no wait between them",
-    "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/futures.py:",
+    "accepted-tokens-stashed": "cannot be broadcast to indexing result of shape [6] (at sched/relay/context.py:",
     "missing-host-lengths-used": "no attribute 'seq_lens_cpu' (at sched/relay/broken.py:",
     "draft-extends-lengths": "left lengths [",
 }

@@ -26,7 +26,7 @@ from schedbench.sched.model.sampler import Sampler
 from schedbench.sched.model.weights import seeded_weights
 from schedbench.sched.observe import Observer, StepInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.futures import UNSTASHED, FutureMap, FutureRing
+from schedbench.sched.relay.context import UNSTASHED, FutureMap, FutureRing
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
 from schedbench.sched.streams import Streams

@@ -9,7 +9,7 @@ from schedbench.sched.batch import ForwardMode, ScheduleBatch
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.loop.launch import make_forward_batch
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.relay.futures import UNSTASHED
+from schedbench.sched.relay.context import UNSTASHED
 from schedbench.sched.request import Status
 from tests.sched.loop.cpu_engine import (
     LOOPS,

@@ -12,7 +12,7 @@ from schedbench.sched.batch import ForwardMode, ScheduleBatch, StepResult
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling_info import SamplingInfo
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.futures import UNSTASHED, FutureMap
+from schedbench.sched.relay.context import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
 from schedbench.sched.streams import Streams

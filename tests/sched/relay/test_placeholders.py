@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schedbench.sched.batch import ForwardMode, StepResult
 from schedbench.sched.kernels.rows import assert_all, resolve_negative
-from schedbench.sched.relay.futures import UNSTASHED, FutureRing, ringed
+from schedbench.sched.relay.context import UNSTASHED, FutureRing, ringed
 from schedbench.sched.relay.row import Relay
 from tests.sched.loop.cpu_engine import CPU, config
 from tests.sched.relay.test_bridge import batch, ids, made

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from schedbench.sched.relay import lengths, ordering, pages, penalties, placeholders, prebuilt, prompt, tokens
+from schedbench.sched.relay import lengths, ordering, penalties, prebuilt, tokens
 from schedbench.sched.relay.choice import RelayError, choose, difference
 from schedbench.sched.relay.names import ALIASES, SWITCH_VALUES
 from schedbench.sched.relay.row import RelayRow
@@ -75,12 +75,12 @@ def changed(name: str, overrides: dict[str, str]) -> set[str]:
             {
                 "barrier": ordering.no_barrier,
                 "reads_done": ordering.wait_until_read,
-                "pages": pages.own_pages,
-                "read_tables": pages.copy_tables,
+                "pages": ordering.own_pages,
+                "read_tables": ordering.copy_tables,
             },
         ),
-        ("flatten", "list", {"flatten": prompt.flatten_list}),
-        ("staging", "pageable", {"staging": prompt.pageable}),
+        ("flatten", "list", {"flatten": tokens.flatten_list}),
+        ("staging", "pageable", {"staging": tokens.pageable}),
         ("sampling_tensors", "pinned", {"sampling_tensors": "pinned"}),
         ("sampling_tensors", "packed", {"sampling_tensors": "packed"}),
         ("dead_publish", "off", {"publish": ordering.nothing}),
@@ -113,7 +113,7 @@ def test_serial_is_the_same_state_on_one_stream() -> None:
 @pytest.mark.parametrize("name", [name for name in states() if name not in ("pr25945", "latest")])
 def test_the_serial_loop_has_no_relay_before_25945(name: str) -> None:
     row = choose(name, {}).row(overlap=False)
-    assert row.stash is placeholders.stash_nothing
+    assert row.stash is tokens.stash_nothing
     assert row.resolve is ordering.nothing
 
 
