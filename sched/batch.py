@@ -272,16 +272,13 @@ class StepResult:
     next_token_ids: torch.Tensor | None
     future_indices: FutureIndices  # where the relay keeps them
     next_token_ids_cpu: torch.Tensor | None = None  # pinned, readable after copy_done
-    next_token_logprobs: torch.Tensor | None = None  # [b] float32 on the device
-    next_token_logprobs_cpu: torch.Tensor | None = None
-    prompt_logprobs: torch.Tensor | None = None  # [T] float32 on the device
-    prompt_logprobs_cpu: torch.Tensor | None = None
-    hidden_states: torch.Tensor | None = None  # [T, hidden] on the device
-    hidden_states_cpu: torch.Tensor | None = None
+    # What requests asked for beside tokens: on the device, or as ``next_token_ids_cpu``, whose copy they share.
+    next_token_logprobs: torch.Tensor | None = None  # [b] float32
+    prompt_logprobs: torch.Tensor | None = None  # [T] float32
+    hidden_states: torch.Tensor | None = None  # [T, hidden]
     spans: list[tuple[int, int]] = field(default_factory=list)  # first position and tokens of each request
     copy_done: torch.Event | None = None
-    accept_lens: torch.Tensor | None = None  # [b] int32 on the device, of an overlapped verify
-    accept_lens_cpu: torch.Tensor | None = None
+    accept_lens: torch.Tensor | None = None  # [b] int32 of an overlapped verify, where next_token_logprobs is
     draft_tokens: int = 0  # of that verify, per request: where the next one's tokens begin
     next_draft_input: DraftInput | None = None
     verified: list[VerifiedTokens] | None = None  # of a serial verify, which appends the tokens itself

@@ -18,7 +18,7 @@ from ...scenarios.schema import (
     SplitPrefill,
 )
 from ...scenarios.workload import params
-from ...sched.loop.controls import ABORTED
+from ...sched.loop.event_loops import ABORTED
 from ...sched.relay.choice import RelayChoice, choose
 from ..judge.likeness import token_differences
 from ..platform.resolve import Resolved, speculation

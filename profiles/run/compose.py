@@ -19,10 +19,9 @@ from ...sched.hisparse.pools import HotBuffers
 from ...sched.hisparse.transfer import HostKVPort
 from ...sched.link import Link
 from ...sched.loop.blocks import BlockScheduler
-from ...sched.loop.data_parallel import DataRank
 from ...sched.loop.engine import Engine
 from ...sched.loop.scheduler import Scheduler
-from ...sched.loop.workers import DecodeWorker, PrefillWorker, Replica
+from ...sched.loop.workers import DataRank, DecodeWorker, PrefillWorker, Replica
 from ...sched.memory.cache import ChunkCache, PrefixCache, RadixCache
 from ...sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
 from ...sched.model.decoder import Model

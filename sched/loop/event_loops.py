@@ -1,4 +1,5 @@
-"""The loops of one engine, without overlap and with it.
+"""The loops of one engine: without overlap, with it, and with deferred results; and what a client asks of the whole
+engine, which a loop carries out between two steps.
 
 The overlapped loop plans N+1 and then settles N while the device runs step N::
 
@@ -18,13 +19,58 @@ from functools import partial
 
 from ..batch import ScheduleBatch, StepResult
 from ..link import LinkError
+from ..model.sampling_info import sampling_of
+from ..request import Status
 from .blocks import launch_blocks
-from .controls import Controls, Launched
 from .embedding import launch_embedding
 from .engine import Engine
 from .launch import launch_delayed_sample, launch_overlapped, launch_serial
 from .scheduler import Scheduler
 from .speculative import awaits_grammar, launch_drafts
+
+Launched = tuple[ScheduleBatch, StepResult]
+
+ABORTED = "all requests were aborted"
+
+
+class Controls:
+    """What a client asks of the engine in one run of a loop: to pause, to give all KV back meanwhile, to end all
+    requests, to flush the prefix cache. Batches are counted from the loop's beginning."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._first = scheduler.batches
+        self._pending = deque(scheduler.engine.config.controls)
+        self._flushes = False
+
+    def carry_out(self, unsettled: deque[Launched]) -> None:
+        """Carry out what is due, then sleep if the engine is to pause. A pause alone leaves ``unsettled`` results in
+        flight; a flush waits for an idle engine."""
+        scheduler, pause = self._scheduler, 0
+        while self._pending and self._pending[0].at <= scheduler.batches - self._first:
+            control = self._pending.popleft()
+            with scheduler.engine.observer.range("control", scheduler.next_step, len(unsettled)):
+                if control.action == "abort_all":
+                    for req in scheduler.unfinished():
+                        scheduler.abort(req, ABORTED)
+                elif control.action in ("pause_and_settle", "pause_and_retract"):
+                    _settle_all(scheduler, unsettled)
+                    scheduler.absorb_last_batch()
+                    if control.action == "pause_and_retract":
+                        scheduler.retract_all()
+            self._flushes |= control.action == "flush"
+            pause = max(pause, control.pause)
+        if self._flushes and not unsettled and not scheduler.unfinished():
+            scheduler.engine.cache.evict(scheduler.engine.cache.evictable_size())
+            self._flushes = False
+        if pause:
+            clock = scheduler.engine.clock
+            clock.sleep_until(clock.now() + pause)
+
+
+def _settle_all(scheduler: Scheduler, unsettled: deque[Launched]) -> None:
+    while unsettled:
+        scheduler.settle(*unsettled.popleft())
 
 
 @contextmanager
@@ -93,3 +139,47 @@ def run_overlapped(scheduler: Scheduler) -> None:
             if batch is not None:
                 launch_delayed_sample(engine, result)
             scheduler.last_batch = batch
+
+
+def run_deferred(scheduler: Scheduler) -> None:
+    """Run until every request of the source has ended, on a device without side streams, events and pinned memory
+    (upstream's MLX loop).
+
+    Nothing is copied at a launch. A decode is launched behind the one before, whose result is read and settled only
+    then::
+
+        host     launch N | launch N+1 | read and settle N | launch N+2 | read and settle N+1 | ...
+        device   ---- step N ---- | ---- step N+1 ---- | ...
+
+    The chain ends where the next batch may differ: with a prompt, a request that ends, or penalties or a grammar, which
+    depend on the tokens. Then every result is settled before the next batch is planned.
+    """
+    engine = scheduler.engine
+    controls = Controls(scheduler)
+    unsettled: deque[Launched] = deque()
+    with engine.streams.on(engine.streams.schedule):
+        while True:
+            controls.carry_out(unsettled)
+            scheduler.receive()
+            if not _chains(scheduler, unsettled):
+                _settle_all(scheduler, unsettled)
+            batch = scheduler.get_next_batch_to_run()
+            if batch is not None:
+                result = launch_serial(engine, batch)
+                unsettled.append((scheduler.launched(batch), result))
+            elif not unsettled and not scheduler.rest():
+                return
+            if len(unsettled) > 1:
+                scheduler.settle(*unsettled.popleft())
+            scheduler.last_batch = batch
+
+
+def _chains(scheduler: Scheduler, unsettled: deque[Launched]) -> bool:
+    """Whether the next batch is a decode of the same requests, whatever the result in flight is."""
+    if not unsettled or scheduler.waiting_queue or scheduler.chunked_req is not None:
+        return False
+    launched, _ = unsettled[0]
+    needs = sampling_of(scheduler.running_batch).needs if launched.forward_mode.is_decode else None
+    if needs is None or needs.penalties or needs.grammar:
+        return False
+    return all(req.status is Status.RUNNING for req in launched.reqs)

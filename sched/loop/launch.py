@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from ..batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
+from ..batch import EncoderTokens, ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ..kernels.rows import decode_positions, extend_positions
 from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request
-from .encoder import encoder_input
 from .engine import Engine
 
 
@@ -37,7 +36,7 @@ def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
     result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
     relay.host_lengths(batch)
     with relay.isolate(batch):
-        sampling = _forward(engine, batch)
+        sampling = _sampling(batch, run_model(engine, batch))
         _return_more(batch, sampling.output, result)
         sampled = None if sampling.info.needs.grammar else _sample(engine, sampling)
         with engine.observer.range("publish", batch.step, batch.batch_size):
@@ -69,7 +68,7 @@ def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
     future = relay.open(batch)
     relay.host_lengths(batch)
     with relay.isolate(batch):
-        sampling = _forward(engine, batch)
+        sampling = _sampling(batch, run_model(engine, batch))
         sampled = _sample(engine, sampling)
         result = StepResult(sampled.token_ids, future, next_token_logprobs=sampled.logprobs)
         _return_more(batch, sampling.output, result)
@@ -92,7 +91,7 @@ def launch_stage(
     result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
     relay.host_lengths(batch)
     with relay.isolate(batch):
-        sampling = _forward(engine, batch, proxies)
+        sampling = _sampling(batch, run_model(engine, batch, proxies))
         if engine.stage is not None and engine.stage.is_last:
             result.next_token_ids, result.next_token_logprobs = _sample(engine, sampling)
     result.copy_done = engine.streams.module.Event()
@@ -130,7 +129,16 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
         graph_rows=batch.graph_rows,
         prompt_targets=_prompt_targets(engine, batch),
         capture_hidden=sampling_of(batch).needs.hidden_states,
-        encoder=encoder_input(engine, batch),
+        encoder=_encoder_input(engine, batch),
+    )
+
+
+def _encoder_input(engine: Engine, batch: ScheduleBatch) -> EncoderTokens | None:
+    """The encoder's tokens with their ids on the device, by a copy of the current stream."""
+    if batch.encoder is None or not batch.forward_mode.is_extend:
+        return None
+    return batch.encoder._replace(
+        input_ids=batch.encoder.input_ids.to(engine.config.device, non_blocking=True)
     )
 
 
@@ -177,10 +185,6 @@ def sample_forward(engine: Engine, batch: ScheduleBatch, output: ModelOutput) ->
     return _sample(engine, _sampling(batch, output))
 
 
-def _forward(engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, ...] = ()) -> _Sampling:
-    return _sampling(batch, run_model(engine, batch, proxies))
-
-
 def run_model(engine: Engine, batch: ScheduleBatch, proxies: tuple[torch.Tensor, ...] = ()) -> ModelOutput:
     """The model's output for a batch whose input is resolved."""
     engine.tier.before_forward(batch)
@@ -212,13 +216,13 @@ def _sample(engine: Engine, sampling: _Sampling) -> Sampled:
 def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
     """Stash the tokens for the next step on the device and start their copy to the host."""
     engine.relay.stash(result.future_indices, sampled.token_ids)
-    result.next_token_ids, result.next_token_logprobs = sampled
+    result.next_token_ids = sampled.token_ids
     if sampled.logprobs is not None:
-        result.next_token_logprobs_cpu = sampled.logprobs.to("cpu", non_blocking=True)
+        result.next_token_logprobs = sampled.logprobs.to("cpu", non_blocking=True)
     if result.prompt_logprobs is not None:
-        result.prompt_logprobs_cpu = result.prompt_logprobs.to("cpu", non_blocking=True)
+        result.prompt_logprobs = result.prompt_logprobs.to("cpu", non_blocking=True)
     if result.hidden_states is not None:
-        result.hidden_states_cpu = result.hidden_states.to("cpu", non_blocking=True)
+        result.hidden_states = result.hidden_states.to("cpu", non_blocking=True)
     result.next_token_ids_cpu = sampled.token_ids.to("cpu", non_blocking=True)
     if engine.config.capabilities.events:
         result.copy_done = engine.streams.module.Event()

@@ -10,19 +10,13 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from ..batch import ROW_FIELDS, DraftState, ForwardMode, ScheduleBatch
-from ..config import BlockConfig
+from ..batch import ROW_FIELDS, DraftState, EncoderTokens, ForwardMode, ScheduleBatch
 from ..disagg.inbox import ReadyRequest
-from ..loop import fused, split
 from ..model.sampling_info import SamplingInfo, sampling_of
 from ..request import Request, Status
 from ..speculate.worker import Worker
-from .ahead import prepare_ahead
-from .encoder import staged_parts, strip_encoder
 from .engine import Engine
-
-_PLACE_PROMPTS = {"split": split.place_prompts, "fused": fused.place_prompts}
-_PLACE_TOKENS = {"split": split.place_tokens, "fused": fused.place_tokens}
+from .placement import fused_prompts, fused_tokens, prepare_ahead, split_prompts, split_tokens, take_rows
 
 
 def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> ScheduleBatch:
@@ -31,24 +25,63 @@ def prepare_for_extend(engine: Engine, reqs: Sequence[Request], step: int) -> Sc
     batch.prefix_lens = [req.prefix_len for req in reqs]
     batch.extend_lens = [req.extend_input_len for req in reqs]
     batch.extend_num_tokens = sum(batch.extend_lens)
-    parts = staged_parts(engine, reqs)
-    engine.relay.stage_prompt(
-        batch, parts if engine.config.blocks is None else padded(parts, engine.config.blocks)
-    )
+    # A fused preparation strips the encoder's tokens first; upstream stages them and, once stripped, the rest again.
+    fused, blocks = engine.relay.row.preparation == "fused", engine.config.blocks
+    strip = engine.config.encoder and fused
+    parts = [req.tokens(max(req.prefix_len, strip * req.encoder_len), req.fill_len) for req in reqs]
+    if blocks is not None:  # masks stand for the tokens that are not known
+        parts = [part + array("q", [blocks.mask_id]) * (blocks.size - len(part)) for part in parts]
+    engine.relay.stage_prompt(batch, parts)
     batch.seq_lens_cpu = torch.tensor([req.fill_len for req in reqs], dtype=torch.int64)
-    split.take_rows(engine, batch)
-    rows = _PLACE_PROMPTS[engine.relay.row.preparation](engine, batch)
+    take_rows(engine, batch)
+    rows = (fused_prompts if fused else split_prompts)(engine, batch)
     engine.tier.place_prompts(batch)
     if engine.config.encoder:
-        strip_encoder(engine, batch)
+        _strip_encoder(engine, batch)
     for req in reqs:
-        _enter(req, engine.clock.now())
+        req.status = Status.RUNNING
+        req.kv_committed_len = req.kv_allocated_len = req.fill_len
+        if req.first_scheduled_at is None:
+            req.first_scheduled_at = engine.clock.now()
+            req.cached_tokens = req.prefix_len
     return _with_sampling_info(engine, batch, rows)
 
 
-def padded(parts: Sequence[array[int]], blocks: BlockConfig) -> list[array[int]]:
-    """The tokens of each block, with masks for those that are not known."""
-    return [part + array("q", [blocks.mask_id]) * (blocks.size - len(part)) for part in parts]
+def _strip_encoder(engine: Engine, batch: ScheduleBatch) -> None:
+    """Leave the decoder's tokens in the batch; those of the encoder become ``batch.encoder`` (upstream
+    ``prepare_encoder_info_extend``).
+
+    A prompt begins with its encoder's tokens, and rows and slots are allocated for all of it. Unlike upstream's,
+    ``seq_lens`` go on counting both parts, so that allocation and pages are those of any batch; the lengths that
+    upstream uploads in their place are the model's.
+    """
+    reqs = batch.reqs
+    assert not any(batch.prefix_lens), "the encoder's tokens are computed as a whole"
+    whole, lens = batch.extend_lens, [req.encoder_len for req in reqs]
+    batch.prefix_lens, batch.extend_lens = lens, [a - b for a, b in zip(whole, lens, strict=True)]
+    batch.extend_num_tokens, batch.extend_rows = sum(batch.extend_lens), None
+    pieces = batch.out_cache_loc.split(
+        [n for pair in zip(lens, batch.extend_lens, strict=True) for n in pair]
+    )
+    batch.out_cache_loc = torch.cat(pieces[1::2])
+    encoder_lens, decoder_lens = _uploaded(engine, lens, batch.extend_lens)
+    ids = torch.tensor([id for req in reqs for id in req.tokens(0, req.encoder_len)], dtype=torch.int64)
+    staged = ids.pin_memory() if engine.pinned else ids
+    batch.encoder = EncoderTokens(staged, torch.cat(pieces[::2]), encoder_lens, decoder_lens)
+    if engine.relay.row.preparation == "split":
+        engine.relay.rebuild_prompt(batch, [req.tokens(req.encoder_len, req.fill_len) for req in reqs])
+
+
+def _uploaded(engine: Engine, *arrays: list[int]) -> Sequence[torch.Tensor]:
+    """[b] int64 each: in one copy by a fused preparation, else one after the other."""
+    device, pinned = engine.config.device, engine.pinned
+    if engine.relay.row.preparation == "fused":
+        packed = torch.tensor(arrays, dtype=torch.int64, pin_memory=pinned)
+        return packed.to(device, non_blocking=True).unbind()
+    return [
+        torch.tensor(each, dtype=torch.int64, pin_memory=pinned).to(device, non_blocking=True)
+        for each in arrays
+    ]
 
 
 def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
@@ -108,23 +141,16 @@ def prepare_for_decode(engine: Engine, batch: ScheduleBatch, step: int) -> None:
     relay.penalty_tokens.before_decode(batch, sampling_of(batch))
     relay.prepare_input(batch)
     spec = engine.config.speculative
-    if spec is not None:
-        _PREPARE_DRAFTS[spec.mode](engine, batch)
-        return
-    _PLACE_TOKENS[relay.row.preparation](engine, batch)
-    engine.tier.place_tokens(batch, relay)
-    for req in batch.reqs:
-        req.kv_committed_len += 1
-        req.kv_allocated_len += 1
-
-
-def _prepare_v1(engine: Engine, batch: ScheduleBatch) -> None:
-    """The serial worker allocates its slots itself."""
-    assert engine.config.speculative is not None
-    batch.longest = max(req.kv_committed_len for req in batch.reqs) + engine.config.speculative.alloc_len
-
-
-_PREPARE_DRAFTS = {"v1": _prepare_v1, "v2": prepare_ahead}
+    if spec is None:
+        (fused_tokens if relay.row.preparation == "fused" else split_tokens)(engine, batch)
+        engine.tier.place_tokens(batch, relay)
+        for req in batch.reqs:
+            req.kv_committed_len += 1
+            req.kv_allocated_len += 1
+    elif spec.mode == "v1":  # the serial worker allocates its slots itself
+        batch.longest = max(req.kv_committed_len for req in batch.reqs) + spec.alloc_len
+    else:
+        prepare_ahead(engine, batch)
 
 
 def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBatch) -> None:
@@ -145,11 +171,7 @@ def mix_with_running(engine: Engine, prefill: ScheduleBatch, running: ScheduleBa
 
 
 def filter_rows(
-    engine: Engine,
-    batch: ScheduleBatch,
-    *,
-    without: Collection[Request] = (),
-    keep: Sequence[int] | None = None,
+    engine: Engine, batch: ScheduleBatch, *, without: Collection[Request] = (), keep: list[int] | None = None
 ) -> None:
     """Keep the running requests except ``without``, or the rows ``keep`` in that order. An empty batch keeps stale
     tensors and must not be merged."""
@@ -172,7 +194,13 @@ def filter_rows(
     if drafts is not None:
         drafts.rows_wait(batch)
         drafts.filter(batch, rows, before)
-    _index_rows(batch, rows, list(keep))
+    batch.req_pool_indices = batch.req_pool_indices[rows]
+    batch.req_pool_indices_cpu = batch.req_pool_indices_cpu[keep]
+    batch.seq_lens = batch.seq_lens[rows]
+    if batch.has_host_lengths:  # speculation may do without
+        batch.seq_lens_cpu = batch.seq_lens_cpu[keep]
+    batch.orig_seq_lens = batch.orig_seq_lens[rows]
+    batch.unset("out_cache_loc")
     engine.relay.filter(batch, rows)
     sampling_of(batch).filter(keep, rows)
 
@@ -190,38 +218,16 @@ def merge_rows(
         drafts.rows_wait(batch)
         drafts.rows_wait(other)
         drafts.merge(batch, other)
-    _append_rows(batch, other)
-    if not keep_input:
-        engine.relay.merge(batch, other)
-    batch.reqs = batch.reqs + other.reqs
-    batch.rows_changed = True
-
-
-def _enter(req: Request, now: int) -> None:
-    req.status = Status.RUNNING
-    req.kv_committed_len = req.kv_allocated_len = req.fill_len
-    if req.first_scheduled_at is None:
-        req.first_scheduled_at = now
-        req.cached_tokens = req.prefix_len
-
-
-def _index_rows(batch: ScheduleBatch, rows: torch.Tensor, keep: list[int]) -> None:
-    batch.req_pool_indices = batch.req_pool_indices[rows]
-    batch.req_pool_indices_cpu = batch.req_pool_indices_cpu[keep]
-    batch.seq_lens = batch.seq_lens[rows]
-    if batch.has_host_lengths:  # speculation may do without
-        batch.seq_lens_cpu = batch.seq_lens_cpu[keep]
-    batch.orig_seq_lens = batch.orig_seq_lens[rows]
-    batch.unset("out_cache_loc")
-
-
-def _append_rows(batch: ScheduleBatch, other: ScheduleBatch) -> None:
     for name in ROW_FIELDS:
         if hasattr(batch, name) and hasattr(other, name):
             setattr(batch, name, torch.cat([getattr(batch, name), getattr(other, name)]))
         else:
             batch.unset(name)
     batch.unset("out_cache_loc")
+    if not keep_input:
+        engine.relay.merge(batch, other)
+    batch.reqs = batch.reqs + other.reqs
+    batch.rows_changed = True
 
 
 def idle_batch(engine: Engine, step: int) -> ScheduleBatch:

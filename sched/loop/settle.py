@@ -27,27 +27,28 @@ def settle(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
     if batch.forward_mode.is_extend:
         _settle_extend(engine, batch, token_ids, result.next_draft_input)
         return False
-    return _settle_decode(engine, batch, token_ids) and not batch.is_empty
+    engine.allocator.free_group_begin()
+    all_continue = _append_tokens(engine, batch.reqs, token_ids)
+    engine.allocator.free_group_end()
+    return all_continue and not batch.is_empty
 
 
 def _host_tokens(result: StepResult) -> list[int]:
-    if result.next_token_ids_cpu is None:  # the serial loop reads the device tensor itself
-        assert result.next_token_ids is not None
-        on_device: list[int] = result.next_token_ids.tolist()
-        return on_device
-    if result.copy_done is not None:
+    token_ids = result.next_token_ids_cpu
+    if token_ids is None:  # the serial loop reads the device tensor itself
+        token_ids = result.next_token_ids
+    elif result.copy_done is not None:
         result.copy_done.synchronize()
-    on_host: list[int] = result.next_token_ids_cpu.tolist()
+    assert token_ids is not None
+    on_host: list[int] = token_ids.tolist()
     return on_host
 
 
 def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
     """Append the logprobs of the tokens that are about to be appended, for requests that asked for them."""
-    on_host = result.next_token_logprobs_cpu
-    logprobs = result.next_token_logprobs if on_host is None else on_host
-    if logprobs is None:
+    if result.next_token_logprobs is None:
         return
-    for req, logprob in zip(batch.reqs, logprobs.tolist(), strict=True):
+    for req, logprob in zip(batch.reqs, result.next_token_logprobs.tolist(), strict=True):
         unfinished = req.inflight_middle_chunks > 0 and req not in batch.decoding_reqs
         if req.sampling.logprobs and req.status is Status.RUNNING and not unfinished:
             req.output_logprobs.append(logprob)
@@ -55,11 +56,9 @@ def _keep_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
 
 def _keep_prompt_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
     """Append the logprobs of prompts; those that a retracted request had before are computed again in part."""
-    on_host = result.prompt_logprobs_cpu
-    logprobs = result.prompt_logprobs if on_host is None else on_host
-    if logprobs is None:
+    if result.prompt_logprobs is None:
         return
-    values, begin = logprobs.tolist(), 0
+    values, begin = result.prompt_logprobs.tolist(), 0
     for req, (start, count) in zip(batch.reqs, result.spans, strict=True):
         if req.sampling.prompt_logprobs and req.status is Status.RUNNING:
             first, last = len(req.prompt_logprobs), len(req.origin_input_ids) - 1
@@ -68,11 +67,9 @@ def _keep_prompt_logprobs(batch: ScheduleBatch, result: StepResult) -> None:
 
 
 def _keep_hidden_states(batch: ScheduleBatch, result: StepResult) -> None:
-    on_host = result.hidden_states_cpu
-    states = result.hidden_states if on_host is None else on_host
-    if states is None:
+    if result.hidden_states is None:
         return
-    rows = iter(states.tolist())
+    rows = iter(result.hidden_states.tolist())
     for req, (start, count) in zip(batch.reqs, result.spans, strict=True):
         own = dict(enumerate(islice(rows, count), start))
         if req.sampling.hidden_states and req.status is Status.RUNNING:
@@ -91,20 +88,15 @@ def _settle_extend(
             if engine.outbox is not None:
                 engine.outbox.chunk_computed(req)
         elif engine.outbox is not None:
-            _send_prompt(engine, req, token, () if draft is None else _draft_row(draft, row))
+            # A blocking copy for each part, as upstream's.
+            parts = () if draft is None else tuple(part[row].cpu() for part in draft.state)
+            _send_prompt(engine, req, token, parts)
         else:
             req.output_ids.append(token)
             if not announce_token(engine, req):
                 engine.cache.cache_unfinished_req(req)
                 engine.tier.admit(req)
     _append_tokens(engine, batch.reqs[prompts:], token_ids[prompts:])
-
-
-def _settle_decode(engine: Engine, batch: ScheduleBatch, token_ids: list[int]) -> bool:
-    engine.allocator.free_group_begin()
-    all_continue = _append_tokens(engine, batch.reqs, token_ids)
-    engine.allocator.free_group_end()
-    return all_continue
 
 
 def _append_tokens(engine: Engine, reqs: list[Request], token_ids: list[int]) -> bool:
@@ -139,11 +131,6 @@ def _announce_tokens(engine: Engine, reqs: list[Request]) -> bool:
     return bool(aborted)
 
 
-def _draft_row(draft: DraftInput, row: int) -> tuple[torch.Tensor, ...]:
-    """One request's draft input on the host: a blocking copy for each part, as upstream's."""
-    return tuple(part[row].cpu() for part in draft.state)
-
-
 def _send_prompt(engine: Engine, req: Request, token: int, draft: tuple[torch.Tensor, ...]) -> None:
     """Send a prompt that is computed completely to its decode worker, where its first token is announced."""
     assert engine.outbox is not None
@@ -151,14 +138,8 @@ def _send_prompt(engine: Engine, req: Request, token: int, draft: tuple[torch.Te
     req.first_token_at = engine.clock.now()
     engine.observer.tokens([req], 1)
     engine.cache.cache_unfinished_req(req)
-    metadata = Metadata(
-        token,
-        tuple(req.output_logprobs),
-        req.cached_tokens,
-        req.first_scheduled_at,
-        req.first_token_at,
-        draft,
-    )
+    logprobs = tuple(req.output_logprobs)
+    metadata = Metadata(token, logprobs, req.cached_tokens, req.first_scheduled_at, req.first_token_at, draft)
     engine.outbox.finish(req, metadata)
 
 
@@ -236,7 +217,14 @@ def settle_verify(engine: Engine, batch: ScheduleBatch, result: StepResult) -> b
     verified = _take_late(engine, batch, result) if result.verified is None else result.verified
     all_continue = True
     for req, entry in zip(batch.reqs, verified, strict=True):
-        if entry is None or _announce(engine, req, entry):
+        if entry is None:
+            all_continue = False
+            continue
+        req.verify_ct += 1
+        engine.observer.verified(req, entry.accepted)
+        engine.observer.tokens([req], entry.kept)
+        if entry.ending is not None:
+            finish(engine, req, *entry.ending)
             all_continue = False
     engine.allocator.free_group_end()
     return all_continue
@@ -258,7 +246,16 @@ def take_tokens(
 
 
 def _take_late(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequence[VerifiedTokens | None]:
-    predict, accept_lens, logprobs = _host_drafts(result)
+    token_ids = result.next_token_ids_cpu
+    if token_ids is None:  # the serial loop reads the device tensors themselves
+        token_ids = result.next_token_ids
+    elif result.copy_done is not None:
+        result.copy_done.synchronize()
+    assert token_ids is not None and result.accept_lens is not None
+    predict: list[int] = token_ids.tolist()
+    accept_lens: list[int] = result.accept_lens.tolist()
+    scores = result.next_token_logprobs
+    logprobs: list[float] = [] if scores is None else scores.tolist()
     verified: list[VerifiedTokens | None] = []
     for i, (req, accepted) in enumerate(zip(batch.reqs, accept_lens, strict=True)):
         if req.status is not Status.RUNNING:  # it ended, or its KV was taken back, after the launch
@@ -268,28 +265,3 @@ def _take_late(engine: Engine, batch: ScheduleBatch, result: StepResult) -> Sequ
         req.kv_committed_len += accepted - 1  # the bonus token's slot was claimed before the launch
         verified.append(VerifiedTokens(accepted, *take_tokens(engine, req, predict[own], logprobs[own])))
     return verified
-
-
-def _host_drafts(result: StepResult) -> tuple[list[int], list[int], list[float]]:
-    if result.next_token_ids_cpu is None:  # the serial loop reads the device tensors themselves
-        assert result.next_token_ids is not None and result.accept_lens is not None
-        logprobs = result.next_token_logprobs
-        predict: list[int] = result.next_token_ids.tolist()
-        accepted: list[int] = result.accept_lens.tolist()
-        return predict, accepted, [] if logprobs is None else logprobs.tolist()
-    if result.copy_done is not None:
-        result.copy_done.synchronize()
-    assert result.accept_lens_cpu is not None
-    logprobs = result.next_token_logprobs_cpu
-    scores: list[float] = [] if logprobs is None else logprobs.tolist()
-    return result.next_token_ids_cpu.tolist(), result.accept_lens_cpu.tolist(), scores
-
-
-def _announce(engine: Engine, req: Request, verified: VerifiedTokens) -> bool:
-    """Announce the tokens. Returns whether the request ended with them."""
-    req.verify_ct += 1
-    engine.observer.verified(req, verified.accepted)
-    engine.observer.tokens([req], verified.kept)
-    if verified.ending is not None:
-        finish(engine, req, *verified.ending)
-    return verified.ending is not None

@@ -109,8 +109,8 @@ def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: Ste
 def _start_copies(engine: Engine, result: StepResult) -> None:
     """Start copying the token ids to the host, and for a verify how many of them are accepted."""
     result.next_token_ids_cpu = _copied(result.next_token_ids)
-    result.accept_lens_cpu = _copied(result.accept_lens)
-    result.next_token_logprobs_cpu = _copied(result.next_token_logprobs)
+    result.accept_lens = _copied(result.accept_lens)
+    result.next_token_logprobs = _copied(result.next_token_logprobs)
     if engine.config.capabilities.events:
         result.copy_done = engine.streams.module.Event()
         result.copy_done.record()

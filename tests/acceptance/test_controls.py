@@ -12,7 +12,7 @@ from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.record.result import Result
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.sched.loop.controls import ABORTED
+from schedbench.sched.loop.event_loops import ABORTED
 from schedbench.sched.observe import SLEEP, Observer, StepInfo
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
