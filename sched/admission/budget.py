@@ -8,20 +8,12 @@ and so changes the budget itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from ..config import CLIP_MAX_NEW_TOKENS, EngineConfig, SpeculativeConfig
 from ..hisparse.tier import KVTier
 from ..memory.cache import PrefixCache
 from ..request import Request
-
-
-class AdmissionVerdict(Enum):
-    CONTINUE = "the next request may be tried"
-    NO_TOKEN = "KV is short"
-    FULL = "this round's token budget is spent"
 
 
 class Limits(NamedTuple):
@@ -34,41 +26,27 @@ class Limits(NamedTuple):
     mixed_reserve_tokens: int  # KV that those decodes need: whole pages
 
 
-class PrefillPlan(NamedTuple):
-    requests: tuple[Request, ...]  # in batch order; their extend_input_len and fill_len are set
-    chunked: Request | None  # the request whose prompt continues in a later round
-    out_of_kv: bool
-
-
-@dataclass(slots=True)
 class PrefillBudget:
     """``rem_total`` accounts for what running requests are expected to need, ``cur_rem`` for this step only."""
 
-    limits: Limits
-    tree: PrefixCache
-    room: KVTier
-    future_tokens: float  # expected growth of the running requests
-    taken: list[Request] = field(default_factory=list)
-    chunked: Request | None = None
-    out_of_kv: bool = False
-    rem_input: int = 0
-    rem_chunk: int | None = None
-    _total_offset: float = 0.0
-    _current_offset: int = 0
-    _claimed: int = 0
-
-    def __post_init__(self) -> None:
-        limits = self.limits
+    def __init__(self, limits: Limits, tree: PrefixCache, room: KVTier, future_tokens: float) -> None:
+        """``future_tokens`` is the expected growth of the running requests."""
+        self.taken: list[Request] = []  # in batch order; their extend_input_len and fill_len are set
+        self.chunked: Request | None = None  # the request whose prompt continues in a later round
+        self.out_of_kv = False
         self.rem_input = limits.max_prefill_tokens - limits.mixed_decode_tokens
+        self.rem_chunk: int | None = None
         if limits.chunked_prefill_size is not None:
             rem = limits.chunked_prefill_size - limits.mixed_decode_tokens
             self.rem_chunk = max(rem, limits.page_size)  # a round with many decodes still makes progress
-        self._total_offset = limits.mixed_reserve_tokens + self.future_tokens
+        self._page, self._tree, self._room = limits.page_size, tree, room
+        self._total_offset = limits.mixed_reserve_tokens + future_tokens
         self._current_offset = limits.mixed_reserve_tokens
+        self._claimed = 0
 
     @property
     def _capacity(self) -> int:
-        return self.room.available_size() + self.tree.evictable_size()
+        return self._room.available_size() + self._tree.evictable_size()
 
     @property
     def rem_total(self) -> float:
@@ -78,85 +56,70 @@ class PrefillBudget:
     def cur_rem(self) -> int:
         return self._capacity - self._current_offset
 
-    def plan(self) -> PrefillPlan:
-        return PrefillPlan(tuple(self.taken), self.chunked, self.out_of_kv)
-
     def continue_chunked(self, req: Request) -> None:
-        """Take the next chunk of the request whose prompt has been computed in part. The request holds KV, so its chunk
-        is limited by what is free now and not by what others may need later; if nothing is free it waits a round."""
-        room = self._floor_page(self.cur_rem - self.limits.page_size)
-        wanted = req.extend_input_len
-        tokens = min(wanted, room, wanted if self.rem_chunk is None else self._chunk(wanted))
-        if tokens <= 0:
+        """Take the next chunk of the request whose prompt has been computed in part: of everything behind its earlier
+        chunks. The request holds KV, so its chunk is limited by what is free now and not by what others may need later;
+        if nothing is free it waits a round."""
+        assert req.prefix_indices is not None
+        req.fill_len = req.seqlen
+        req.extend_input_len = req.fill_len - req.prefix_indices.shape[0]
+        room = self._floor_page(self.cur_rem - self._page)
+        tokens = min(room, self._chunk(req.extend_input_len))
+        if tokens > 0:
+            self._take(req, tokens)
+        else:
             self.out_of_kv = True
             self.chunked = req
-            return
-        self._cut(req, tokens)
-        self._take(req, tokens, 0 if tokens < wanted else _remaining(req))
-        self.chunked = req if tokens < wanted else None
 
-    def try_add(self, req: Request) -> AdmissionVerdict:
-        """Take ``req``, completely or as a first chunk, if the budget allows. Its prefix has been matched."""
-        needed = req.extend_input_len + _remaining(req) + self.limits.page_size
-        if needed >= self.rem_total or self.room.claim(req) > self.room.unclaimed_size() - self._claimed:
-            return self._no_kv()
-        if self.taken and self._ceil_page(req.extend_input_len) >= self.rem_input:
-            return AdmissionVerdict.FULL
-        self.tree.inc_lock_ref(req.last_node)
-        if needed >= self.rem_total:  # its own prefix was counted as evictable until the lock
-            self.tree.dec_lock_ref(req.last_node)
-            return self._no_kv()
-        if not self._add_locked(req):
-            self.tree.dec_lock_ref(req.last_node)
-            return AdmissionVerdict.FULL
-        return self._state()
-
-    def _add_locked(self, req: Request) -> bool:
-        wanted = req.extend_input_len
-        tokens = wanted if self.rem_chunk is None else self._chunk(wanted)
-        if tokens <= 0 or (tokens < wanted and self.chunked is not None):
+    def try_add(self, req: Request) -> bool:
+        """Take ``req``, completely or as a first chunk, if the budget allows. Its prefix has been matched. Returns
+        whether the next request may be tried; otherwise KV is short, or this round's token budget is spent."""
+        needed = req.extend_input_len + _remaining(req) + self._page
+        if needed >= self.rem_total or self._room.claim(req) > self._room.unclaimed_size() - self._claimed:
+            self.out_of_kv = True
             return False
-        if tokens < wanted:
-            self._cut(req, tokens)
-            self.chunked = req
-        self._take(req, tokens, 0 if tokens < wanted else _remaining(req))
-        return True
+        if self.taken and self._ceil_page(req.extend_input_len) >= self.rem_input:
+            return False
+        self._tree.inc_lock_ref(req.last_node)
+        if needed >= self.rem_total:  # its own prefix was counted as evictable until the lock
+            self._tree.dec_lock_ref(req.last_node)
+            self.out_of_kv = True
+            return False
+        tokens = self._chunk(req.extend_input_len)
+        if tokens <= 0 or (tokens < req.extend_input_len and self.chunked is not None):
+            self._tree.dec_lock_ref(req.last_node)
+            return False
+        self._take(req, tokens)
+        self.out_of_kv = self.rem_total <= 0 or self.cur_rem <= 0
+        is_spent = self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0)
+        return not (self.out_of_kv or is_spent)
 
     def _chunk(self, wanted: int) -> int:
         """How many of the ``wanted`` tokens fit this round's chunk: all, or whole pages."""
-        assert self.rem_chunk is not None
-        return wanted if wanted <= self.rem_chunk else self._floor_page(self.rem_chunk)
+        if self.rem_chunk is None or wanted <= self.rem_chunk:
+            return wanted
+        return self._floor_page(self.rem_chunk)
 
-    def _cut(self, req: Request, tokens: int) -> None:
-        req.fill_len = req.prefix_len + tokens
-        req.extend_input_len = tokens
-
-    def _take(self, req: Request, tokens: int, max_new: int) -> None:
+    def _take(self, req: Request, tokens: int) -> None:
+        """Take the next ``tokens`` of a prompt; one that is cut reserves no output."""
+        max_new = _remaining(req)
+        if tokens < req.extend_input_len:
+            req.fill_len, req.extend_input_len = req.prefix_len + tokens, tokens
+            self.chunked, max_new = req, 0
         paged = self._ceil_page(tokens)
         self.taken.append(req)
-        self._claimed += self.room.claim(req)
+        self._claimed += self._room.claim(req)
         self._total_offset += paged + max_new
         self._current_offset += paged
         self.rem_input -= paged
         if self.rem_chunk is not None:
             self.rem_chunk -= paged
 
-    def _state(self) -> AdmissionVerdict:
-        if self.rem_total <= 0 or self.cur_rem <= 0:
-            return self._no_kv()
-        if self.rem_input <= 0 or (self.rem_chunk is not None and self.rem_chunk <= 0):
-            return AdmissionVerdict.FULL
-        return AdmissionVerdict.CONTINUE
-
-    def _no_kv(self) -> AdmissionVerdict:
-        self.out_of_kv = True
-        return AdmissionVerdict.NO_TOKEN
-
     def _ceil_page(self, tokens: int) -> int:
-        return -(-tokens // self.limits.page_size) * self.limits.page_size
+        return -(-tokens // self._page) * self._page
 
     def _floor_page(self, tokens: int) -> int:
-        return tokens // self.limits.page_size * self.limits.page_size
+        return tokens // self._page * self._page
 
 
 def init_next_round_input(req: Request, cache: PrefixCache) -> int:
@@ -174,13 +137,6 @@ def init_next_round_input(req: Request, cache: PrefixCache) -> int:
     return match.matched
 
 
-def init_next_chunk(req: Request) -> None:
-    """Set what is to be computed of a prompt that has been computed in part: everything behind its earlier chunks."""
-    assert req.prefix_indices is not None
-    req.fill_len = req.seqlen
-    req.extend_input_len = req.fill_len - req.prefix_indices.shape[0]
-
-
 def future_growth(running: Sequence[Request], new_token_ratio: float) -> float:
     """Tokens that running requests are expected to add: the ratio of what their limits would allow."""
     return new_token_ratio * sum(_remaining(req) for req in running)
@@ -195,18 +151,14 @@ def next_step_tokens(reqs: Sequence[Request], config: EngineConfig) -> int:
     page, spec = config.page_size, config.speculative
     if spec is None:  # all that is allocated is committed
         return len(reqs) if page == 1 else page * sum(req.kv_committed_len % page == 0 for req in reqs)
-    ends = [_end(req, spec) for req in reqs]
-    held = [req.kv_allocated_len for req in reqs]
-    return page * sum(-(-end // page) - -(-start // page) for start, end in zip(held, ends, strict=True))
-
-
-def _end(req: Request, spec: SpeculativeConfig) -> int:
-    if spec.mode == "v1":
-        return req.kv_committed_len + spec.alloc_len
-    return allocation_end(req, spec)
+    return page * sum(
+        -(-allocation_end(req, spec) // page) - -(-req.kv_allocated_len // page) for req in reqs
+    )
 
 
 def allocation_end(req: Request, spec: SpeculativeConfig) -> int:
-    """The position up to which the overlapped worker allocates slots: two steps, because the host's committed length
-    lags one verify behind."""
+    """The position up to which a speculative worker allocates slots. The overlapped one does so for two steps, because
+    the host's committed length lags one verify behind."""
+    if spec.mode == "v1":
+        return req.kv_committed_len + spec.alloc_len
     return max(req.kv_allocated_len, req.kv_committed_len + 2 * spec.alloc_len)

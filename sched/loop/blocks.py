@@ -48,9 +48,7 @@ class BlockScheduler(Scheduler):
         engine.observer.planned(self.next_step, "prefill")
         with engine.observer.range("prepare", self.next_step, len(reqs)):
             batch = prepare_for_extend(engine, reqs, self.next_step)
-        self.take_step()
-        engine.observer.kv_usage(self._used_tokens())
-        return batch
+        return self.numbered(batch)
 
     def settle(self, batch: ScheduleBatch, result: StepResult) -> None:
         self.settle_by(settle_blocks, batch, result)
@@ -102,25 +100,22 @@ def launch_blocks(engine: Engine, batch: ScheduleBatch) -> StepResult:
 
 
 def settle_blocks(engine: Engine, batch: ScheduleBatch, result: StepResult) -> bool:
-    """Give every request the tokens of its block, a blocking copy each. Returns False: no step is a steady decode."""
+    """Give every request the tokens of its block, up to its end, by a blocking copy each. Returns False: no step is a
+    steady decode."""
     assert result.block_tokens is not None
     engine.allocator.free_group_begin()
-    for req, tokens in zip(batch.reqs, result.block_tokens, strict=False):  # blocks of prompts give no tokens
-        _append(engine, req, tokens.tolist())
+    for req, block in zip(batch.reqs, result.block_tokens, strict=False):  # blocks of prompts give no tokens
+        tokens = block.tolist()
+        if req.status is not Status.RUNNING:
+            continue
+        count, ending = take_tokens(engine, req, tokens, ())
+        if req.first_token_at is None:
+            req.first_token_at = engine.clock.now()
+        engine.observer.tokens([req], count)
+        if ending is not None:
+            finish(engine, req, *ending)
     engine.allocator.free_group_end()
     return False
-
-
-def _append(engine: Engine, req: Request, tokens: Sequence[int]) -> None:
-    """Append and announce the tokens up to the request's end."""
-    if req.status is not Status.RUNNING:
-        return
-    count, ending = take_tokens(engine, req, tokens, ())
-    if req.first_token_at is None:
-        req.first_token_at = engine.clock.now()
-    engine.observer.tokens([req], count)
-    if ending is not None:
-        finish(engine, req, *ending)
 
 
 def _found(

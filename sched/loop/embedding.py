@@ -6,9 +6,7 @@ are staged on the host, and resolving a batch uploads them; before, it has nothi
 
 from __future__ import annotations
 
-import torch
-
-from ..batch import FutureIndices, ModelOutput, ScheduleBatch, StepResult
+from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..request import Status
 from .engine import Engine
 from .launch import run_model
@@ -23,14 +21,15 @@ def launch_embedding(engine: Engine, batch: ScheduleBatch, *, overlapped: bool) 
     relay = engine.relay
     with relay.isolate_prompt(batch):
         output = run_model(engine, batch)
-        result = StepResult(
-            next_token_ids=None,
-            future_indices=FutureIndices(batch.req_pool_indices, None),
-            embeddings=_embeddings(output),
-        )
+        # [b, hidden], or [b, 1] int64 with values none.
+        embeddings = output.logits if output.fingerprint is None else output.fingerprint.unsqueeze(1)
+        result = StepResult(None, FutureIndices(batch.req_pool_indices, None), embeddings=embeddings)
         if overlapped:
             with engine.observer.range("copy", batch.step, batch.batch_size):
-                _start_copy(engine, result)
+                result.embeddings = embeddings.to("cpu", non_blocking=True)
+                if engine.config.capabilities.events:
+                    result.copy_done = engine.streams.module.Event()
+                    result.copy_done.record()
         relay.keep_alive(batch, result)
     if overlapped:
         relay.reads_done(batch)
@@ -54,16 +53,3 @@ def settle_embedding(engine: Engine, batch: ScheduleBatch, result: StepResult) -
         if not announce_token(engine, req):
             finish(engine, req, Status.FINISHED, "length")
     return False
-
-
-def _embeddings(output: ModelOutput) -> torch.Tensor:
-    """[b, hidden], or [b, 1] int64 with values none."""
-    return output.logits if output.fingerprint is None else output.fingerprint.unsqueeze(1)
-
-
-def _start_copy(engine: Engine, result: StepResult) -> None:
-    assert result.embeddings is not None
-    result.embeddings = result.embeddings.to("cpu", non_blocking=True)
-    if engine.config.capabilities.events:
-        result.copy_done = engine.streams.module.Event()
-        result.copy_done.record()

@@ -43,8 +43,8 @@ def run_multiplexed(scheduler: Scheduler) -> None:
             if record is not None and result is not None:
                 scheduler.settle(record, result)
             if prompt is not None and prompt.ended(wait=decode is None):
-                scheduler.last_batch = prompt.settle(scheduler)
-                prompt = None
+                scheduler.settle(prompt.record, prompt.result)
+                scheduler.last_batch, prompt = prompt.batch, None
 
 
 @dataclass(slots=True)
@@ -61,14 +61,17 @@ class SplitPrompt:
 
     def advance(self) -> None:
         """Enqueue the next part, if one is left; the last one samples."""
-        engine, batch = self.engine, self.batch
+        engine, batch, wanted = self.engine, self.batch, self.engine.config.split_prefill
         if self.is_launched:
             return
         with engine.streams.on(engine.streams.forward):
             if self.forward is None:
                 with engine.relay.isolate(batch):
                     self.forward = make_forward_batch(engine, batch)
-            part = _next_part(engine, self.forward)
+                self.forward.part = LayerPart(0, 0, engine.layers)
+            part = self.forward.part
+            assert part is not None and wanted is not None
+            part.advance(max(1, wanted.token_budget // self.forward.num_tokens))
             with engine.observer.range("model", batch.step, batch.num_tokens):
                 output = engine.runner.forward(self.forward)
             if part.is_last:
@@ -94,10 +97,6 @@ class SplitPrompt:
             self.done.synchronize()
             return True
         return False
-
-    def settle(self, scheduler: Scheduler) -> ScheduleBatch:
-        scheduler.settle(self.record, self.result)
-        return self.batch
 
 
 class Lanes:
@@ -135,22 +134,11 @@ def _begin(scheduler: Scheduler) -> SplitPrompt | None:
     scheduler.last_batch = batch
     if batch is None:
         return None
-    streams = engine.streams
-    streams.wait(
-        streams.forward, streams.schedule
-    )  # now, since no part waits for a decode that is launched later
+    # Now, since no part waits for a decode that is launched later.
+    engine.streams.wait(engine.streams.forward, engine.streams.schedule)
     result = StepResult(next_token_ids=None, future_indices=engine.relay.open(batch))
     engine.relay.host_lengths(batch)
     return SplitPrompt(engine, batch, result, scheduler.launched(batch))
-
-
-def _next_part(engine: Engine, forward: ForwardBatch) -> LayerPart:
-    config = engine.config.split_prefill
-    assert config is not None
-    if forward.part is None:
-        forward.part = LayerPart(0, 0, engine.layers)
-    forward.part.advance(max(1, config.token_budget // forward.num_tokens))
-    return forward.part
 
 
 def _next_decode(scheduler: Scheduler, *, beside: bool) -> ScheduleBatch | None:

@@ -114,17 +114,14 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> InFlightMicrobatch:
         link.flush(OUTPUT if stage.is_last else PROXY)  # this forward may write to the same memory
         proxies = () if stage.is_first else _receive(engine, PROXY, batch.step)
         result, sent = launch_stage(engine, batch, proxies)
-        skips_output = stage.skip_chunk_outputs and _is_chunk(batch)
+        # The token of a step that consists of a single unfinished prompt is not used.
+        is_chunk = batch.forward_mode is ForwardMode.EXTEND and batch.reqs == [batch.chunked_req]
+        skips_output = stage.skip_chunk_outputs and is_chunk
         if not stage.is_last:
             link.send(stage.following, PROXY, batch.step, sent)
         elif not skips_output:
             link.send(stage.following, OUTPUT, batch.step, _outputs(result))
     return InFlightMicrobatch(batch, scheduler.launched(batch), result, skips_output)
-
-
-def _is_chunk(batch: ScheduleBatch) -> bool:
-    """Whether the step consists of a single unfinished prompt."""
-    return batch.forward_mode is ForwardMode.EXTEND and batch.reqs == [batch.chunked_req]
 
 
 def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
@@ -135,11 +132,9 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
     batch, result, streams = in_flight.batch, in_flight.result, engine.streams
     with engine.observer.range("copy", batch.step, batch.batch_size):
         with streams.on(streams.copy):
-            tokens, *scores = (
-                _placeholder(engine, result)
-                if in_flight.skips_output
-                else _receive_outputs(engine, batch, result)
-            )
+            skips = in_flight.skips_output
+            outputs = _placeholder(engine, result) if skips else _receive_outputs(engine, batch, result)
+            tokens, *scores = outputs
             result.next_token_ids = tokens.to(torch.int64)
             result.next_token_logprobs = scores[0] if scores else None
             engine.relay.stash(result.future_indices, result.next_token_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..admission.budget import next_step_tokens
 from ..batch import ScheduleBatch
@@ -37,8 +36,7 @@ def retract(engine: Engine, batch: ScheduleBatch, chunked: Request | None) -> li
             break
     filter_rows(engine, batch, keep=sorted(kept))
     # In a pipeline a chunk of it may still be in flight.
-    fixed = engine.stage is not None
-    if chunked is not None and not fixed and not decode_fits(engine, batch.reqs):
+    if chunked is not None and engine.stage is None and not decode_fits(engine, batch.reqs):
         victims.append(release(engine, chunked))
     for req in reversed(engine.tier.absent):
         if decode_fits(engine, batch.reqs):
@@ -64,33 +62,24 @@ def release(engine: Engine, req: Request) -> Request:
 INIT_RATIO = 0.7
 MIN_RATIO_FACTOR = 0.14
 DECAY_STEPS = 600
-RETRACT_DECODE_STEPS = (
-    20  # tokens that each remaining request should be able to add before the next retraction
-)
+# Tokens that each remaining request should be able to add before the next retraction.
+RETRACT_DECODE_STEPS = 20
 
 
-@dataclass(slots=True)
 class NewTokenRatio:
     """The share of their output limits that running requests are expected to use: falls with every decode and rises
     after a retraction (upstream ``new_token_ratio``)."""
 
-    conservativeness: float
-    value: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, conservativeness: float) -> None:
+        self._initial = min(INIT_RATIO * conservativeness, 1.0)
         self.reset()
-
-    @property
-    def _initial(self) -> float:
-        return min(INIT_RATIO * self.conservativeness, 1.0)
 
     def reset(self) -> None:
         self.value = self._initial
 
     def decay(self) -> None:
-        initial = self._initial
-        floor = initial * MIN_RATIO_FACTOR
-        self.value = max(self.value - (initial - floor) / DECAY_STEPS, floor)
+        floor = self._initial * MIN_RATIO_FACTOR
+        self.value = max(self.value - (self._initial - floor) / DECAY_STEPS, floor)
 
     def after_retraction(self, remaining: Sequence[Request]) -> None:
         decoded = sum(len(req.output_ids) for req in remaining)

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ..admission.budget import (
-    AdmissionVerdict,
     Limits,
     PrefillBudget,
-    PrefillPlan,
     future_growth,
-    init_next_chunk,
     init_next_round_input,
     next_step_tokens,
 )
@@ -22,14 +19,7 @@ from ..pipeline.chunking import ChunkSizes
 from ..request import Request, Status
 from .embedding import settle_embedding
 from .engine import Engine
-from .prepare import (
-    filter_rows,
-    merge_rows,
-    mix_with_running,
-    prepare_for_decode,
-    prepare_for_extend,
-    rejoin,
-)
+from .prepare import filter_rows, merge_rows, mix_with_running, prepare_for_decode, prepare_for_extend, rejoin
 from .retract import NewTokenRatio, decode_fits, release, retract
 from .settle import close, drop, finish, settle, settle_verify
 
@@ -71,7 +61,8 @@ class Scheduler:
         arrived = engine.source.due(engine.clock.now())
         with engine.observer.range("receive", self.next_step, len(arrived)):
             for req in arrived:
-                self._admit_to_queue(req)
+                if self.accepts(req):
+                    self.waiting_queue.append(req)
 
     def abort(self, req: Request, reason: str) -> None:
         """End ``req`` early: at once if it holds nothing, else when its next token arrives."""
@@ -85,16 +76,6 @@ class Scheduler:
         else:
             req.to_finish = reason
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is waiting, running or being prefilled."""
-        under_way = self.chunked_req is not None or self.engine.tier.absent
-        return not self.waiting_queue and self.running_batch.is_empty and not under_way
-
-    def _admit_to_queue(self, req: Request) -> None:
-        if self.accepts(req):
-            self.waiting_queue.append(req)
-
     def accepts(self, req: Request) -> bool:
         """Whether ``req``, which has just arrived, may be queued. Otherwise it ends here."""
         if req.status.terminal:  # aborted before it arrived
@@ -106,11 +87,6 @@ class Scheduler:
         elif req.to_finish:
             close(engine, req, Status.ABORTED, req.to_finish)
         return not req.status.terminal
-
-    def enqueue(self, req: Request) -> None:
-        """Queue ``req``, which another worker has accepted."""
-        start_grammar(req, self.engine.grammars)
-        self.waiting_queue.append(req)
 
     # ---- plan ----------------------------------------------------------------------------------------------
 
@@ -126,7 +102,9 @@ class Scheduler:
         """``batch``, which has just been planned, with its number taken."""
         if batch is not None:
             self.take_step()
-            self.engine.observer.kv_usage(self._used_tokens())
+            allocator, cache = self.engine.allocator, self.engine.cache
+            used = allocator.size - allocator.available_size() - cache.evictable_size()
+            self.engine.observer.kv_usage(used)
         return batch
 
     @property
@@ -195,57 +173,51 @@ class Scheduler:
         examined = self._order.examined(waiting, self._free_rows()) if waiting else 0
         with self.engine.observer.range("admit", self.next_step, examined):
             self.absorb_last_batch()
-            plan = self._plan_round()
-        return self._build_prefill(plan) if plan.requests else None
+            budget = self._plan_round()
+        return None if budget is None or not budget.taken else self._build_prefill(budget)
 
-    def _plan_round(self) -> PrefillPlan:
-        running = self.running_batch
+    def _plan_round(self) -> PrefillBudget | None:
+        """The requests that this round takes, as its spent budget; None if no prompt may begin or continue."""
+        running, chunked = self.running_batch, self.chunked_req
         if running.is_empty:
             running.batch_is_full = False
-        nothing = PrefillPlan((), self.chunked_req, out_of_kv=False)
-        if self.chunked_req is None:
+        if chunked is None:
             if running.batch_is_full or not self.waiting_queue:
-                return nothing
+                return None
             if self._free_rows() <= 0:
                 running.batch_is_full = True
-                return nothing
-        plan = self._plan_prefill(self._free_rows())
-        running.batch_is_full |= plan.out_of_kv
-        return plan
+                return None
+        growth = future_growth(running.reqs, self._ratio.value)
+        budget = PrefillBudget(self._limits(), self.engine.cache, self.engine.tier, growth)
+        if chunked is not None:
+            budget.continue_chunked(chunked)
+        if not budget.out_of_kv:
+            self._add_waiting(budget, self._free_rows() + (chunked is not None))
+        running.batch_is_full |= budget.out_of_kv
+        return budget
 
-    def _plan_prefill(self, free_rows: int) -> PrefillPlan:
-        budget = PrefillBudget(
-            self._limits(),
-            self.engine.cache,
-            self.engine.tier,
-            future_growth(self.running_batch.reqs, self._ratio.value),
-        )
-        if self.chunked_req is not None:
-            init_next_chunk(self.chunked_req)
-            budget.continue_chunked(self.chunked_req)
-            if budget.out_of_kv:
-                return budget.plan()
+    def _add_waiting(self, budget: PrefillBudget, most: int) -> None:
+        """Add waiting requests while the budget lasts, up to ``most`` in all."""
         matched = self._order.sort(self.waiting_queue)
         for req in self.waiting_queue:
-            if len(budget.taken) >= free_rows + (self.chunked_req is not None):
+            if len(budget.taken) >= most:
                 self.running_batch.batch_is_full = True
-                break
+                return
             if not matched:
                 init_next_round_input(req, self.engine.cache)
-            if budget.try_add(req) is not AdmissionVerdict.CONTINUE:
-                break
-        return budget.plan()
+            if not budget.try_add(req):
+                return
 
-    def _build_prefill(self, plan: PrefillPlan) -> ScheduleBatch:
+    def _build_prefill(self, budget: PrefillBudget) -> ScheduleBatch:
         engine = self.engine
-        taken = set(map(id, plan.requests))
+        taken = set(map(id, budget.taken))
         self.waiting_queue = [req for req in self.waiting_queue if id(req) not in taken]
         engine.observer.planned(self.next_step, "prefill")
-        with engine.observer.range("prepare", self.next_step, len(plan.requests)):
-            batch = prepare_for_extend(engine, plan.requests, self.next_step)
-        self.chunked_req = batch.chunked_req = plan.chunked
-        if plan.chunked is not None:
-            plan.chunked.inflight_middle_chunks += 1
+        with engine.observer.range("prepare", self.next_step, len(budget.taken)):
+            batch = prepare_for_extend(engine, budget.taken, self.next_step)
+        self.chunked_req = batch.chunked_req = budget.chunked
+        if budget.chunked is not None:
+            budget.chunked.inflight_middle_chunks += 1
             self._chunk_launched = True
         if self._mixes:
             self._mix(batch)
@@ -258,7 +230,10 @@ class Scheduler:
 
     def _mix(self, batch: ScheduleBatch) -> None:
         running = self.running_batch
-        if running.is_empty or any(_scored(part) for part in (batch, running)):
+        if running.is_empty or any(
+            needs.logprobs or needs.prompt_logprobs
+            for needs in (sampling_of(batch).needs, sampling_of(running).needs)
+        ):
             return
         self.engine.observer.planned(self.next_step, "mixed")
         with self.engine.observer.range("prepare", self.next_step, running.batch_size):
@@ -281,19 +256,15 @@ class Scheduler:
             if decode_fits(engine, batch.reqs):
                 self._ratio.decay()
             else:
-                self._retract(batch)
+                victims = retract(engine, batch, self.chunked_req)
+                self._ratio.after_retraction(batch.reqs)
+                self._wait_again(victims)
             if batch.batch_size < before:
                 batch.batch_is_full = False
             if not batch.reqs:
                 return None
             prepare_for_decode(engine, batch, self.next_step)
         return batch
-
-    def _retract(self, batch: ScheduleBatch) -> None:
-        """Release the KV of requests until the rest of ``batch`` can decode; the retracted requests wait again."""
-        victims = retract(self.engine, batch, self.chunked_req)
-        self._ratio.after_retraction(batch.reqs)
-        self._wait_again(victims)
 
     def retract_all(self) -> None:
         """Release the KV of all requests, which wait again. No result may be in flight, and the last batch is
@@ -374,7 +345,8 @@ class Scheduler:
             return True
         at = self.engine.source.next_at()
         if at is None:
-            assert self.is_idle, f"{len(self.waiting_queue)} requests wait and none can run"
+            idle = not self.waiting_queue and self.chunked_req is None
+            assert idle, f"{len(self.waiting_queue)} requests wait and none can run"
             return False
         self.engine.clock.sleep_until(at)
         return True
@@ -383,9 +355,8 @@ class Scheduler:
 
     def _free_rows(self) -> int:
         """How many requests may still join; those being prefilled count as joined."""
-        if (
-            not self._prompts_join
-        ):  # requests whose KV is being sent, or whose result is awaited, keep their rows
+        if not self._prompts_join:
+            # Requests whose KV is being sent, or whose result is awaited, keep their rows.
             return self.engine.slots.available_size()
         under_way = max(self.chunked_req is not None, len(self.engine.tier.absent))
         used = self.running_batch.batch_size + under_way
@@ -394,28 +365,15 @@ class Scheduler:
         return free if self.engine.stage is None else min(free, self.engine.slots.available_size())
 
     def _limits(self) -> Limits:
-        config, running = self.engine.config, self.running_batch.reqs
-        mixed = len(running) if self._mixes else 0
-        reserve = next_step_tokens(running, config) if self._mixes else 0
+        config, req, sizes = self.engine.config, self.chunked_req, self.chunk_sizes
+        chunk = config.chunked_prefill_size
+        if sizes is not None and req is not None and req.prefix_indices is not None:
+            chunk = sizes.behind(req.prefix_indices.shape[0])
+        mixed = self.running_batch.reqs if self._mixes else ()
         return Limits(
             page_size=config.page_size,
             max_prefill_tokens=config.max_prefill_tokens,
-            chunked_prefill_size=self._chunk_size(),
-            mixed_decode_tokens=mixed,
-            mixed_reserve_tokens=reserve,
+            chunked_prefill_size=chunk,
+            mixed_decode_tokens=len(mixed),
+            mixed_reserve_tokens=next_step_tokens(mixed, config),
         )
-
-    def _chunk_size(self) -> int | None:
-        req, sizes = self.chunked_req, self.chunk_sizes
-        if sizes is None or req is None or req.prefix_indices is None:
-            return self.engine.config.chunked_prefill_size
-        return sizes.behind(req.prefix_indices.shape[0])
-
-    def _used_tokens(self) -> int:
-        allocator, cache = self.engine.allocator, self.engine.cache
-        return allocator.size - allocator.available_size() - cache.evictable_size()
-
-
-def _scored(batch: ScheduleBatch) -> bool:
-    needs = sampling_of(batch).needs
-    return needs.logprobs or needs.prompt_logprobs

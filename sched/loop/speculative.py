@@ -26,7 +26,10 @@ def launch_drafts(engine: Engine, batch: ScheduleBatch, *, overlapped: bool) -> 
         drafts.host_lengths(batch)
     with relay.isolate(batch):
         _run(engine, worker, drafts, batch, result)
-        _stash(engine, drafts, batch, result)
+        with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
+            # An idle step has no input of a next draft, nor has a verify that ended every request.
+            if result.next_draft_input is not None:
+                drafts.stash(result.future_indices, result.next_draft_input)
         if overlapped:
             with engine.observer.range("copy", batch.step, batch.batch_size):
                 _start_copies(engine, result)
@@ -46,21 +49,15 @@ def awaits_grammar(batch: ScheduleBatch) -> bool:
 def _run(
     engine: Engine, worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult
 ) -> None:
-    if batch.forward_mode.is_idle:
-        _idle(drafts, batch, result)
+    if batch.forward_mode.is_idle:  # nothing is drafted or verified
+        drafts.publish(batch, batch.seq_lens)
+        result.next_token_ids = batch.input_ids
     elif batch.forward_mode.is_extend:
         _prefill(engine, worker, drafts, batch, result)
     elif worker.spec.mode == "v1":
         _verify_serially(worker, drafts, batch, result, engine)
     else:
         v2.verify(worker, batch, drafts, result)
-
-
-def _idle(drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
-    """Nothing is drafted or verified."""
-    assert batch.input_ids is not None
-    drafts.publish(batch, batch.seq_lens)
-    result.next_token_ids = batch.input_ids
 
 
 def _prefill(
@@ -96,14 +93,6 @@ def _verify_serially(
 
     v1.verify(worker, batch, take, drafts.extend_lens, result)
     result.verified = verified
-
-
-def _stash(engine: Engine, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
-    """Stash the input of the next draft, which the draft extend has computed."""
-    with engine.observer.range("publish", extend_step(batch.step), batch.batch_size):
-        # An idle step has no input, nor has a verify that ended every request.
-        if result.next_draft_input is not None:
-            drafts.stash(result.future_indices, result.next_draft_input)
 
 
 def _start_copies(engine: Engine, result: StepResult) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..admission.policy import start_grammar
 from ..batch import ScheduleBatch
 from ..data_parallel.sync import PartitionedSource, RankStatus, SyncRound, exchange
 from ..disagg.inbox import Inbox, ReadyRequest
@@ -129,7 +130,8 @@ class PrefillWorker(RoutedScheduler):
             for req in arrived:
                 outbox.enqueue(req)
             for req in outbox.receive_handshakes():
-                self.enqueue(req)
+                start_grammar(req, engine.grammars)
+                self.waiting_queue.append(req)
             if gone:
                 self._fail_requests_for(gone)
             for req in outbox.take_dropped():
@@ -249,7 +251,13 @@ class DecodeWorker(RoutedScheduler):
         """Let requests join by one prebuilt batch, a step without a launch."""
         engine = self.engine
         for entry in ready:
-            _take_metadata(entry)
+            req, metadata = entry.req, entry.metadata
+            if metadata is not None:  # it was received with the KV
+                req.output_ids.append(metadata.token)
+                req.output_logprobs.extend(metadata.logprobs)
+                req.cached_tokens = metadata.cached_tokens
+                req.first_scheduled_at = metadata.first_scheduled_at
+                req.prefilled_at = metadata.prefilled_at
         step = self.take_step()
         with engine.observer.range("prepare", step, len(ready)):
             batch = prebuild(engine, ready, step)
@@ -257,26 +265,11 @@ class DecodeWorker(RoutedScheduler):
         engine.observer.launched(info)
         with engine.observer.range("settle", step, len(ready)):
             for entry in ready:
-                self._announce_first(entry)
+                if entry.metadata is not None:
+                    announce_token(engine, entry.req)
+                elif entry.req.to_finish:  # it was offloaded, and has announced its first token before
+                    finish(engine, entry.req, Status.ABORTED, entry.req.to_finish)
             filter_rows(engine, batch)
         engine.observer.settled(info)
         if engine.relay.joins(batch):
             self.join(batch)
-
-    def _announce_first(self, entry: ReadyRequest) -> None:
-        """Announce the first token of a request; one that was offloaded has announced it before."""
-        if entry.metadata is not None:
-            announce_token(self.engine, entry.req)
-        elif entry.req.to_finish:
-            finish(self.engine, entry.req, Status.ABORTED, entry.req.to_finish)
-
-
-def _take_metadata(entry: ReadyRequest) -> None:
-    """Copy what was received with the KV to the request."""
-    req, metadata = entry.req, entry.metadata
-    if metadata is not None:
-        req.output_ids.append(metadata.token)
-        req.output_logprobs.extend(metadata.logprobs)
-        req.cached_tokens = metadata.cached_tokens
-        req.first_scheduled_at = metadata.first_scheduled_at
-        req.prefilled_at = metadata.prefilled_at

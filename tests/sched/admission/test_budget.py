@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from schedbench.sched.admission.budget import (
-    AdmissionVerdict,
-    Limits,
-    PrefillBudget,
-    future_growth,
-)
+from schedbench.sched.admission.budget import Limits, PrefillBudget, future_growth
 from schedbench.sched.config import CLIP_MAX_NEW_TOKENS, SamplingParams
 from schedbench.sched.request import Request
 
@@ -81,27 +76,25 @@ def test_prompts_of_a_round_share_the_unclaimed_device_tokens(prompt: int, taken
     """Each prompt needs 30 tokens for its buffer; there are slots for all of them."""
     round_ = budget(Pool(free=1000, unclaimed=90, buffer=30))
     verdicts = [round_.try_add(waiting(prompt)) for _ in range(4)]
-    assert len(round_.plan().requests) == taken
-    assert verdicts[taken] is AdmissionVerdict.NO_TOKEN and round_.out_of_kv
+    assert len(round_.taken) == taken
+    assert not verdicts[taken] and round_.out_of_kv
 
 
 def test_a_request_reserves_its_prompt_and_its_limit() -> None:
     round_ = budget(Pool(200), growth=30.5)
     assert round_.rem_total == 169.5 and round_.cur_rem == 200
-    assert round_.try_add(waiting(50, 20)) is AdmissionVerdict.CONTINUE
+    assert round_.try_add(waiting(50, 20))
     assert round_.rem_total == 169.5 - 50 - 20
     assert round_.cur_rem == 200 - 50
     assert round_.rem_input == 1000 - 50
 
 
-@pytest.mark.parametrize(
-    ("free", "verdict"), [(61, AdmissionVerdict.NO_TOKEN), (62, AdmissionVerdict.CONTINUE)]
-)
-def test_a_request_needs_a_page_beyond_what_it_may_use(free: int, verdict: AdmissionVerdict) -> None:
+@pytest.mark.parametrize(("free", "fits"), [(61, False), (62, True)])
+def test_a_request_needs_a_page_beyond_what_it_may_use(free: int, *, fits: bool) -> None:
     round_ = budget(Pool(free))
-    assert round_.try_add(waiting(50, 10)) is verdict  # 50 + 10 + 1 < free
-    assert round_.plan().out_of_kv == (verdict is AdmissionVerdict.NO_TOKEN)
-    assert len(round_.plan().requests) == (verdict is AdmissionVerdict.CONTINUE)
+    assert round_.try_add(waiting(50, 10)) is fits  # 50 + 10 + 1 < free
+    assert round_.out_of_kv is not fits
+    assert len(round_.taken) == fits
 
 
 def test_limits_beyond_the_clip_reserve_the_clip() -> None:
@@ -123,22 +116,22 @@ def test_a_prefix_is_evictable_until_it_is_locked() -> None:
     """Before the lock 100 tokens seem enough for 30 + 10 + 1; after it 40 are left."""
     pool = Pool(40, evictable=60)
     round_ = budget(pool)
-    assert round_.try_add(waiting(90, 10, cached=60, node="head")) is AdmissionVerdict.NO_TOKEN
+    assert not round_.try_add(waiting(90, 10, cached=60, node="head")) and round_.out_of_kv
     assert pool.locks == {"head": 0} and pool.evictable == 60
-    assert not round_.plan().requests
+    assert not round_.taken
 
 
 def test_a_taken_request_keeps_its_lock_and_pays_only_for_the_rest() -> None:
     pool = Pool(60, evictable=60)
     round_ = budget(pool)
-    assert round_.try_add(waiting(90, 10, cached=60, node="head")) is AdmissionVerdict.CONTINUE
+    assert round_.try_add(waiting(90, 10, cached=60, node="head"))
     assert pool.locks == {"head": 1}
     assert round_.rem_total == 60 - 30 - 10
 
 
 def test_lengths_count_in_whole_pages() -> None:
     round_ = budget(Pool(320), page_size=16, chunked_prefill_size=96)
-    assert round_.try_add(waiting(33, 10)) is AdmissionVerdict.CONTINUE
+    assert round_.try_add(waiting(33, 10))
     assert (round_.rem_total, round_.cur_rem) == (320 - 48 - 10, 320 - 48)
     assert (round_.rem_input, round_.rem_chunk) == (1000 - 48, 96 - 48)
 
@@ -150,10 +143,9 @@ def test_lengths_count_in_whole_pages() -> None:
 def test_a_chunk_is_cut_to_whole_pages(page_size: int, chunk: int, first: int) -> None:
     req = waiting(100)
     round_ = budget(Pool(500), page_size=page_size, chunked_prefill_size=chunk)
-    assert round_.try_add(req) in (AdmissionVerdict.FULL, AdmissionVerdict.CONTINUE)
-    plan = round_.plan()
+    round_.try_add(req)
     assert (req.extend_input_len, req.fill_len) == (first, first)
-    assert plan.requests == (req,) and plan.chunked is req
+    assert round_.taken == [req] and round_.chunked is req and not round_.out_of_kv
 
 
 def test_a_first_chunk_starts_behind_the_cached_prefix() -> None:
@@ -172,10 +164,9 @@ def test_only_one_prompt_is_cut_in_a_round() -> None:
     pool = Pool(1000, evictable=10)
     first, second = waiting(50), waiting(60, cached=10, node="head")
     round_ = budget(pool, chunked_prefill_size=64)
-    assert round_.try_add(first) is AdmissionVerdict.CONTINUE
-    assert round_.try_add(second) is AdmissionVerdict.FULL
-    plan = round_.plan()
-    assert plan.requests == (first, second) and plan.chunked is second
+    assert round_.try_add(first)
+    assert not round_.try_add(second) and not round_.out_of_kv
+    assert round_.taken == [first, second] and round_.chunked is second
     assert (second.extend_input_len, second.fill_len) == (14, 24)
     assert pool.locks == {"head": 1}
 
@@ -183,31 +174,29 @@ def test_only_one_prompt_is_cut_in_a_round() -> None:
 def test_only_whole_prompts_join_after_a_cut_one() -> None:
     cut, small, large = waiting(100), waiting(8), waiting(9)
     round_ = budget(Pool(1000), page_size=16, chunked_prefill_size=40)
-    assert round_.try_add(cut) is AdmissionVerdict.CONTINUE  # two pages; 8 tokens of the chunk are left
-    assert round_.try_add(large) is AdmissionVerdict.FULL
-    assert round_.try_add(small) is AdmissionVerdict.FULL
-    assert round_.plan() == ((cut, small), cut, False)
+    assert round_.try_add(cut)  # two pages; 8 tokens of the chunk are left
+    assert not round_.try_add(large) and not round_.out_of_kv
+    assert not round_.try_add(small) and not round_.out_of_kv
+    assert round_.taken == [cut, small] and round_.chunked is cut and not round_.out_of_kv
     assert large.extend_input_len == 9
 
 
 def test_less_than_a_page_of_chunk_admits_no_request() -> None:
     round_ = budget(Pool(1000), page_size=16, chunked_prefill_size=40)
-    assert (
-        round_.try_add(waiting(30)) is AdmissionVerdict.CONTINUE
-    )  # two pages; 8 tokens of the chunk are left
+    assert round_.try_add(waiting(30))  # two pages; 8 tokens of the chunk are left
     other = waiting(100)
-    assert round_.try_add(other) is AdmissionVerdict.FULL
-    assert round_.plan().requests == (round_.taken[0],) and other.extend_input_len == 100
+    assert not round_.try_add(other) and not round_.out_of_kv
+    assert len(round_.taken) == 1 and other.extend_input_len == 100
 
 
 def test_first_prompt_may_exceed_the_input_limit_of_a_round() -> None:
     round_ = budget(Pool(10_000), max_prefill_tokens=100)
-    assert round_.try_add(waiting(40)) is AdmissionVerdict.CONTINUE
-    assert round_.try_add(waiting(60)) is AdmissionVerdict.FULL
-    assert round_.try_add(waiting(59)) is AdmissionVerdict.CONTINUE
+    assert round_.try_add(waiting(40))
+    assert not round_.try_add(waiting(60)) and not round_.out_of_kv
+    assert round_.try_add(waiting(59))
     alone = budget(Pool(10_000), max_prefill_tokens=100)
-    assert alone.try_add(waiting(300)) is AdmissionVerdict.FULL
-    assert len(alone.plan().requests) == 1
+    assert not alone.try_add(waiting(300)) and not alone.out_of_kv
+    assert len(alone.taken) == 1
 
 
 def test_mixed_decodes_reserve_their_tokens_and_pages() -> None:
@@ -235,7 +224,7 @@ class TestContinuing:
         round_ = budget(Pool(500), growth=growth, chunked_prefill_size=64)
         round_.continue_chunked(req)
         assert (req.prefix_len, req.extend_input_len) == (64, 64)
-        assert round_.plan() == ((req,), req, False)
+        assert round_.taken == [req] and round_.chunked is req and not round_.out_of_kv
 
     def test_it_leaves_a_page_free(self) -> None:
         req = waiting(200, cached=64)
@@ -246,14 +235,14 @@ class TestContinuing:
         req = waiting(100, 20, cached=64)
         round_ = budget(Pool(500), chunked_prefill_size=64)
         round_.continue_chunked(req)
-        assert round_.plan() == ((req,), None, False)
+        assert round_.taken == [req] and round_.chunked is None and not round_.out_of_kv
         assert round_.rem_total == 500 - 36 - 20
 
     def test_without_room_it_stays_the_chunked_request(self) -> None:
         req = waiting(100, cached=64)
         round_ = budget(Pool(16), page_size=16, chunked_prefill_size=64)
         round_.continue_chunked(req)
-        assert round_.plan() == ((), req, True)
+        assert not round_.taken and round_.chunked is req and round_.out_of_kv
         assert (req.extend_input_len, req.fill_len) == (36, 100)
 
     def test_it_leaves_the_decodes_their_pages(self) -> None:
