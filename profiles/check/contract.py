@@ -71,7 +71,7 @@ DEFECTS: Mapping[str, tuple[str, str]] = {
         BARE_SIDE,
         r"merging a batch with its tokens with one without: TypeError: the side that joins carries no token ids .*"
         r"|merging a batch without its tokens with one with(out)?: AssertionError.*"
-        r"\(at sched/relay/(placeholders|penalties)\.py:\d+: assert batch\.(input|output)_ids is not None.*",
+        r"\(at sched/relay/(tokens|penalties)\.py:\d+: assert batch\.(input|output)_ids is not None.*",
     ),
 }
 

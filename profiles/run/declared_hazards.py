@@ -81,12 +81,12 @@ _PAGE_TABLE_READS = (
 )
 _PROMPT_PLACEMENTS = (
     _written_by_schedule("write_cache_indices", "_write_cache_indices("),
-    _written_by_schedule("place_prompts", "place_extend("),
+    _written_by_schedule("fused_prompts", "place_extend("),
 )
 _ROW_PLACEMENTS = (
     *_PROMPT_PLACEMENTS,
-    _written_by_schedule("place_tokens", "place_decode("),
-    _written_by_schedule("place_tokens", "req_to_token["),
+    _written_by_schedule("fused_tokens", "place_decode("),
+    _written_by_schedule("split_tokens", "req_to_token["),
     _written_by_schedule("Inbox._allocate", "req_to_token["),
 )
 _CACHE_REWRITE = _written_by_schedule("RadixCache.cache_unfinished_req", "match.device_indices[")
@@ -142,7 +142,7 @@ SIGNS: Mapping[str, tuple[HazardSign, ...]] = {
             "race",
             "",
             (_written_by_forward("resolve_on_the_forward_stream", "batch.seq_lens = context.futures"),),
-            (_read_by_schedule("_index_rows", "batch.seq_lens = batch.seq_lens["),),
+            (_read_by_schedule("filter_rows", "batch.seq_lens = batch.seq_lens["),),
         ),
     ),
     states.CHUNK_REWRITE: (

@@ -18,9 +18,10 @@ from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Achieved, Workload
 from ...sched.link import LinkError
+from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.event_loops import run_deferred, run_overlapped, run_serial
 from ...sched.loop.multiplexed import run_multiplexed
-from ...sched.loop.pipelined import run_pipelined, size_chunks
+from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import PrefillWorker
 from ...sched.model.sampler import TokenSampler

@@ -92,7 +92,7 @@ def _orig_seq_lens(batch: ScheduleBatch) -> list[int]:
 
 def fused_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
     """As ``split_prompts``. Returns the sampling parameters [b, 6] int32 if they are part of the upload."""
-    prefix_lens, words = _upload(engine, batch)
+    prefix_lens, words = _upload_fused(engine, batch)
     size = engine.config.page_size
     batch.out_cache_loc = place_extend(
         engine.slots.req_to_token,
@@ -122,7 +122,7 @@ def fused_tokens(engine: Engine, batch: ScheduleBatch) -> None:
     batch.seq_lens_cpu = batch.seq_lens_cpu + 1
 
 
-def _upload(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _upload_fused(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Lengths, rows and sampling parameters as one pinned copy::
 
         int32 words   |-- seq_lens, rows, prefix_lens: 6 b --|-- sampling: 6 b --|-- orig, extend, prefix: 3 b --|

@@ -30,9 +30,9 @@ SCHEDULE, FORWARD = "schedule", "forward"
 
 UPLOADS: Copies = {
     # sequence lengths and original ones
-    Copy("_upload_lengths", SCHEDULE, "h2d", "pinned nb"): 2,
+    Copy("split_prompts", SCHEDULE, "h2d", "pinned nb"): 2,
     # prefix lengths, extend lengths, request rows
-    Copy("place_prompts", SCHEDULE, "h2d", "pageable nb"): 3,
+    Copy("split_prompts", SCHEDULE, "h2d", "pageable nb"): 3,
     # pointers to the prefixes' slots
     Copy("upload_prefix_pointers", SCHEDULE, "h2d", "pageable B"): 1,
     # temperature, top_p, top_k, min_p, and the seed that keyed sampling adds

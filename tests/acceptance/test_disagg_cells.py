@@ -29,8 +29,7 @@ PAIR = "engine.disaggregation={mode: pair}"
 PREBUILT: Copies = {
     Copy("_upload_prompts", SCHEDULE, "h2d", "pageable B"): 1,
     # rows, lengths, original lengths
-    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 3,
-    Copy("_last_tokens", SCHEDULE, "h2d", "pageable B"): 1,
+    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 4,
     # four sampling parameters and the seed
     Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
 }

@@ -80,4 +80,4 @@ def test_a_prebuilt_batch_has_three_more_uploads(ask: Ask, state: str) -> None:
 def test_the_state_of_a_draft_costs_three_blocking_downloads_per_request(ask: Ask, mode: str) -> None:
     speculates = f"engine.speculative={{algorithm: eagle, mode: {mode}}}"
     result = ask([(40, 12, 0)] * 3, PAIR, "model.preset=tiny-llama-eagle", speculates)
-    assert everywhere(result, "_draft_row") == {("d2h", True, "pageable"): 3 * 3}
+    assert everywhere(result, "_settle_extend") == {("d2h", True, "pageable"): 3 * 3}

@@ -59,7 +59,7 @@ def test_no_setting_changes_an_embedding(setting: str) -> None:
 FIXED = ("device.values=none", "engine.radix_cache=false", "engine.chunked_prefill_size=none")
 NOW: Copies = {Copy("upload_now", SCHEDULE, "h2d", "pinned nb"): 1}
 LATE: Copies = {Copy("resolve_late", FORWARD, "h2d", "pinned nb"): 1}
-EMBEDDED: Copies = {Copy("_start_copy", FORWARD, "d2h", "pinned nb"): 1}
+EMBEDDED: Copies = {Copy("launch_embedding", FORWARD, "d2h", "pinned nb"): 1}
 READ: Copies = {Copy("settle_embedding", SCHEDULE, "d2h", "pageable B"): 1}
 
 

@@ -138,7 +138,7 @@ LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
 # The lengths of the encoder's and of the decoder's part; the encoder's ids.
 STRIPPED: Copies = {
     Copy("_uploaded", SCHEDULE, "h2d", "pinned nb"): 2,
-    Copy("encoder_input", FORWARD, "h2d", "pinned nb"): 1,
+    Copy("_encoder_input", FORWARD, "h2d", "pinned nb"): 1,
 }
 FIXED = (*FEW, "device.values=none", "engine.cuda_graph=false")
 

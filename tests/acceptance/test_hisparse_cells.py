@@ -47,8 +47,7 @@ HOST_PAGE = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pageable nb")
 HOST_PAGES = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pinned nb")
 # A returning batch: rows, lengths, original lengths, tokens, and sampling parameters.
 REJOIN: Copies = {
-    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 3,
-    Copy("_last_tokens", SCHEDULE, "h2d", "pageable B"): 1,
+    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 4,
     Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
 }
 # Between #25944 and #26020 lengths on the device are sentinels. The second upload is ours: upstream used the sentinel.

@@ -204,7 +204,7 @@ def test_kernels_of_a_steady_decode(ask: Ask, name: str) -> None:
 LATEST = ("engine.relay=latest", "device.values=none")
 LATEST_PREFILL: Copies = {
     PROMPT_NOW: 1,
-    Copy("_sent", SCHEDULE, "h2d", "pinned nb"): 1,
+    Copy("_upload_fused", SCHEDULE, "h2d", "pinned nb"): 1,
     **RESULT,
 }
 

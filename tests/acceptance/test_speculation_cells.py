@@ -215,7 +215,7 @@ class TestV2:
         assert {kind: copies(result, kind) for kind in expected} == expected
         assert {kind: waits(result, kind) for kind in expected} == {
             "prefill": v2_waits(expected["prefill"], 1, reader="_host_tokens"),
-            "verify": v2_waits(expected["verify"], verifies, reader="_host_drafts"),
+            "verify": v2_waits(expected["verify"], verifies, reader="_take_late"),
             "draft": {},
             "draft_extend": {},
         }
@@ -281,7 +281,7 @@ class TestLatest:
     packed: ClassVar[Copy] = Copy("_place_packed", SCHEDULE, "h2d", "pinned nb")
     prefill: ClassVar[Copies] = {
         PROMPT_NOW: 1,
-        Copy("_sent", SCHEDULE, "h2d", "pinned nb"): 1,
+        Copy("_upload_fused", SCHEDULE, "h2d", "pinned nb"): 1,
         RESULT: 1,
     }
 

@@ -49,13 +49,13 @@ def test_phases_have_the_sizes_of_the_batches(times: HostTimes) -> None:
 @pytest.mark.wide
 def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, times: HostTimes) -> None:
     """Two milliseconds of processor time and one per request are added to the phase's own time."""
-    place = prepare._PLACE_TOKENS["fused"]
+    place = prepare.fused_tokens
 
     def slowly(engine: Engine, batch: ScheduleBatch) -> None:
         busy(2_000_000 + 1_000_000 * batch.batch_size)
         place(engine, batch)
 
-    monkeypatch.setitem(prepare._PLACE_TOKENS, "fused", slowly)
+    monkeypatch.setattr(prepare, "fused_tokens", slowly)
     plan = [run for run in calibration_runs((1, 4), (32,)) if "prepare" in run.phases]
     by_itself, line = fit_phases(times)["prepare"], fit_phases(measure(BASE, plan, rounds=1))["prepare"]
     assert line.a - by_itself.a == pytest.approx(2e6, rel=0.25)
