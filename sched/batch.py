@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,19 +31,6 @@ class ForwardMode(Enum):
         self.is_extend = name in ("extend", "mixed")
         self.is_decode = name == "decode"
         self.is_idle = name == "idle"
-
-
-class RowState(Protocol):
-    """State with one row per request of a batch, on host and device (sampling parameters, penalties)."""
-
-    def filter(self, keep: Sequence[int], keep_device: torch.Tensor) -> None:
-        """Keep rows ``keep``, in that order; ``keep_device`` is the same list on the device, int64."""
-
-    def merge(self, other: Self) -> None:
-        """Append the other's rows."""
-
-    def copy_for_forward(self) -> Self:
-        """A copy for one forward to sample with, which later changes of the batch do not affect."""
 
 
 class FutureIndices(NamedTuple):
@@ -130,7 +117,7 @@ class ForwardBatch:
     extend_lens: torch.Tensor | None = None  # [b] int32, new tokens per request
     extend_prefix_lens: torch.Tensor | None = None  # [b] int32, tokens before those
     max_extend_len: int = 1
-    sampling_info: RowState | None = None
+    sampling_info: Any = None  # the batch's
     # [T] int64, the prompt's token behind each token, where log probabilities of prompts were asked for
     prompt_targets: torch.Tensor | None = None
     capture_hidden: bool = False  # ModelOutput gets every token's hidden state
@@ -175,7 +162,7 @@ class ScheduleBatch:
     orig_seq_lens: torch.Tensor = field(init=False, repr=False)  # [b] int32
     extend_rows: torch.Tensor | None = None  # [2, b] int32, extend and prefix lengths
     out_cache_loc: torch.Tensor = field(init=False, repr=False)  # [T] int64; unset when rows leave or join
-    sampling_info: RowState = field(init=False, repr=False)
+    sampling_info: Any = field(init=False, repr=False)  # the model's SamplingInfo, a row per request
     spec_info: DraftInput | DraftFuture | None = None
     prefix_lens: list[int] = field(default_factory=list)
     extend_lens: list[int] = field(default_factory=list)

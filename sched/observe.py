@@ -6,7 +6,7 @@ metrics are observers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -20,24 +20,13 @@ StreamName = Literal["schedule", "forward", "copy", "lengths", "staging", "backu
 # In the order in which reports show them.
 StepKind = Literal["prefill", "mixed", "decode", "draft", "verify", "draft_extend", "prebuilt", "idle"]
 
-# Names of ranges and their categories. A relay policy may open ranges of other names.
-RANGES: dict[str, Category] = {
-    "receive": "schedule",
-    "admit": "schedule",
-    "prepare": "schedule",
-    "settle": "schedule",
-    "lengths": "schedule",
-    "flatten": "schedule",
-    "flatten_numpy": "schedule",
-    "resolve": "forward",
-    "model": "forward",
-    "draft": "forward",
-    "verify": "forward",
-    "draft_extend": "forward",
-    "sample": "forward",
-    "publish": "forward",
-    "copy": "copy",
+_RANGES: Mapping[Category, tuple[str, ...]] = {
+    "schedule": ("receive", "admit", "prepare", "settle", "lengths", "flatten", "flatten_numpy"),
+    "forward": ("resolve", "model", "draft", "verify", "draft_extend", "sample", "publish"),
+    "copy": ("copy",),
 }
+RANGES: Mapping[str, Category] = {name: category for category, names in _RANGES.items() for name in names}
+"""Names of ranges and their categories. A relay policy may open ranges of other names."""
 
 
 SLEEP = "sleep"  # the range in which the scheduler has nothing to do

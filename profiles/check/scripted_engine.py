@@ -17,7 +17,7 @@ from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
 from ...sched.hisparse.tier import KVTier
 from ...sched.loop.engine import Engine
-from ...sched.loop.launch import launch_overlapped, launch_serial
+from ...sched.loop.launch import launch_step
 from ...sched.loop.prepare import (
     filter_rows,
     idle_batch,
@@ -309,8 +309,8 @@ def _engine(row: RelayRow, scripted: ScriptedEngine, *, overlap: bool, drafts: D
 
 # By (overlap, speculation).
 _LAUNCH: Mapping[tuple[bool, bool], Callable[[Engine, ScheduleBatch], StepResult]] = {
-    (True, False): launch_overlapped,
-    (False, False): launch_serial,
+    (True, False): launch_step,
+    (False, False): partial(launch_step, overlapped=False),
     (True, True): partial(launch_drafts, overlapped=True),
     (False, True): partial(launch_drafts, overlapped=False),
 }

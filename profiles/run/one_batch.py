@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...scenarios.combinations import MODES
 from ...scenarios.workload_schema import BurstArrivals, Fixed
-from ...sched.admission.budget import init_next_round_input
+from ...sched.admission import init_next_round_input
 from ...sched.batch import ScheduleBatch, StepResult
 from ...sched.loop.engine import Engine
-from ...sched.loop.launch import launch_serial
+from ...sched.loop.launch import launch_step
 from ...sched.loop.prepare import prepare_for_decode, prepare_for_extend
 from ...sched.memory.allocation import release_kv_cache
 from ...sched.relay.choice import RelayChoice
@@ -191,12 +191,12 @@ class _StaticBatch:
     def _extend(self, reqs: Sequence[Request]) -> tuple[ScheduleBatch, StepResult]:
         with self._engine.observer.range("prepare", self._next_step(), len(reqs)):
             batch = prepare_for_extend(self._engine, reqs, self._step)
-        return batch, launch_serial(self._engine, batch)
+        return batch, launch_step(self._engine, batch, overlapped=False)
 
     def _decode(self, batch: ScheduleBatch) -> StepResult:
         with self._engine.observer.range("prepare", self._next_step(), batch.batch_size):
             prepare_for_decode(self._engine, batch, self._step)
-        return launch_serial(self._engine, batch)
+        return launch_step(self._engine, batch, overlapped=False)
 
     def _next_step(self) -> int:
         self._step += 1

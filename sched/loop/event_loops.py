@@ -24,7 +24,7 @@ from ..request import Status
 from .blocks import launch_blocks
 from .embedding import launch_embedding
 from .engine import Engine
-from .launch import launch_delayed_sample, launch_overlapped, launch_serial
+from .launch import launch_delayed_sample, launch_step
 from .scheduler import Scheduler
 from .speculative import awaits_grammar, launch_drafts
 
@@ -93,7 +93,7 @@ def _launch(engine: Engine, *, overlapped: bool) -> Callable[[Engine, ScheduleBa
         return partial(launch_embedding, overlapped=overlapped)
     if engine.worker is not None:
         return partial(launch_drafts, overlapped=overlapped)
-    return launch_overlapped if overlapped else launch_serial
+    return launch_step if overlapped else partial(launch_step, overlapped=False)
 
 
 def run_serial(scheduler: Scheduler) -> None:
@@ -165,7 +165,7 @@ def run_deferred(scheduler: Scheduler) -> None:
                 _settle_all(scheduler, unsettled)
             batch = scheduler.get_next_batch_to_run()
             if batch is not None:
-                result = launch_serial(engine, batch)
+                result = launch_step(engine, batch, overlapped=False)
                 unsettled.append((scheduler.launched(batch), result))
             elif not unsettled and not scheduler.rest():
                 return

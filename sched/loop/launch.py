@@ -30,23 +30,26 @@ class _Sampling(NamedTuple):
     info: SamplingInfo  # the forward's own copy
 
 
-def launch_overlapped(engine: Engine, batch: ScheduleBatch) -> StepResult:
-    """Enqueue the step on the forward stream and return without waiting for it."""
+def launch_step(engine: Engine, batch: ScheduleBatch, *, overlapped: bool = True) -> StepResult:
+    """Enqueue the step on the forward stream and return without waiting for it; or run it on the current stream, and
+    leave the result's tokens on the device."""
     relay = engine.relay
     result = StepResult(next_token_ids=None, future_indices=relay.open(batch))
     relay.host_lengths(batch)
     with relay.isolate(batch):
         sampling = _sampling(batch, run_model(engine, batch))
         _return_more(batch, sampling.output, result)
-        sampled = None if sampling.info.needs.grammar else _sample(engine, sampling)
+        is_delayed = overlapped and sampling.info.needs.grammar
+        sampled = None if is_delayed else _sample(engine, sampling)
         with engine.observer.range("publish", batch.step, batch.batch_size):
             relay.publish(batch)
             if sampled is not None:
-                _hand_on(engine, sampled, result)
-        if sampled is None:
+                _hand_on(engine, sampled, result, copies=overlapped)
+        if is_delayed:
             result.delay_sample_func = partial(_sample_and_copy, engine, sampling, result)
         relay.keep_alive(batch, result)
-    relay.reads_done(batch)
+    if overlapped:
+        relay.reads_done(batch)
     relay.conclude(batch, result)
     return result
 
@@ -60,24 +63,6 @@ def launch_delayed_sample(engine: Engine, result: StepResult) -> None:
         streams.wait(streams.forward, streams.schedule)
         result.delay_sample_func()
     result.delay_sample_func = None  # it holds the logits
-
-
-def launch_serial(engine: Engine, batch: ScheduleBatch) -> StepResult:
-    """Run the step on the current stream; the result's tokens are still on the device."""
-    relay = engine.relay
-    future = relay.open(batch)
-    relay.host_lengths(batch)
-    with relay.isolate(batch):
-        sampling = _sampling(batch, run_model(engine, batch))
-        sampled = _sample(engine, sampling)
-        result = StepResult(sampled.token_ids, future, next_token_logprobs=sampled.logprobs)
-        _return_more(batch, sampling.output, result)
-        with engine.observer.range("publish", batch.step, batch.batch_size):
-            relay.publish(batch)
-            relay.stash(future, sampled.token_ids)
-        relay.keep_alive(batch, result)
-    relay.conclude(batch, result)
-    return result
 
 
 def launch_stage(
@@ -213,10 +198,12 @@ def _sample(engine: Engine, sampling: _Sampling) -> Sampled:
     return Sampled(token_ids, logprobs)
 
 
-def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
-    """Stash the tokens for the next step on the device and start their copy to the host."""
+def _hand_on(engine: Engine, sampled: Sampled, result: StepResult, *, copies: bool) -> None:
+    """Stash the tokens for the next step on the device; with ``copies``, start their copy to the host."""
     engine.relay.stash(result.future_indices, sampled.token_ids)
-    result.next_token_ids = sampled.token_ids
+    result.next_token_ids, result.next_token_logprobs = sampled
+    if not copies:
+        return
     if sampled.logprobs is not None:
         result.next_token_logprobs = sampled.logprobs.to("cpu", non_blocking=True)
     if result.prompt_logprobs is not None:
@@ -232,4 +219,4 @@ def _hand_on(engine: Engine, sampled: Sampled, result: StepResult) -> None:
 def _sample_and_copy(engine: Engine, sampling: _Sampling, result: StepResult) -> None:
     sampled = _sample(engine, sampling)
     with engine.observer.range("publish", sampling.step, len(sampling.reqs)):
-        _hand_on(engine, sampled, result)
+        _hand_on(engine, sampled, result, copies=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..batch import ForwardBatch, LayerPart, ScheduleBatch, StepResult
 from .engine import Engine
-from .launch import Sampled, launch_serial, make_forward_batch, sample_forward
+from .launch import launch_step, make_forward_batch, sample_forward
 from .retract import decode_fits
 from .scheduler import Scheduler
 
@@ -36,7 +36,7 @@ def run_multiplexed(scheduler: Scheduler) -> None:
                 return
         lanes.divide(0 if decode is None else decode.batch_size, beside=prompt is not None)
         with streams.on(streams.schedule):
-            result = None if decode is None else launch_serial(scheduler.engine, decode)
+            result = None if decode is None else launch_step(scheduler.engine, decode, overlapped=False)
             record = None if decode is None else scheduler.launched(decode)
             if prompt is not None:
                 prompt.advance()
@@ -74,20 +74,18 @@ class SplitPrompt:
             part.advance(max(1, wanted.token_budget // self.forward.num_tokens))
             with engine.observer.range("model", batch.step, batch.num_tokens):
                 output = engine.runner.forward(self.forward)
-            if part.is_last:
-                self._hand_on(sample_forward(engine, batch, output))
-
-    def _hand_on(self, sampled: Sampled) -> None:
-        engine, batch, result = self.engine, self.batch, self.result
-        with engine.observer.range("publish", batch.step, batch.batch_size):
-            engine.relay.publish(batch)
-            engine.relay.stash(result.future_indices, sampled.token_ids)
-        result.next_token_ids, result.next_token_logprobs = sampled
-        engine.relay.conclude(batch, result)
-        if engine.config.capabilities.events:
-            self.done = engine.streams.module.Event()
-            self.done.record()
-        self.is_launched = True
+            if not part.is_last:
+                return
+            sampled, result = sample_forward(engine, batch, output), self.result
+            with engine.observer.range("publish", batch.step, batch.batch_size):
+                engine.relay.publish(batch)
+                engine.relay.stash(result.future_indices, sampled.token_ids)
+            result.next_token_ids, result.next_token_logprobs = sampled
+            engine.relay.conclude(batch, result)
+            if engine.config.capabilities.events:
+                self.done = engine.streams.module.Event()
+                self.done.record()
+            self.is_launched = True
 
     def ended(self, *, wait: bool) -> bool:
         """Whether the last part has run; with ``wait``, the host waits for it if it has been enqueued."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..admission.budget import allocation_end
+from ..admission import allocation_end
 from ..batch import ScheduleBatch
 from ..kernels.allocation import upload_prefix_pointers, write_cache_indices
 from ..kernels.drafts import place_ahead, write_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..admission.budget import next_step_tokens
+from ..admission import next_step_tokens
 from ..batch import ScheduleBatch
 from ..memory.allocation import evict_from_tree_cache, release_kv_cache
 from ..request import Request, Status

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ..admission.budget import (
+from ..admission import (
     Limits,
     PrefillBudget,
+    WaitingOrder,
     future_growth,
     init_next_round_input,
     next_step_tokens,
+    refusal,
+    start_grammar,
 )
-from ..admission.policy import WaitingOrder, refusal, start_grammar
 from ..batch import FIRST_STEP, STEP_STRIDE, ScheduleBatch, StepResult, step_infos
 from ..model.sampling_info import sampling_of
 from ..pipeline.chunking import ChunkSizes

@@ -18,7 +18,7 @@ from .settle import take_tokens
 
 
 def launch_drafts(engine: Engine, batch: ScheduleBatch, *, overlapped: bool) -> StepResult:
-    """As ``launch_overlapped``, by the overlapped worker; else as ``launch_serial``, by either worker."""
+    """As ``launch_step``: overlapped by the overlapped worker alone, otherwise by either worker."""
     relay, drafts, worker = engine.relay, engine.relay.drafts, engine.worker
     assert drafts is not None and worker is not None
     result = StepResult(next_token_ids=None, future_indices=relay.open(batch))

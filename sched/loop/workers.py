@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..admission.policy import start_grammar
+from ..admission import start_grammar
 from ..batch import ScheduleBatch
 from ..data_parallel.sync import PartitionedSource, RankStatus, SyncRound, exchange
 from ..disagg.inbox import Inbox, ReadyRequest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from . import broken, drafts, lengths, ordering, penalties, prebuilt, tokens
 from .names import FAULT_NAMES
@@ -66,10 +66,6 @@ _WITHOUT_BARRIER = ("pr26425", "pr26425-before", "pr26020", "pr25944-before", "p
 _RELAY_ALWAYS_ON = ("pr25945", "latest")
 
 
-def _with(row: R, **answers: Any) -> R:
-    return replace(row, **answers)
-
-
 def _refilling(row: RelayRow) -> RelayRow:
     return replace(row, staging=broken.one_pinned_buffer())
 
@@ -86,7 +82,7 @@ _FAULTS = (
         "5.1, #25774, fixed by #25945",
         ("pr25945",),
         ("serial",),
-        partial(_with, conclude=broken.keep_decoded, merge=tokens.merge_input_one_sided),
+        partial(replace, conclude=broken.keep_decoded, merge=tokens.merge_input_one_sided),
     ),
     Fault(
         "penalties-from-input",
@@ -94,7 +90,7 @@ _FAULTS = (
         "5.2, before #25945 was merged",
         ("pr25945",),
         ("serial",),
-        partial(_with, penalty_tokens=penalties.from_input),
+        partial(replace, penalty_tokens=penalties.from_input),
     ),
     Fault(
         "allocate-by-sentinel",
@@ -102,7 +98,7 @@ _FAULTS = (
         "5.4, #25944 without its allocator fix",
         ("pr25944",),
         ("overlapped",),
-        partial(_with, allocation_lengths=lengths.allocate_by_batch_lengths),
+        partial(replace, allocation_lengths=lengths.allocate_by_batch_lengths),
     ),
     Fault(
         "mix-with-sentinel",
@@ -110,7 +106,7 @@ _FAULTS = (
         "5.5, #25944 without its mixing fix",
         ("pr25944",),
         ("overlapped",),
-        partial(_with, mix=tokens.mix_twice),
+        partial(replace, mix=tokens.mix_twice),
     ),
     Fault(
         "hot-buffer-by-sentinel",
@@ -118,7 +114,7 @@ _FAULTS = (
         "5.6, #25944, fixed by #26020",
         ("pr25944",),
         ("overlapped",),
-        partial(_with, buffer_lengths=lengths.lengths_of_batch),
+        partial(replace, buffer_lengths=lengths.lengths_of_batch),
         feature="hisparse",
     ),
     Fault(
@@ -127,7 +123,7 @@ _FAULTS = (
         "5.7, #25944 with two statements exchanged and lengths found through the sentinel",
         ("pr25944",),
         ("overlapped",),
-        partial(_with, resolve=broken.resolve_ids_first),
+        partial(replace, resolve=broken.resolve_ids_first),
     ),
     Fault(
         "prebuilt-unpublished",
@@ -135,7 +131,7 @@ _FAULTS = (
         "5.8, #25944 without its prebuilt fix",
         ("pr25944",),
         ("overlapped",),
-        partial(_with, prebuild=prebuilt.prebuild_input),
+        partial(replace, prebuild=prebuilt.prebuild_input),
     ),
     Fault(
         "pd-freed-block-race",
@@ -143,7 +139,7 @@ _FAULTS = (
         "5.16, prefill and decode workers",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
-        partial(_with, has_left=broken.at_once),
+        partial(replace, has_left=broken.at_once),
     ),
     Fault(
         "pd-overwritten-page",
@@ -151,7 +147,7 @@ _FAULTS = (
         "5.13, prefill and decode workers",
         ("latest",),
         ("overlapped",),
-        partial(_with, before_transfer=broken.wait_for_schedule_alone),
+        partial(replace, before_transfer=broken.wait_for_schedule_alone),
     ),
     Fault(
         "rejoin-without-mirror",
@@ -168,7 +164,7 @@ _FAULTS = (
         "5.10, #25945; fixed by #26904, #26883, #26882",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
-        partial(_with, resolve=ordering.nothing),
+        partial(replace, resolve=ordering.nothing),
     ),
     Fault(
         "embedding-never-resolves",
@@ -176,7 +172,7 @@ _FAULTS = (
         "5.10, the embedding branch of #25945",
         ("pr25945",),
         ("overlapped", "serial"),
-        partial(_with, resolve_prompt=ordering.nothing),
+        partial(replace, resolve_prompt=ordering.nothing),
         feature="embedding",
     ),
     Fault(
@@ -185,7 +181,7 @@ _FAULTS = (
         "4.10, #25945 without its encoder-decoder fix",
         ("pr25945",),
         ("overlapped", "serial"),
-        partial(_with, rebuild_prompt=tokens.upload_now),
+        partial(replace, rebuild_prompt=tokens.upload_now),
         feature="encoder-decoder",
     ),
     Fault(
@@ -194,7 +190,7 @@ _FAULTS = (
         "4.10, #25774 without its test for a tensor",
         ("pr25774", "pr25945"),
         ("serial",),
-        partial(_with, conclude_blocks=broken.bridge_list),
+        partial(replace, conclude_blocks=broken.bridge_list),
         feature="block diffusion",
     ),
     Fault(
@@ -203,7 +199,7 @@ _FAULTS = (
         "5.10, #25945, fixed by #26882",
         ("pr25945",),
         ("serial",),
-        partial(_with, resolve=ordering.nothing, stash=tokens.stash_nothing),
+        partial(replace, resolve=ordering.nothing, stash=tokens.stash_nothing),
         feature="deferred",
     ),
     Fault(
@@ -212,7 +208,7 @@ _FAULTS = (
         "5.13, #18746, #18744, before #26380",
         (*_RELAY_ALWAYS_ON, "pr25945-before"),
         ("overlapped",),
-        partial(_with, **SWITCHES["barrier"]["off"]),
+        partial(replace, **SWITCHES["barrier"]["off"]),
     ),
     Fault(
         "small-ring",
@@ -220,7 +216,7 @@ _FAULTS = (
         "5.14, #13713, #13916",
         ("pr25774", "pr25774-before"),
         ("overlapped",),
-        partial(_with, futures=broken.ringed_without_chunks),
+        partial(replace, futures=broken.ringed_without_chunks),
     ),
     Fault(
         "negative-ids-replaced",
@@ -228,7 +224,7 @@ _FAULTS = (
         "5.15, up to #25945",
         ("pr25945",),
         ("overlapped", "serial"),
-        partial(_with, resolve=broken.resolve_with_sentinels),
+        partial(replace, resolve=broken.resolve_with_sentinels),
     ),
     Fault(
         "nothing-kept-alive",
@@ -236,7 +232,7 @@ _FAULTS = (
         "5.16, the record of two launches left out",
         _WITHOUT_BARRIER,
         ("overlapped",),
-        partial(_with, keep_alive=ordering.keep_nothing),
+        partial(replace, keep_alive=ordering.keep_nothing),
     ),
     Fault(
         "one-launch-kept-alive",
@@ -244,7 +240,7 @@ _FAULTS = (
         "5.16, the record of two launches made one",
         _WITHOUT_BARRIER,
         ("overlapped",),
-        partial(_with, keep_alive=broken.keep_one_launch),
+        partial(replace, keep_alive=broken.keep_one_launch),
     ),
     Fault(
         "staging-refilled",
@@ -260,7 +256,7 @@ _FAULTS = (
         "5.17, #26108",
         _RELAY_ALWAYS_ON,
         ("overlapped", "serial"),
-        partial(_with, stash=tokens.stash_nothing),
+        partial(replace, stash=tokens.stash_nothing),
     ),
     Fault(
         "emptied-batch-merged",
@@ -268,7 +264,7 @@ _FAULTS = (
         "5.19, #28514, reverted by #28607",
         (*_RELAY_ALWAYS_ON, "pr25945-before", *_WITHOUT_BARRIER, "pr25944"),
         ("overlapped", "serial"),
-        partial(_with, joins=broken.join_always),
+        partial(replace, joins=broken.join_always),
     ),
     Fault(
         "stash-before-sampling",
@@ -276,7 +272,7 @@ _FAULTS = (
         "5.21, grammar under overlap",
         _RELAY_ALWAYS_ON,
         ("overlapped",),
-        partial(_with, stash=broken.stash_later, keep_alive=broken.stash_at_launch),
+        partial(replace, stash=broken.stash_later, keep_alive=broken.stash_at_launch),
     ),
     Fault(
         "advance-in-place",
@@ -284,7 +280,7 @@ _FAULTS = (
         "5.24, #26020, #30669",
         _WITHOUT_BARRIER,
         ("overlapped",),
-        partial(_with, advance=lengths.advance_in_place),
+        partial(replace, advance=lengths.advance_in_place),
     ),
     Fault(
         "dead-publish",
@@ -292,7 +288,7 @@ _FAULTS = (
         "5.25, #26020",
         ("latest",),
         ("overlapped",),
-        partial(_with, publish=tokens.publish_next_lengths),
+        partial(replace, publish=tokens.publish_next_lengths),
     ),
     Fault(
         "isolation-restores-staging",
@@ -300,7 +296,7 @@ _FAULTS = (
         "5.3, before #25945 was merged",
         ("pr25945",),
         ("overlapped",),
-        partial(_with, isolate=ordering.isolate_then_resolve),
+        partial(replace, isolate=ordering.isolate_then_resolve),
         speculation="v2",
     ),
     Fault(
@@ -310,7 +306,7 @@ _FAULTS = (
         ("pr26425", "pr26425-before", "pr26020"),
         ("overlapped",),
         speculation="v2",
-        change_drafts=partial(_with, seed=drafts.seed_unchained),
+        change_drafts=partial(replace, seed=drafts.seed_unchained),
     ),
     Fault(
         "worker-extras-not-kept",
@@ -318,7 +314,7 @@ _FAULTS = (
         "5.16, speculation v2",
         ("pr26425", "pr26425-before", "pr26020"),
         ("overlapped",),
-        partial(_with, keep_alive=broken.keep_no_lengths),
+        partial(replace, keep_alive=broken.keep_no_lengths),
         speculation="v2",
     ),
     Fault(
@@ -328,7 +324,7 @@ _FAULTS = (
         _RELAY_ALWAYS_ON,
         ("serial",),
         speculation="v1",
-        change_drafts=partial(_with, conclude=broken.stash_accepted),
+        change_drafts=partial(replace, conclude=broken.stash_accepted),
     ),
     Fault(
         "missing-host-lengths-used",
@@ -337,7 +333,7 @@ _FAULTS = (
         ("latest",),
         ("overlapped", "serial"),
         speculation="v2",
-        change_drafts=partial(_with, filter=broken.filter_host_lengths),
+        change_drafts=partial(replace, filter=broken.filter_host_lengths),
     ),
     Fault(
         "draft-extends-lengths",
@@ -345,9 +341,9 @@ _FAULTS = (
         "5.23, up to #26020",
         ("pr25945", "pr26425"),
         ("serial",),
-        partial(_with, isolate=ordering.resolve_in_place),
+        partial(replace, isolate=ordering.resolve_in_place),
         speculation="v2",
-        change_drafts=partial(_with, draft_lengths=lengths.draft_lengths_in_the_batch),
+        change_drafts=partial(replace, draft_lengths=lengths.draft_lengths_in_the_batch),
     ),
     Fault(
         "stage-without-stash",
@@ -355,7 +351,7 @@ _FAULTS = (
         "5.11, #25945 without its pipeline fix",
         ("pr25945",),
         ("pipelined",),
-        partial(_with, stash=tokens.stash_nothing),
+        partial(replace, stash=tokens.stash_nothing),
     ),
     Fault(
         "stage-tokens-unawaited",
@@ -363,7 +359,7 @@ _FAULTS = (
         "5.11, its second part",
         ("pr25945", "latest"),
         ("pipelined",),
-        partial(_with, await_tokens=broken.await_nothing),
+        partial(replace, await_tokens=broken.await_nothing),
     ),
     Fault(
         "onebatch-never-resolves",
@@ -371,7 +367,7 @@ _FAULTS = (
         "5.10, #25945, fixed by #26904",
         _RELAY_ALWAYS_ON,
         ("onebatch",),
-        partial(_with, resolve=ordering.nothing),
+        partial(replace, resolve=ordering.nothing),
     ),
     Fault(
         "onebatch-penalises-the-prompt",

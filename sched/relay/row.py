@@ -104,10 +104,6 @@ class DraftRelay(DraftPolicies[()]):
     row: DraftRow
     context: RelayContext
 
-    @classmethod
-    def of(cls, row: DraftRow, context: RelayContext) -> Self:
-        return cls(row=row, context=context, **bind(DraftPolicies, row, context))
-
     def seed(self, batch: ScheduleBatch, state: DraftState) -> None:
         """Give a prebuilt batch what its drafts start from: the prefill worker's last extend."""
         self.row.seed(self.context, self, batch, state)
@@ -153,7 +149,7 @@ class Relay(RelayPolicies[()]):
         draft_relay = None
         if drafts is not None:
             context.isolated = drafts.isolated
-            draft_relay = DraftRelay.of(drafts, context)
+            draft_relay = DraftRelay(row=drafts, context=context, **bind(DraftPolicies, drafts, context))
             policies["resolve"] = partial(draft_relay.resolve, policies["resolve"])
         penalty_tokens = row.penalty_tokens(context)
         return cls(row=row, context=context, penalty_tokens=penalty_tokens, drafts=draft_relay, **policies)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from schedbench.sched.admission.budget import Limits, PrefillBudget, future_growth
+from schedbench.sched.admission import Limits, PrefillBudget, future_growth
 from schedbench.sched.config import CLIP_MAX_NEW_TOKENS, SamplingParams
 from schedbench.sched.request import Request
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from schedbench.sched.admission.policy import IN_BATCH_PREFIX_TOKENS, LPM_FALLBACK_WAITING, WaitingOrder
+from schedbench.sched.admission import IN_BATCH_PREFIX_TOKENS, LPM_FALLBACK_WAITING, WaitingOrder
 from schedbench.sched.config import Policy, SamplingParams
 from schedbench.sched.loop.retract import NewTokenRatio, retraction_order
 from schedbench.sched.request import Request
