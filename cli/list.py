@@ -144,7 +144,7 @@ def _size(parameters: int) -> str:
 
 
 def _models() -> list[Entry]:
-    from ..sched.model.presets import PRESETS
+    from ..sched.model.config import PRESETS
 
     return [
         {

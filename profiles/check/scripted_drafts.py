@@ -13,7 +13,7 @@ import torch
 
 from ...sched.batch import DraftInput, DraftState, ForwardBatch, ModelOutput, ScheduleBatch
 from ...sched.config import SpeculativeConfig
-from ...sched.model.sampling_info import SamplingInfo
+from ...sched.model.sampling import SamplingInfo
 from ...sched.relay.row import DraftRow, Speculation
 from ...sched.request import Request
 from ...sched.speculate.drafter import DraftRows, Tree, VerifiedChains

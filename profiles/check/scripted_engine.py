@@ -32,11 +32,11 @@ from ...sched.memory.allocation import release_kv_cache
 from ...sched.memory.cache import ChunkCache
 from ...sched.memory.invariants import unchanged
 from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
-from ...sched.model.sampler import Sampler
+from ...sched.model.sampling import Sampler
 from ...sched.observe import LogicalClock, Observer
 from ...sched.relay.row import Relay, RelayRow
 from ...sched.request import Request, Status
-from ...sched.speculate.acceptance import TargetAcceptance
+from ...sched.speculate.verifier import TargetAcceptance
 from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
 from .batch_invariants import checking_allocation, mirrors, row_counts

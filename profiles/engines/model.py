@@ -19,7 +19,7 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder, Model
 from ...sched.model.draft import EagleDraft
 from ...sched.model.tags import TaggedDecoder, TagPool
-from ...sched.pipeline.stage import StageDecoder
+from ...sched.pipeline import StageDecoder
 from ..run.compose import engine_config
 from ..run.compose_model import draft_weights, kv_pool, model_weights
 from ..run.system import SystemParts

@@ -19,8 +19,7 @@ from ...scenarios import checks, combinations
 from ...scenarios.schema import Scenario
 from ...sched.batch import ModelOutput
 from ...sched.config import SamplingParams
-from ...sched.model.sampler import Sampler
-from ...sched.model.sampling_info import SamplingInfo
+from ...sched.model.sampling import Sampler, SamplingInfo
 from ...sched.observe import Clock, Observer
 from ...sched.request import Request
 from ..platform.pool import MapFunction, pool, saves_time

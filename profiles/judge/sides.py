@@ -91,8 +91,7 @@ def parse(
         stored = stored_in(Path(text)) if is_folder else (Path(text),)
         return SideSpec(text, stored=stored, reader=reader or Reader())
     name, parts = engine_in(split(text))
-    overrides = _expanded(parts, text)
-    return SideSpec(text, overrides, engine=None if name is None else choose(name))
+    return SideSpec(text, _expanded(parts, text), engine=None if name is None else choose(name))
 
 
 def engine_in(parts: Sequence[str]) -> tuple[str | None, list[str]]:

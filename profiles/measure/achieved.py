@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...sched.batch import ForwardBatch, ForwardMode
-from ...sched.kernels.registry import kernels
+from ...sched.kernels.declare import kernels
 from ...sched.memory.pools import KVPool
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder

@@ -18,10 +18,9 @@ from ...sched.config import SimulatedAcceptance, SpeculativeConfig
 from ...sched.data_parallel.mlp import most_ranks
 from ...sched.hisparse.pools import LONGEST
 from ...sched.model import checkpoint
-from ...sched.model.config import ModelConfig
+from ...sched.model.config import PRESETS, ModelConfig
 from ...sched.model.draft import read_draft_config
 from ...sched.model.grammar import GrammarCache, GrammarError
-from ...sched.model.presets import PRESETS
 from ...sched.relay.choice import RelayChoice, RelayError, choose, named, refusals
 from ...sched.relay.states import State
 from ..record.definitions import DEFINITIONS

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ...sched.kernels.registry import Work
+from ...sched.kernels.declare import Work
 from ..platform.machine import StorageAccess
 from ..vgpu import interpreted
 from ..vgpu.addresses import UNCOMPUTED, AddressTable, rounded

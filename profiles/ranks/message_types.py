@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from ...sched.data_parallel.mlp import COLUMNS, OWN, ROWS
 from ...sched.data_parallel.sync import ROUND, RankStatus
-from ...sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST, Chunk, Dropped, Failed, Preallocated
+from ...sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, Chunk, Dropped, Failed, Preallocated
 from ...sched.loop.chunk_sizes import CHUNKS
 from ...sched.loop.pipelined import OUTPUT, PROXY
-from ...sched.pipeline.chunking import Curve
-from ...sched.pipeline.source import REQUESTS
+from ...sched.pipeline import REQUESTS, Curve
 from ...sched.request import Request
 from ..run.rank_context import ALIGN
 from .join import Report

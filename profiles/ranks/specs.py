@@ -8,10 +8,10 @@ from ...scenarios.combinations import routed
 from ...scenarios.failures import rank_names
 from ...scenarios.schema import EngineSection
 from ...sched.data_parallel.sync import RankShare
-from ...sched.disagg.fake import FakeLink
+from ...sched.disagg.kv import FakeLink
 from ...sched.disagg.layout import RankLayout
 from ...sched.link import Link
-from ...sched.pipeline.stage import Stage, split_layers
+from ...sched.pipeline import Stage, split_layers
 from ..platform.resolve import Resolved
 from ..run.rank_context import FaultInjector, RankContext
 

@@ -11,9 +11,8 @@ from typing import NamedTuple, Protocol
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario, SplitPrefill
 from ...sched.config import BlockConfig, Control, Division, EngineConfig, HiSparseConfig, SplitPrefillConfig
-from ...sched.disagg.fake import NullPort
 from ...sched.disagg.inbox import ArrivalTier, Inbox
-from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
+from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort, NullPort
 from ...sched.disagg.outbox import Outbox
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.hisparse.transfer import HostKVPort
@@ -27,7 +26,7 @@ from ...sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, T
 from ...sched.model.decoder import Model
 from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner
-from ...sched.model.sampler import Sampler, TokenSampler
+from ...sched.model.sampling import Sampler, TokenSampler
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer, StreamName
 from ...sched.relay.choice import RelayChoice

@@ -11,16 +11,20 @@ from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
 from ...sched.hisparse.pools import HostPool, HotBuffers
-from ...sched.hisparse.tagged import TaggedLocator, TaggedTransfer, TierTags
 from ...sched.hisparse.tier import KVTier
-from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer
+from ...sched.hisparse.transfer import (
+    HostKVPort,
+    HotBufferLocator,
+    KVTransfer,
+    TaggedLocator,
+    TaggedTransfer,
+    TierTags,
+)
 from ...sched.memory.cache import PrefixCache
 from ...sched.memory.pools import IndexPool, KVAllocator, KVPool, ReqToTokenPool
-from ...sched.model.blocks import BlockDecoder
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.config import ModelConfig
-from ...sched.model.cross import CrossDecoder
-from ...sched.model.decoder import Decoder, Model
+from ...sched.model.decoder import BlockDecoder, CrossDecoder, Decoder, Embedder, Model
 from ...sched.model.draft import (
     DraftWeights,
     EagleDraft,
@@ -28,17 +32,15 @@ from ...sched.model.draft import (
     empty_draft_weights,
     load_draft_weights,
 )
-from ...sched.model.embedder import Embedder
 from ...sched.model.runner import GraphInput
-from ...sched.model.sampler import TokenSampler
+from ...sched.model.sampling import TokenSampler
 from ...sched.model.sparse import PageTableLocator, SparseAttention
 from ...sched.model.tags import TaggedDecoder, TagPool
 from ...sched.model.weights import Weights, empty_weights, seeded_weights
 from ...sched.observe import Observer
-from ...sched.pipeline.stage import StageDecoder
-from ...sched.speculate.acceptance import acceptance
+from ...sched.pipeline import StageDecoder
 from ...sched.speculate.drafter import Drafter
-from ...sched.speculate.verifier import Verifier
+from ...sched.speculate.verifier import Verifier, acceptance
 from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
 from ..platform.resolve import Resolved

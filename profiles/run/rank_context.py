@@ -13,8 +13,7 @@ import torch
 from ...scenarios.failures import rank_names, role_of
 from ...scenarios.schema import Scenario
 from ...sched.data_parallel.sync import PartitionedSource, RankShare
-from ...sched.disagg.layout import RankLayout
-from ...sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST
+from ...sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, RankLayout
 from ...sched.disagg.router import RoutedSource, WorkerSource
 from ...sched.link import Link, Message
 from ...sched.loop.pipelined import PROXY
@@ -22,8 +21,7 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.runner import GraphInput
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer
-from ...sched.pipeline.source import REQUESTS, FirstStageSource, ForwardedSource
-from ...sched.pipeline.stage import Stage
+from ...sched.pipeline import REQUESTS, FirstStageSource, ForwardedSource, Stage
 from ...sched.request import RequestSource
 
 

@@ -24,7 +24,7 @@ from ...sched.loop.multiplexed import run_multiplexed
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import PrefillWorker
-from ...sched.model.sampler import TokenSampler
+from ...sched.model.sampling import TokenSampler
 from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice, loop_of
 from ...sched.relay.rows import DRAFT_SWITCHES, OVERLAPPED_ONLY

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...sched.kernels.registry import Work
+from ...sched.kernels.declare import Work
 from ..platform.hardware import HardwareProfile
 
 Bytes = Callable[[Sequence[Any], Any], int]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...sched.kernels.registry import Kernel, Work
+from ...sched.kernels.declare import Kernel, Work
 from .cost import Costs
 from .device import VirtualGpu
 from .engine import BESIDE, COMPUTE

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...sched.kernels.declare import meta_tensor
-from ...sched.kernels.registry import Kernel
+from ...sched.kernels.declare import Kernel, meta_tensor
 from .torch_ops import copy_
 
 Operation = Callable[..., Any]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...sched.kernels.registry import Kernel
+from ...sched.kernels.declare import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from ...sched.kernels.registry import kernels
+from ...sched.kernels.declare import kernels
 from .copies import CopyHandlers
 from .cost import GEMMS, bytes_of, gemm
 from .custom import custom_handler

@@ -17,7 +17,7 @@ from .sites import Sites
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ...sched.kernels.registry import Work
+    from ...sched.kernels.declare import Work
     from ..platform.hardware import HardwareProfile
 
 Direction = Literal["h2d", "d2h"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +19,7 @@ from ..memory.allocation import alloc_for_extend, evict_from_tree_cache
 from ..observe import Observer
 from ..request import Request
 from .kv import DisaggComponents, PageTableSpan
-from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
+from .layout import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
 
 
 @dataclass(slots=True)
@@ -84,9 +83,8 @@ class Inbox:
         self._offloaded: list[_Offloaded] = []
         self._ready: list[ReadyRequest] = []
         self._failed: list[tuple[Request, str]] = []  # queued requests that failed, and why
-        self._drafts: dict[
-            str, tuple[torch.Tensor, ...]
-        ] = {}  # of running requests, in case they are offloaded
+        # Of running requests, in case they are offloaded.
+        self._drafts: dict[str, tuple[torch.Tensor, ...]] = {}
 
     # ---- state ----------------------------------------------------------------------------------------------
 
@@ -195,7 +193,7 @@ class Inbox:
             while (message := components.link.poll(KV)) is not None:
                 receiver = self._receivers.get(message.value.id)
                 if isinstance(message.value, Failed):
-                    self._fail(partial(_reason_for, message.value))
+                    self._fail({message.value.id: message.value.reason})
                 elif receiver is not None:
                     self._write_chunk(receiver, message.value, message.tensors, now)
 
@@ -240,12 +238,9 @@ class Inbox:
     def fail_from(self, gone: Mapping[int, str]) -> None:
         """Fail the requests whose prefill worker is among the ``gone`` ranks."""
         layout = self._components.layout
-
-        def why(req: Request) -> str:
-            rank = layout.prefill_of(req.index)
-            return layout.gone_reason(rank, gone) if rank in gone else ""
-
-        self._fail(why)
+        reqs = [*self._queued, *(receiver.req for receiver in self._receivers.values())]
+        ranks = {req.id: layout.prefill_of(req.index) for req in reqs}
+        self._fail({name: layout.gone_reason(rank, gone) for name, rank in ranks.items() if rank in gone})
 
     def expire(self, reason: str) -> None:
         """Fail the requests that are being received, because nothing has arrived in time."""
@@ -262,12 +257,12 @@ class Inbox:
             del self._receivers[receiver.req.id]
         return [*queued, *((receiver.req, receiver.failed) for receiver in failed)]
 
-    def _fail(self, why: Callable[[Request], str]) -> None:
-        """Fail the requests for which ``why`` returns a reason."""
-        self._failed += [(req, why(req)) for req in self._queued if why(req)]
-        self._queued = [req for req in self._queued if not why(req)]
+    def _fail(self, reasons: Mapping[str, str]) -> None:
+        """Fail the requests that ``reasons`` has by their ids."""
+        self._failed += [(req, reasons[req.id]) for req in self._queued if req.id in reasons]
+        self._queued = [req for req in self._queued if req.id not in reasons]
         for receiver in self._receivers.values():
-            receiver.failed = receiver.failed or why(receiver.req)
+            receiver.failed = receiver.failed or reasons.get(receiver.req.id, "")
 
     # ---- offloading -----------------------------------------------------------------------------------------
 
@@ -290,10 +285,6 @@ class Inbox:
     def _send_to_prefill(self, req: Request, value: Preallocated | Dropped) -> None:
         components = self._components
         components.link.send(components.layout.prefill_of(req.index), HANDSHAKE, value)
-
-
-def _reason_for(message: Failed, req: Request) -> str:
-    return message.reason if req.id == message.id else ""
 
 
 def _allocate_slots(components: DisaggComponents, length: int) -> torch.Tensor:

@@ -18,22 +18,17 @@ import torch
 from ..observe import Observer
 from ..request import Request
 from .kv import DisaggComponents
-from .messages import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
+from .layout import HANDSHAKE, KV, Chunk, Dropped, Failed, Metadata, Preallocated
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sender:
     req: Request
     pages: tuple[int, ...]  # of the decode worker, in the order of the prompt
     sent: int = 0  # positions before this one have been enqueued for sending
     cached: int = 0  # positions before this one belong to launched steps, and their slots stay as they are
     kept: list[object] = field(default_factory=list)  # tensors that are still being sent
-
-
-@dataclass(slots=True)
-class _Transferring:
-    sender: _Sender
-    sent: Any  # event behind which everything has been sent
+    finished: Any = None  # event behind which everything has been sent
 
 
 class Outbox:
@@ -47,7 +42,7 @@ class Outbox:
         self._bootstrap: dict[str, Request] = {}
         self._handshakes: dict[str, Preallocated | Dropped] = {}  # received, and not acted upon yet
         self._senders: dict[str, _Sender] = {}
-        self._transferring: list[_Transferring] = []
+        self._transferring: list[_Sender] = []
 
     @property
     def requests(self) -> list[Request]:
@@ -57,7 +52,7 @@ class Outbox:
     @property
     def held(self) -> list[Request]:
         """Requests whose KV is completely enqueued for sending and not released yet."""
-        return [transferring.sender.req for transferring in self._transferring]
+        return [sender.req for sender in self._transferring]
 
     @property
     def is_waiting(self) -> bool:
@@ -140,15 +135,15 @@ class Outbox:
         components = self._components
         with components.streams.on(components.streams.copy):
             components.link.flush(KV)
-            sent = components.streams.module.Event()
-            sent.record()
-        self._transferring.append(_Transferring(sender, sent))
+            sender.finished = components.streams.module.Event()
+            sender.finished.record()
+        self._transferring.append(sender)
 
     def take_sent(self, has_left: Callable[[Any], bool]) -> list[Request]:
         """Requests whose KV can be released. ``has_left`` is called with the event behind which all of it is sent."""
-        sent = [transferring for transferring in self._transferring if has_left(transferring.sent)]
-        self._transferring = [transferring for transferring in self._transferring if transferring not in sent]
-        return [transferring.sender.req for transferring in sent]
+        sent = [sender for sender in self._transferring if has_left(sender.finished)]
+        self._transferring = [sender for sender in self._transferring if sender not in sent]
+        return [sender.req for sender in sent]
 
     def close(self) -> None:
         """End the workload: handshakes that came too late belong to no request."""

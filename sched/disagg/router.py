@@ -8,8 +8,7 @@ from dataclasses import replace
 from ..link import Link, LinkError
 from ..observe import Clock
 from ..request import Request, RequestSource, Status
-from .layout import RankLayout
-from .messages import ENDED, REQUEST
+from .layout import ENDED, REQUEST, RankLayout
 
 _MOST_TIMEOUTS = 6  # in a row; a worker times out once and reports requests that make no progress itself
 

@@ -35,14 +35,6 @@ class _Staged(NamedTuple):
     finished: Any  # event
 
 
-class _OnDevice(NamedTuple):
-    rows: torch.Tensor  # [n] int64, in req_to_token
-    lens: torch.Tensor  # [n] int64, the new token counted
-
-    def at(self, indices: torch.Tensor | None) -> _OnDevice:
-        return self if indices is None else _OnDevice(self.rows[indices], self.lens[indices])
-
-
 class Coordinator(KVTier):
     """The ``KVTier`` of an engine whose ``allocator`` has more tokens than its ``device_allocator``.
 
@@ -197,10 +189,11 @@ class Coordinator(KVTier):
         ``map_last_loc_to_buffer``)."""
         rows: list[int] = view.host_indices(batch).tolist()
         lens: list[int] = batch.seq_lens_cpu.tolist()
-        on_device = _OnDevice(batch.req_pool_indices, view.buffer_lengths(batch))
+        on_device = [batch.req_pool_indices, view.buffer_lengths(batch)]
         picked = self._to_back_up(batch.reqs, rows, lens)
         if picked:
-            self._back_up(on_device.at(view.backup_indices(picked)))
+            indices = view.backup_indices(picked)
+            self._back_up(*(on_device if indices is None else [tensor[indices] for tensor in on_device]))
         self._grow_device_buffers(batch.reqs, rows, lens)
         buffers = self.buffers
         map_newest(buffers.mapping, batch.out_cache_loc, buffers.device_buffer, *on_device, buffers.size)
@@ -216,13 +209,19 @@ class Coordinator(KVTier):
         picked = [index for index, row in enumerate(rows) if row not in self._fresh]
         self._fresh.clear()
         for index in picked:
-            self._extend_host_slots(reqs[index], rows[index], lens[index] - 1)
+            pages = self._host_pages[reqs[index]]
+            start, length = len(pages) * self.host.page_size, lens[index] - 1
+            if start < length:
+                more = self.host.alloc(length - start)
+                self._set_host_slots(rows[index], start, more, pinned=False)
+                pages += more
         return picked
 
-    def _back_up(self, of: _OnDevice) -> None:
+    def _back_up(self, rows: torch.Tensor, lens: torch.Tensor) -> None:
+        """Start copying the tokens before the new ones, which ``lens`` [n] int64 count, of ``rows`` [n] int64."""
         buffers = self.buffers
         slots, host_slots = previous_tokens(
-            buffers.device_buffer, buffers.host_slots, buffers.staged_lens, *of, buffers.size
+            buffers.device_buffer, buffers.host_slots, buffers.staged_lens, rows, lens, buffers.size
         )
         self._streams.wait(self.backup_stream, self._streams.schedule)
         self._streams.wait(self.backup_stream, self._streams.forward)
@@ -232,15 +231,6 @@ class Coordinator(KVTier):
             self._backed_up.record()
         for tensor in (slots, host_slots):
             tensor.record_stream(self.backup_stream)
-
-    def _extend_host_slots(self, req: Request, row: int, length: int) -> None:
-        """Extend the request's host pages for ``length`` tokens."""
-        pages = self._host_pages[req]
-        start = len(pages) * self.host.page_size
-        if start < length:
-            more = self.host.alloc(length - start)
-            self._set_host_slots(row, start, more, pinned=False)
-            pages += more
 
     def _set_host_slots(self, row: int, start: int, pages: Sequence[int], *, pinned: bool) -> None:
         slots = self.host.slots(pages)

@@ -1,4 +1,5 @@
-"""Paged causal attention with grouped queries: one kernel for extend, decode and verify, one for draft trees."""
+"""Paged causal attention with grouped queries: one kernel for extend, decode and verify, one for draft trees, and the
+positions of an encoder-decoder's requests that each kind of attention reads."""
 
 from __future__ import annotations
 
@@ -7,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .declare import kernel, meta_tensor, nbytes, reads, total_length
-from .registry import Access, Work
-from .tiles import Bounds, Branches, Pages, paged_attention, ragged
+from .declare import INT64, Access, Work, kernel, meta_tensor, meta_tensors, nbytes, reads, total_length
+from .invariant import Bounds, Branches, Pages, paged_attention, ragged
 
 
 class PagedQueries(NamedTuple):
@@ -64,7 +64,7 @@ def _footprint(paged: PagedQueries, extend_lens: Tensor | None) -> tuple[Access,
     )
 
 
-@kernel(meta=attention_output, cost=_cost, footprint=_footprint, fixed_cost=False, triton="attention")
+@kernel(meta=attention_output, cost=_cost, footprint=_footprint, fixed_cost=False, triton=True)
 def attention(
     paged: PagedQueries, extend_lens: Tensor | None, scale: float, max_seq_len: int, max_extend_len: int
 ) -> Tensor:
@@ -111,9 +111,7 @@ def _tree_footprint(
     )
 
 
-@kernel(
-    meta=attention_output, cost=_tree_cost, footprint=_tree_footprint, fixed_cost=False, triton="attention"
-)
+@kernel(meta=attention_output, cost=_tree_cost, footprint=_tree_footprint, fixed_cost=False, triton=True)
 def tree_attention(
     paged: PagedQueries, branches: Tensor, branch_lens: Tensor, scale: float, max_seq_len: int
 ) -> Tensor:
@@ -123,3 +121,43 @@ def tree_attention(
     pages = Pages(k_cache, v_cache, req_to_token, rows, Branches(seq_lens - branch_lens, branches))
     bounds = Bounds(max_seq_len, 1, exact=q.device.type == "cpu")
     return paged_attention(q, pages, seq_lens, torch.ones_like(seq_lens), bounds, scale=scale)
+
+
+@kernel(
+    meta=lambda req_to_token, seq_lens, max_seq_len: (
+        meta_tensor(seq_lens.shape[0], max_seq_len, dtype=req_to_token.dtype),
+        *meta_tensors(2, seq_lens.shape[0]),
+    ),
+    cost=lambda req_to_token, req_pool_indices, seq_lens: Work(
+        2 * req_to_token.element_size() * total_length(seq_lens)
+        + nbytes(req_pool_indices, seq_lens)
+        + 3 * INT64 * seq_lens.shape[0]
+    ),
+    footprint=lambda req_to_token, req_pool_indices, seq_lens, encoder_lens: (
+        *reads(req_pool_indices, seq_lens),
+        Access(req_to_token, write=False, rows=req_pool_indices, lens=seq_lens),
+        Access(encoder_lens, write=False, rows=req_pool_indices),
+    ),
+    integer=True,
+    fixed_cost=False,
+)
+def decoder_pages(
+    req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, encoder_lens: Tensor, max_seq_len: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slots of each request's decoder tokens [b, max_seq_len], which follow those of its encoder in its row of
+    ``req_to_token`` [rows, context], and the number of its decoder and of its encoder tokens, [b] int64 each.
+    ``encoder_lens`` [rows] is by request slot; ``seq_lens`` [b] counts both kinds."""
+    encoder = encoder_lens[req_pool_indices]
+    decoder = (seq_lens - encoder).clamp_(min=1)  # padding rows of a graph
+    if req_to_token.device.type != "cpu":
+        places = encoder.unsqueeze(1) + torch.arange(max_seq_len, device=seq_lens.device)
+        return (
+            req_to_token[req_pool_indices].gather(1, places.clamp_(max=req_to_token.shape[1] - 1)),
+            decoder,
+            encoder,
+        )
+    pages = req_to_token.new_zeros(seq_lens.shape[0], max_seq_len)
+    rows = zip(req_pool_indices.tolist(), encoder.tolist(), decoder.tolist(), strict=True)
+    for place, (row, start, count) in enumerate(rows):
+        pages[place, :count] = req_to_token[row, start : start + count]
+    return pages, decoder, encoder

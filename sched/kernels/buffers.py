@@ -12,28 +12,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .declare import INT64, kernel, meta_tensor, nbytes, reads
-from .indexer import ABSENT
-from .registry import Access, Work
+from .declare import INT64, Access, Work, Written, kernel, meta_tensor, meta_tensors, nbytes, reads
+from .sparse import ABSENT
 
 NOWHERE = (1 << 31) - 1  # a position that no request has
 
 
-def _map_cost(out_cache_loc: Tensor, page_size: int) -> Work:
-    return Work(2 * nbytes(out_cache_loc) + INT64 * out_cache_loc.shape[0] // page_size)
-
-
 @kernel(
-    mutates=("mapping",),
-    cost=_map_cost,
-    footprint=lambda mapping, out_cache_loc, free_pages: (
-        Access(mapping, write=True, rows=out_cache_loc),
-        *reads(out_cache_loc, free_pages),
+    cost=lambda out_cache_loc, page_size: Work(
+        2 * nbytes(out_cache_loc) + INT64 * out_cache_loc.shape[0] // page_size
     ),
+    rows={"mapping": "out_cache_loc"},
     integer=True,
-    triton="buffers",
+    triton=True,
 )
-def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
+def map_prompt(mapping: Written, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
     """Gives each new logical slot [T] a device slot, in pages from the front of ``free_pages``.
 
     A request's new slots start at a page boundary: its only cached prefix is its own chunks, and those are whole pages.
@@ -46,7 +39,7 @@ def map_prompt(mapping: Tensor, out_cache_loc: Tensor, free_pages: Tensor, page_
 @kernel(
     meta=lambda slots: meta_tensor(slots.shape[0]),
     cost=lambda slots: Work(3 * nbytes(slots)),
-    footprint=lambda mapping, slots: (Access(mapping, write=False, rows=slots), *reads(slots)),
+    rows={"mapping": "slots"},
     integer=True,
 )
 def translate(mapping: Tensor, slots: Tensor) -> Tensor:
@@ -55,14 +48,13 @@ def translate(mapping: Tensor, slots: Tensor) -> Tensor:
 
 
 @kernel(
-    mutates=("mapping",),
     meta=lambda slots, page_size: meta_tensor(-(-slots.shape[0] // page_size) * page_size),
     cost=lambda slots: Work(nbytes(slots) + 3 * INT64 * slots.shape[0]),
-    footprint=lambda mapping, slots: (Access(mapping, write=True, rows=slots), *reads(slots)),
+    rows={"mapping": "slots"},
     integer=True,
-    triton="buffers",
+    triton=True,
 )
-def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
+def unmap(mapping: Written, slots: Tensor, page_size: int) -> Tensor:
     """Clears the mapping of a request's logical ``slots`` [n] int32 and returns their device slots, including the rest
     of the last page: [n rounded up to pages] int64."""
     logical = slots.to(torch.int64)
@@ -74,16 +66,12 @@ def unmap(mapping: Tensor, slots: Tensor, page_size: int) -> Tensor:
 class NewestTokens(NamedTuple):
     """The new tokens of b requests, and the hot buffers that they belong to."""
 
-    mapping: Tensor
+    mapping: Written
     out_cache_loc: Tensor  # [b], their logical slots
     device_buffer: Tensor  # [rows, size + page]
     req_pool_indices: Tensor  # [b]
     seq_lens: Tensor  # [b], the new tokens included
     size: int
-
-
-def _newest_cost(out_cache_loc: Tensor, req_pool_indices: Tensor, seq_lens: Tensor) -> Work:
-    return Work(nbytes(out_cache_loc, req_pool_indices, seq_lens) + 2 * INT64 * seq_lens.shape[0])
 
 
 def _newest_footprint(newest: NewestTokens) -> tuple[Access, ...]:
@@ -95,7 +83,14 @@ def _newest_footprint(newest: NewestTokens) -> tuple[Access, ...]:
     )
 
 
-@kernel(mutates=("mapping",), cost=_newest_cost, footprint=_newest_footprint, integer=True, triton="buffers")
+@kernel(
+    cost=lambda out_cache_loc, req_pool_indices, seq_lens: Work(
+        nbytes(out_cache_loc, req_pool_indices, seq_lens) + 2 * INT64 * seq_lens.shape[0]
+    ),
+    footprint=_newest_footprint,
+    integer=True,
+    triton=True,
+)
 def map_newest(newest: NewestTokens) -> None:
     """Maps each logical slot to its slot in the request's buffer: the token's position, at most ``size``."""
     mapping, out_cache_loc, device_buffer, rows, seq_lens, size = newest
@@ -125,13 +120,13 @@ def _previous_footprint(previous: PreviousTokens) -> tuple[Access, ...]:
 
 
 @kernel(
-    meta=lambda seq_lens: (meta_tensor(seq_lens.shape[0]), meta_tensor(seq_lens.shape[0])),
+    meta=lambda seq_lens: meta_tensors(2, seq_lens.shape[0]),
     cost=lambda req_pool_indices, seq_lens: Work(
         nbytes(req_pool_indices, seq_lens) + 5 * INT64 * seq_lens.shape[0]
     ),
     footprint=_previous_footprint,
     integer=True,
-    triton="buffers",
+    triton=True,
 )
 def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
     """Returns the device slot and the host slot, [b] int64 each, of the token before each request's new one. The device
@@ -142,18 +137,14 @@ def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
     return slots.masked_fill(position < staged_lens[rows], ABSENT), host_slots[rows, position]
 
 
-def _empty_footprint(tokens: Sequence[Tensor], row: int) -> tuple[Access, ...]:
-    rows = torch.tensor([row])
-    return tuple(Access(table, write=True, rows=rows) for table in tokens)
-
-
 @kernel(
-    mutates=("tokens",),
     cost=lambda tokens, row: Work(nbytes(*(table[row] for table in tokens))),
-    footprint=_empty_footprint,
+    footprint=lambda tokens, row: tuple(
+        Access(table, write=True, rows=torch.tensor([row])) for table in tokens
+    ),
     integer=True,
 )
-def empty_buffer(tokens: Sequence[Tensor], row: int) -> None:
+def empty_buffer(tokens: Sequence[Written], row: int) -> None:
     """Marks all slots of the hot buffer of a ``row`` as empty, in every layer; ``tokens`` are [rows, B] int32 each."""
     for table in tokens:
         table[row].fill_(NOWHERE)

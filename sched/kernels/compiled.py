@@ -45,8 +45,8 @@ def attention_on_host(
     extend_lens: Tensor,
     scale: float,
 ) -> Tensor | None:
-    """``tiles.paged_attention`` of host tensors, those of ``tiles.Pages``: [T, heads · d], or None where it cannot be
-    compiled."""
+    """``invariant.paged_attention`` of host tensors, those of ``invariant.Pages``: [T, heads · d], or None where it
+    cannot be compiled."""
     attend = _compiled() if q.dtype in _DTYPES else None
     if attend is None:
         return None
@@ -82,7 +82,7 @@ def _attend(
     scale: Any,
     out: Any,
 ) -> None:
-    """Arrays of the shapes in ``tiles.Pages``; the two of its branches are empty if there are none. ``out`` has the
+    """Arrays of the shapes in ``invariant.Pages``; the two of its branches are empty if there are none. ``out`` has the
     shape of q [T, heads, d].
 
     As on a device, an index out of range reads something instead of failing.

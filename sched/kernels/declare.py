@@ -1,30 +1,39 @@
-"""The decorator that declares a kernel, and helpers for its cost, its footprint and its outputs.
+"""Declares the custom ops of the engine, each with its cost and its footprint for a device that emulates or checks it.
 
-The op's schema and, by default, its footprint follow from the signature of the torch implementation::
+A kernel is one launch on a device. ``torch.ops.schedbench.<name>`` runs the torch implementation on the CPU, and on
+CUDA the Triton kernel where there is one; on a virtual GPU it arrives whole, as one op. The op's schema and, by
+default, its footprint follow from the signature of the torch implementation::
 
     @kernel(
-        mutates=("residual",),
         meta=lambda x: meta_like(x),
         cost=lambda x, residual, weight: Work(2 * nbytes(x, residual) + nbytes(weight)),
     )
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def add_rms_norm(x: Tensor, residual: Written, weight: Tensor, eps: float) -> Tensor: ...
 
-``meta``, ``cost`` and ``footprint`` take the op's arguments that they name, or groups of them (see ``signature``).
+A parameter may be a group: a NamedTuple, whose fields are arguments of the op in its place::
+
+    def score_tokens(draw: Draw, ids: Tensor) -> ...      the implementation
+    score_tokens(Tensor logits, ..., Tensor ids) -> ...   the op
+
+``meta``, ``cost`` and ``footprint`` take the op's arguments that they name, or groups of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from .registry import Access, Kernel, Work, register
-from .signature import Signature
+T = TypeVar("T")
+Op = Callable[..., T]  # an ``OpOverload``, with the type that the implementation returns
 
 NAMESPACE = "schedbench"
 INT32, INT64 = 4, 8  # bytes
@@ -33,78 +42,212 @@ _META = torch.device("meta")
 _empty_strided = torch.empty_strided  # without the parameter that an emulated device adds
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
+Written = Annotated[Tensor, "written"]  # a tensor that an op changes
+_WITHOUT_MARK: Mapping[Any, Any] = {
+    Written: Tensor,
+    Written | None: Tensor | None,
+    Sequence[Written]: Sequence[Tensor],
+}
+_SCHEMA_TYPES: Mapping[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    Sequence[Tensor]: "Tensor[]",
+    Sequence[int]: "int[]",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    torch.dtype: "ScalarType",
+}
+
+
+class Signature:
+    """``types`` are those of the op's arguments, by name and in order; ``written`` are names of arguments; ``groups``
+    are classes by parameter."""
+
+    def __init__(self, implementation: Callable[..., Any]) -> None:
+        hints = get_type_hints(implementation, include_extras=True)
+        self._implementation = implementation
+        self.returns = hints.pop("return")
+        self.groups = {name: hint for name, hint in hints.items() if hasattr(hint, "_fields")}
+        self.types: dict[str, Any] = {}
+        self.written: set[str] = set()
+        for name, hint in hints.items():
+            fields = get_type_hints(hint, include_extras=True) if name in self.groups else {name: hint}
+            plain = {field: _WITHOUT_MARK.get(marked, marked) for field, marked in fields.items()}
+            self.types |= plain
+            self.written |= {field for field, marked in fields.items() if plain[field] != marked}
+
+    def schema(self, name: str) -> str:
+        """The op in torch's schema language. Raises TypeError for a type that it does not have."""
+        arguments = []
+        for place, (argument, hint) in enumerate(self.types.items()):
+            kind = _schema_type(hint)
+            if argument in self.written:
+                kind = kind.replace("Tensor", f"Tensor(a{place}!)")
+            arguments.append(f"{kind} {argument}")
+        results = [] if self.returns is type(None) else get_args(self.returns) or [self.returns]
+        returned = ", ".join(map(_schema_type, results))
+        return f"{name}({', '.join(arguments)}) -> {returned if len(results) == 1 else f'({returned})'}"
+
+    def bind(self, function: Callable[..., T]) -> Callable[..., T]:
+        """A function of all the op's arguments, by position, that calls ``function`` with those that it names; a group
+        is named like an argument. Raises TypeError for a parameter that the op does not have."""
+        names = list(inspect.signature(function).parameters)
+        if names == list(self.types):
+            return function
+        if unknown := set(names) - {*self.types, *self.groups}:
+            raise TypeError(f"{self._implementation.__qualname__} has no parameters {sorted(unknown)}")
+        fields = {name: ", ".join(group._fields) for name, group in self.groups.items()}
+        given = ", ".join(f"{name}({fields[name]})" if name in fields else name for name in names)
+        return self._compiled(f"function({given})", function=function, **self.groups)
+
+    def accesses(self, rows: Mapping[str, str]) -> Callable[..., tuple[Access, ...]]:
+        """The footprint of an op that reads all tensors but those that it writes, and then writes these. Lists are
+        accessed as each of their tensors. ``rows`` names the argument with the indices along dim 0 of what is not
+        accessed as a whole."""
+        if unknown := {*rows, *rows.values()} - set(self.types):
+            raise TypeError(f"{self._implementation.__qualname__} has no parameters {sorted(unknown)}")
+        read: list[str] = []
+        written: list[str] = []
+        for name, hint in self.types.items():
+            access = f"Access({{}}, {name in self.written}, {rows.get(name)})"
+            accesses = {
+                Tensor: access.format(name),
+                Tensor | None: f"*([] if {name} is None else [{access.format(name)}])",
+                Sequence[Tensor]: f"*[{access.format('each')} for each in {name}]",
+            }
+            if hint in accesses:
+                (written if name in self.written else read).append(accesses[hint])
+        return self._compiled(f"({', '.join([*read, *written, ''])})", Access=Access)
+
+    def _compiled(self, expression: str, **names: Any) -> Callable[..., Any]:
+        """A function of all the op's arguments. It is compiled, since a device asks for costs and footprints at every
+        launch."""
+        compiled: Callable[..., Any] = eval(f"lambda {', '.join(self.types)}: {expression}", names)
+        return compiled
+
+
+def _schema_type(hint: Any) -> str:
+    if hint not in _SCHEMA_TYPES:
+        raise TypeError(f"torch's schema language has no type for {hint}")
+    return _SCHEMA_TYPES[hint]
+
+
+Unit = Literal["memory", "gemm", "attention"]
+
+
+class Work(NamedTuple):
+    """What one launch asks of the hardware."""
+
+    bytes: int  # device memory traffic, read and written
+    flops: int = 0
+    unit: Unit = "memory"  # which efficiency of the hardware profile applies
+    host_bytes: int = 0  # pinned host memory read or written by the kernel: no memcpy counter sees it
+    beside: bool = False  # moves bytes with so few multiprocessors that other streams' kernels run on
+
+
+class Access(NamedTuple):
+    """One tensor a launch reads or writes; ``rows`` narrows it to indices along dim 0, ``lens`` each of those to
+    its first entries along dim 1. ``counts`` limits ``rows`` [n, m] to the first ``counts[i]`` indices of line i."""
+
+    tensor: Tensor
+    write: bool
+    rows: Tensor | None = None
+    lens: Tensor | None = None
+    counts: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """An op and what is declared of it. All functions take the op's arguments by position.
+
+    ``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any device,
+    without running torch's own Meta kernels. ``cost`` is None for the emulator's own bookkeeping, which no real device
+    would run. ``triton`` is the module of ``triton/`` with a launch function of the op's name, or empty; its arguments
+    at the positions ``dense`` are made contiguous first.
+    """
+
+    name: str
+    op: torch._ops.OpOverload
+    signature: Signature
+    impl: Callable[..., Any]
+    meta: Callable[..., Any]
+    cost: Callable[..., Work] | None
+    footprint: Callable[..., tuple[Access, ...]]
+    integer: bool  # all outputs and mutated arguments are integers: computed even where floats are skipped
+    fixed_cost: bool  # cost depends on shapes only, not on values
+    triton: str
+    dense: frozenset[int]
+
+
+_KERNELS: dict[Op[Any], Kernel] = {}
+
+
+def kernels() -> Mapping[Op[Any], Kernel]:
+    """All kernels registered so far, by op."""
+    return _KERNELS
+
 
 def kernel(
     *,
     cost: Callable[..., Work] | None,
     meta: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None,
     footprint: Callable[..., tuple[Access, ...]] | None = None,
-    mutates: Collection[str] = (),
+    rows: Mapping[str, str] = MappingProxyType({}),
     integer: bool = False,
     fixed_cost: bool = True,
-    triton: str = "",
+    triton: bool = False,
     strided: Collection[str] = (),
-) -> Callable[[Callable[..., Any]], torch._ops.OpOverload]:
+) -> Callable[[Callable[..., T]], Op[T]]:
     """Register the decorated torch implementation as an op of its name, a leading underscore left out.
 
-    The name becomes the op itself, so that calling it goes through torch's dispatcher. ``mutates`` are the tensors
-    that it writes to. Without ``meta`` it returns nothing. Without ``footprint`` it reads all other tensors as a whole
-    and then writes these. ``strided`` are the tensors that its Triton kernel takes with gaps. For the rest see
-    ``registry.Kernel``. Raises TypeError where something names an argument that the op does not have.
+    The name becomes the op itself, so that calling it goes through torch's dispatcher. Tensors that it writes to are
+    ``Written`` in its signature. Without ``meta`` it returns nothing. Without ``footprint`` it has the accesses of
+    ``Signature.accesses``. With ``triton`` the module of the same name in ``triton/`` has its launch function;
+    ``strided`` are the tensors that this takes with gaps. For the rest see ``Kernel``. Raises TypeError where something
+    names an argument that the op does not have.
     """
 
-    def declare(implementation: Callable[..., Any]) -> torch._ops.OpOverload:
+    def declare(implementation: Callable[..., T]) -> Op[T]:
         signature = Signature(implementation)
         name = implementation.__name__.lstrip("_")
         if (meta is None) != (signature.returns is type(None)):
             raise TypeError(f"{name} returns something exactly if its meta does")
-        _LIBRARY.define(signature.schema(name, mutates))
-        read = [tensor for tensor in signature.tensors() if tensor not in mutates]
+        _LIBRARY.define(signature.schema(name))
         declared = Kernel(
             name,
             op=getattr(getattr(torch.ops, NAMESPACE), name).default,
             signature=signature,
             impl=signature.bind(implementation),
-            meta=_nothing if meta is None else signature.bind(meta),
+            meta=(lambda *_: None) if meta is None else signature.bind(meta),
             cost=None if cost is None else signature.bind(cost),
-            footprint=_whole(signature, read, mutates) if footprint is None else signature.bind(footprint),
+            footprint=signature.bind(footprint) if footprint else signature.accesses(rows),
             integer=integer,
             fixed_cost=fixed_cost,
-            triton=triton,
-            dense=frozenset(signature.places(set(read) - set(strided))),
+            triton=implementation.__module__.rpartition(".")[2] if triton else "",
+            dense=frozenset(
+                place
+                for place, (argument, hint) in enumerate(signature.types.items())
+                if hint in (Tensor, Tensor | None) and argument not in {*signature.written, *strided}
+            ),
         )
         _LIBRARY.impl(name, declared.impl, "CPU")
         _LIBRARY.impl(name, on_cuda(declared) if triton else declared.impl, "CUDA")
         _LIBRARY.impl(name, declared.meta, "Meta")
-        register(declared)
+        _KERNELS[declared.op] = declared
         return declared.op
 
     return declare
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
-def _whole(
-    signature: Signature, read: Collection[str], written: Collection[str]
-) -> Callable[..., tuple[Access, ...]]:
-    if Sequence[Tensor] in signature.types.values():
-        raise TypeError("a kernel of lists of tensors has to declare its footprint")
-    reading, writing = signature.places(read), signature.places(written)
-
-    def footprint(*args: Any) -> tuple[Access, ...]:
-        return (
-            *(Access(args[place], write=False) for place in reading if args[place] is not None),
-            *(Access(args[place], write=True) for place in writing if args[place] is not None),
-        )
-
-    return footprint
-
-
 def meta_tensor(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """A contiguous tensor of ``shape`` on the meta device, made without running an op there."""
     return _empty_strided(shape, contiguous_strides(shape), dtype=dtype, device=_META)
+
+
+def meta_tensors(count: int, *shape: int, dtype: torch.dtype = torch.int64) -> tuple[Tensor, ...]:
+    """``count`` times ``meta_tensor``."""
+    return tuple([meta_tensor(*shape, dtype=dtype) for _ in range(count)])
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:
@@ -148,7 +291,8 @@ def on_cuda(kernel: Kernel) -> Callable[..., Any]:
         return kernel.impl if find_spec("triton") is None else triton_kernel(kernel)
 
     def run(*args: Any) -> Any:
-        return kernel.impl(*args) if _is_double(args[0]) else fast()(*args)
+        double = isinstance(args[0], Tensor) and args[0].dtype == torch.float64
+        return kernel.impl(*args) if double else fast()(*args)
 
     return run
 
@@ -161,14 +305,11 @@ def triton_kernel(kernel: Kernel) -> Callable[..., Any]:
     launch, dense = kernel.signature.bind(getattr(module, kernel.name)), kernel.dense
 
     def run(*args: Any) -> Any:
-        return launch(*(_contiguous(arg) if place in dense else arg for place, arg in enumerate(args)))
+        return launch(
+            *(
+                arg.contiguous() if place in dense and isinstance(arg, Tensor) else arg
+                for place, arg in enumerate(args)
+            )
+        )
 
     return run
-
-
-def _contiguous(arg: Any) -> Any:
-    return arg.contiguous() if isinstance(arg, torch.Tensor) else arg
-
-
-def _is_double(first: object) -> bool:
-    return isinstance(first, torch.Tensor) and first.dtype == torch.float64

@@ -1,15 +1,16 @@
-"""The dense parts of a decoder layer: products with the weights, RMSNorm (arXiv 1910.07467), the gated activation."""
+"""A decoder layer but its attention: products with the weights, RMSNorm (arXiv 1910.07467), the gated activation, and
+all between the qkv product and attention, which is norms of heads, rotary positions and the cache's write."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .declare import kernel, meta_like, meta_tensor, nbytes
+from .declare import Work, Written, kernel, meta_like, meta_tensor, nbytes
 from .invariant import halving_sum, silu, tiled_matmul, widened
-from .registry import Work
 
 
 def _meta(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
@@ -69,21 +70,18 @@ def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(mean + eps)).to(x.dtype) * weight
 
 
-@kernel(
-    meta=lambda x: meta_like(x), cost=lambda x, weight: Work(2 * nbytes(x) + nbytes(weight)), triton="dense"
-)
+@kernel(meta=lambda x: meta_like(x), cost=lambda x, weight: Work(2 * nbytes(x) + nbytes(weight)), triton=True)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [rows, n], weight [n] → [rows, n]."""
     return normalised(x, weight, eps)
 
 
 @kernel(
-    mutates=("residual",),
     meta=lambda x: meta_like(x),
     cost=lambda x, residual, weight: Work(2 * nbytes(x, residual) + nbytes(weight)),
-    triton="dense",
+    triton=True,
 )
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x: Tensor, residual: Written, weight: Tensor, eps: float) -> Tensor:
     """Adds x [rows, n] to the residual in place and returns the residual's norm."""
     residual.add_(x)
     return normalised(residual, weight, eps)
@@ -92,9 +90,58 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 @kernel(
     meta=lambda gate_up: meta_tensor(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype),
     cost=lambda gate_up: Work(nbytes(gate_up) * 3 // 2),
-    triton="dense",
+    triton=True,
 )
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """gate_up [rows, 2n] → silu(first half) · second half, [rows, n]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(widened(gate).contiguous()).to(gate_up.dtype) * up
+
+
+class Projected(NamedTuple):
+    """The qkv product of T tokens, and what becomes of it."""
+
+    qkv: Tensor  # [T, (heads + 2 kv_heads) · d]
+    positions: Tensor  # [T]
+    cos_sin: Tensor  # [positions, d], the cosines of d/2 angles, then their sines
+    q_norm: Tensor | None  # [d]
+    k_norm: Tensor | None  # [d]
+    eps: float
+    out_cache_loc: Tensor  # [T], where keys and values are stored
+    k_cache: Written  # [slots, kv_heads, d]
+    v_cache: Written  # [slots, kv_heads, d]
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, d]; element i turns together with element i + d/2 (arXiv 2104.09864, in halves)."""
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+@kernel(
+    meta=lambda qkv, k_cache: meta_tensor(
+        qkv.shape[0],
+        qkv.shape[1] // k_cache.shape[2] - 2 * k_cache.shape[1],
+        k_cache.shape[2],
+        dtype=qkv.dtype,
+    ),
+    cost=lambda qkv, positions, cos_sin, q_norm, k_norm, out_cache_loc: Work(
+        2 * nbytes(qkv)
+        + positions.shape[0] * cos_sin.shape[1] * cos_sin.element_size()
+        + nbytes(positions, out_cache_loc, q_norm, k_norm)
+    ),
+    rows={"cos_sin": "positions", "k_cache": "out_cache_loc", "v_cache": "out_cache_loc"},
+    triton=True,
+)
+def rope_and_store_kv(projected: Projected) -> Tensor:
+    """Splits the product, normalises and rotates q and k, stores k and v. Returns q [T, heads, d]."""
+    qkv, positions, cos_sin, q_norm, k_norm, eps, out_cache_loc, k_cache, v_cache = projected
+    _, kv_heads, head_dim = k_cache.shape
+    rows = qkv.view(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)
+    q, k, v = rows[:, : -2 * kv_heads], rows[:, -2 * kv_heads : -kv_heads], rows[:, -kv_heads:]
+    q = q if q_norm is None else normalised(q, q_norm, eps)
+    k = k if k_norm is None else normalised(k, k_norm, eps)
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    k_cache.index_copy_(0, out_cache_loc, _rotated(k, cos, sin))
+    v_cache.index_copy_(0, out_cache_loc, v)
+    return _rotated(q, cos, sin)

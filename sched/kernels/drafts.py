@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .allocation import alloc_extend_slots, runs, write_runs
-from .declare import INT64, kernel, meta_tensor, nbytes, reads
-from .registry import Access, Work
+from .declare import INT64, Access, Work, Written, kernel, meta_tensor, meta_tensors, nbytes, reads
 
 
 @kernel(
@@ -19,7 +18,7 @@ from .registry import Access, Work
     ),
     # One pass for the mass, one for the largest.
     cost=lambda logits, topk: Work(2 * nbytes(logits) + 12 * logits.shape[0] * topk),
-    triton="candidates",
+    triton=True,
 )
 def draft_topk(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     """Probabilities [n, topk] float32 and ids [n, topk] int64 of the most likely tokens of logits [n, vocab]; of
@@ -33,7 +32,7 @@ def draft_topk(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     meta=lambda input_ids: meta_tensor(input_ids.shape[0]),
     cost=lambda input_ids, next_ids, extend_lens: Work(2 * nbytes(input_ids) + nbytes(next_ids, extend_lens)),
     integer=True,
-    triton="drafts",
+    triton=True,
 )
 def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tensor:
     """Each request's tokens of input_ids [T] shifted by one to the front, and next_ids [b] after them: a draft model
@@ -43,25 +42,24 @@ def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tens
     return moved
 
 
-def _places_meta(seq_lens: Tensor, each: int) -> tuple[Tensor, Tensor]:
-    total = seq_lens.shape[0] * each
-    return meta_tensor(total), meta_tensor(total)
-
-
-def _places_cost(table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, each: int) -> Work:
-    per_token = table.element_size() + 2 * INT64
-    return Work(nbytes(req_pool_indices, seq_lens) + per_token * seq_lens.shape[0] * each)
-
-
-def _places_footprint(
-    table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, each: int, width: int
-) -> tuple[Access, ...]:
-    rows, lens = req_pool_indices, seq_lens
-    places = (rows * width + lens).unsqueeze(1) + torch.arange(each, device=rows.device)
-    return (*reads(rows, lens), Access(table, write=False, rows=places.flatten()))
-
-
-@kernel(meta=_places_meta, cost=_places_cost, footprint=_places_footprint, integer=True, triton="drafts")
+@kernel(
+    meta=lambda seq_lens, each: meta_tensors(2, seq_lens.shape[0] * each),
+    cost=lambda table, req_pool_indices, seq_lens, each: Work(
+        nbytes(req_pool_indices, seq_lens) + (table.element_size() + 2 * INT64) * seq_lens.shape[0] * each
+    ),
+    footprint=lambda table, req_pool_indices, seq_lens, each, width: (
+        *reads(req_pool_indices, seq_lens),
+        Access(
+            table,
+            write=False,
+            rows=(
+                (req_pool_indices * width + seq_lens).unsqueeze(1) + torch.arange(each, device=table.device)
+            ).flatten(),
+        ),
+    ),
+    integer=True,
+    triton=True,
+)
 def _draft_places(
     table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, each: int, width: int
 ) -> tuple[Tensor, Tensor]:
@@ -80,20 +78,19 @@ def draft_places(
     return positions, slots
 
 
-def _write_cost(table: Tensor, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor) -> Work:
-    return Work(nbytes(req_pool_indices, starts, lens, slots) + table.element_size() * slots.shape[0])
-
-
-def _write_footprint(
-    table: Tensor, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor, width: int
-) -> tuple[Access, ...]:
-    places = runs(req_pool_indices * width + starts, lens, slots.shape[0])
-    return (Access(table, write=True, rows=places), *reads(req_pool_indices, starts, lens, slots))
-
-
-@kernel(mutates=("table",), cost=_write_cost, footprint=_write_footprint, integer=True, triton="drafts")
+@kernel(
+    cost=lambda table, req_pool_indices, starts, lens, slots: Work(
+        nbytes(req_pool_indices, starts, lens, slots) + table.element_size() * slots.shape[0]
+    ),
+    footprint=lambda table, req_pool_indices, starts, lens, slots, width: (
+        Access(table, write=True, rows=runs(req_pool_indices * width + starts, lens, slots.shape[0])),
+        *reads(req_pool_indices, starts, lens, slots),
+    ),
+    integer=True,
+    triton=True,
+)
 def _write_rows(
-    table: Tensor, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor, width: int
+    table: Written, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor, width: int
 ) -> None:
     write_runs(table, req_pool_indices * width + starts, lens.to(torch.int64), slots)
 
@@ -108,7 +105,7 @@ def write_rows(
 class PlacesAhead(NamedTuple):
     """The positions [start, end) of b requests, and the page table that their slots are written to."""
 
-    table: Tensor  # [rows · width], flat
+    table: Written  # [rows · width], flat
     req_pool_indices: Tensor  # [b]
     starts: Tensor  # [b]
     ends: Tensor  # [b]
@@ -116,12 +113,6 @@ class PlacesAhead(NamedTuple):
     page_size: int
     num_tokens: int  # the sum of ends - starts
     width: int
-
-
-def _ahead_cost(
-    table: Tensor, req_pool_indices: Tensor, starts: Tensor, ends: Tensor, num_tokens: int
-) -> Work:
-    return Work(nbytes(req_pool_indices, starts, ends) + (INT64 + table.element_size()) * num_tokens)
 
 
 def _ahead_footprint(places: PlacesAhead) -> tuple[Access, ...]:
@@ -134,7 +125,14 @@ def _ahead_footprint(places: PlacesAhead) -> tuple[Access, ...]:
     )
 
 
-@kernel(mutates=("table",), cost=_ahead_cost, footprint=_ahead_footprint, integer=True, triton="drafts")
+@kernel(
+    cost=lambda table, req_pool_indices, starts, ends, num_tokens: Work(
+        nbytes(req_pool_indices, starts, ends) + (INT64 + table.element_size()) * num_tokens
+    ),
+    footprint=_ahead_footprint,
+    integer=True,
+    triton=True,
+)
 def _place_ahead(places: PlacesAhead) -> None:
     table, req_pool_indices, starts, ends, free_pages, page_size, num_tokens, width = places
     rows = req_pool_indices * width
@@ -173,13 +171,13 @@ def _last_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
     return rows.index_select(0, each + accept_lens.to(torch.int64).clamp(min=1) - 1)
 
 
-@kernel(meta=_picked_meta, cost=_picked_cost, triton="drafts")
+@kernel(meta=_picked_meta, cost=_picked_cost, triton=True)
 def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
     """For each request the last accepted of its d rows: of rows [b · d, n] floating-point, accept_lens [b] → [b, n]."""
     return _last_accepted(rows, accept_lens)
 
 
-@kernel(meta=_picked_meta, cost=_picked_cost, integer=True, triton="drafts")
+@kernel(meta=_picked_meta, cost=_picked_cost, triton=True, integer=True)
 def pick_bonus(rows: Tensor, accept_lens: Tensor) -> Tensor:
     """``pick_accepted`` of tokens [b · d] int64: [b]."""
     return _last_accepted(rows, accept_lens)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .declare import INT64, kernel, meta_tensor, nbytes, reads
-from .registry import Access, Work
+from .declare import INT64, Access, Work, Written, kernel, meta_tensor, nbytes
 
 
 def _rows_meta(ids: Tensor, table: Tensor) -> Tensor:
@@ -24,7 +23,7 @@ def _rows_work(ids: Tensor, table: Tensor) -> Work:
 @kernel(
     meta=lambda input_ids, table: _rows_meta(input_ids, table),
     cost=lambda input_ids, table: _rows_work(input_ids, table),
-    footprint=lambda input_ids, table: (*reads(input_ids), Access(table, write=False, rows=input_ids)),
+    rows={"table": "input_ids"},
 )
 def embedding(input_ids: Tensor, table: Tensor) -> Tensor:
     """input_ids [T] int64, table [vocab, n] → [T, n]."""
@@ -35,7 +34,7 @@ def embedding(input_ids: Tensor, table: Tensor) -> Tensor:
     meta=lambda seq_lens: meta_tensor(seq_lens.shape[0]),
     cost=lambda seq_lens: Work(nbytes(seq_lens) + INT64 * seq_lens.shape[0]),
     integer=True,
-    triton="rows",
+    triton=True,
 )
 def decode_positions(seq_lens: Tensor) -> Tensor:
     """Position of each request's newest token: seq_lens [b] → [b] int64, never negative."""
@@ -48,7 +47,7 @@ def decode_positions(seq_lens: Tensor) -> Tensor:
     meta=lambda num_tokens: meta_tensor(num_tokens),
     cost=lambda seq_lens, extend_lens, num_tokens: Work(nbytes(seq_lens, extend_lens) + INT64 * num_tokens),
     integer=True,
-    triton="rows",
+    triton=True,
 )
 def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> Tensor:
     """Positions of the last ``extend_lens`` [b] tokens of each request, one request after the other.
@@ -63,7 +62,7 @@ def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> 
 @kernel(
     meta=lambda hidden, extend_lens: _rows_meta(extend_lens, hidden),
     cost=lambda hidden, extend_lens: _rows_work(extend_lens, hidden),
-    triton="rows",
+    triton=True,
 )
 def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
     """hidden [T, n], extend_lens [b] → [b, n]: the row of each request's last token."""
@@ -83,12 +82,14 @@ class DecodeInputs(NamedTuple):
 INPUTS = DecodeInputs._fields
 
 
-def _stage_cost(static: Tensor, input_ids: Tensor, padded: int) -> Work:
-    return Work(len(INPUTS) * (nbytes(input_ids) + padded * static.element_size()))
-
-
-@kernel(mutates=("static",), cost=_stage_cost, integer=True, triton="rows")
-def stage_decode(static: Tensor, inputs: DecodeInputs, padded: int) -> None:
+@kernel(
+    cost=lambda static, input_ids, padded: Work(
+        len(INPUTS) * (nbytes(input_ids) + padded * static.element_size())
+    ),
+    integer=True,
+    triton=True,
+)
+def stage_decode(static: Written, inputs: DecodeInputs, padded: int) -> None:
     """Copies the inputs into the rows of ``static`` [5, capacity].
 
     Columns b to ``padded`` become harmless requests: token 0 at position 0, page-table row 0, length 1, slot 0.
@@ -103,24 +104,23 @@ def stage_decode(static: Tensor, inputs: DecodeInputs, padded: int) -> None:
         rows[INPUTS.index("seq_lens"), b:padded] = 1
 
 
-@kernel(mutates=("static",), cost=lambda source: Work(2 * nbytes(source)), integer=True, triton="rows")
-def stage_rows(static: Tensor, source: Tensor, padded: int) -> None:
+@kernel(cost=lambda source: Work(2 * nbytes(source)), triton=True, integer=True)
+def stage_rows(static: Written, source: Tensor, padded: int) -> None:
     """Copies integer rows [n, ...] to the first rows of ``static``; rows n to ``padded`` become zeros."""
     static[: source.shape[0]] = source
     static[source.shape[0] : padded] = 0
 
 
 @kernel(
-    mutates=("input_ids",),
     cost=lambda input_ids: Work(2 * nbytes(input_ids)),
     footprint=lambda input_ids, tokens: (
         Access(input_ids, write=True),
         Access(tokens, write=False, rows=-input_ids[input_ids < 0]),
     ),
     integer=True,
-    triton="rows",
+    triton=True,
 )
-def resolve_negative(input_ids: Tensor, tokens: Tensor) -> None:
+def resolve_negative(input_ids: Written, tokens: Tensor) -> None:
     """Replaces every v < 0 of input_ids [T] int64 by ``tokens[-v]``, in place; reads all T of them."""
     input_ids.copy_(torch.where(input_ids < 0, tokens[(-input_ids).clamp_(min=0)], input_ids))
 

@@ -1,4 +1,5 @@
-"""From logits to the next token: greedy, keyed sampling, and the scores of what was chosen.
+"""From logits to the next token: greedy, keyed sampling, and the scores of what was chosen; and one pass of block
+diffusion's decoding, in which masked tokens become known.
 
 Sampling draws by the Gumbel-max rule with noise that is a pure function of (key, position, token id), so a
 row's token does not depend on the batch it stands in. All arithmetic of the noise is on 32-bit words that
@@ -24,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .declare import INT64, kernel, meta_tensor, nbytes, reads
-from .registry import Access, Work
+from .declare import INT64, Access, Work, Written, kernel, meta_tensor, meta_tensors, nbytes, reads
+from .invariant import halving_sum
 from .tags import mixed
 
 GOLDEN64 = -7046029254386353131  # 0x9e3779b97f4a7c15
@@ -33,10 +34,6 @@ _MIX64 = (-4658895280553007687, -7723592293110705685)  # 0xbf58476d1ce4e5b9, 0x9
 _MIX32 = (0x7FEB352D, -2073254261)  # 0x7feb352d, 0x846ca68b
 _WORD64 = (1 << 64) - 1
 _NOT_NEGATIVE = np.array(_WORD64 >> 1, dtype=np.uint64)
-
-# A draw reads the logits once. A filtered draw is costed as the sort-free kernels are built: one pass for the
-# maximum and the mass, one to find the threshold, one to draw.
-_FILTERED_PASSES = 3
 
 
 class Draw(NamedTuple):
@@ -164,12 +161,14 @@ def _greedy_cost(logits: Tensor, vocab_mask: Tensor | None) -> Work:
 
 
 def _draw_cost(draw: Draw) -> Work:
+    """A draw reads the logits once. A filtered draw is costed as the sort-free kernels are built: one pass for the
+    maximum and the mass, one to find the threshold, one to draw."""
     tensors = nbytes(*(value for value in draw if isinstance(value, Tensor)))
-    again = (_FILTERED_PASSES - 1) * nbytes(draw.logits) if draw.filtered else 0
+    again = 2 * nbytes(draw.logits) if draw.filtered else 0
     return Work(tensors + again + INT64 * draw.logits.shape[0])
 
 
-@kernel(meta=_ids_meta, cost=_greedy_cost, triton="sampling")
+@kernel(meta=_ids_meta, cost=_greedy_cost, triton=True)
 def sample_greedy(logits: Tensor, vocab_mask: Tensor | None) -> Tensor:
     """ids [b] int64 of the largest of logits [b, v] that vocab_mask allows; of equals the lowest id."""
     return _masked(logits, vocab_mask).argmax(1)
@@ -181,7 +180,7 @@ def sample_greedy_tagged(logits: Tensor, vocab_mask: Tensor | None, fingerprint:
     return _tagged_ids(logits, vocab_mask, fingerprint)
 
 
-@kernel(meta=_ids_meta, cost=_draw_cost, triton="sampling", strided=_COLUMNS)
+@kernel(meta=_ids_meta, cost=_draw_cost, triton=True, strided=_COLUMNS)
 def sample(draw: Draw) -> Tensor:
     """ids [b] int64 drawn with keyed noise; a row of temperature 0 takes its largest logit."""
     return _scores(draw).argmax(1)
@@ -193,12 +192,12 @@ def sample_tagged(draw: Draw, fingerprint: Tensor) -> Tensor:
     return _tagged_ids(draw.logits, draw.vocab_mask, fingerprint)
 
 
-def _scores_meta(logits: Tensor) -> tuple[Tensor, Tensor]:
-    b = logits.shape[0]
-    return meta_tensor(b, dtype=torch.float32), meta_tensor(b, dtype=torch.float32)
-
-
-@kernel(meta=_scores_meta, cost=_draw_cost, triton="sampling", strided=_COLUMNS)
+@kernel(
+    meta=lambda logits: meta_tensors(2, logits.shape[0], dtype=torch.float32),
+    cost=_draw_cost,
+    triton=True,
+    strided=_COLUMNS,
+)
 def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probability and margin, [b] float32 each, of the ids [b] that ``sample`` drew from the same draw.
 
@@ -212,17 +211,15 @@ def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @kernel(
-    mutates=("logits",),
     cost=lambda logits, scaling: Work(2 * nbytes(logits) + nbytes(scaling)),
     footprint=lambda logits, scaling: (*reads(logits), Access(logits, write=True), *reads(scaling)),
 )
-def scale_repeated(logits: Tensor, scaling: Tensor) -> None:
+def scale_repeated(logits: Written, scaling: Tensor) -> None:
     """Divides positive logits [b, v] by scaling [b, v] and multiplies the others (arXiv 1909.05858)."""
     logits.copy_(torch.where(logits > 0, logits / scaling, logits * scaling))
 
 
 @kernel(
-    mutates=("target",),
     cost=lambda target, stops, output_lens, min_new_tokens: Work(
         2 * nbytes(target) + nbytes(stops, output_lens, min_new_tokens)
     ),
@@ -232,7 +229,56 @@ def scale_repeated(logits: Tensor, scaling: Tensor) -> None:
         *reads(stops, output_lens, min_new_tokens),
     ),
 )
-def withhold_stops(target: Tensor, stops: Tensor, output_lens: Tensor, min_new_tokens: Tensor) -> None:
+def withhold_stops(target: Written, stops: Tensor, output_lens: Tensor, min_new_tokens: Tensor) -> None:
     """Subtracts stops [b, v] (inf at stop tokens, else 0) from target [b, v] in rows whose output_lens [b, 1]
     is below min_new_tokens [b, 1]."""
     target.sub_(torch.where(output_lens < min_new_tokens, stops, 0.0))
+
+
+def _reveal(input_ids: Tensor, found: Tensor, confidence: Tensor, mask_id: int, threshold: float) -> None:
+    """Replace the masks of input_ids [b, block] whose confidence exceeds the threshold, and in a block that has masks
+    the most confident one in any case."""
+    masked = input_ids == mask_id
+    confidence = confidence.masked_fill(~masked, -1)
+    best = torch.zeros_like(masked).scatter_(
+        1, confidence.argmax(1, keepdim=True), masked.any(1, keepdim=True)
+    )
+    input_ids.copy_(torch.where(best | (confidence > threshold), found, input_ids))
+
+
+@kernel(
+    cost=lambda input_ids, logits: Work(2 * nbytes(input_ids) + nbytes(logits)),
+    footprint=lambda input_ids, logits: (*reads(input_ids, logits), Access(input_ids, write=True)),
+)
+def unmask(input_ids: Written, logits: Tensor, mask_id: int, threshold: float, block: int) -> None:
+    """Replaces masks in input_ids [T] by the likeliest tokens of logits [T, v], where they are likely enough. T is a
+    multiple of ``block``; no token from ``mask_id`` on is found. The confidence is the token's probability."""
+    scores = logits[:, :mask_id].double()
+    most, found = scores.max(1)
+    confidence = 1 / halving_sum(torch.exp(scores - most.unsqueeze(1))).squeeze(1)
+    _reveal(input_ids.view(-1, block), found.view(-1, block), confidence.view(-1, block), mask_id, threshold)
+
+
+@kernel(
+    cost=lambda input_ids, logits: Work(2 * nbytes(input_ids) + nbytes(logits)),
+    footprint=lambda input_ids, logits, fingerprint: (
+        *reads(input_ids, logits, fingerprint),
+        Access(input_ids, write=True),
+    ),
+    integer=True,
+)
+def unmask_tagged(
+    input_ids: Written, logits: Tensor, fingerprint: Tensor, mask_id: int, threshold: float, block: int
+) -> None:
+    """As ``unmask`` in cost; tokens and confidences are hashes of fingerprint [b] int64 and the place in the block.
+    Only the logits' shape is used."""
+    places = torch.arange(1, block + 1, device=fingerprint.device) * GOLDEN64
+    words = mix64(fingerprint.unsqueeze(1) + places)
+    confidence = (mix64(words) & 0xFFFFFF).double() / 0x1000000
+    _reveal(
+        input_ids.view(-1, block),
+        (words & 0x7FFFFFFF) % (logits.shape[1] - 1),
+        confidence,
+        mask_id,
+        threshold,
+    )

@@ -1,4 +1,5 @@
-"""KV between a request's hot buffer on the device and its full copy in pinned host memory.
+"""KV between a request's hot buffer on the device and its full copy in pinned host memory: what a decode lacks is
+fetched, and whole tokens are moved in all layers.
 
 A long request's hot buffer holds B tokens and, in slot B, its newest one::
 
@@ -10,15 +11,15 @@ A short one, of at most B tokens, has token p in slot p.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .declare import kernel, meta_tensor, nbytes, reads
-from .indexer import ABSENT
-from .registry import Access, Work
-from .sparse import PADDING
+from .declare import Access, Work, Written, kernel, meta_tensors, nbytes, reads
+from .sparse import ABSENT, PADDING, entries_at
+from .transfer import scatter_kv
 
 
 class SwapPlan(NamedTuple):
@@ -36,14 +37,10 @@ class Lookup(NamedTuple):
     req_pool_indices: Tensor  # [b]
     seq_lens: Tensor  # [b], the newest token included
     device_buffer: Tensor  # [rows, B + page] int64, the device slots of each buffer
-    tokens: Tensor  # [rows, B] int32, the positions that they hold
-    lru: Tensor  # [rows, B] int16, their order, the least recently used in front
-    lookups: Tensor  # [2] int64, counts the tokens looked up for long requests, and those not found
+    tokens: Written  # [rows, B] int32, the positions that they hold
+    lru: Written  # [rows, B] int16, their order, the least recently used in front
+    lookups: Written  # [2] int64, counts the tokens looked up for long requests, and those not found
     max_seq_len: int
-
-
-def _plan_meta(positions: Tensor) -> tuple[Tensor, ...]:
-    return tuple(meta_tensor(*positions.shape, dtype=torch.int32) for _ in range(3))
 
 
 def _plan_cost(lookup: Lookup) -> Work:
@@ -65,12 +62,11 @@ def _plan_footprint(lookup: Lookup) -> tuple[Access, ...]:
 
 
 @kernel(
-    mutates=("tokens", "lru", "lookups"),
-    meta=_plan_meta,
+    meta=lambda positions: meta_tensors(3, *positions.shape, dtype=torch.int32),
     cost=_plan_cost,
     footprint=_plan_footprint,
     integer=True,
-    triton="swap",
+    triton=True,
 )
 def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     """A ``SwapPlan`` for the chosen positions.
@@ -83,21 +79,24 @@ def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     present = positions > ABSENT
     where, newest = positions.clamp(min=0).to(torch.int64), (seq_lens - 1).unsqueeze(1)
     look = present & (seq_lens > size).unsqueeze(1) & (where != newest)
-    held = _slots_of(where, tokens[rows], _width(seq_lens, max_seq_len))
+    longest = int(seq_lens.max()) if seq_lens.device.type == "cpu" else max_seq_len
+    held = _slots_of(where, tokens[rows], longest)
     hit, miss = look & (held > ABSENT), look & (held == ABSENT)
     filled, order = _turned(lru[rows].to(torch.int64), held.where(hit, size), miss)
     found = held.where(hit, filled.where(miss, where.clamp(max=size)))
     locations = device_buffer[rows.unsqueeze(1), found].where(present, PADDING).to(torch.int32)
     missing = positions.where(miss, ABSENT)
-    tokens[rows] = _written(tokens[rows], filled.where(miss, size), missing)
+    padded = torch.cat(
+        [tokens[rows], tokens[rows, :1]], dim=1
+    )  # by a slot B for positions that are not missing
+    tokens[rows] = padded.scatter_(1, filled.where(miss, size), missing)[:, :-1]
     lru[rows] = order.to(lru.dtype)
     lookups += torch.stack([look.sum(), miss.sum()])
     return locations, missing, locations.where(miss, PADDING)
 
 
 @kernel(
-    mutates=("tokens", "lru", "lookups"),
-    meta=_plan_meta,
+    meta=lambda positions: meta_tensors(3, *positions.shape, dtype=torch.int32),
     cost=_plan_cost,
     footprint=_plan_footprint,
     integer=True,
@@ -107,10 +106,6 @@ def plan_unseen(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     whose plan stands for all. Used only where floats are skipped."""
     unused = torch.zeros_like(lookup.positions)
     return unused, unused.clone(), unused.clone()
-
-
-def _width(seq_lens: Tensor, bound: int) -> int:
-    return int(seq_lens.max()) if seq_lens.device.type == "cpu" else bound
 
 
 def _slots_of(where: Tensor, tokens: Tensor, width: int) -> Tensor:
@@ -141,12 +136,6 @@ def _turned(order: Tensor, hit: Tensor, miss: Tensor) -> tuple[Tensor, Tensor]:
     return filled, torch.empty_like(order).scatter_(1, place, order)
 
 
-def _written(tokens: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-    """Buffers [b, B] with ``positions`` [b, k] in ``slots`` [b, k]; what goes to slot B is left out."""
-    padded = torch.cat([tokens, tokens[:, :1]], dim=1)
-    return padded.scatter_(1, slots, positions)[:, :-1]
-
-
 def token_bytes(cache: Tensor) -> int:
     """Bytes of one token's keys and values in one layer; ``cache`` [slots, kv_heads, d] is either cache."""
     return 2 * cache.shape[1] * cache.shape[2] * cache.element_size()
@@ -155,8 +144,8 @@ def token_bytes(cache: Tensor) -> int:
 class Fetch(NamedTuple):
     """One layer's KV of the missing positions of b requests, on its way from pinned memory to the device."""
 
-    k_cache: Tensor  # [slots, kv_heads, d]
-    v_cache: Tensor  # [slots, kv_heads, d]
+    k_cache: Written  # [slots, kv_heads, d]
+    v_cache: Written  # [slots, kv_heads, d]
     host: Tensor  # [host slots, 2, kv_heads, d], the layer's part of the host pool
     host_slots: Tensor  # [rows, context] int64, where in it each position lies
     req_pool_indices: Tensor  # [b]
@@ -184,18 +173,75 @@ def _swap_footprint(fetch: Fetch) -> tuple[Access, ...]:
 
 
 @kernel(
-    mutates=("k_cache", "v_cache"),
     cost=_swap_cost,
     footprint=_swap_footprint,
     fixed_cost=False,
-    triton="swap",
+    triton=True,
     strided=("host",),
 )
 def swap_in(fetch: Fetch) -> None:
     """Gathers the missing positions' KV from pinned memory. Absent positions write to the padding slot."""
     k_cache, v_cache, host, host_slots, req_pool_indices, missing, targets = fetch
-    rows = host_slots[req_pool_indices.unsqueeze(1), missing.clamp(min=0)].where(missing > ABSENT, PADDING)
+    rows = entries_at(host_slots, req_pool_indices, missing)
     kv = host[rows.flatten().to(host.device)].to(k_cache.device)
     slots = targets.flatten().to(torch.int64)
     k_cache.index_copy_(0, slots, kv[:, 0])
     v_cache.index_copy_(0, slots, kv[:, 1])
+
+
+def _moved(k_cache: Sequence[Tensor], slots: Tensor, host_slots: Tensor, tokens: int) -> Work:
+    moved = tokens * token_bytes(k_cache[0]) * len(k_cache)
+    return Work(nbytes(slots, host_slots) + moved, host_bytes=moved, beside=True)
+
+
+def _backup_footprint(
+    k_cache: Sequence[Tensor], v_cache: Sequence[Tensor], host: Tensor, slots: Tensor, host_slots: Tensor
+) -> tuple[Access, ...]:
+    kept = slots > ABSENT
+    return (
+        *reads(slots, host_slots),
+        *(Access(cache, write=False, rows=slots[kept]) for cache in (*k_cache, *v_cache)),
+        Access(host, write=True, rows=host_slots[kept]),
+    )
+
+
+@kernel(
+    cost=lambda k_cache, slots, host_slots: _moved(k_cache, slots, host_slots, int((slots > ABSENT).sum())),
+    footprint=_backup_footprint,
+    fixed_cost=False,
+    triton=True,
+)
+def back_up(
+    k_cache: Sequence[Tensor], v_cache: Sequence[Tensor], host: Written, slots: Tensor, host_slots: Tensor
+) -> None:
+    """Copies the KV of n tokens in all layers from the device's ``slots`` [n] int64 to ``host_slots`` [n] int64. The
+    caches are [slots, kv_heads, d] for each layer, ``host`` is [host slots, layers, 2, kv_heads, d], pinned. What an
+    ABSENT slot holds goes to the host's padding."""
+    source = slots.clamp(min=0)
+    target = host_slots.where(slots > ABSENT, PADDING).to(host.device)
+    for layer, caches in enumerate(zip(k_cache, v_cache, strict=True)):
+        for part, cache in enumerate(caches):
+            host[:, layer, part].index_copy_(0, target, cache.index_select(0, source).to(host.device))
+
+
+@kernel(
+    cost=lambda k_cache, slots, host_slots: _moved(k_cache, slots, host_slots, slots.shape[0]),
+    rows={"k_cache": "slots", "v_cache": "slots", "host": "host_slots"},
+)
+def preload(
+    k_cache: Sequence[Written], v_cache: Sequence[Written], host: Tensor, slots: Tensor, host_slots: Tensor
+) -> None:
+    """Copies the KV of tokens, none of them ABSENT, from the host to the device, as ``back_up`` does in the other
+    direction."""
+    kv = host[host_slots.to(host.device)].to(k_cache[0].device)
+    scatter_kv(k_cache, v_cache, slots, kv.permute(1, 2, 0, 3, 4))
+
+
+@kernel(
+    cost=lambda host_slots, kv: Work(nbytes(host_slots, kv), host_bytes=nbytes(kv), beside=True),
+    rows={"host": "host_slots"},
+)
+def land_on_host(host: Written, host_slots: Tensor, kv: Tensor) -> None:
+    """Copies ``kv`` [layers, 2, n, kv_heads, d] of the device to ``host_slots`` [n] int64 of pinned memory, which is
+    [host slots, layers, 2, kv_heads, d]."""
+    host.index_copy_(0, host_slots.to(host.device), kv.permute(2, 0, 1, 3, 4).to(host.device))

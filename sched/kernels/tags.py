@@ -22,10 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .declare import kernel, meta_tensor, reads
-from .indexer import ABSENT
-from .registry import Access
-from .sparse import PADDING
+from .declare import Access, Written, kernel, meta_tensor, reads
+from .sparse import ABSENT, PADDING, entries_at
 
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
@@ -95,14 +93,13 @@ def _running(terms: Words, before: Words, new: Indices) -> Words:
 
 
 @kernel(
-    mutates=("tags", "sums"),
     meta=lambda req_pool_indices: meta_tensor(req_pool_indices.shape[0]),
     cost=None,
     integer=True,
 )
 def kv_tags(
-    tags: Tensor,
-    sums: Tensor,
+    tags: Written,
+    sums: Written,
     weights: Tensor,
     input_ids: Tensor,
     req_to_token: Tensor,
@@ -157,7 +154,6 @@ _TIER_DRIFT = -0x61C8864680B583EB  # odd, as an int64
 
 
 @kernel(
-    mutates=("target",),
     cost=None,
     footprint=lambda target, target_slots, source, source_slots: (
         *reads(target_slots, source_slots),
@@ -166,7 +162,7 @@ _TIER_DRIFT = -0x61C8864680B583EB  # odd, as an int64
     ),
     integer=True,
 )
-def move_tags(target: Tensor, target_slots: Tensor, source: Tensor, source_slots: Tensor) -> None:
+def move_tags(target: Written, target_slots: Tensor, source: Tensor, source_slots: Tensor) -> None:
     """``target[target_slots] = source[source_slots]``; a source slot that is ABSENT goes to the padding."""
     absent = source_slots == ABSENT
     slots = target_slots.where(~absent, PADDING).flatten().to(torch.int64)
@@ -174,18 +170,17 @@ def move_tags(target: Tensor, target_slots: Tensor, source: Tensor, source_slots
 
 
 @kernel(
-    mutates=("device_tags",),
     cost=None,
     footprint=lambda device_tags, host_tags, host_slots, req_pool_indices, missing, targets: (
         *reads(req_pool_indices, missing, targets),
         Access(host_slots, write=False, rows=req_pool_indices, lens=missing.amax(1) + 1),
-        Access(host_tags, write=False, rows=_places(host_slots, req_pool_indices, missing)),
+        Access(host_tags, write=False, rows=entries_at(host_slots, req_pool_indices, missing).flatten()),
         Access(device_tags, write=True, rows=targets.flatten()),
     ),
     integer=True,
 )
 def fetch_tags(
-    device_tags: Tensor,
+    device_tags: Written,
     host_tags: Tensor,
     host_slots: Tensor,
     req_pool_indices: Tensor,
@@ -193,20 +188,14 @@ def fetch_tags(
     targets: Tensor,
 ) -> None:
     """Moves tags as ``swap_in`` moves KV."""
-    places = _places(host_slots, req_pool_indices, missing)
+    places = entries_at(host_slots, req_pool_indices, missing).flatten()
     device_tags.index_copy_(0, targets.flatten().to(torch.int64), host_tags[places])
-
-
-def _places(host_slots: Tensor, rows: Tensor, missing: Tensor) -> Tensor:
-    """Host slots [b · k] of the missing positions; padding where there is none."""
-    slots = host_slots[rows.unsqueeze(1), missing.clamp(min=0)]
-    return slots.where(missing > ABSENT, PADDING).flatten()
 
 
 class AttendedTags(NamedTuple):
     """The tags that b requests have attended to, and those that the page table gives."""
 
-    fingerprint: Tensor  # [b] int64
+    fingerprint: Written  # [b] int64
     device_tags: Tensor
     tags: Tensor  # of logical slots
     weights: Tensor
@@ -226,7 +215,7 @@ def _misplaced_footprint(attended: AttendedTags) -> tuple[Access, ...]:
     )
 
 
-@kernel(mutates=("fingerprint",), cost=None, footprint=_misplaced_footprint, integer=True)
+@kernel(cost=None, footprint=_misplaced_footprint, integer=True)
 def misplaced(attended: AttendedTags) -> None:
     """Changes the fingerprint of a request if one of the ``locations`` has another tag than the page table gives the
     position; each difference is multiplied by the position's weight."""

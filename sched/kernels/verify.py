@@ -1,4 +1,5 @@
-"""Kernels of verification: the tree of drafts, the path that the target accepts, and simulated acceptance."""
+"""Kernels of verification: the tree of drafts, the path that the target accepts, simulated acceptance, and penalties:
+each draft token is penalised by its own path, and accepted tokens are counted."""
 
 from __future__ import annotations
 
@@ -7,8 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from .declare import INT32, INT64, kernel, meta_tensor, nbytes, reads
-from .registry import Access, Work
+from .declare import INT32, INT64, Work, Written, kernel, meta_tensor, meta_tensors, nbytes
 from .sampling import GOLDEN64, mix64
 
 NONE = -1  # no node, no token
@@ -16,16 +16,13 @@ NONE = -1  # no node, no token
 SIMULATED_TOKEN = 100
 
 
-def _tree_meta(tokens: Tensor, draft_tokens: int) -> tuple[Tensor, Tensor]:
-    b = tokens.shape[0]
-    return meta_tensor(b, draft_tokens), meta_tensor(b, draft_tokens)
-
-
-def _tree_cost(scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int) -> Work:
-    return Work(nbytes(scores, tokens, parents, bonus) + 2 * INT64 * tokens.shape[0] * draft_tokens)
-
-
-@kernel(meta=_tree_meta, cost=_tree_cost, triton="verify")
+@kernel(
+    meta=lambda tokens, draft_tokens: meta_tensors(2, tokens.shape[0], draft_tokens),
+    cost=lambda scores, tokens, parents, bonus, draft_tokens: Work(
+        nbytes(scores, tokens, parents, bonus) + 2 * INT64 * tokens.shape[0] * draft_tokens
+    ),
+    triton=True,
+)
 def build_tree(
     scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int
 ) -> tuple[Tensor, Tensor]:
@@ -52,7 +49,7 @@ def build_tree(
     meta=lambda parents, depth: (meta_tensor(*parents.shape, depth), meta_tensor(*parents.shape)),
     cost=lambda parents, depth: Work(nbytes(parents) * (2 + depth)),
     integer=True,
-    triton="verify",
+    triton=True,
 )
 def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """For each node of ``parents`` [b, d]: the path from the root to itself, [b, d, depth] int64, NONE after it, and
@@ -71,7 +68,7 @@ def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
 
 
 @kernel(
-    meta=lambda parents: (meta_tensor(*parents.shape), meta_tensor(*parents.shape)),
+    meta=lambda parents: meta_tensors(2, *parents.shape),
     cost=lambda parents: Work(3 * nbytes(parents)),
     integer=True,
 )
@@ -92,12 +89,13 @@ def _accepted_meta(requests: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return meta_tensor(b, most, dtype=torch.int32), meta_tensor(b, dtype=torch.int32)
 
 
-def _accept_cost(tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int) -> Work:
-    return Work(nbytes(tokens, parents, predict) + INT32 * tokens.shape[0] * (most + 1))
-
-
 @kernel(
-    meta=lambda tokens, most: _accepted_meta(tokens, most), cost=_accept_cost, integer=True, triton="verify"
+    meta=lambda tokens, most: _accepted_meta(tokens, most),
+    cost=lambda tokens, parents, predict, most: Work(
+        nbytes(tokens, parents, predict) + INT32 * tokens.shape[0] * (most + 1)
+    ),
+    integer=True,
+    triton=True,
 )
 def accept_drafts(
     tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int
@@ -125,23 +123,18 @@ def accept_drafts(
 
 
 @kernel(
-    mutates=("counters", "predict"),
     meta=lambda seeds, most: _accepted_meta(seeds, most),
     cost=lambda req_pool_indices, seeds, predict, most: Work(
         nbytes(req_pool_indices, seeds, predict) + INT32 * seeds.shape[0] * most
     ),
-    footprint=lambda counters, req_pool_indices, seeds, predict: (
-        *reads(req_pool_indices, seeds),
-        Access(counters, write=True, rows=req_pool_indices),
-        Access(predict, write=True),
-    ),
+    rows={"counters": "req_pool_indices"},
     integer=True,
 )
 def accept_simulated(
-    counters: Tensor,
+    counters: Written,
     req_pool_indices: Tensor,
     seeds: Tensor,
-    predict: Tensor,
+    predict: Written,
     most: int,
     mean: float,
     rounded: bool,
@@ -169,13 +162,55 @@ def accept_simulated(
 
 def simulated_lengths(seeds: Tensor, ordinals: Tensor, mean: float, *, rounded: bool) -> Tensor:
     """Pseudo-random lengths [b] int64 keyed by seeds [b] and ordinals [b], not yet clamped."""
-    first, second = (_uniform(seeds, 2 * ordinals + draw) for draw in (0, 1))
+    words = (mix64(seeds + (2 * ordinals + draw + 1) * GOLDEN64) for draw in (0, 1))
+    first, second = ((word >> 11 & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53 for word in words)
     if rounded:  # Box and Muller's normal
         normal = torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)
         return torch.round(normal + mean).to(torch.int64)
     return math.floor(mean) + (first < mean - math.floor(mean)).to(torch.int64)
 
 
-def _uniform(seeds: Tensor, draws: Tensor) -> Tensor:
-    """[b] float64 in [0, 1)."""
-    return (mix64(seeds + (draws + 1) * GOLDEN64) >> 11 & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+@kernel(
+    meta=lambda paths: meta_tensor(paths.shape[0] * paths.shape[1], paths.shape[2] - 1),
+    cost=lambda tokens, paths: Work(nbytes(tokens) + 2 * nbytes(paths)),
+    integer=True,
+)
+def path_tokens(tokens: Tensor, paths: Tensor) -> Tensor:
+    """Draft tokens on the path to each node, without the root, which is no draft: [b · d, depth - 1] int64, -1 after
+    the last. ``tokens`` [b, d], ``paths`` [b, d, depth] as ``tree_paths`` has them."""
+    b, d, depth = paths.shape
+    drafts = paths[:, :, 1:]
+    picked = tokens.gather(1, drafts.clamp(min=0).reshape(b, -1)).view(b * d, depth - 1)
+    return torch.where(drafts.reshape(b * d, depth - 1) >= 0, picked, -1)
+
+
+def _count(state: Tensor, values: Tensor, tokens: Tensor, *, adds: bool) -> None:
+    """Counts column by column, so that sums are rounded as if the tokens had been generated one by one."""
+    if not state.shape[0]:
+        return
+    wide = torch.cat([state, state[:, :1]], 1)  # a column more for entries that are no token
+    for column in tokens.unbind(1):
+        ids = torch.where(column >= 0, column, state.shape[1]).unsqueeze(1)
+        (wide.scatter_add_ if adds else wide.scatter_)(1, ids, values)
+    state.copy_(wide[:, :-1])
+
+
+@kernel(
+    meta=lambda state, paths: meta_tensor(paths.shape[0], state.shape[1], dtype=state.dtype),
+    cost=lambda state, values, paths: Work(
+        nbytes(state, values, paths) + paths.shape[0] * state.shape[1] * state.element_size()
+    ),
+)
+def along_paths(state: Tensor, values: Tensor, paths: Tensor, adds: bool) -> Tensor:
+    """A penalizer's ``state`` [b, vocab] as it would be at each node: [b · d, vocab]. ``values`` [b, 1] is what a
+    token adds, or sets; ``paths`` [b · d, depth] int64 are each node's draft tokens, -1 after the last."""
+    each = paths.shape[0] // state.shape[0]
+    out = state.repeat_interleave(each, 0)
+    _count(out, values.repeat_interleave(each, 0), paths, adds=adds)
+    return out
+
+
+@kernel(cost=lambda values, accepted: Work(nbytes(values) + 3 * nbytes(accepted)))
+def count_accepted(state: Written, values: Tensor, accepted: Tensor, adds: bool) -> None:
+    """Counts the tokens ``accepted`` [b, n] int64, -1 where there is none, in ``state`` [b, vocab], in their order."""
+    _count(state, values, accepted, adds=adds)

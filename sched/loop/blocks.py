@@ -15,7 +15,7 @@ import torch
 
 from ..batch import ForwardBatch, FutureIndices, ScheduleBatch, StepResult
 from ..config import BlockConfig
-from ..kernels.unmask import unmask, unmask_tagged
+from ..kernels.sampling import unmask, unmask_tagged
 from ..request import Request, Status
 from .engine import Engine
 from .launch import make_forward_batch

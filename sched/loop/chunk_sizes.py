@@ -10,7 +10,7 @@ from array import array
 
 from ..config import SamplingParams
 from ..memory.allocation import release_kv_cache
-from ..pipeline.chunking import ChunkSizes, Curve, fit
+from ..pipeline import ChunkSizes, Curve, fit
 from ..request import Request
 from .engine import Engine
 from .launch import launch_stage

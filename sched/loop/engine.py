@@ -14,9 +14,9 @@ from ..link import Link
 from ..memory.cache import PrefixCache
 from ..memory.pools import KVAllocator, ReqToTokenPool
 from ..model.decoder import Model
-from ..model.sampler import TokenSampler
+from ..model.sampling import TokenSampler
 from ..observe import Clock, Observer
-from ..pipeline.stage import Stage
+from ..pipeline import Stage
 from ..relay.row import Relay
 from ..request import RequestSource
 from ..speculate.worker import Worker

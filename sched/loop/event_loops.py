@@ -19,7 +19,7 @@ from functools import partial
 
 from ..batch import ScheduleBatch, StepResult
 from ..link import LinkError
-from ..model.sampling_info import sampling_of
+from ..model.sampling import sampling_of
 from ..request import Status
 from .blocks import launch_blocks
 from .embedding import launch_embedding

@@ -10,7 +10,7 @@ import torch
 
 from ..batch import EncoderTokens, ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ..kernels.rows import decode_positions, extend_positions
-from ..model.sampling_info import SamplingInfo, sampling_of
+from ..model.sampling import SamplingInfo, sampling_of
 from ..request import Request
 from .engine import Engine
 

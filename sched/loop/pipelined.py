@@ -17,8 +17,7 @@ import torch
 
 from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..link import Link, LinkError
-from ..pipeline.source import FirstStageSource, ForwardedSource
-from ..pipeline.stage import Stage
+from ..pipeline import FirstStageSource, ForwardedSource, Stage
 from .engine import Engine
 from .launch import launch_stage
 from .scheduler import Scheduler

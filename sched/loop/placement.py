@@ -12,11 +12,10 @@ import torch
 
 from ..admission import allocation_end
 from ..batch import ScheduleBatch
-from ..kernels.allocation import upload_prefix_pointers, write_cache_indices
+from ..kernels.allocation import place_decode, place_extend, upload_prefix_pointers, write_cache_indices
 from ..kernels.drafts import place_ahead, write_rows
-from ..kernels.placement import place_decode, place_extend
 from ..memory.allocation import alloc_ahead, alloc_for_decode, alloc_for_extend, claim_pages, pages_between
-from ..model.sampling_info import host_rows, packed_words
+from ..model.sampling import host_rows, packed_words
 from .engine import Engine
 
 

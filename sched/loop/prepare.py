@@ -12,7 +12,7 @@ import torch
 
 from ..batch import ROW_FIELDS, DraftState, EncoderTokens, ForwardMode, ScheduleBatch
 from ..disagg.inbox import ReadyRequest
-from ..model.sampling_info import SamplingInfo, sampling_of
+from ..model.sampling import SamplingInfo, sampling_of
 from ..request import Request, Status
 from ..speculate.worker import Worker
 from .engine import Engine

@@ -16,8 +16,8 @@ from ..admission import (
     start_grammar,
 )
 from ..batch import FIRST_STEP, STEP_STRIDE, ScheduleBatch, StepResult, step_infos
-from ..model.sampling_info import sampling_of
-from ..pipeline.chunking import ChunkSizes
+from ..model.sampling import sampling_of
+from ..pipeline import ChunkSizes
 from ..request import Request, Status
 from .embedding import settle_embedding
 from .engine import Engine

@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 
 from ..batch import DraftInput, ScheduleBatch, StepResult, VerifiedTokens
-from ..disagg.messages import Metadata
+from ..disagg.layout import Metadata
 from ..memory.allocation import release_kv_cache
 from ..model.grammar import GrammarError
 from ..request import Request, Status

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from ..batch import ScheduleBatch, StepResult, VerifiedTokens, extend_step
-from ..model.sampling_info import sampling_of
+from ..model.sampling import sampling_of
 from ..relay.row import DraftRelay
 from ..request import Request
-from ..speculate import v1, v2
-from ..speculate.worker import Worker
+from ..speculate.worker import Worker, verify_overlapped, verify_serial
 from .engine import Engine
 from .launch import make_forward_batch, sample_forward
 from .settle import take_tokens
@@ -57,7 +56,7 @@ def _run(
     elif worker.spec.mode == "v1":
         _verify_serially(worker, drafts, batch, result, engine)
     else:
-        v2.verify(worker, batch, drafts, result)
+        verify_overlapped(worker, batch, drafts, result)
 
 
 def _prefill(
@@ -91,7 +90,7 @@ def _verify_serially(
         verified.append(VerifiedTokens(len(tokens), count, ending))
         return count, ending is None
 
-    v1.verify(worker, batch, take, drafts.extend_lens, result)
+    verify_serial(worker, batch, take, drafts.extend_lens, result)
     result.verified = verified
 
 

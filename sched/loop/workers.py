@@ -9,7 +9,7 @@ from ..admission import start_grammar
 from ..batch import ScheduleBatch
 from ..data_parallel.sync import PartitionedSource, RankStatus, SyncRound, exchange
 from ..disagg.inbox import Inbox, ReadyRequest
-from ..disagg.messages import HANDSHAKE, KV, REQUEST
+from ..disagg.layout import HANDSHAKE, KV, REQUEST
 from ..disagg.outbox import Outbox
 from ..disagg.router import RoutedSource
 from ..link import FOREVER, Link, LinkError

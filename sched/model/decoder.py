@@ -5,16 +5,16 @@ It depends on requests only as rows of a ForwardBatch, and on the device only by
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Protocol
 
 import torch
 
-from ..batch import ForwardBatch, ForwardMode, LayerPart, ModelOutput
-from ..kernels.attention import attention, tree_attention
-from ..kernels.dense import add_rms_norm, linear, rms_norm, silu_and_mul
-from ..kernels.rope import rope_and_store_kv
-from ..kernels.rows import embedding, last_tokens
+from ..batch import EncoderTokens, ForwardBatch, ForwardMode, LayerPart, ModelOutput
+from ..kernels.attention import attention, decoder_pages, tree_attention
+from ..kernels.dense import add_rms_norm, linear, rms_norm, rope_and_store_kv, silu_and_mul
+from ..kernels.rows import embedding, extend_positions, last_tokens
 from ..memory.pools import KVPool
 from .config import ModelConfig
 from .sparse import SparseAttention
@@ -38,33 +38,26 @@ def each_token(batch: ForwardBatch, seq_lens: torch.Tensor) -> ForwardBatch:
     return replace(batch, req_pool_indices=rows, seq_lens=lens, extend_lens=None, max_extend_len=1)
 
 
-class FeedForward(Protocol):
-    """An MLP that is shared with other ranks."""
-
-    def __call__(self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch) -> torch.Tensor: ...
+# An MLP that is shared with other ranks.
+FeedForward = Callable[[torch.Tensor, LayerWeights, ForwardBatch], torch.Tensor]
 
 
+@dataclass(eq=False)
 class Decoder:
     """The layers of a model. Attention is dense unless ``sparse`` is given; the MLP is the rank's own unless ``mlp`` is
     given."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: Weights,
-        *,
-        kv: KVPool,
-        req_to_token: torch.Tensor,
-        sparse: SparseAttention | None = None,
-        mlp: FeedForward | None = None,
-    ) -> None:
-        self.config = config
-        self.weights = weights
-        self._kv = kv
-        self._req_to_token = req_to_token
-        self._sparse = sparse
-        self._mlp = mlp or self._own_mlp
-        self._logits_dtype = torch.float64 if config.dtype == torch.float64 else torch.float32
+    config: ModelConfig
+    weights: Weights
+    _: KW_ONLY
+    kv: KVPool
+    req_to_token: torch.Tensor
+    sparse: SparseAttention | None = None
+    mlp: FeedForward | None = None
+
+    def __post_init__(self) -> None:
+        self._mlp = self.mlp or self._own_mlp
+        self._logits_dtype = torch.float64 if self.config.dtype == torch.float64 else torch.float32
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """The logits [b, vocab] of each request's last token, or of every token in a verify: float32 (float64 for a
@@ -83,7 +76,7 @@ class Decoder:
     def _run_part(self, batch: ForwardBatch, part: LayerPart) -> ModelOutput:
         """Run some layers of an extend; the logits follow from the last ones, and are empty before."""
         if part.state is None:
-            residual: torch.Tensor = embedding(batch.input_ids, self.weights.embedding)
+            residual = embedding(batch.input_ids, self.weights.embedding)
             hidden = rms_norm(residual, self.weights.layers[0].input_norm, self.config.rms_norm_eps)
         else:
             hidden, residual = part.state
@@ -97,9 +90,9 @@ class Decoder:
     def _idle(self, batch: ForwardBatch) -> ModelOutput:
         """The forward of a batch without tokens: only the shared MLP is computed, for the other ranks."""
         empty = batch.positions.new_empty((0, self.config.hidden_size), dtype=self.config.dtype)
-        if self._mlp != self._own_mlp:
+        if self.mlp is not None:
             for layer in self.weights.layers:
-                self._mlp(empty, layer, batch)
+                self.mlp(empty, layer, batch)
         return ModelOutput(empty.new_empty((0, self.config.vocab_size), dtype=self._logits_dtype))
 
     def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
@@ -124,13 +117,11 @@ class Decoder:
 
     def close(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Add the last layer's output to the residual stream and return its final norm."""
-        normed: torch.Tensor = add_rms_norm(hidden, residual, self.weights.norm, self.config.rms_norm_eps)
-        return normed
+        return add_rms_norm(hidden, residual, self.weights.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits [n, vocab] of ``hidden`` [n, hidden] after the final norm."""
-        out: torch.Tensor = linear(hidden, self.weights.lm_head, None, self._logits_dtype)
-        return out
+        return linear(hidden, self.weights.lm_head, None, self._logits_dtype)
 
     def _scores(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The log probabilities [T] of ``targets`` [T], each after its token, at temperature 1 without penalties."""
@@ -141,19 +132,19 @@ class Decoder:
         self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
         qkv = linear(hidden, layer.qkv, layer.qkv_bias, self.config.dtype)
-        if self._sparse is not None:
-            return self._linear(self._sparse(hidden, qkv, layer, batch, index), layer.o)
+        if self.sparse is not None:
+            return self._linear(self.sparse(hidden, qkv, layer, batch, index), layer.o)
         return self._linear(self._dense(qkv, layer, batch, index), layer.o)
 
     def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
-        return self._attended(*self._stored(qkv, layer, batch, index), batch, self._req_to_token)
+        return self._attended(*self._stored(qkv, layer, batch, index), batch, self.req_to_token)
 
     def _stored(
         self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The queries of the tokens and both caches of the layer, in which their keys and values are stored."""
         config = self.config
-        k_cache, v_cache = self._kv.k_cache[index], self._kv.v_cache[index]
+        k_cache, v_cache = self.kv.k_cache[index], self.kv.v_cache[index]
         q = rope_and_store_kv(
             qkv,
             batch.positions,
@@ -178,15 +169,104 @@ class Decoder:
         scale = self.config.head_dim**-0.5
         pages = (q, k_cache, v_cache, req_to_token, batch.req_pool_indices, batch.seq_lens)
         if batch.branches is None:
-            attended = attention(*pages, batch.extend_lens, scale, batch.max_seq_len, batch.max_extend_len)
-        else:
-            attended = tree_attention(*pages, batch.branches, batch.branch_lens, scale, batch.max_seq_len)
-        out: torch.Tensor = attended
-        return out
+            return attention(*pages, batch.extend_lens, scale, batch.max_seq_len, batch.max_extend_len)
+        return tree_attention(*pages, batch.branches, batch.branch_lens, scale, batch.max_seq_len)
 
     def _own_mlp(self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch) -> torch.Tensor:  # noqa: ARG002
         return self._linear(silu_and_mul(self._linear(hidden, layer.gate_up)), layer.down)
 
     def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = linear(x, weight, None, self.config.dtype)
-        return out
+        return linear(x, weight, None, self.config.dtype)
+
+
+class BlockDecoder(Decoder):
+    """Every request of a batch has one block. The block's KV is stored before it is attended to, so that a forward of
+    the known tokens leaves the KV that later blocks read."""
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        """The logits [T, vocab] of every token."""
+        hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
+        return ModelOutput(self.logits(hidden))
+
+    def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
+        stored = self._stored(qkv, layer, batch, index)
+        return self._attended(*stored, each_token(batch, batch.seq_lens), self.req_to_token)
+
+
+class Embedder(Decoder):
+    """Returns each request's last hidden state [b, hidden], after the final norm, in place of logits.
+
+    It does not pool over tokens, project, or scale to unit length: that would change no copy and no order."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """What the layers of one forward attend to: ``own`` the decoder's tokens, on pages of their own, and ``encoder``
+    for each token all of its request's encoder tokens."""
+
+    own: ForwardBatch
+    pages: torch.Tensor
+    encoder: ForwardBatch
+
+
+class CrossDecoder(Decoder):
+    """A decoder some of whose layers attend to the tokens of an encoder (mllama's and Whisper's shape).
+
+    A request's tokens are its encoder's, then its decoder's, and all have KV slots in its row of the page table. The
+    encoder is its tokens' embeddings: layers of its own would change no copy and no order of the scheduler. Upstream
+    carries the number of encoder tokens in the batch and filters and merges it, a small kernel each; here the model
+    keeps it by request slot.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rows, device = self.req_to_token.shape[0], self.req_to_token.device
+        self._encoder_lens = torch.ones(rows, dtype=torch.int64, device=device)
+        self._attending: _Attended | None = None
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        if not batch.mode.is_idle:
+            if batch.encoder is not None:
+                self._encode(batch, batch.encoder)
+            self._attending = self._rows(batch)
+        output = super().forward(batch)
+        self._attending = None
+        return output
+
+    def _encode(self, batch: ForwardBatch, encoder: EncoderTokens) -> None:
+        """Store the KV of the encoder's tokens in the layers that attend to them."""
+        self._encoder_lens[batch.req_pool_indices] = encoder.lens
+        count = encoder.input_ids.shape[0]
+        tokens = replace(
+            batch,
+            positions=extend_positions(encoder.lens, encoder.lens, count),
+            out_cache_loc=encoder.out_cache_loc,
+        )
+        embedded = embedding(encoder.input_ids, self.weights.embedding)
+        for index in self.config.cross_layers:
+            layer = self.weights.layers[index]
+            hidden = rms_norm(embedded, layer.input_norm, self.config.rms_norm_eps)
+            self._stored(linear(hidden, layer.qkv, layer.qkv_bias, self.config.dtype), layer, tokens, index)
+
+    def _rows(self, batch: ForwardBatch) -> _Attended:
+        pages, lens, encoder_lens = decoder_pages(
+            self.req_to_token, batch.req_pool_indices, batch.seq_lens, self._encoder_lens, batch.max_seq_len
+        )
+        rows = torch.arange(batch.batch_size, device=pages.device)
+        return _Attended(
+            own=replace(batch, req_pool_indices=rows, seq_lens=lens),
+            pages=pages,
+            encoder=each_token(batch, encoder_lens),
+        )
+
+    def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
+        """A cross layer also stores KV of the decoder's tokens, which nothing reads."""
+        q, k_cache, v_cache = self._stored(qkv, layer, batch, index)
+        attended = self._attending
+        assert attended is not None
+        if index in self.config.cross_layers:
+            return self._attended(q, k_cache, v_cache, attended.encoder, self.req_to_token)
+        return self._attended(q, k_cache, v_cache, attended.own, attended.pages)

@@ -20,7 +20,6 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 Spec = tuple[Literal["regex", "choice"], tuple[str, ...]]
 
 _BYTES = 256
-_WORD = 32
 
 
 class GrammarError(ValueError):
@@ -29,7 +28,7 @@ class GrammarError(ValueError):
 
 def vocab_mask_words(vocab_size: int) -> int:
     """int32 words that hold one bit per token id."""
-    return -(-vocab_size // _WORD)
+    return -(-vocab_size // 32)
 
 
 @dataclass(slots=True)
@@ -40,14 +39,12 @@ class GrammarState:
 
     def accept_token(self, token_id: int) -> None:
         """Advance by one token. Raises GrammarError, without a change of state, if the token is not allowed here."""
-        if self.ended or not self._accepted(token_id):
+        if token_id in self.eos_token_ids and not self.ended:
+            allowed = self.ended = self.matcher.is_accepting()
+        else:
+            allowed = not self.ended and self.matcher.try_consume_tokens([token_id]) == 1
+        if not allowed:
             raise GrammarError(f"the grammar does not allow token {token_id} here")
-
-    def _accepted(self, token_id: int) -> bool:
-        if token_id in self.eos_token_ids:
-            self.ended = self.matcher.is_accepting()
-            return self.ended
-        return self.matcher.try_consume_tokens([token_id]) == 1
 
     def fill_vocab_mask(self, mask_row: npt.NDArray[np.int32]) -> None:
         """Set the bits of the ids that are allowed next in one row of ceil(vocab / 32) words, and clear the others. At

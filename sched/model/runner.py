@@ -38,14 +38,13 @@ class GraphedFunction:
     ) -> None:
         """``longest`` is the host's bound on lengths in a graph."""
         self._function = function
-        self._longest = longest
         self._sizes = captured_sizes(config)
-        if self._sizes:
-            self._static = [
-                torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
-                for entry in inputs
-            ]
-        self._captured = capture_graphs(config, self._sizes, self._on_static)
+        self._static = _static_inputs(inputs, self._sizes, config)
+        self._captured = capture_graphs(
+            config,
+            self._sizes,
+            lambda size: partial(function, *(static[:size] for static in self._static), longest),
+        )
 
     def __call__(self, *inputs: torch.Tensor, max_seq_len: int) -> Sequence[torch.Tensor]:
         batch_size = inputs[0].shape[0]
@@ -64,8 +63,16 @@ class GraphedFunction:
             outputs if size == batch_size else [out[: out.shape[0] // size * batch_size] for out in outputs]
         )
 
-    def _on_static(self, size: int) -> Callable[[], Sequence[torch.Tensor]]:
-        return partial(self._function, *(static[:size] for static in self._static), self._longest)
+
+def _static_inputs(
+    inputs: Sequence[GraphInput], sizes: Sequence[int], config: EngineConfig
+) -> list[torch.Tensor]:
+    """Buffers for graphs of these ``sizes`` to read; none without graphs."""
+    return [
+        torch.zeros((sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
+        for entry in inputs
+        if sizes
+    ]
 
 
 def graph_sizes(config: EngineConfig) -> Sequence[int]:
@@ -118,10 +125,7 @@ class ModelRunner:
             self._static = torch.zeros(
                 (len(INPUTS), self._sizes[-1]), dtype=torch.int64, device=config.device
             )
-            self._proxies = tuple(
-                torch.zeros((self._sizes[-1], *entry.shape), dtype=entry.dtype, device=config.device)
-                for entry in proxies
-            )
+        self._proxies = _static_inputs(proxies, self._sizes, config)
         self._captured = capture_graphs(
             config, self._sizes, lambda size: partial(model.forward, self._padding(size))
         )

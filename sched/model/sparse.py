@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from ..batch import ForwardBatch
-from ..kernels.dense import linear
-from ..kernels.indexer import index_and_store, select_simulated, select_top_k
-from ..kernels.rope import rope_and_store_kv
-from ..kernels.sparse import page_lookup, sparse_attention, sparse_extend
+from ..kernels.dense import linear, rope_and_store_kv
+from ..kernels.sparse import (
+    index_and_store,
+    page_lookup,
+    select_simulated,
+    select_top_k,
+    sparse_attention,
+    sparse_extend,
+)
 from ..memory.pools import IndexPool, KVPool
 from .config import Indexer, ModelConfig
 from .weights import LayerWeights, Weights
@@ -43,61 +49,49 @@ class PageTableLocator:
         return batch.out_cache_loc
 
     def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:  # noqa: ARG002
-        slots: torch.Tensor = page_lookup(positions, self._req_to_token, batch.req_pool_indices)
-        return slots
+        return page_lookup(positions, self._req_to_token, batch.req_pool_indices)
 
 
+@dataclass(slots=True, eq=False)
 class SparseAttention:
     """Computes a layer's attention from its normalised hidden state, without the output projection.
 
     ``reuse`` is the share of a step's selected tokens that the previous step selected too, if nothing is scored.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        indexer: Indexer,
-        weights: Weights,
-        *,
-        kv: KVPool,
-        index: IndexPool,
-        req_to_token: torch.Tensor,
-        locator: KVLocator,
-        reuse: float | None,
-    ) -> None:
-        self._config = config
-        self._indexer = indexer
-        self._cos_sin = weights.cos_sin
-        self._kv = kv
-        self._index = index
-        self._req_to_token = req_to_token
-        self._locator = locator
-        self._reuse = reuse
-        # Of the current forward:
-        self._write_slots: torch.Tensor | None = None  # where all layers write
-        self._selected: torch.Tensor | None = None  # positions selected last
+    config: ModelConfig
+    indexer: Indexer
+    weights: Weights
+    kv: KVPool
+    index: IndexPool
+    req_to_token: torch.Tensor
+    locator: KVLocator
+    reuse: float | None
+    # Of the current forward:
+    _write_slots: torch.Tensor | None = None  # where all layers write
+    _selected: torch.Tensor | None = None  # positions selected last
 
     def __call__(
         self, hidden: torch.Tensor, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
         """[T, heads · d]; all layers of a forward write to the same slots."""
         if index == 0:
-            self._write_slots = self._locator.write_slots(batch)
-        config, indexer = self._config, self._indexer
+            self._write_slots = self.locator.write_slots(batch)
+        config, indexer = self.config, self.indexer
         projected = linear(hidden, layer.indexer, None, config.dtype)
         index_q, weights = index_and_store(
-            projected, batch.out_cache_loc, self._index.k_cache[index], indexer.heads
+            projected, batch.out_cache_loc, self.index.k_cache[index], indexer.heads
         )
         q = rope_and_store_kv(
             qkv,
             batch.positions,
-            self._cos_sin,
+            self.weights.cos_sin,
             layer.q_norm,
             layer.k_norm,
             config.rms_norm_eps,
             self._write_slots,
-            self._kv.k_cache[index],
-            self._kv.v_cache[index],
+            self.kv.k_cache[index],
+            self.kv.v_cache[index],
         )
         attend = self._decode if batch.extend_lens is None else self._extend
         return attend(q, index_q, weights, batch, index)
@@ -108,46 +102,43 @@ class SparseAttention:
         scored = (
             index_q,
             weights,
-            self._index.k_cache[index],
-            self._req_to_token,
+            self.index.k_cache[index],
+            self.req_to_token,
             batch.req_pool_indices,
             batch.seq_lens,
-            self._indexer.top_k,
+            self.indexer.top_k,
         )
-        if index and self._reuse is not None:
-            select_top_k(
-                *scored, batch.max_seq_len
-            )  # scores nothing: the first layer's draw is used by all layers
-        elif self._reuse is not None:
-            self._selected = select_simulated(*scored, self._reuse)
+        if index and self.reuse is not None:
+            # This scores nothing: the first layer's draw is used by all layers.
+            select_top_k(*scored, batch.max_seq_len)
+        elif self.reuse is not None:
+            self._selected = select_simulated(*scored, self.reuse)
         else:
             self._selected = select_top_k(*scored, batch.max_seq_len)
         positions = self._selected
         assert positions is not None
-        locations = self._locator.read_slots(index, positions, batch)
-        k_cache, v_cache = self._kv.k_cache[index], self._kv.v_cache[index]
-        scale = self._config.head_dim**-0.5
-        attended: torch.Tensor = sparse_attention(q, k_cache, v_cache, locations, batch.seq_lens, scale)
-        return attended
+        locations = self.locator.read_slots(index, positions, batch)
+        k_cache, v_cache = self.kv.k_cache[index], self.kv.v_cache[index]
+        scale = self.config.head_dim**-0.5
+        return sparse_attention(q, k_cache, v_cache, locations, batch.seq_lens, scale)
 
     def _extend(
         self, q: torch.Tensor, index_q: torch.Tensor, weights: torch.Tensor, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
-        attended: torch.Tensor = sparse_extend(
+        return sparse_extend(
             q,
-            self._kv.k_cache[index],
-            self._kv.v_cache[index],
+            self.kv.k_cache[index],
+            self.kv.v_cache[index],
             index_q,
             weights,
-            self._index.k_cache[index],
-            self._req_to_token,
-            self._locator.mapping,
+            self.index.k_cache[index],
+            self.req_to_token,
+            self.locator.mapping,
             batch.req_pool_indices,
             batch.positions,
             batch.seq_lens,
             batch.extend_lens,
-            self._config.head_dim**-0.5,
-            self._indexer.top_k,
+            self.config.head_dim**-0.5,
+            self.indexer.top_k,
             batch.max_seq_len,
         )
-        return attended

@@ -7,6 +7,7 @@ fingerprint of the KV cache (``kernels/tags.py``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -53,49 +54,47 @@ class TagResidence(Protocol):
         fingerprints [b] int64 of requests that attended to a wrong location."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class TaggedDecoder:
     """Runs ``model`` for its launches and computes the result from tags."""
 
-    def __init__(
-        self, model: Model, *, pool: TagPool, req_to_token: torch.Tensor, places: TagResidence | None = None
-    ) -> None:
-        self._model = model
-        self._pool = pool
-        self._req_to_token = req_to_token
-        self._places = places
+    model: Model
+    pool: TagPool
+    req_to_token: torch.Tensor
+    places: TagResidence | None = None
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """The model's output with a fingerprint [b] int64 per request. Pipeline stages also pass on the token ids."""
-        output = self._model.forward(batch)
+        output = self.model.forward(batch)
         if batch.mode.is_idle or (batch.part is not None and not batch.part.is_last):
             return output
         if batch.encoder is not None:
             self._tag_encoder(batch, batch.encoder)
         input_ids = batch.proxies[-1] if batch.proxies else batch.input_ids
         fingerprint = kv_tags(
-            self._pool.tags,
-            self._pool.sums,
-            self._pool.weights,
+            self.pool.tags,
+            self.pool.sums,
+            self.pool.weights,
             input_ids,
-            self._req_to_token,
+            self.req_to_token,
             batch.req_pool_indices,
             batch.seq_lens,
             batch.extend_lens,
             batch.out_cache_loc,
         )
-        if self._places is not None:
-            self._places.settle(batch, fingerprint)
+        if self.places is not None:
+            self.places.settle(batch, fingerprint)
         proxies = (*output.proxies, input_ids) if output.proxies else ()
         return ModelOutput(output.logits, fingerprint, proxies=proxies)
 
     def _tag_encoder(self, batch: ForwardBatch, encoder: EncoderTokens) -> None:
         """Tag the encoder's tokens, which the decoder's follow in each row."""
         kv_tags(
-            self._pool.tags,
-            self._pool.sums,
-            self._pool.weights,
+            self.pool.tags,
+            self.pool.sums,
+            self.pool.weights,
             encoder.input_ids,
-            self._req_to_token,
+            self.req_to_token,
             batch.req_pool_indices,
             encoder.lens,
             encoder.lens,

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from ..batch import ScheduleBatch, StepResult, draft_step
-from ..kernels.placement import copy_pages
+from ..kernels.allocation import copy_pages
 from .context import RelayContext, Step
 
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from ..batch import ScheduleBatch
-from ..model.orchestrator import PenalizerOrchestrator
-from ..model.sampling_info import SamplingInfo
+from ..model.penalties import PenalizerOrchestrator
+from ..model.sampling import SamplingInfo
 from ..request import Request
 from .context import RelayContext
 

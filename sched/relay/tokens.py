@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
-from ..kernels.placement import decode_inputs
+from ..kernels.allocation import decode_inputs
 from ..kernels.rows import assert_all, resolve_negative
 from .context import RelayContext
 

@@ -94,11 +94,9 @@ class Drafter:
     # ---- drafting ------------------------------------------------------------------------------------------
 
     def draft(self, start: DraftInput, at: DraftRows) -> Tree:
-        """A chain where ``topk`` is 1, else a tree."""
-        return self._draft_chain(start, at) if self._spec.topk == 1 else self._draft_tree(start, at)
-
-    def _draft_chain(self, start: DraftInput, at: DraftRows) -> Tree:
-        """``steps`` drafts behind each bonus."""
+        """A chain of ``steps`` drafts behind each bonus where ``topk`` is 1, else a tree."""
+        if self._spec.topk > 1:
+            return self._draft_tree(start, at)
         state = start.state
         [tokens] = self._chain(
             state.topk_index, state.hidden_states, at.rows, at.seq_lens, max_seq_len=at.longest
@@ -218,37 +216,41 @@ class Drafter:
         prefix_lens: torch.Tensor,
         max_seq_len: int,
     ) -> Sequence[torch.Tensor]:
-        places = ChainPlaces(self._pages, rows, prefix_lens.to(torch.int64), ends)
-        batch = chain_batch(ForwardMode.DRAFT_EXTEND, predict, places, extend_lens, max_seq_len)
+        batch = chain_batch(
+            ForwardMode.DRAFT_EXTEND,
+            predict,
+            DraftRows(rows, ends, max_seq_len),
+            pages=self._pages,
+            starts=prefix_lens.to(torch.int64),
+            extend_lens=extend_lens,
+        )
         hidden = self._draft.forward(batch, hidden_states.reshape(batch.num_tokens, -1))
         return self._state(pick_accepted(hidden, accept_lens))
 
 
-class ChainPlaces(NamedTuple):
-    """Where the tokens of chains lie: positions ``starts`` [b] up to ``ends`` [b] of ``rows`` [b] of the page table."""
-
-    pages: torch.Tensor
-    rows: torch.Tensor
-    starts: torch.Tensor
-    ends: torch.Tensor
-
-
 def chain_batch(
-    mode: ForwardMode, tokens: torch.Tensor, places: ChainPlaces, extend_lens: torch.Tensor, longest: int
+    mode: ForwardMode,
+    tokens: torch.Tensor,
+    at: DraftRows,
+    *,
+    pages: torch.Tensor,
+    starts: torch.Tensor,
+    extend_lens: torch.Tensor,
 ) -> ForwardBatch:
-    """All of ``tokens`` [b, d], each behind the one before it; ``extend_lens`` [b] int32 are all d."""
+    """All of ``tokens`` [b, d], each behind the one before it, from position ``starts`` [b] on up to the lengths of
+    ``at``; ``extend_lens`` [b] int32 are all d."""
     b, d = tokens.shape
-    positions, slots = draft_places(places.pages, places.rows, places.starts, d)
+    positions, slots = draft_places(pages, at.rows, starts, d)
     return ForwardBatch(
         mode=mode,
         batch_size=b,
         num_tokens=b * d,
         input_ids=tokens.view(-1),
         positions=positions,
-        req_pool_indices=places.rows,
-        seq_lens=places.ends,
+        req_pool_indices=at.rows,
+        seq_lens=at.seq_lens,
         out_cache_loc=slots,
-        max_seq_len=longest,
+        max_seq_len=at.longest,
         extend_lens=extend_lens,
         max_extend_len=d,
         capture_hidden=mode is ForwardMode.TARGET_VERIFY,

@@ -1,4 +1,5 @@
-"""Verifying drafts: one forward of the target over all of them, and the target's next token behind each."""
+"""Verifying drafts: one forward of the target over all of them, the target's next token behind each, and how many
+drafts are accepted, by the target's tokens or simulated."""
 
 from __future__ import annotations
 
@@ -8,15 +9,85 @@ from typing import NamedTuple
 import torch
 
 from ..batch import ForwardBatch, ForwardMode, ModelOutput
-from ..config import EngineConfig
-from ..kernels.history import path_tokens
-from ..kernels.verify import tree_links, tree_paths
+from ..config import EngineConfig, SimulatedAcceptance
+from ..kernels.sampling import row_seed
+from ..kernels.verify import (
+    accept_drafts,
+    accept_simulated,
+    path_tokens,
+    simulated_lengths,
+    tree_links,
+    tree_paths,
+)
 from ..model.decoder import Model
 from ..model.grammar import GrammarError, GrammarState, vocab_mask_words
 from ..model.runner import GraphedFunction, GraphInput, graph_sizes
-from ..model.sampler import TokenSampler
-from ..model.sampling_info import SamplingInfo
-from .drafter import ChainPlaces, DraftRows, Tree, chain_batch
+from ..model.sampling import SamplingInfo, TokenSampler
+from ..request import Request
+from .drafter import DraftRows, Tree, chain_batch
+
+
+class Accepted(NamedTuple):
+    places: torch.Tensor  # [b, most] int32, places among the b · d drafts, -1 behind the last
+    lens: torch.Tensor  # [b] int32, how many
+
+
+class TargetAcceptance:
+    """Accepts the drafts that equal the target's tokens."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def begin(self, rows: torch.Tensor, reqs: Sequence[Request]) -> None:
+        """Called when the requests in ``rows`` [b] have been prefilled."""
+
+    def judge(self, tree: Tree, predict: torch.Tensor, rows: torch.Tensor, info: SamplingInfo) -> Accepted:  # noqa: ARG002
+        """``predict`` [b · d] int64 is the target's next token behind each draft."""
+        return Accepted(*accept_drafts(tree.tokens, tree.parents, predict, self._most))
+
+
+class AcceptanceSimulator:
+    """Draws the number of accepted drafts and overwrites the target's predictions: the tokens have no meaning."""
+
+    def __init__(self, how: SimulatedAcceptance, config: EngineConfig, most: int) -> None:
+        self._how = how
+        self._most = most
+        self._config = config
+        self._counters = torch.zeros(config.max_running_requests + 1, dtype=torch.int64, device=config.device)
+        self._verifies = 0
+
+    def begin(self, rows: torch.Tensor, reqs: Sequence[Request]) -> None:
+        """Let a request that was retracted continue its own sequence of draws."""
+        had = [req.verify_ct for req in reqs]
+        if any(had):
+            pinned = self._config.capabilities.pinned_memory
+            counts = torch.tensor(had, dtype=torch.int64, pin_memory=pinned)
+            self._counters[rows] = counts.to(self._config.device, non_blocking=True)
+        else:
+            self._counters.index_fill_(0, rows, 0)
+
+    def judge(self, tree: Tree, predict: torch.Tensor, rows: torch.Tensor, info: SamplingInfo) -> Accepted:  # noqa: ARG002
+        how = self._how
+        rounded = how.method == "multinomial"
+        seeds = info.tensors.sampling_seeds
+        fixed = 0
+        if how.per == "batch":  # one draw, keyed by the run's seed and the number of its verifies
+            key = torch.tensor([row_seed(self._config.seed, 0)]), torch.tensor([self._verifies])
+            self._verifies += 1
+            drawn = simulated_lengths(*key, how.mean, rounded=rounded)
+            fixed = int(drawn.clamp(1, self._most))
+        return Accepted(
+            *accept_simulated(self._counters, rows, seeds, predict, self._most, how.mean, rounded, fixed)
+        )
+
+
+Acceptance = TargetAcceptance | AcceptanceSimulator
+
+
+def acceptance(config: EngineConfig) -> Acceptance:
+    assert config.speculative is not None
+    how, most = config.speculative.acceptance, config.speculative.most_accepted
+    return TargetAcceptance(most) if how is None else AcceptanceSimulator(how, config, most)
 
 
 class DraftVerdict(NamedTuple):
@@ -54,32 +125,17 @@ class Verifier:
             logits, hidden = self._chain(tree.tokens, at.rows, at.seq_lens, max_seq_len=at.longest)
             return ModelOutput(logits, hidden_states=hidden)
         assert slots is not None
-        return self._model.forward(self._tree_batch(tree.tokens, tree.parents, at, slots))
-
-    def _run_chain(
-        self, tokens: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int
-    ) -> Sequence[torch.Tensor]:
-        b, d = tokens.shape
-        places = ChainPlaces(self._pages, rows, seq_lens, seq_lens + d)
-        batch = chain_batch(ForwardMode.TARGET_VERIFY, tokens, places, self._lens[:b], max_seq_len)
-        output = self._model.forward(batch)
-        assert output.hidden_states is not None
-        return [output.logits, output.hidden_states]
-
-    def _tree_batch(
-        self, tokens: torch.Tensor, parents: torch.Tensor, at: DraftRows, slots: torch.Tensor
-    ) -> ForwardBatch:
-        """Every node as a request of its own, whose last positions are its ancestors."""
-        b, d = tokens.shape
+        # Every node is a request of its own, whose last positions are its ancestors.
+        b, d = tree.tokens.shape
         depth = self._spec.most_accepted
-        paths, counts = tree_paths(parents, depth)
+        paths, counts = tree_paths(tree.parents, depth)
         branches = slots.view(b, d).gather(1, paths.clamp(min=0).view(b, d * depth)).view(b * d, depth)
         lens = (at.seq_lens.unsqueeze(1) + counts).view(-1)
-        return ForwardBatch(
+        batch = ForwardBatch(
             mode=ForwardMode.TARGET_VERIFY,
             batch_size=b * d,
             num_tokens=b * d,
-            input_ids=tokens.view(-1),
+            input_ids=tree.tokens.view(-1),
             positions=lens - 1,
             req_pool_indices=at.rows.repeat_interleave(d),
             seq_lens=lens,
@@ -89,6 +145,18 @@ class Verifier:
             branches=branches,
             branch_lens=counts.view(-1),
         )
+        return self._model.forward(batch)
+
+    def _run_chain(
+        self, tokens: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int
+    ) -> Sequence[torch.Tensor]:
+        b, d = tokens.shape
+        at, lens = DraftRows(rows, seq_lens + d, max_seq_len), self._lens[:b]
+        verify = ForwardMode.TARGET_VERIFY
+        batch = chain_batch(verify, tokens, at, pages=self._pages, starts=seq_lens, extend_lens=lens)
+        output = self._model.forward(batch)
+        assert output.hidden_states is not None
+        return [output.logits, output.hidden_states]
 
     def predict(
         self, tree: Tree, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor

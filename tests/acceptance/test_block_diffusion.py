@@ -11,8 +11,8 @@ import torch
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.result import digest as digest_over
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.sched.kernels.unmask import unmask_tagged
-from schedbench.sched.model.blocks import BlockDecoder
+from schedbench.sched.kernels.sampling import unmask_tagged
+from schedbench.sched.model.decoder import BlockDecoder
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
 from schedbench.sched.relay.tokens import keep_list

@@ -7,7 +7,7 @@ import torch
 
 from schedbench.profiles.record.result import digest as digest_over
 from schedbench.sched.loop.embedding import PLACEHOLDER
-from schedbench.sched.model.embedder import Embedder
+from schedbench.sched.model.decoder import Embedder
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import (
     EXTEND_LENS,

@@ -8,7 +8,7 @@ from torch.nn.functional import softmax
 
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.sched.model.cross import CrossDecoder
+from schedbench.sched.model.decoder import CrossDecoder
 from schedbench.sched.model.weights import seeded_weights
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import (

@@ -117,7 +117,9 @@ def test_a_broken_budget_fails_with_its_lines(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--expect", "prefill.schedule.h2d=0")
     text = " ".join(said.out.split())
     assert said.code == 1
-    assert "budget: prefill.schedule.h2d:" in text and "0 allowed" in text and "sched/loop/placement.py:" in text
+    assert (
+        "budget: prefill.schedule.h2d:" in text and "0 allowed" in text and "sched/loop/placement.py:" in text
+    )
 
 
 @pytest.mark.usefixtures("nothing_unproven")

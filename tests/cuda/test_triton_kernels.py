@@ -9,7 +9,7 @@ import torch
 
 from schedbench.sched.kernels.attention import attention
 from schedbench.sched.kernels.dense import linear
-from schedbench.sched.kernels.indexer import select_top_k
+from schedbench.sched.kernels.sparse import select_top_k
 from tests.sched.kernels.triton_cases.case import floats
 from tests.sched.kernels.triton_parity import CASES, names, wrong
 

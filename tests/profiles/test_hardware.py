@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from schedbench.profiles.platform.hardware import HardwareError, Quantity, load, names
 from schedbench.profiles.vgpu.cost import Costs
 from schedbench.profiles.vgpu.gpu import open_vgpu
-from schedbench.sched.kernels.registry import Work
+from schedbench.sched.kernels.declare import Work
 from schedbench.sched.observe import RANGES
 
 

@@ -9,10 +9,9 @@ import pytest
 from schedbench.scenarios.failures import PHASES, TRANSFER, phases, rank_names, tags, words
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.sched.disagg.layout import RankLayout
-from schedbench.sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST
+from schedbench.sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, RankLayout
 from schedbench.sched.loop.pipelined import OUTPUT, PROXY
-from schedbench.sched.pipeline.source import REQUESTS
+from schedbench.sched.pipeline import REQUESTS
 
 PAIR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
 

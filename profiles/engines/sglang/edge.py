@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ....sched.pipeline.stage import Stage
+from ....sched.pipeline import Stage
 from ..model import another_group_of_one, process_group_of_one
 from ..names import EngineError
 from .kernels import JitModule, compiled_kernels

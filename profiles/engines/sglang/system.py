@@ -19,7 +19,7 @@ import torch
 from ....scenarios.combinations import MODES
 from ....sched.data_parallel.sync import RankShare
 from ....sched.model.config import ModelConfig
-from ....sched.pipeline.stage import Stage
+from ....sched.pipeline import Stage
 from ....sched.relay.choice import loop_of
 from ....sched.request import Request
 from ...platform.resolve import speculative_config

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ....sched.kernels.registry import Kernel
+from ....sched.kernels.declare import Kernel
 from ..engine import EventRecording, StreamQueue
 from ..executor import (
     Args,

@@ -20,7 +20,7 @@ from .probes import ProbedClocks
 from .shadow import NONE, UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
 
 if TYPE_CHECKING:
-    from ....sched.kernels.registry import Kernel
+    from ....sched.kernels.declare import Kernel
 
 
 class HazardChecker(Watcher):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ....sched.kernels.registry import Access, Kernel
+from ....sched.kernels.declare import Access, Kernel
 from .blocks import DeviceMemory, ShadowTable
 from .footprints import CLOSED, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
 from .shadow import ShadowMemory

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ....sched.kernels.registry import Kernel
+from ....sched.kernels.declare import Kernel
 from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
 from .declared import ArgumentAccess, DeclaredFootprints, KernelCall, Touched

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ....sched.kernels.registry import Kernel, kernels
+from ....sched.kernels.declare import Kernel, kernels
 from ...platform.machine import Watcher
 from ..patching import attributes_set
 from ..torch_ops import LIKES, MASKS, READS, RESHAPES, Handler, is_view, written_arguments

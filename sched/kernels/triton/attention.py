@@ -1,4 +1,4 @@
-"""Dense, tree and sparse attention, each by the decode kernel or the extend kernel.
+"""Dense and tree attention, each by the decode kernel or the extend kernel. Sparse attention is a decode, too.
 
 In a decode each request's cache is cut into splits, whose results are then combined. The grid is fixed, and each
 program reads the lengths on the device, so that a captured graph reads no more than the lengths of the batch at each
@@ -22,14 +22,67 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention import PagedQueries
-from ..indexer import Scored
-from .indexer import located, select_top_k
 from .rows import sum_before
-from .softmax import LOG2_E, attend, begin, block_of, padded
 
+_LOG2_E = 1.4426950408889634
 _LEAST = 128  # positions of a split
 _MOST_SPLITS = 64
 _PROGRAMS = 1024  # enough to keep every multiprocessor of today's GPUs busy
+
+
+@triton.jit
+def _begin(rows: tl.constexpr, dim: tl.constexpr):
+    """The initial top [rows], weight [rows] and value [rows, dim]. The top is finite, so that a block that is masked
+    for a whole row gives weights of 0."""
+    top = tl.full([rows], -1e30, tl.float32)
+    return top, tl.zeros([rows], tl.float32), tl.zeros([rows, dim], tl.float32)
+
+
+@triton.jit
+def _attend(
+    top,
+    weight,
+    value,
+    q,
+    k_cache,
+    v_cache,
+    places,
+    seen,
+    visible,
+    at,
+    width: tl.constexpr,
+    scale,
+    wide: tl.constexpr,
+):
+    """Adds to top, weight and value the attention of q [rows, dim] to the heads of the cache that begin at ``places``
+    [block], in the precision that tensor cores add up in. ``seen`` [block] are there, and each row sees those that are
+    ``visible`` [rows, block]. ``scale`` is in powers of two.
+
+    The interpreter cannot compute with bfloat16, so ``wide`` makes everything float32.
+    """
+    mask = seen[:, None] & (at < width)[None, :]
+    k = tl.load(k_cache + places[:, None] + at[None, :], mask=mask, other=0.0)
+    v = tl.load(v_cache + places[:, None] + at[None, :], mask=mask, other=0.0)
+    if wide:
+        q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(visible, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    shares = tl.exp2(scores - higher[:, None])
+    decay = tl.exp2(top - higher)
+    value = value * decay[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
+    return higher, weight * decay + tl.sum(shares, 1), value
+
+
+def padded(size: int) -> int:
+    """Rows or elements of a tile of ``size``: tensor cores need 16 or more."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def _block_of(cache: Tensor) -> int:
+    """Positions of one block: 16 KiB of keys and as much of values, which the loop holds several times over."""
+    size = 16384 // (padded(cache.shape[2]) * cache.element_size())
+    return min(max(size, 16), 128)
 
 
 @triton.jit
@@ -101,13 +154,13 @@ def _decode(
     head = request * kv_heads * group + kv_head * group + member
     inside = (member < group)[:, None] & (at < width)[None, :]
     queries = tl.load(q + head[:, None] * width + at[None, :], mask=inside, other=0.0)
-    top, weight, value = begin(members, dim)
+    top, weight, value = _begin(members, dim)
     for first in range(begins, ends, block):
         position = first + tl.arange(0, block)
         seen = position < ends
         slots = _slots(table + row * context, branch, position, seen, start, branches is not None)
         places = (slots * kv_heads + kv_head) * width
-        top, weight, value = attend(
+        top, weight, value = _attend(
             top, weight, value, queries, k_cache, v_cache, places, seen, seen[None, :], at, width, scale, wide
         )
     place = head * splits + split
@@ -157,7 +210,7 @@ def decode_attention(
     ``rows``, and sees its first ``seq_lens[i]`` positions; ``branches`` are those of ``tree_attention``."""
     b, heads, width = q.shape
     kv_heads = caches[0].shape[1]
-    group, dim, block = heads // kv_heads, padded(width), block_of(caches[0])
+    group, dim, block = heads // kv_heads, padded(width), _block_of(caches[0])
     out = torch.empty((b, heads * width), dtype=q.dtype, device=q.device)
     if not b:
         return out
@@ -165,10 +218,10 @@ def decode_attention(
     values = torch.empty((b, heads, splits, width), dtype=torch.float32, device=q.device)
     tops = torch.empty((b, heads, splits), dtype=torch.float32, device=q.device)
     context, depth = table.shape[1], 0 if branches[0] is None else branches[0].shape[1]
-    members = max(16, triton.next_power_of_2(group))
+    members = padded(group)
     tensors = (q, *caches, table, rows, seq_lens, *branches, values, tops)
     sizes = (kv_heads, group, width, _LEAST, members, dim, block, triton.knobs.runtime.interpret)
-    _decode[(b, kv_heads, splits)](*tensors, scale * LOG2_E, context, depth, *sizes)
+    _decode[(b, kv_heads, splits)](*tensors, scale * _LOG2_E, context, depth, *sizes)
     combined = (splits, context, heads, width, _LEAST, block, _MOST_SPLITS, dim)
     _combine[(b, heads)](values, tops, seq_lens, out, *combined)
     return out
@@ -207,7 +260,7 @@ def _extend(
     inside = real[:, None] & (at < width)[None, :]
     queries = tl.load(q + head[:, None] * width + at[None, :], mask=inside, other=0.0)
     row = table + tl.load(rows + request).to(tl.int64) * context
-    top, weight, value = begin(members, dim)
+    top, weight, value = _begin(members, dim)
     ends = tl.minimum(length - new + ((part + 1) * members - 1) // group + 1, length)
     ends = tl.maximum(ends, 1)
     for first in range(0, ends, block):
@@ -216,7 +269,7 @@ def _extend(
         slots = tl.load(row + cached, mask=seen, other=0).to(tl.int64)
         visible = cached[None, :] <= position[:, None]
         places = (slots * kv_heads + kv_head) * width
-        top, weight, value = attend(
+        top, weight, value = _attend(
             top, weight, value, queries, k_cache, v_cache, places, seen, visible, at, width, scale, wide
         )
     value = value / weight[:, None]
@@ -238,9 +291,9 @@ def extend_attention(
     # float32 has no tensor cores: its tiles are held in registers.
     members = 128 if q.element_size() == 2 else 32
     grid = (triton.cdiv(max_extend_len * group, members), kv_heads, paged.seq_lens.shape[0])
-    tiles = (members, padded(width), block_of(k_cache), triton.knobs.runtime.interpret)
+    tiles = (members, padded(width), _block_of(k_cache), triton.knobs.runtime.interpret)
     sizes = (req_to_token.shape[1], kv_heads, group, width, *tiles)
-    _extend[grid](*paged, extend_lens, out, scale * LOG2_E, *sizes, num_warps=8 if members == 128 else 4)
+    _extend[grid](*paged, extend_lens, out, scale * _LOG2_E, *sizes, num_warps=8 if members == 128 else 4)
     return out
 
 
@@ -255,16 +308,3 @@ def tree_attention(paged, branches, branch_lens, scale):
     q, *caches, req_to_token, rows, seq_lens = paged
     tree = (branches, branch_lens)
     return decode_attention(q, caches, req_to_token, rows, seq_lens, scale=scale, branches=tree)
-
-
-def sparse_attention(q, k_cache, v_cache, locations, seq_lens, scale):
-    return decode_attention(q, (k_cache, v_cache), locations, None, seq_lens, scale=scale)
-
-
-def sparse_extend(tokens, scale, top_k, max_seq_len):
-    """Every token is a request of its own, as in a decode."""
-    q, *caches, index_q, index_weights, index_cache, req_to_token, mapping, rows, positions, _, new = tokens
-    rows = rows.repeat_interleave(new, output_size=q.shape[0])
-    scored = Scored(index_q, index_weights, index_cache, req_to_token, rows, positions + 1)
-    locations = located(select_top_k(scored, top_k, max_seq_len), req_to_token, rows, mapping)
-    return decode_attention(q, caches, locations, None, positions + 1, scale=scale)

@@ -16,7 +16,7 @@ from schedbench.profiles.vgpu.device import CURRENT
 from schedbench.profiles.vgpu.engine import QUEUES, Simulation
 from schedbench.profiles.vgpu.gpu import open_vgpu, patched
 from schedbench.sched.link import LinkError
-from schedbench.sched.pipeline.stage import Stage
+from schedbench.sched.pipeline import Stage
 
 RANKS = [RankContext(stage=Stage(index, 2, range(1))) for index in range(2)]
 LATER = 5_000_000  # ns

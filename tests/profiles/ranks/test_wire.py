@@ -26,10 +26,10 @@ from schedbench.profiles.ranks.wire import MessageFormat, MessageHead
 from schedbench.profiles.run.task import RankReport
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.data_parallel.sync import ROUND, EndedRequest, RankStatus
-from schedbench.sched.disagg.messages import HANDSHAKE, KV, REQUEST, Chunk, Dropped, Failed, Metadata
+from schedbench.sched.disagg.layout import HANDSHAKE, KV, REQUEST, Chunk, Dropped, Failed, Metadata
 from schedbench.sched.link import LinkError
 from schedbench.sched.loop.pipelined import PROXY
-from schedbench.sched.pipeline.source import REQUESTS
+from schedbench.sched.pipeline import REQUESTS
 from schedbench.sched.request import Request
 from tests.acceptance.runs import result_of
 from tests.profiles.ranks.slow_peer_process import Clock

@@ -14,7 +14,7 @@ from schedbench.profiles.measure.achieved import decode_load, prompt_load
 from schedbench.profiles.platform.capacity import parameters
 from schedbench.profiles.platform.hardware import load as hardware
 from schedbench.profiles.record.result import Abstained, Metric, Result
-from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.config import PRESETS
 from tests.acceptance.runs import result_of, value
 
 PROMPTS = "prefill_flops"

@@ -9,7 +9,7 @@ import pytest
 from schedbench.profiles.platform import capacity
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.platform.resolve import ask
-from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.weights import seeded_weights
 
 

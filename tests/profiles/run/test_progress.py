@@ -15,7 +15,7 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.ranks.virtual_link import VirtualLink
 from schedbench.profiles.run import runner, system
 from schedbench.profiles.run.system import SHORTEST_WAIT, NoProgressError, ProgressWatch
-from schedbench.sched.disagg.messages import KV
+from schedbench.sched.disagg.layout import KV
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import NO_STEP, SLEEP, LogicalClock, StepInfo
 from schedbench.sched.request import Request, Status

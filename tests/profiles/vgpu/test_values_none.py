@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels.declare import kernel, meta_like
-from schedbench.sched.kernels.registry import Work
+from schedbench.sched.kernels.declare import Work, Written, kernel, meta_like
 
 EXPRESSIONS = [
     "f + 1",
@@ -118,8 +117,8 @@ def none_test_mixed(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, t
     return x * 2, ids + 1
 
 
-@kernel(mutates=("ids",), meta=lambda ids: meta_like(ids), cost=None, footprint=lambda: (), integer=True)
-def none_test_integer(ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+@kernel(meta=lambda ids: meta_like(ids), cost=None, footprint=lambda: (), integer=True)
+def none_test_integer(ids: Written, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     ids.add_(1)
     return ids * 10
 

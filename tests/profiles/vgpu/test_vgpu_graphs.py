@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from schedbench.profiles.vgpu.runtime import GraphCaptureError
-from schedbench.sched.kernels.declare import kernel, meta_like
-from schedbench.sched.kernels.registry import Work
+from schedbench.sched.kernels.declare import Work, kernel, meta_like
 
 calls = {"varying": 0}
 

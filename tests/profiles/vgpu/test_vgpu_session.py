@@ -16,8 +16,7 @@ import torch
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.registration import register
-from schedbench.sched.kernels.declare import kernel
-from schedbench.sched.kernels.registry import Work
+from schedbench.sched.kernels.declare import Work, Written, kernel
 from schedbench.sched.observe import StepInfo
 
 
@@ -307,11 +306,10 @@ def test_the_scheduler_is_watched_by_default() -> None:
 
 
 @kernel(
-    mutates=("x",),
     cost=lambda x, host, by: Work(bytes=x.nbytes, host_bytes=host.nbytes, flops=by),
     footprint=lambda: (),
 )
-def session_test_scale(x: torch.Tensor, host: torch.Tensor, by: int) -> None:  # noqa: ARG001
+def session_test_scale(x: Written, host: torch.Tensor, by: int) -> None:  # noqa: ARG001
     x.mul_(by)
 
 

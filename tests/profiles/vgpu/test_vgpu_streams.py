@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels.declare import kernel
-from schedbench.sched.kernels.registry import Work
+from schedbench.sched.kernels.declare import Work, kernel
 
 FORWARD_NODES = 300
 

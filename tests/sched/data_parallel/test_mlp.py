@@ -14,7 +14,7 @@ from schedbench.sched.batch import ForwardBatch, ForwardMode
 from schedbench.sched.data_parallel.mlp import WIDTH, SharedMLP, most_ranks, sharded, split_columns
 from schedbench.sched.data_parallel.sync import RankShare
 from schedbench.sched.kernels.dense import linear, silu_and_mul
-from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.weights import Weights, seeded_weights
 
 CPU = torch.device("cpu")

@@ -13,9 +13,8 @@ import torch
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.disagg.inbox import Inbox, _Receiver
 from schedbench.sched.disagg.kv import DisaggComponents, PageTableSpan
-from schedbench.sched.disagg.layout import RankLayout
-from schedbench.sched.disagg.messages import HANDSHAKE, KV, Chunk, Failed, Metadata, Preallocated
-from schedbench.sched.disagg.outbox import Outbox, _Sender, _Transferring
+from schedbench.sched.disagg.layout import HANDSHAKE, KV, Chunk, Failed, Metadata, Preallocated, RankLayout
+from schedbench.sched.disagg.outbox import Outbox, _Sender
 from schedbench.sched.link import Message
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
@@ -150,7 +149,7 @@ def sending() -> tuple[Outbox, ListLink]:
         outbox.enqueue(request(index))
     link.incoming.append((HANDSHAKE, Preallocated("r2", (1,))))
     outbox.receive_handshakes()
-    outbox._transferring.append(_Transferring(_Sender(request(4), ()), None))
+    outbox._transferring.append(_Sender(request(4), ()))
     return outbox, link
 
 

@@ -11,9 +11,8 @@ import torch
 
 from schedbench.profiles.run.rank_context import RankContext
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.disagg.fake import FakeLink
-from schedbench.sched.disagg.layout import RankLayout
-from schedbench.sched.disagg.messages import ENDED, HANDSHAKE, KV, REQUEST, Dropped, Preallocated
+from schedbench.sched.disagg.kv import FakeLink
+from schedbench.sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, Dropped, Preallocated, RankLayout
 from schedbench.sched.disagg.router import RoutedSource, run_router
 from schedbench.sched.link import LinkError, Message
 from schedbench.sched.observe import LogicalClock

@@ -12,7 +12,7 @@ from schedbench.sched.kernels.allocation import (
     upload_prefix_pointers,
     write_cache_indices,
 )
-from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.declare import kernels
 
 CPU = torch.device("cpu")
 REQUESTS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=5)

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.declare import kernels
 from tests.sched.kernels.triton_parity import CASES
 
 

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from schedbench.sched.kernels.allocation import (
     alloc_decode_slots,
     alloc_extend_slots,
+    copy_pages,
+    decode_inputs,
+    place_decode,
+    place_extend,
     write_cache_indices,
 )
-from schedbench.sched.kernels.placement import copy_pages, decode_inputs, place_decode, place_extend
-from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.declare import kernels
 from schedbench.sched.memory.pools import PagedAllocator, TokenAllocator
 
 ROWS, CONTEXT, POOL = 9, 64, 400

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from schedbench.sched.kernels.attention import attention
-from schedbench.sched.kernels.indexer import (
+from schedbench.sched.kernels.sparse import (
     ABSENT,
     index_and_store,
+    page_lookup,
     select_simulated,
     select_top_k,
+    sparse_attention,
+    sparse_extend,
 )
-from schedbench.sched.kernels.sparse import page_lookup, sparse_attention, sparse_extend
 
 HEADS, D = 3, 16
 CONTEXT = 200

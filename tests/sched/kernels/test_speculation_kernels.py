@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels import drafts, history, rows, verify
+from schedbench.sched.kernels import drafts, rows, verify
 from schedbench.sched.kernels.attention import attention, tree_attention
-from schedbench.sched.kernels.registry import Work, kernels
+from schedbench.sched.kernels.declare import Work, kernels
 
 INT32, INT64 = torch.int32, torch.int64
 B, D, STEPS, VOCAB = 3, 5, 3, 11
@@ -67,9 +67,9 @@ CASES: dict[str, tuple[torch._ops.OpOverload, list[Any]]] = {
         verify.accept_simulated,
         [torch.zeros(4, dtype=INT64), ROWS, ids(B), ids(B * D), D, 2.5, False, 0],
     ),
-    "path_tokens": (history.path_tokens, [ids(B, D), verify.tree_paths(PARENTS, STEPS + 2)[0]]),
-    "along_paths": (history.along_paths, [floats(B, VOCAB), floats(B, 1), ids(B * D, 2), True]),
-    "count_accepted": (history.count_accepted, [floats(B, VOCAB), floats(B, 1), ids(B, 4), False]),
+    "path_tokens": (verify.path_tokens, [ids(B, D), verify.tree_paths(PARENTS, STEPS + 2)[0]]),
+    "along_paths": (verify.along_paths, [floats(B, VOCAB), floats(B, 1), ids(B * D, 2), True]),
+    "count_accepted": (verify.count_accepted, [floats(B, VOCAB), floats(B, 1), ids(B, 4), False]),
     "tree_attention": (tree_attention, tree_args()),
 }
 
@@ -227,7 +227,7 @@ def test_a_tree_node_attends_bit_for_bit_as_a_decode() -> None:
 def test_penalties_along_a_path_equal_those_of_single_tokens(adds: bool) -> None:
     state, values = floats(B, VOCAB), floats(B, 1)
     paths = torch.tensor([[4, 4, 2], [3, -1, -1], [-1, -1, -1]] * B)
-    found = history.along_paths(state, values, paths, adds)
+    found = verify.along_paths(state, values, paths, adds)
     for node, path in enumerate(paths.tolist()):
         meant = state[node // B].clone()
         for token in path:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from schedbench.sched.kernels.backup import back_up
 from schedbench.sched.kernels.buffers import map_newest, map_prompt, previous_tokens, translate, unmap
-from schedbench.sched.kernels.indexer import ABSENT
-from schedbench.sched.kernels.swap import SwapPlan, plan_swap_in, swap_in
+from schedbench.sched.kernels.sparse import ABSENT
+from schedbench.sched.kernels.swap import SwapPlan, back_up, plan_swap_in, swap_in
 
 B, PAGE, TOP_K = 12, 4, 8
 KV_HEADS, D, LAYERS = 2, 4, 2

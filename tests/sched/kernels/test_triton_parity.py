@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from schedbench.sched.kernels.declare import on_cuda
-from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.declare import kernels, on_cuda
 from tests.json_programs import output_of
 from tests.sched.kernels.triton_parity import CASES, names
 

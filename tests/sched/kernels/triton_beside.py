@@ -16,7 +16,7 @@ import torch
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.scenarios.loader import load
-from schedbench.sched.kernels import registry
+from schedbench.sched.kernels import declare
 from schedbench.sched.kernels.declare import triton_kernel
 
 SMALL = ("workload.requests=2", "workload.arrival.process=burst", "measure.warmup_requests=0")
@@ -54,7 +54,7 @@ def differ(found: torch.Tensor | None, expected: torch.Tensor | None, *, padded:
     return not torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def beside(entry: registry.Kernel, calls: Counter[str], wrong: Counter[str]) -> Callable[..., Any]:
+def beside(entry: declare.Kernel, calls: Counter[str], wrong: Counter[str]) -> Callable[..., Any]:
     launch = triton_kernel(entry)
 
     def impl(*args: Any) -> Any:
@@ -71,9 +71,9 @@ def beside(entry: registry.Kernel, calls: Counter[str], wrong: Counter[str]) -> 
 
 def main(scenario: str, *overrides: str) -> None:
     calls, wrong = Counter[str](), Counter[str]()
-    for op, entry in registry.kernels().items():
+    for op, entry in declare.kernels().items():
         if entry.triton:
-            registry._KERNELS[op] = replace(entry, impl=beside(entry, calls, wrong))
+            declare._KERNELS[op] = replace(entry, impl=beside(entry, calls, wrong))
     resolved = resolve(load(scenario, [*SMALL, *overrides]))
     result = execute(resolved, resolved.relays[-1], Options(device="vgpu")).result
     finished = all(row.status == "finished" for row in result.requests)

@@ -15,8 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from schedbench.sched.kernels.declare import triton_kernel
-from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.declare import kernels, triton_kernel
 from tests.sched.kernels.triton_parity import CASES
 
 SHARED = 227 << 10  # bytes of shared memory that a block of these GPUs can have

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from schedbench.sched.kernels.declare import triton_kernel
-from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.declare import kernels, triton_kernel
 from tests.sched.kernels.triton_cases import attention, hosted, model, sampling, speculation, steps
 from tests.sched.kernels.triton_cases.case import Case, placed
 

@@ -19,10 +19,10 @@ from schedbench.sched.loop.event_loops import run_overlapped, run_serial
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.cache import ChunkCache, RadixCache
 from schedbench.sched.memory.pools import KVPool, PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.grammar import GrammarCache
-from schedbench.sched.model.presets import PRESETS
-from schedbench.sched.model.sampler import Sampler
+from schedbench.sched.model.sampling import Sampler
 from schedbench.sched.model.weights import seeded_weights
 from schedbench.sched.observe import Observer, StepInfo
 from schedbench.sched.relay.choice import choose

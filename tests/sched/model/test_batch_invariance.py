@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from schedbench.sched.kernels import compiled
-from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.weights import Weights, seeded_weights
 
 CPU = torch.device("cpu")

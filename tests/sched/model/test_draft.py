@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import save_file
 
 from schedbench.sched.model.checkpoint import CheckpointError
-from schedbench.sched.model.config import ModelConfig
+from schedbench.sched.model.config import PRESETS, ModelConfig
 from schedbench.sched.model.draft import (
     DraftWeights,
     derived_weights,
     load_draft_weights,
     read_draft_config,
 )
-from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.weights import Weights, seeded_weights
 from tests.acceptance.runs import digest_of, result_of, value
 

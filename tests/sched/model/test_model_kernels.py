@@ -9,16 +9,17 @@ import torch
 
 from schedbench.sched.kernels import compiled
 from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.declare import Kernel, Work, kernels
 from schedbench.sched.kernels.dense import (
     add_rms_norm,
     linear,
     linear_columns,
     multiplied,
     rms_norm,
+    rope_and_store_kv,
     silu_and_mul,
 )
-from schedbench.sched.kernels.registry import Kernel, Work, kernels
-from schedbench.sched.kernels.rope import rope_and_store_kv
+from schedbench.sched.kernels.invariant import Bounds, Branches, Pages, paged_attention
 from schedbench.sched.kernels.rows import (
     decode_positions,
     embedding,
@@ -27,7 +28,6 @@ from schedbench.sched.kernels.rows import (
     stage_decode,
 )
 from schedbench.sched.kernels.tags import kv_tags
-from schedbench.sched.kernels.tiles import Bounds, Branches, Pages, paged_attention
 
 INT32, INT64, BF16 = torch.int32, torch.int64, torch.bfloat16
 # Three requests of 5, 70 and 2 positions; the last 3, 2 and 1 of them are new. 4 heads share 2 of the cache, d = 8.

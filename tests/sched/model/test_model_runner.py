@@ -17,8 +17,8 @@ from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig
 from schedbench.sched.kernels.rows import decode_positions, extend_positions
 from schedbench.sched.memory.pools import KVPool
+from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
-from schedbench.sched.model.presets import PRESETS
 from schedbench.sched.model.runner import ModelRunner
 from schedbench.sched.model.tags import TaggedDecoder, TagPool
 from schedbench.sched.model.weights import empty_weights, seeded_weights

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.model.presets import PRESETS
+from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.weights import Weights, empty_weights, seeded_weights
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedbench.sched.pipeline.chunking import ChunkSizes, Curve, fit
+from schedbench.sched.pipeline import ChunkSizes, Curve, fit
 
 FIRST = 8192
 ATTENTION = Curve(square=2.0, linear=9000.0)

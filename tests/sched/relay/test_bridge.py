@@ -10,7 +10,7 @@ import torch
 
 from schedbench.sched.batch import ForwardMode, ScheduleBatch, StepResult
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.model.sampling_info import SamplingInfo
+from schedbench.sched.model.sampling import SamplingInfo
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.context import UNSTASHED, FutureMap
 from schedbench.sched.relay.row import Relay

@@ -12,7 +12,7 @@ import torch
 
 from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.model.sampling_info import SamplingInfo
+from schedbench.sched.model.sampling import SamplingInfo
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.streams import Streams

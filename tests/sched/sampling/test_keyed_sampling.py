@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from schedbench.sched.kernels.registry import kernels
+from schedbench.sched.kernels.declare import kernels
 from schedbench.sched.kernels.sampling import (
     Draw,
     gumbel_noise,

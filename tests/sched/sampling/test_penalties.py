@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schedbench.sched.config import EngineConfig, SamplingParams
-from schedbench.sched.model.orchestrator import PenalizerOrchestrator
+from schedbench.sched.model.penalties import PenalizerOrchestrator
 from schedbench.sched.request import Request
 
 MakeRequests = Callable[..., list[Request]]

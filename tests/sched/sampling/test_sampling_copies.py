@@ -11,8 +11,7 @@ import torch
 from schedbench.sched.batch import ModelOutput
 from schedbench.sched.config import EngineConfig, SamplingParams
 from schedbench.sched.model.grammar import GrammarCache
-from schedbench.sched.model.sampler import Sampler
-from schedbench.sched.model.sampling_info import SamplingInfo
+from schedbench.sched.model.sampling import Sampler, SamplingInfo
 from schedbench.sched.model.upload import Upload
 from schedbench.sched.request import Request
 from tests.profiles.recorders import OperationCounter, counted_gpu

@@ -12,7 +12,7 @@ import torch
 
 from schedbench.sched.batch import ModelOutput
 from schedbench.sched.config import EngineConfig, SamplingParams
-from schedbench.sched.kernels.registry import Access, kernels
+from schedbench.sched.kernels.declare import Access, kernels
 from schedbench.sched.kernels.sampling import (
     Draw,
     row_seed,
@@ -25,8 +25,7 @@ from schedbench.sched.kernels.sampling import (
     withhold_stops,
 )
 from schedbench.sched.model.grammar import GrammarCache
-from schedbench.sched.model.sampler import Sampler
-from schedbench.sched.model.sampling_info import SamplingInfo, host_rows, packed_words, unpacked
+from schedbench.sched.model.sampling import Sampler, SamplingInfo, host_rows, packed_words, unpacked
 from schedbench.sched.model.upload import pack, unpack
 from schedbench.sched.request import Request
 

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from schedbench.sched.kernels.attention import attention, tree_attention
-from schedbench.sched.kernels.indexer import index_and_store, select_top_k
-from schedbench.sched.kernels.sparse import page_lookup, sparse_attention, sparse_extend
+from schedbench.sched.kernels.sparse import (
+    index_and_store,
+    page_lookup,
+    select_top_k,
+    sparse_attention,
+    sparse_extend,
+)
 from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, floats, table
 
 CASES: dict[str, Case] = {}

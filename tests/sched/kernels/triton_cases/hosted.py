@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.sched.kernels.backup import back_up
 from schedbench.sched.kernels.buffers import map_newest, map_prompt, previous_tokens, unmap
-from schedbench.sched.kernels.swap import plan_swap_in, swap_in
+from schedbench.sched.kernels.swap import back_up, plan_swap_in, swap_in
 from tests.sched.kernels.triton_cases.case import INT32, INT64, Arguments, Case, floats
 
 CASES: dict[str, Case] = {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.sched.kernels.dense import add_rms_norm, rms_norm, silu_and_mul
-from schedbench.sched.kernels.rope import rope_and_store_kv
+from schedbench.sched.kernels.dense import add_rms_norm, rms_norm, rope_and_store_kv, silu_and_mul
 from tests.sched.kernels.triton_cases.case import Arguments, Case, floats
 
 CASES: dict[str, Case] = {}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from schedbench.sched.kernels.placement import copy_pages, decode_inputs, place_decode, place_extend
+from schedbench.sched.kernels.allocation import copy_pages, decode_inputs, place_decode, place_extend
 from schedbench.sched.kernels.rows import (
     decode_positions,
     extend_positions,

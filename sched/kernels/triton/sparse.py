@@ -1,4 +1,4 @@
-"""The indexer: scores of all cached tokens, and the best of them without a sort."""
+"""Sparse attention: scores of all cached tokens, the best of them without a sort, and a decode that attends to them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .filters import BLOCK, order
-from .softmax import padded
+from ..sparse import Scored
+from .attention import decode_attention, padded
+from .sampling import BLOCK, order
 
 _PROGRAMS = 1024
 _POSITIONS = 64  # of one block of scores
@@ -110,7 +111,7 @@ def select_top_k(scored, top_k, max_seq_len):
     ``seq_lens`` of its row; ``max_seq_len`` is the host's bound on these."""
     n, heads, width = scored.q.shape
     out = torch.empty((n, top_k), dtype=torch.int32, device=scored.q.device)
-    sizes = (heads, width, max(16, triton.next_power_of_2(heads)), padded(width), _POSITIONS)
+    sizes = (heads, width, padded(heads), padded(width), _POSITIONS)
     for start in range(0, n, per_slab := max(1, _SLAB // max(max_seq_len, 1))):
         part = slice(start, start + per_slab)
         q, weights, cache, table, rows, lens = scored
@@ -178,3 +179,16 @@ def located(positions: Tensor, req_to_token: Tensor, rows: Tensor, mapping: Tens
 
 def page_lookup(positions, req_to_token, req_pool_indices):
     return located(positions, req_to_token, req_pool_indices, None)
+
+
+def sparse_attention(q, k_cache, v_cache, locations, seq_lens, scale):
+    return decode_attention(q, (k_cache, v_cache), locations, None, seq_lens, scale=scale)
+
+
+def sparse_extend(tokens, scale, top_k, max_seq_len):
+    """Every token is a request of its own, as in a decode."""
+    q, *caches, index_q, index_weights, index_cache, req_to_token, mapping, rows, positions, _, new = tokens
+    rows = rows.repeat_interleave(new, output_size=q.shape[0])
+    scored = Scored(index_q, index_weights, index_cache, req_to_token, rows, positions + 1)
+    locations = located(select_top_k(scored, top_k, max_seq_len), req_to_token, rows, mapping)
+    return decode_attention(q, caches, locations, None, positions + 1, scale=scale)

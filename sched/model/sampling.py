@@ -1,21 +1,32 @@
-"""The sampling state of a batch (upstream's SamplingBatchInfo): parameters, penalties and grammar mask of each row."""
+"""The sampling state of a batch (upstream's SamplingBatchInfo), which is parameters, penalties and grammar mask of each
+row; and the next tokens that are sampled with it from a forward's logits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 
-from ..batch import ScheduleBatch
+from ..batch import ModelOutput, ScheduleBatch
 from ..config import EngineConfig, SamplingParams
-from ..kernels.sampling import row_seed
+from ..kernels.sampling import (
+    Draw,
+    row_seed,
+    sample,
+    sample_greedy,
+    sample_greedy_tagged,
+    sample_tagged,
+    score_tokens,
+)
 from ..request import Request
 from .grammar import GrammarState, vocab_mask_words
-from .orchestrator import AccumulatedPenalties, PenalizerOrchestrator
+from .penalties import AccumulatedPenalties, PenalizerOrchestrator
 from .upload import Upload, upload
+
+T = TypeVar("T")
 
 _ROW = np.dtype(
     [("seed", "<i8"), ("temperature", "<f4"), ("top_p", "<f4"), ("top_k", "<i4"), ("min_p", "<f4")]
@@ -147,6 +158,7 @@ class SamplingInfo:
         orchestrator = self.penalizer_orchestrator
         accumulated = self.acc_penalties
         along = None
+        is_read = not self.needs.greedy or self.needs.logprobs
         if orchestrator is not None and paths is not None:
             along = orchestrator.along(paths)
         elif orchestrator is not None and orchestrator.is_required:
@@ -155,17 +167,12 @@ class SamplingInfo:
             self,
             params=_repeated(self.params, each),
             grammars=_repeated(self.grammars, each),
-            rows=tuple(row.repeat_interleave(each, 0) for row in self.rows) if self._draws else self.rows,
+            rows=tuple(row.repeat_interleave(each, 0) for row in self.rows) if is_read else self.rows,
             penalizer_orchestrator=along,
             acc_penalties=None if accumulated is None else accumulated.repeated(each),
             vocab_mask=vocab_mask,
             _needs=self.needs,
         )
-
-    @property
-    def _draws(self) -> bool:
-        """Whether sampling reads the rows."""
-        return not self.needs.greedy or self.needs.logprobs
 
     def apply_penalties(self, logits: torch.Tensor) -> None:
         """Penalise logits [b, vocab] in place."""
@@ -197,8 +204,9 @@ def sampling_of(batch: ScheduleBatch) -> SamplingInfo:
 
 def host_rows(requests: Sequence[Request], config: EngineConfig) -> np.ndarray[Any, np.dtype[np.void]]:
     """One record per request, in the layout of packed rows."""
+    limit = config.vocab_size  # of a request without top-k, too
     rows = [
-        (row_seed(config.seed, req.index), p.temperature, p.top_p, _top_k(p, config), p.min_p)
+        (row_seed(config.seed, req.index), p.temperature, p.top_p, min(p.top_k or limit, limit), p.min_p)
         for req in requests
         for p in (req.sampling,)
     ]
@@ -210,7 +218,11 @@ def _uploaded(
 ) -> tuple[torch.Tensor, ...]:
     if how == "packed":
         return tuple(upload([packed_words(host)], device=device, how=how))
-    return _pageable(host, device) if how == "pageable" else _pinned(host, device)
+    if how == "pageable":
+        return _pageable(host, device)
+    temperatures = _column(host, "temperature").reshape(-1, 1)
+    columns = [_column(host, name) for name in ("top_p", "top_k", "min_p", "seed")]
+    return SamplingTensors(*upload([temperatures, *columns], device=device, how=how))
 
 
 def _pageable(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) -> SamplingTensors:
@@ -223,26 +235,12 @@ def _pageable(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) ->
     return SamplingTensors(temperatures, top_ps, top_ks, min_ps, sampling_seeds)
 
 
-def _pinned(host: np.ndarray[Any, np.dtype[np.void]], device: torch.device) -> SamplingTensors:
-    temperatures = _column(host, "temperature").reshape(-1, 1)
-    columns = [_column(host, name) for name in ("top_p", "top_k", "min_p", "seed")]
-    return SamplingTensors(*upload([temperatures, *columns], device=device, how="pinned"))
-
-
 def _column(host: np.ndarray[Any, np.dtype[np.void]], name: str) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(host[name])
 
 
-T = TypeVar("T")
-
-
 def _repeated(items: Sequence[T], each: int) -> tuple[T, ...]:
     return tuple(item for item in items for _ in range(each))
-
-
-def _top_k(params: SamplingParams, config: EngineConfig) -> int:
-    """The request's top-k; the vocabulary's size if it has none."""
-    return min(params.top_k or config.vocab_size, config.vocab_size)
 
 
 def packed_words(host: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -259,3 +257,46 @@ def unpacked(words: torch.Tensor) -> SamplingTensors:
         min_ps=words[:, 5].view(torch.float32),
         sampling_seeds=words[:, :2].view(torch.int64).squeeze(1),
     )
+
+
+class TokenScores(NamedTuple):
+    """[b] float32 each; see ``kernels.sampling.score_tokens``."""
+
+    logprobs: torch.Tensor
+    margins: torch.Tensor
+
+
+class TokenSampler(Protocol):
+    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Next token ids [b] int64; seq_lens [b] is the position that each token will take."""
+
+    def score(
+        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
+    ) -> TokenScores:
+        """Scores of the ids that ``sample`` has just returned for the same arguments."""
+
+
+class Sampler:
+    """Applies penalties and the vocabulary mask, and samples by one kernel. With a fingerprint kernels of the same cost
+    are used that read no logits."""
+
+    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
+        """As ``TokenSampler.sample``. Penalties change ``output.logits`` in place."""
+        info.apply_penalties(output.logits)
+        greedy = info.needs.greedy
+        rows = (output.logits, info.vocab_mask) if greedy else _draw(output, info, seq_lens)
+        if output.fingerprint is None:
+            return (sample_greedy if greedy else sample)(*rows)
+        return (sample_greedy_tagged if greedy else sample_tagged)(*rows, output.fingerprint)
+
+    def score(
+        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
+    ) -> TokenScores:
+        """Scores of the ``ids`` that ``sample`` has returned for the same arguments, by one more launch."""
+        return TokenScores(*score_tokens(*_draw(output, info, seq_lens), ids))
+
+
+def _draw(output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> Draw:
+    temperatures, top_ps, top_ks, min_ps, seeds = info.tensors
+    limits = (temperatures, top_ks, top_ps, min_ps)
+    return Draw(output.logits, *limits, seeds, seq_lens, info.vocab_mask, info.needs.filters)

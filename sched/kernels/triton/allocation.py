@@ -61,7 +61,7 @@ def place_decode(req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_p
 
 
 @triton.jit
-def pages_before(prefix_lens, seq_lens, request, page_size: tl.constexpr):
+def _pages_before(prefix_lens, seq_lens, request, page_size: tl.constexpr):
     """Pages that the first ``request`` requests open, and their new tokens."""
     pages, tokens = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
     for first in range(0, request, 256):
@@ -77,7 +77,7 @@ def pages_before(prefix_lens, seq_lens, request, page_size: tl.constexpr):
     do_not_specialize=["width", "pages"],
     do_not_specialize_on_alignment=["prefix", "prefix_lens", "seq_lens", "rows", "free_pages"],
 )
-def _place_extend(
+def place_positions(
     table,
     rows,
     prefix,
@@ -90,19 +90,24 @@ def _place_extend(
     page_size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
+    """Slots of the positions [prefix_len, seq_len) of each request, in its row and, if given, in ``slots``. Without
+    ``prefix`` the row already has the slots before, and a request has one program, since it reads the last of them."""
     request = tl.program_id(0)
     stride = tl.num_programs(1) * block
     begins = tl.load(prefix_lens + request)
     ends = tl.load(seq_lens + request)
     row = table + tl.load(rows + request).to(tl.int64) * width
-    prefix += sum_before(prefix_lens, request)
-    opened, tokens = pages_before(prefix_lens, seq_lens, request, page_size)
-    last = tl.load(prefix + begins - 1, mask=begins > 0, other=-1)
+    opened, tokens = _pages_before(prefix_lens, seq_lens, request, page_size)
+    if prefix is None:
+        last = tl.load(row + begins - 1, mask=begins > 0, other=0).to(tl.int64)
+    else:
+        prefix += sum_before(prefix_lens, request)
+        last = tl.load(prefix + begins - 1, mask=begins > 0, other=-1)
+        for first in range(tl.program_id(1) * block, begins, stride):
+            at = first + tl.arange(0, block)
+            cached = tl.load(prefix + at, mask=at < begins, other=0)
+            tl.store(row + at, cached.to(table.dtype.element_ty), mask=at < begins)
     held = tl.cdiv(begins, page_size)
-    for first in range(tl.program_id(1) * block, begins, stride):
-        at = first + tl.arange(0, block)
-        cached = tl.load(prefix + at, mask=at < begins, other=0)
-        tl.store(row + at, cached.to(table.dtype.element_ty), mask=at < begins)
     for first in range(begins + tl.program_id(1) * block, ends, stride):
         at = first + tl.arange(0, block)
         valid = at < ends
@@ -111,14 +116,15 @@ def _place_extend(
         page = tl.load(free_pages + nth, mask=fresh, other=0)
         slot = tl.where(fresh, page * page_size + at % page_size, last + 1 + at - begins)
         tl.store(row + at, slot.to(table.dtype.element_ty), mask=valid)
-        tl.store(slots + tokens + at - begins, slot, mask=valid)
+        if slots is not None:
+            tl.store(slots + tokens + at - begins, slot, mask=valid)
 
 
 def place_extend(prompts):
     *tensors, page_size, num_tokens = prompts
     slots = torch.empty(num_tokens, dtype=torch.int64, device=prompts.seq_lens.device)
     sizes = (prompts.req_to_token.shape[1], prompts.free_pages.shape[0], page_size, _PIECE)
-    _place_extend[(prompts.seq_lens.shape[0], _PIECES)](*tensors, slots, *sizes)
+    place_positions[(prompts.seq_lens.shape[0], _PIECES)](*tensors, slots, *sizes)
     return slots
 
 

@@ -1,0 +1,223 @@
+"""A pipeline stage: its neighbours, the decoder of its layers, its requests, and the sizes of its chunks.
+
+    embedding | layers 0..k | -- hidden, residual --> | layers k+1..n | norm, head
+
+Proxies are the input of the next layer: the last layer's output, and the residual stream, to which it is not added yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .batch import ForwardBatch, ModelOutput
+from .kernels.dense import add_rms_norm, rms_norm
+from .kernels.rows import embedding, last_tokens
+from .link import Link, LinkError
+from .model.decoder import Decoder
+from .request import Request, RequestSource
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Stage ``index`` of ``count``. ``async_depth`` is the number of microbatches in flight beyond one per stage. With
+    ``skip_chunk_outputs`` the token of a batch that is a single unfinished prompt, which has no meaning, is not sent
+    (#26148). ``smooth_chunks`` is the share by which chunk sizes follow latencies; None if all chunks have one size."""
+
+    index: int
+    count: int
+    layers: range  # of the whole model
+    async_depth: int = 0
+    skip_chunk_outputs: bool = False
+    smooth_chunks: float | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    @property
+    def following(self) -> int:
+        return (self.index + 1) % self.count
+
+    @property
+    def preceding(self) -> int:
+        return (self.index - 1) % self.count
+
+    @property
+    def microbatches(self) -> int:
+        """Batches that take turns (upstream ``pp_loop_size``)."""
+        return self.count + self.async_depth
+
+
+def split_layers(layers: int, stages: int) -> list[range]:
+    """Equal shares of the model. Remaining layers go to the stages from the last but one backwards, since the last
+    stage has the head and the first one the embedding. Raises ValueError if there are fewer layers than stages."""
+    if layers < stages:
+        raise ValueError(f"{layers} layers cannot be split over {stages} stages")
+    share, rest = divmod(layers, stages)
+    sizes = [share + (stages - 1 - rest <= index < stages - 1) for index in range(stages)]
+    starts = [sum(sizes[:index]) for index in range(stages)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+class StageDecoder:
+    """``decoder`` has only the stage's layers."""
+
+    def __init__(self, decoder: Decoder, stage: Stage) -> None:
+        self._decoder = decoder
+        self._stage = stage
+
+    def forward(self, batch: ForwardBatch) -> ModelOutput:
+        """Logits on the last stage. On every other stage ``proxies`` for the next one, hidden and residual [T, hidden]
+        each, and no logits."""
+        hidden, residual = self._enter(batch)
+        hidden = self._decoder.through(hidden, residual, batch)
+        if not self._stage.is_last:
+            return ModelOutput(hidden[:0], proxies=(hidden, residual))
+        hidden = self._decoder.close(hidden, residual)
+        if batch.extend_lens is not None:
+            hidden = last_tokens(hidden, batch.extend_lens)
+        return ModelOutput(self._decoder.logits(hidden))
+
+    def _enter(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first layer's normalised input, and the residual stream, which the layers overwrite."""
+        weights, eps = self._decoder.weights, self._decoder.config.rms_norm_eps
+        norm = weights.layers[0].input_norm
+        if self._stage.is_first:
+            residual = embedding(batch.input_ids, weights.embedding)
+            return rms_norm(residual, norm, eps), residual
+        hidden, residual = batch.proxies[:2]
+        return add_rms_norm(hidden, residual, norm, eps), residual
+
+
+REQUESTS = "requests"
+
+
+class FirstStageSource:
+    """The first stage's source: sends the arrivals of each turn to the second stage, which forwards them to the third,
+    and so on, so that every stage has the same requests in the same turn."""
+
+    over = False  # only the other stages wait for the end of the run
+
+    def __init__(self, source: RequestSource, link: Link, stage: Stage) -> None:
+        self._source = source
+        self._link = link
+        self._stage = stage
+        self._turn = 0
+
+    def due(self, now: int) -> Sequence[Request]:
+        arrived = self._source.due(now)
+        self._send(list(arrived))
+        return arrived
+
+    def next_at(self) -> int | None:
+        return self._source.next_at()
+
+    def ended(self, request: Request, now: int) -> None:
+        self._source.ended(request, now)
+
+    def close(self) -> None:
+        """Announce that no turn follows, so that the other stages stop."""
+        self._send(None)
+
+    def _send(self, arrived: list[Request] | None) -> None:
+        self._link.send(self._stage.following, REQUESTS, (self._turn, arrived))
+        self._turn += 1
+
+
+class ForwardedSource:
+    """The source of every later stage: receives the requests of each turn from the preceding stage."""
+
+    def __init__(self, link: Link, stage: Stage) -> None:
+        self.over = False  # no turn follows
+        self._link = link
+        self._stage = stage
+        self._turn = 0
+
+    def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
+        """The requests of this turn. Raises LinkError, also if a turn is missing: the stages would plan different
+        batches."""
+        turn, arrived = self._link.receive(self._stage.preceding, REQUESTS).value
+        if turn != self._turn:
+            raise LinkError(
+                f"stage {self._stage.index} waited for the requests of turn {self._turn} from stage "
+                f"{self._stage.preceding}, which sent those of turn {turn}"
+            )
+        self._turn += 1
+        if not self._stage.is_last:
+            self._link.send(self._stage.following, REQUESTS, (turn, arrived))
+        self.over = arrived is None
+        return arrived or ()
+
+    def next_at(self) -> int | None:
+        """None: the preceding stage decides when the next turn begins."""
+        return None
+
+    def ended(self, request: Request, now: int) -> None:
+        """Does nothing: the first stage reports endings."""
+
+    def close(self) -> None:
+        """Does nothing: the first stage ends the run."""
+
+
+_SIGNIFICANT = 0.01  # share of the longest prompt's time
+_GRAIN = 64  # tokens that a chunk is a multiple of, unless pages are larger
+
+
+class Curve(NamedTuple):
+    """The cost of n tokens from the start of a prompt, ns: ``square`` n^2 + ``linear`` n, besides a constant per
+    forward. Both are positive, or both are zero if the measurements show no such curve."""
+
+    square: float
+    linear: float
+
+
+def fit(lengths: Sequence[int], times: Sequence[int]) -> Curve:
+    """Fit a curve by least squares to prompts of at least three ``lengths``, in rising order, that took ``times``, ns.
+    If one of its terms is insignificant, both are zero."""
+    fitted = np.polyfit(np.array(lengths, dtype=np.float64), np.array(times, dtype=np.float64), 2)
+    square, linear = float(fitted[0]), float(fitted[1])
+    shows = (
+        square * lengths[-1] ** 2 > _SIGNIFICANT * times[-1]
+        and linear * lengths[-1] > _SIGNIFICANT * times[-1]
+    )
+    return Curve(square, linear) if shows else Curve(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """Chunk sizes for which every chunk takes as long as the first one (upstream ``--enable-dynamic-chunking``).
+
+    A later chunk of a prompt attends to more tokens. Chunks of equal size therefore take longer and longer, and stages
+    wait for one another::
+
+        equal sizes     |---|----|-----|------|          equal times    |----|----|----|----|-|
+
+    ``first`` is the size of a prompt's first chunk, in tokens. A later chunk is shortened by the share ``smooth`` of
+    the difference to the size that would take equally long."""
+
+    curve: Curve
+    first: int
+    smooth: float
+    page_size: int
+
+    def behind(self, tokens: int) -> int:
+        """The size of a chunk that follows ``tokens`` tokens: x with T(tokens + x) - T(tokens) = T(first)."""
+        square, linear = self.curve
+        if square == 0:
+            return self.first
+        slope = linear + 2 * square * tokens
+        wanted = square * self.first**2 + linear * self.first
+        equal = (sqrt(slope**2 + 4 * square * wanted) - slope) / (2 * square)
+        grain = max(_GRAIN, self.page_size)
+        size = round(self.first + self.smooth * (equal - self.first)) // grain * grain
+        return min(max(size, grain), self.first)
