@@ -130,6 +130,7 @@ class ForwardBatch:
     part: LayerPart | None = None  # of a forward in parts
 
 
+_UNSET = object()
 ROW_FIELDS = ("req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "orig_seq_lens")
 """The tensors of a ScheduleBatch with one row per request."""
 
@@ -206,7 +207,8 @@ class ScheduleBatch:
         return hasattr(self, "seq_lens_cpu")
 
     def set_fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if hasattr(self, name)}
+        unset = _UNSET
+        return {name: value for name in self.__slots__ if (value := getattr(self, name, unset)) is not unset}
 
     def unset(self, *names: str) -> None:
         """Unset these fields, whether or not they are set."""

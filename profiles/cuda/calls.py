@@ -159,7 +159,7 @@ class CallSites:
         """Log a call from the caller's caller. Returns the enclosing call, for ``leave``."""
         before = self._log.current
         self._count += 1
-        self._log.change(self._clock.now(), CallRecord(self._sites.here(), self._count, stream))
+        self._log.change(self._clock.now(), CallRecord(self._sites.here(2), self._count, stream))
         return before
 
     def leave(self, before: CallRecord) -> None:

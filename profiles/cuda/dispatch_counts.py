@@ -93,7 +93,7 @@ class DispatchCounter(Observer):
     def count(self, what: str, size: int = 0, stream: int | None = None) -> None:
         name, step = self._open[-1]
         where = self._number(None) if stream is None else stream
-        key = DispatchCount(step, name, where, self._sites.here(), what)
+        key = DispatchCount(step, name, where, self._sites.here(2), what)
         self.counts[key] += 1
         self.bytes[key] += size
 

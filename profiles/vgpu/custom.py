@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,35 +17,38 @@ from .torch_ops import Handler
 UNKNOWN = 10_000  # ns, for a kernel whose time follows from values that are not computed yet
 
 
+_PLAIN = frozenset(
+    {int, float, bool, type(None), torch.dtype}
+)  # types of arguments that are passed as they are
+
+
 def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
+    runtime, name, cost, fixed = gpu.runtime, kernel.name, kernel.cost, kernel.fixed_cost
     returns = len(kernel.op._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        held = [arg.held if type(arg) is DeviceTensor else _passed(arg) for arg in args]
-        named = {name: _held(value) for name, value in kwargs.items()} if kwargs else kwargs
-        if kernel.cost is not None:
-            _launch(gpu, kernel, kernel.cost, held, named)
-        out = gpu.executor.launch(kernel, held, named)
+        held = [
+            arg.held if (kind := type(arg)) is DeviceTensor else arg if kind in _PLAIN else _passed(arg)
+            for arg in args
+        ]
+        named = {key: _held(value) for key, value in kwargs.items()} if kwargs else kwargs
+        executor = gpu.executor
+        if cost is None:
+            pass
+        elif runtime.capture is not None and not fixed:
+            runtime.capture.variable(kernel, held, named)
+        elif fixed or executor.eager:
+            work = cost(*held, **named)
+            time, engine = duration(runtime.costs, work, held), BESIDE if work.beside else COMPUTE
+            runtime.kernel(name, time, host_size=work.host_bytes, engine=engine)
+        else:
+            runtime.kernel(name, UNKNOWN)
+        out = executor.launch(kernel, held, named)
         if not returns:
             return None
         return wrap(out) if isinstance(out, torch.Tensor) else [wrap(o) for o in out]
 
     return handler
-
-
-def _launch(
-    gpu: VirtualGpu, kernel: Kernel, cost: Callable[..., Work], held: Sequence[Any], named: Mapping[str, Any]
-) -> None:
-    runtime = gpu.runtime
-    if runtime.capture is not None and not kernel.fixed_cost:
-        runtime.capture.variable(kernel, held, named)
-        return
-    if not (kernel.fixed_cost or gpu.executor.eager):
-        runtime.kernel(kernel.name, UNKNOWN)
-        return
-    work = cost(*held, **named)
-    time, engine = duration(runtime.costs, work, held), BESIDE if work.beside else COMPUTE
-    runtime.kernel(kernel.name, time, host_size=work.host_bytes, engine=engine)
 
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:

@@ -59,8 +59,9 @@ def _call(op: OpOverload, /, *args: Any, **kwargs: Any) -> Any:
     return tuple(out) if type(out) is list else out
 
 
-def _method(name: str, found: Callable[..., OpCall | None]) -> Callable[..., Any]:
-    """A tensor's method that makes the call that is found for its arguments, or else is dispatched."""
+def _method(name: str, found: Callable[..., OpCall | DeviceTensor | None]) -> Callable[..., Any]:
+    """A tensor's method that makes the call that is found for its arguments, or returns the tensor if that is found, or
+    else is dispatched."""
     own = _OWN.get(name)
 
     def method(tensor: DeviceTensor, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +69,8 @@ def _method(name: str, found: Callable[..., OpCall | None]) -> Callable[..., Any
         call = None if modes else found(tensor, *args, **kwargs)
         if call is None:
             return (own or getattr(torch.Tensor, name))(tensor, *args, **kwargs)
+        if call is tensor:
+            return tensor
         op, given, named = call
         handlers = CURRENT.get().handlers
         return (handlers.get(id(op)) or handlers.build(op))(given, named)
@@ -89,12 +92,11 @@ def _selects(index: Any) -> bool:
     return type(index) is DeviceTensor and index.held.dtype in _INDICES and index.held.dim() > 0
 
 
-def _to(tensor: DeviceTensor, *args: Any, **options: Any) -> OpCall | None:
-    """To another type, or to the host."""
+def _to(tensor: DeviceTensor, *args: Any, **options: Any) -> OpCall | DeviceTensor | None:
+    """To another type, or to the host. A tensor that has the type is returned as it is."""
     kind = type(args[0]) if len(args) == 1 else None
-    if kind is torch.dtype:
-        same = options or args[0] is tensor.held.dtype
-        return None if same else (_TO_COPY, (tensor,), {"dtype": args[0]})
+    if kind is torch.dtype and not options:
+        return tensor if args[0] is tensor.held.dtype else (_TO_COPY, (tensor,), {"dtype": args[0]})
     if kind in _PLACES and args[0] in _HOSTS and options.keys() <= {"non_blocking"}:
         return _TO_COPY, (tensor,), {"device": _HOSTS[1], **options}
     return None
@@ -112,7 +114,7 @@ def _arithmetic(op: OpOverload) -> Callable[..., OpCall | None]:
     return lambda tensor, other: (op, (tensor, other), _NO_KWARGS) if type(other) in _ADDED else None
 
 
-_FOUND: Final[Mapping[str, Callable[..., OpCall | None]]] = {
+_FOUND: Final[Mapping[str, Callable[..., OpCall | DeviceTensor | None]]] = {
     "__setitem__": _setitem,
     "__add__": _arithmetic(_ATEN.add.Tensor),
     "__sub__": _arithmetic(_ATEN.sub.Tensor),

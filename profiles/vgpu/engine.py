@@ -10,8 +10,7 @@ Time is in integer nanoseconds. The simulation is independent of tensors and cal
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -75,48 +74,34 @@ class QueueWait(NamedTuple):
     row: Row
 
 
-@dataclass(slots=True, eq=False)
-class LaunchEntry:
-    """An operation in a queue."""
+class Replay:
+    """A run of a graph's kernels as one operation, with ``gap`` between two of them. ``index`` is the next kernel to
+    start. ``rows`` has one row per kernel, or is empty if the run is reported as a whole, by ``row``.
 
-    engine: int
-    serial: int
-    launched: int
-    duration: int
-    row: Row
-
-
-@dataclass(slots=True, eq=False)
-class ReplayEntry(LaunchEntry):
-    """A run of a graph's kernels as one operation. Node k takes ``times[k]``, with ``gap`` between two nodes; ``index``
-    is the next node to start. ``rows`` has one row per node, or is empty if the run is reported as a whole.
+    ``count_begins`` returns [n + 1] instants, counted from the start of the first of n kernels: the start of each, and
+    the end of the last and a gap. It is called once, if something else can come between two kernels.
     """
 
-    times: Times
-    gap: int
-    rows: Sequence[Row] = ()
-    index: int = 0
-    start: int = 0
-    _begins: Times | None = None
+    __slots__ = ("begins", "count_begins", "gap", "index", "row", "rows", "start")
 
-    @property
-    def begins(self) -> Times:
-        """From the start of the first node to that of each."""
-        if self._begins is None:
-            spaced = self.times + self.gap
-            self._begins = spaced.cumsum() - spaced
-        return self._begins
+    def __init__(
+        self, count_begins: Callable[[], Times], gap: int, row: Row, rows: Sequence[Row] = ()
+    ) -> None:
+        self.begins: Times | None = None
+        self.count_begins = count_begins
+        self.gap = gap
+        self.row = row
+        self.rows = rows
+        self.index = self.start = 0
 
 
-@dataclass(slots=True, eq=False)
-class RecordEntry:
-    recording: EventRecording
-    launched: int
-
-
-@dataclass(slots=True, eq=False)
-class WaitEntry:
-    recording: EventTime
+# What a queue holds are tuples, since a step makes many:
+#
+#     operation    (engine, time of the launch, serial, duration, row or Replay)
+#     recording    (_RECORD, time of the call, EventRecording)
+#     wait         (_WAIT, EventTime)
+Entry = tuple[Any, ...]
+_RECORD, _WAIT = -2, -1  # engines are numbered from 0
 
 
 class StreamQueue:
@@ -128,7 +113,7 @@ class StreamQueue:
         self.id = id
         self.share = share  # of the multiprocessors
         self.partition = partition  # the engine of its kernels
-        self.items: deque[LaunchEntry | RecordEntry | WaitEntry] = deque()
+        self.items: deque[Entry] = deque()
         self.tail = 0
         self.ready = 0  # tail plus the gap between kernels, or the time of a recording that it waited for
         self.ready_before_wait: int | None = None  # the value of ready before a wait raised it
@@ -141,35 +126,31 @@ class StreamQueue:
         self.tail = max(self.tail, time)
 
     def settle_markers(self) -> bool:
-        """Remove the recordings and the ended waits at the head; returns whether there were any."""
-        items, moved = self.items, False
-        while items:
+        """Remove the recordings and the ended waits at the head; returns whether there was a recording, which may end
+        other queues' waits."""
+        items, recorded = self.items, False
+        while items and items[0][0] < 0:
             head = items[0]
-            if isinstance(head, LaunchEntry):
-                break
-            if isinstance(head, RecordEntry):
-                head.recording.time = max(self.tail, head.launched)
-            else:
-                time = head.recording.time
-                if time is None:
-                    break
+            if head[0] == _RECORD:
+                _, launched, recording = head
+                recording.time = launched if launched > self.tail else self.tail
+                recorded = True
+            elif (time := head[1].time) is not None:
                 self.delay_until(time)
+            else:
+                break
             items.popleft()
-            moved = True
-        return moved
+        return recorded
 
 
-# Start, ready, the launch's serial, queue, launch: ordered by the first three, which differ between launches.
-_Candidate = tuple[int, int, int, StreamQueue, LaunchEntry]
+# Start, ready, the launch's serial, queue: ordered by the first three, which differ between launches.
+_Candidate = tuple[int, int, int, StreamQueue]
 
 
 def _peers_awaited(busy: Sequence[StreamQueue]) -> list[PeerEventRecording]:
     """The recordings of other devices for which queues wait."""
-    return [
-        head.recording
-        for queue in busy
-        if isinstance(head := queue.items[0], WaitEntry) and isinstance(head.recording, PeerEventRecording)
-    ]
+    waits = [queue.items[0][1] for queue in busy if queue.items[0][0] == _WAIT]
+    return [awaited for awaited in waits if isinstance(awaited, PeerEventRecording)]
 
 
 class NextStart(NamedTuple):
@@ -214,40 +195,29 @@ class Simulation:
         if renumbered.partition != COMPUTE:
             renumbered.id = number
 
-    def submit(self, queue: StreamQueue, engine: int, *, now: int, duration: int, row: Row) -> None:
+    def submit(self, queue: StreamQueue, engine: int, *, now: int, duration: int, row: Row | Replay) -> None:
         """Enqueue an operation at the host's time ``now``."""
-        free = self._free
-        if not self.pending and queue.ready <= now and free[engine] <= now and not queue.items:
+        free, items = self._free, queue.items
+        at_once = not self.pending and queue.ready <= now and free[engine] <= now and not items
+        if at_once and type(row) is not Replay:
             queue.ready_before_wait = None
             free[engine] = queue.tail = end = now + duration
             queue.ready = end + self._gap if engine == COMPUTE else end
             self.served.append((row, now, end))
             return
         self._serial += 1
-        self._enqueue(queue, LaunchEntry(engine, self._serial, now, duration, row), now)
-
-    def submit_replay(
-        self,
-        queue: StreamQueue,
-        *,
-        now: int,
-        times: Times,
-        gap: int,
-        row: Row,
-        rows: Sequence[Row] = (),
-    ) -> None:
-        """Enqueue a run of a graph's kernels at the host's time ``now``; ``times`` of the kernels, with ``gap`` between
-        two of them."""
-        self._serial += 1
-        duration = int(times.sum()) + gap * (len(times) - 1)
-        replay = ReplayEntry(COMPUTE, self._serial, now, duration, row, times, gap, rows)
-        self._enqueue(queue, replay, now)
+        items.append((engine, now, self._serial, duration, row))
+        self._cached_next = None
+        self.pending += 1
+        if self.pending > self._bound:
+            self.settle(now)
+            self._bound = self.pending + PENDING
 
     def record(self, queue: StreamQueue, now: int, recording: EventRecording | None = None) -> EventRecording:
         """Make a recording on the queue, or complete one that was begun."""
         recording = recording or EventRecording()
         if queue.items:
-            queue.items.append(RecordEntry(recording, now))
+            queue.items.append((_RECORD, now, recording))
         else:
             recording.time = max(queue.tail, now)
         return recording
@@ -258,7 +228,7 @@ class Simulation:
         if time is not None and not queue.items:
             queue.delay_until(time)
         else:
-            queue.items.append(WaitEntry(recording))
+            queue.items.append((_WAIT, recording))
             self._cached_next = None
 
     def wait(self, recording: EventRecording) -> int:
@@ -296,142 +266,98 @@ class Simulation:
                 return
             if alone and _peers_awaited(busy):
                 return
-            if len(busy) == 1:
-                self._drain(busy[0], horizon, until)
-                return
-            served = self._serve_first(busy, horizon)
-            while served is not None and served.items and isinstance(served.items[0], LaunchEntry):
-                served = self._serve_first(busy, horizon)
-            if served is None:
-                return
-
-    def _enqueue(self, queue: StreamQueue, launch: LaunchEntry, now: int) -> None:
-        queue.items.append(launch)
-        self._cached_next = None
-        self.pending += 1
-        if self.pending > self._bound:
-            self.settle(now)
-            self._bound = self.pending + PENDING
+            left: deque[Entry] | None = None
+            while left is None or (left and left[0][0] >= 0):  # no marker has come to the head of a queue
+                first = self._first(busy)
+                if first is None or first[0] > horizon:
+                    return
+                left = self._serve(first, busy, horizon)
 
     def _settled(self) -> list[StreamQueue]:
         """The queues that have entries after all markers that can be removed are removed."""
         busy = [queue for queue in self._queues if queue.items]
-        moved = True
-        while moved:
-            moved = False
+        recorded = True
+        while recorded:
+            recorded = False
             for queue in busy:
-                if queue.items and not isinstance(queue.items[0], LaunchEntry):
-                    moved |= queue.settle_markers()
+                if queue.items and queue.items[0][0] < 0 and queue.settle_markers():
+                    recorded = True
         return [queue for queue in busy if queue.items]
-
-    def _drain(self, queue: StreamQueue, horizon: int, until: EventTime | None) -> None:
-        """``run`` for the only queue that has entries, whose operations no other queue can displace."""
-        items = queue.items
-        while items:
-            head = items[0]
-            if not isinstance(head, LaunchEntry):
-                moved = queue.settle_markers()
-                if not moved or (until is not None and until.time is not None):
-                    return
-                continue
-            start = max(self._free[head.engine], queue.ready, head.launched)
-            if start > horizon:
-                return
-            self._serve(queue, head, start, horizon)
-
-    def _serve_first(self, busy: Sequence[StreamQueue], horizon: int) -> StreamQueue | None:
-        """Serve the operation that starts first, and return its queue; None if it starts after the horizon or all
-        queues are blocked."""
-        first = self._first(busy)
-        if first is None or first[0] > horizon:
-            return None
-        start, _, _, chosen, launch = first
-        limit = horizon
-        if isinstance(launch, ReplayEntry):
-            contenders = [
-                (max(queue.ready, head.launched), head)
-                for queue in busy
-                if isinstance(head := queue.items[0], LaunchEntry)
-            ]
-            limit = self._undisturbed(launch, horizon, contenders)
-        self._serve(chosen, launch, start, limit)
-        return chosen
 
     def _first(self, busy: Sequence[StreamQueue]) -> _Candidate | None:
         """The operation that starts first; None if all queues are blocked. An engine that becomes free takes the
         candidate with the lowest (ready, serial)."""
         best: _Candidate | None = None
-        free = self._free
         for queue in busy:
             head = queue.items[0]
-            if isinstance(head, LaunchEntry):
-                ready = max(queue.ready, head.launched)
-                candidate = (max(free[head.engine], ready), ready, head.serial, queue, head)
+            engine, ready = head[0], head[1]
+            if engine >= 0:
+                if queue.ready > ready:
+                    ready = queue.ready
+                free = self._free[engine]
+                candidate = (free if free > ready else ready, ready, head[2], queue)
                 if best is None or candidate < best:
                     best = candidate
         return best
 
-    def _undisturbed(
-        self, replay: ReplayEntry, horizon: int, contenders: Sequence[tuple[int, LaunchEntry]]
-    ) -> int:
-        """The time up to which the replay's nodes begin before another queue's head, or a kernel that is released by it
-        at once, has to be considered."""
-        limit = horizon
-        for ready, launch in contenders:
-            if launch is not replay:
-                start = ready if launch.engine == COMPUTE else max(ready, self._free[launch.engine])
-                limit = min(limit, start if launch.serial > replay.serial else start - 1)
-        return limit
-
-    def _serve(self, queue: StreamQueue, launch: LaunchEntry, start: int, limit: int) -> None:
+    def _serve(self, first: _Candidate, busy: Sequence[StreamQueue], horizon: int) -> deque[Entry]:
+        """Serve the operation that starts first, of a replay at least one kernel. Returns the rest of its queue."""
+        start, _, serial, queue = first
+        items = queue.items
+        engine, launched, _, duration, row = items[0]
+        end = start + duration
         if queue.ready_before_wait is not None:
-            self._note_wait(queue, launch)
-        if isinstance(launch, ReplayEntry):
-            self._serve_nodes(queue, launch, start, limit)
-            return
-        self._finish(queue, launch.engine, start + launch.duration)
-        self.served.append((launch.row, start, queue.tail))
-
-    def _finish(self, queue: StreamQueue, engine: int, end: int) -> None:
+            self._note_wait(queue, launched, row.row if type(row) is Replay else row)
+        if type(row) is Replay:
+            limit = self._undisturbed(queue, serial, busy, horizon)
+            if not row.index:
+                row.start = start
+            if row.index or row.rows or end > limit:
+                last_end = self._serve_some(queue, row, start, limit)
+                if last_end is None:
+                    return items
+                end = last_end
+            if not row.rows:
+                self.served.append((row.row, row.start, end))
+        else:
+            self.served.append((row, start, end))
         self._free[engine] = queue.tail = end
         queue.ready = end + self._gap if engine == COMPUTE else end
-        queue.items.popleft()
+        items.popleft()
         self.pending -= 1
+        return items
 
-    def _serve_nodes(self, queue: StreamQueue, replay: ReplayEntry, start: int, limit: int) -> None:
-        """Serve the next node and all later ones that begin no later than the limit."""
-        end: int | None = start + replay.duration
-        if not replay.index:
-            replay.start = start
-        if replay.index or replay.rows or start + replay.duration - int(replay.times[-1]) > limit:
-            end = self._serve_some_nodes(queue, replay, start, limit)
-        if end is not None:
-            self._finish(queue, COMPUTE, end)
-            if not replay.rows:
-                self.served.append((replay.row, replay.start, end))
+    def _undisturbed(self, queue: StreamQueue, serial: int, busy: Sequence[StreamQueue], horizon: int) -> int:
+        """The time up to which the kernels of the queue's replay begin before another queue's head, or a kernel that is
+        released by it at once, has to be considered."""
+        limit = horizon
+        for other in busy:
+            engine, launched = other.items[0][:2]
+            if engine >= 0 and other is not queue:
+                start = max(other.ready, launched, 0 if engine == COMPUTE else self._free[engine])
+                limit = min(limit, start if other.items[0][2] > serial else start - 1)
+        return limit
 
-    def _serve_some_nodes(
-        self, queue: StreamQueue, replay: ReplayEntry, start: int, limit: int
-    ) -> int | None:
-        """Returns the end of the replay, or None if nodes are left."""
-        first, begins, times = replay.index, replay.begins, replay.times
-        origin = start - int(begins[first])
-        last = len(begins)
-        if begins[-1] > limit - origin:
-            last = max(first + 1, int(begins.searchsorted(limit - origin, side="right")))
+    def _serve_some(self, queue: StreamQueue, replay: Replay, start: int, limit: int) -> int | None:
+        """Serve the next kernel and all later ones that begin no later than the limit. Returns the end of the replay,
+        or None if kernels are left."""
+        first, begins, gap = replay.index, replay.begins, replay.gap
+        if begins is None:
+            begins = replay.begins = replay.count_begins()
+        origin, count = start - int(begins[first]), len(begins) - 1
+        last = min(count, max(first + 1, int(begins.searchsorted(limit - origin, side="right"))))
         for k in range(first, last) if replay.rows else ():
-            begin = origin + int(begins[k])
-            self.served.append((replay.rows[k], begin, begin + int(times[k])))
-        end, replay.index = origin + int(begins[last - 1] + times[last - 1]), last
-        if last == len(begins):
-            return end
-        self._free[COMPUTE] = queue.tail = end
-        queue.ready = origin + int(begins[last])
-        return None
+            self.served.append((replay.rows[k], origin + int(begins[k]), origin + int(begins[k + 1]) - gap))
+        replay.index = last
+        ready = origin + int(begins[last])
+        if last < count:
+            self._free[COMPUTE] = queue.tail = ready - gap
+            queue.ready = ready
+        return ready - gap if last == count else None
 
-    def _note_wait(self, queue: StreamQueue, launch: LaunchEntry) -> None:
+    def _note_wait(self, queue: StreamQueue, launched: int, row: Row) -> None:
         since, queue.ready_before_wait = queue.ready_before_wait, None
         assert since is not None
-        begin = max(since, launch.launched)
+        begin = max(since, launched)
         if begin < queue.ready:
-            self.waits.append(QueueWait(queue.id, begin, queue.ready, launch.row))
+            self.waits.append(QueueWait(queue.id, begin, queue.ready, row))

@@ -19,7 +19,7 @@ from ...sched.kernels.declare import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu
-from .engine import COMPUTE, D2H, H2D, EventRecording, Row, Times
+from .engine import COMPUTE, D2H, H2D, EventRecording, Replay, Row, Times
 from .executor import (
     Args,
     Executor,
@@ -32,7 +32,7 @@ from .executor import (
     is_uncomputed,
     specs_of,
 )
-from .runtime import GraphCaptureError, Recorded, Runtime, TimedByValues
+from .runtime import GraphCaptureError, Recorded, TimedByValues
 from .streams import Stream, StreamContext
 
 _ENGINES: Mapping[OpKind, int] = {"h2d": H2D, "d2h": D2H}
@@ -142,8 +142,7 @@ class CUDAGraph:
             raise RuntimeError("this device has no graphs")
         self._capture: GraphCapture | None = None
         self._runs: Sequence[KernelRun | EventMark] = ()
-        self._variables: Sequence[tuple[VariableNodes, Times]] = ()  # with the numbers of their nodes
-        self._durations = self._host_sizes = np.zeros(0, dtype=np.int64)
+        self._variables: Sequence[VariableNodes] = ()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
         gpu = CURRENT.get()
@@ -158,10 +157,8 @@ class CUDAGraph:
             raise GraphCaptureError("this graph is not being captured")
         gpu.executor, gpu.runtime.capture = capture.executor, None
         gpu.watcher.capturing(None)
-        self._durations = np.array([node.duration for node in capture.nodes], dtype=np.int64)
-        self._host_sizes = np.array([node.host_size for node in capture.nodes], dtype=np.int64)
-        self._variables = [(variable, np.array(variable.nodes)) for variable in capture.variables.values()]
-        self._runs = list(_parts(capture.nodes, capture.marks))
+        self._variables = list(capture.variables.values())
+        self._runs = list(_parts(capture, gpu.runtime.costs.graph_gap))
 
     def replay(self) -> None:
         gpu, capture = CURRENT.get(), self._capture
@@ -169,16 +166,14 @@ class CUDAGraph:
             raise RuntimeError("replay of a graph that was not captured")
         with gpu.watcher.replaying(capture):
             recordings = iter(self._computed(gpu, capture))
-        for variable, nodes in self._variables:
-            time, host_size = variable.cost(gpu)
-            self._durations[nodes], self._host_sizes[nodes] = time, host_size
+        costs = [variable.cost(gpu) for variable in self._variables]
         site = gpu.runtime.graph_launch()
         stream, now = gpu.runtime.stream, gpu.runtime.now
         for run in self._runs:
             if isinstance(run, EventMark):
                 run.recorded(stream, gpu.runtime.simulation.record(stream, now, next(recordings)))
             else:
-                run.submit(gpu, self._durations, self._host_sizes, site)
+                run.submit(gpu, costs, site)
 
     def _computed(self, gpu: VirtualGpu, capture: GraphCapture) -> Sequence[EventRecording]:
         """Compute the graph; returns a recording for each of its events."""
@@ -198,37 +193,63 @@ class CUDAGraph:
 
 
 class KernelRun:
-    """Consecutive kernels of a graph, or one of its copies."""
+    """Consecutive kernels of a graph, with ``gap`` between two of them, or one of the graph's copies."""
 
-    def __init__(self, nodes: Sequence[Node], first: int) -> None:
-        self._nodes = nodes
-        self._part = slice(first, first + len(nodes))
+    def __init__(self, capture: GraphCapture, part: range, gap: int) -> None:
+        self._nodes = nodes = capture.nodes[part.start : part.stop]
+        self._gap = gap
         self._name = f"graph[{len(nodes)}]"
+        self._duration = sum(node.duration for node in nodes) + gap * (len(nodes) - 1)
+        self._host_size = sum(node.host_size for node in nodes)
+        self._begins = _before([node.duration + gap for node in nodes])
+        # Of each variable that has nodes here: its place, their number, and how many there are before each node.
+        self._variables: list[tuple[int, int, Times]] = []
+        for place, variable in enumerate(capture.variables.values()):
+            own = _before([k in variable.nodes for k in part])
+            if own[-1]:
+                self._variables.append((place, int(own[-1]), own))
 
-    def submit(self, gpu: VirtualGpu, durations: Times, host_sizes: Times, site: int) -> None:
-        runtime, times = gpu.runtime, durations[self._part].copy()  # the next replay's times replace them
-        stream, now, kind = runtime.stream, runtime.now, self._nodes[0].kind
+    def submit(self, gpu: VirtualGpu, costs: Sequence[tuple[int, int]], site: int) -> None:
+        """``costs`` are the present times of variable nodes, and their bytes of host memory."""
+        runtime, nodes, duration = gpu.runtime, self._nodes, self._duration
+        kind, name, _, size, host_size = nodes[0]
+        context, stream, now = runtime.context, runtime.stream, runtime.now
         if kind != "kernel":
-            engine, row = _ENGINES.get(kind, COMPUTE), self._row(runtime, self._nodes[0], site)
-            runtime.simulation.submit(stream, engine, now=now, duration=int(times[0]), row=row)
+            memory = "pinned" if kind in _ENGINES else ""
+            row: Row = (kind, name, stream.id, size, host_size, memory, False, context, site, now, 1)
+            engine = _ENGINES.get(kind, COMPUTE)
+            runtime.simulation.submit(stream, engine, now=now, duration=duration, row=row)
             return
-        sizes = host_sizes[self._part]
-        whole = Node("kernel", self._name, 0, 0, int(sizes.sum()))
-        nodes = zip(self._nodes, sizes.tolist(), strict=True) if gpu.graph_trace == "node" else ()
-        runtime.simulation.submit_replay(
-            stream,
-            now=now,
-            times=times,
-            gap=runtime.costs.graph_gap,
-            row=self._row(runtime, whole, site, len(self._nodes)),
-            rows=[self._row(runtime, node._replace(host_size=size), site) for node, size in nodes],
-        )
+        host_size = self._host_size
+        for place, count, _ in self._variables:
+            time, bytes_each = costs[place]
+            duration += count * time
+            host_size += count * bytes_each
+        row = ("kernel", self._name, stream.id, 0, host_size, "", False, context, site, now, len(nodes))
+        rows = self._rows(row, costs) if gpu.graph_trace == "node" else ()
+        replay = Replay(partial(self._count_begins, costs), self._gap, row, rows)
+        runtime.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=replay)
 
-    def _row(self, runtime: Runtime, node: Node, site: int, count: int = 1) -> Row:
-        kind, name, _, size, host_size = node
-        memory = "pinned" if kind in _ENGINES else ""
-        context, now = runtime.context, runtime.now
-        return (kind, name, runtime.stream.id, size, host_size, memory, False, context, site, now, count)
+    def _count_begins(self, costs: Sequence[tuple[int, int]]) -> Times:
+        begins = self._begins
+        for place, _, own in self._variables:
+            begins = begins + costs[place][0] * own
+        return begins
+
+    def _rows(self, whole: Row, costs: Sequence[tuple[int, int]]) -> list[Row]:
+        """A row for each node."""
+        sizes = [node.host_size for node in self._nodes]
+        for place, _, own in self._variables:
+            is_own = np.diff(own).tolist()
+            sizes = [costs[place][1] if mine else size for mine, size in zip(is_own, sizes, strict=True)]
+        kind, _, queue, size, _, *rest, _ = whole
+        nodes = zip(self._nodes, sizes, strict=True)
+        return [(kind, node.name, queue, size, host_size, *rest, 1) for node, host_size in nodes]
+
+
+def _before(values: Sequence[int]) -> Times:
+    """[n + 1]: the sum of the values before each, and of all."""
+    return np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
 
 
 class graph:  # noqa: N801 - torch's name
@@ -263,22 +284,20 @@ def graph_pool_handle() -> tuple[int, int]:
     return (0, 0)
 
 
-def _parts(nodes: Sequence[Node], marks: Sequence[EventMark]) -> Iterable[KernelRun | EventMark]:
+def _parts(capture: GraphCapture, gap: int) -> Iterable[KernelRun | EventMark]:
     begin = 0
-    for mark in marks:
-        yield from _runs(nodes, begin, mark.nodes)
+    for mark in capture.marks:
+        yield from _runs(capture, range(begin, mark.nodes), gap)
         yield mark
         begin = mark.nodes
-    yield from _runs(nodes, begin, len(nodes))
+    yield from _runs(capture, range(begin, len(capture.nodes)), gap)
 
 
-def _runs(nodes: Sequence[Node], begin: int, end: int) -> Iterable[KernelRun]:
-    for kernels, group in groupby(range(begin, end), key=lambda k: nodes[k].kind == "kernel"):
+def _runs(capture: GraphCapture, part: range, gap: int) -> Iterable[KernelRun]:
+    for kernels, group in groupby(part, key=lambda k: capture.nodes[k].kind == "kernel"):
         members = list(group)
-        if kernels:
-            yield KernelRun(nodes[members[0] : members[-1] + 1], members[0])
-        else:
-            yield from (KernelRun(nodes[k : k + 1], k) for k in members)
+        runs = [range(members[0], members[-1] + 1)] if kernels else [range(k, k + 1) for k in members]
+        yield from (KernelRun(capture, run, gap) for run in runs)
 
 
 def _identity(args: Args) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..platform.hardware import HardwareProfile
+    from .ledger import LedgerContext
     from .runtime import Runtime
 
 
@@ -27,16 +28,38 @@ class VirtualClock:
 
 
 class HostObserver(Observer):
-    """Charges each phase's host cost when the phase begins, and labels the records inside it."""
+    """Charges each phase's host cost when the phase begins, and labels the records inside it.
+
+    It is the context manager of its ranges, too: what is entered is the range that was asked for last, and what is left
+    is the one that was entered last.
+    """
 
     def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:
         self._runtime = runtime
         self.streams: dict[int, str] = {runtime.default.id: "default"}
         self._costs = _PhaseCosts(hardware)
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
+        self._asked: tuple[str, int, int]
+        self._open: list[
+            tuple[str, int, int, int, LedgerContext]
+        ] = []  # with the start, and the context around
 
-    def range(self, name: str, step: int, size: int) -> EmulatedRange:
-        return EmulatedRange(self._runtime, name, step, size, self._costs[name, self._kinds.get(step)])
+    def range(self, name: str, step: int, size: int) -> HostObserver:
+        self._asked = name, step, size
+        return self
+
+    def __enter__(self) -> None:
+        runtime, (name, step, size) = self._runtime, self._asked
+        a, b = self._costs[name, self._kinds.get(step)]
+        now, outer = runtime.now, runtime.context
+        self._open.append((name, step, size, now, outer))
+        runtime.context = outer.inside(name, step)
+        runtime.now = now + round(a + b * size)
+
+    def __exit__(self, *raised: object) -> None:
+        runtime = self._runtime
+        name, step, size, start, runtime.context = self._open.pop()
+        runtime.ledger.ranges.append((name, step, size, start, runtime.now))
 
     def stream(self, name: str, stream: torch.Stream) -> None:
         """A stream on a share of the GPU gets the number of the stream of the same name, with which it takes turns."""
@@ -68,28 +91,3 @@ class _PhaseCosts(dict[tuple[str, StepKind | None], tuple[float, float]]):
         line = None if phase is None else phase.kinds.get(kind, phase) if kind else phase
         self[key] = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
         return self[key]
-
-
-class EmulatedRange:
-    """A range while it is open."""
-
-    __slots__ = ("_cost", "_name", "_outer", "_runtime", "_size", "_start", "_step")
-
-    def __init__(self, runtime: Runtime, name: str, step: int, size: int, cost: tuple[float, float]) -> None:
-        self._runtime = runtime
-        self._name = name
-        self._step = step
-        self._size = size
-        self._cost = cost
-
-    def __enter__(self) -> None:
-        runtime, (a, b) = self._runtime, self._cost
-        self._start = now = runtime.now
-        self._outer = outer = runtime.context
-        runtime.context = outer.inside(self._name, self._step)
-        runtime.now = now + round(a + b * self._size)
-
-    def __exit__(self, *raised: object) -> None:
-        runtime = self._runtime
-        runtime.context = self._outer
-        runtime.ledger.ranges.append((self._name, self._step, self._size, self._start, runtime.now))

@@ -108,12 +108,12 @@ class Runtime:
             return
         start = self.now + self.torch_call
         self.now = now = start + self._launch
-        stream, context, calls = self.stream, self.context, self.ledger.calls
-        site, queue = self.sites.here(), stream.id
-        calls.append(("launch", LAUNCH, start, now, 0, queue, context.range, context.step, site))
-        row = ("kernel", name, queue, 0, host_size, "", False, context, site, now, 1)
+        stream, context, calls, site = self.stream, self.context, self.ledger.calls, self.sites.here()
+        where, step, _ = context
+        calls.append(("launch", LAUNCH, start, now, 0, stream.id, where, step, site))
         if stream.partition != COMPUTE:
             engine, duration = self._on_partition(stream, duration)
+        row = ("kernel", name, stream.id, 0, host_size, "", False, context, site, now, 1)
         self.simulation.submit(stream, engine, now=now, duration=duration, row=row)
         if len(calls) >= OVERFLOW:
             self.cut()
@@ -295,8 +295,9 @@ class Runtime:
     def _call(
         self, kind: CallKind, name: str, start: int, waited: int, site: int, stream: StreamQueue | None = None
     ) -> None:
-        on, context = (stream or self.stream).id, self.context
-        self.ledger.calls.append((kind, name, start, self.now, waited, on, context.range, context.step, site))
+        where, step, _ = self.context
+        on = (stream or self.stream).id
+        self.ledger.calls.append((kind, name, start, self.now, waited, on, where, step, site))
 
     def _refuse_in_capture(self, name: str) -> None:
         if self.capture is not None:

@@ -31,10 +31,11 @@ class Sites:
         self._sites: list[Site] = []  # of the first places, as far as they were resolved
         self.last = NO_SITE  # the index that ``here`` returned last
 
-    def here(self) -> int:
-        """The index of the stack's innermost watched line, or NO_SITE. The two innermost frames are the tool's."""
+    def here(self, inner: int = 3) -> int:
+        """The index of the stack's innermost watched line, or NO_SITE. The ``inner`` innermost frames, this one
+        included, are the tool's: none of them is looked at."""
         try:
-            frame: FrameType | None = sys._getframe(2)
+            frame: FrameType | None = sys._getframe(inner)
         except ValueError:  # the call was made by a thread of torch's own
             frame = None
         known = self._indices

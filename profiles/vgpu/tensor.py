@@ -130,16 +130,8 @@ class DeviceTensor(torch.Tensor):
 
 def wrap(held: torch.Tensor) -> DeviceTensor:
     """The device tensor of these values."""
-    tensor: DeviceTensor = _make(
-        DeviceTensor,
-        held.size(),
-        held.stride(),
-        held.storage_offset(),
-        None,
-        held.dtype,
-        held.layout,
-        device(),
-    )
+    size, stride, offset = held.size(), held.stride(), held.storage_offset()
+    tensor: DeviceTensor = _make(DeviceTensor, size, stride, offset, None, held.dtype, held.layout, device())
     tensor.held, tensor.block, tensor.span = held, None, None
     return tensor
 

@@ -14,7 +14,7 @@ import pytest
 
 from schedbench.profiles.measure.requests import RequestRecord
 from schedbench.profiles.record.timeline import Call, Op, Range
-from schedbench.profiles.vgpu.engine import EventRecording, RecordEntry, ReplayEntry, WaitEntry
+from schedbench.profiles.vgpu.engine import EventRecording, Replay
 from schedbench.profiles.vgpu.hazards.footprints import ByteSpan, Grid
 from schedbench.profiles.vgpu.hazards.shadow import AccessHistory, Block, IssuedOp, MemoryAccess, ShadowMemory
 from schedbench.profiles.vgpu.ledger import LedgerContext
@@ -37,9 +37,7 @@ PRUNED = (
     IssuedOp,
     Grid,
     ByteSpan,
-    RecordEntry,
-    WaitEntry,
-    ReplayEntry,
+    Replay,
     Op,
     Call,
     Range,

@@ -15,6 +15,7 @@ from schedbench.profiles.vgpu.engine import (
     FOREVER,
     H2D,
     EventRecording,
+    Replay,
     Simulation,
     StreamQueue,
 )
@@ -84,9 +85,10 @@ def submit_graph(
     *,
     node_trace: bool,
 ) -> None:
-    times = np.array(durations, dtype=np.int64)
+    begins = np.cumsum([0, *(duration + GRAPH_GAP for duration in durations)])
     rows = [(serial, k) for k in range(len(durations))] if node_trace else ()
-    simulation.submit_replay(queue, now=now, times=times, gap=GRAPH_GAP, row=(serial, 0), rows=rows)
+    replay = Replay(lambda: begins, GRAPH_GAP, (serial, 0), rows)
+    simulation.submit(queue, COMPUTE, now=now, duration=int(begins[-1]) - GRAPH_GAP, row=replay)
 
 
 class Oracle:
