@@ -21,6 +21,7 @@ _ATEN: Final = torch.ops.aten
 _CLONE: Final = _ATEN.clone.default
 _COPY: Final = _ATEN.copy_.default
 _INDEX_PUT: Final = _ATEN.index_put_.default
+_SLICE: Final = _ATEN.slice.Tensor
 _TO_COPY: Final = _ATEN._to_copy.default
 _ADDED: Final = frozenset({DeviceTensor, int, float})
 _HOSTS: Final = ("cpu", torch.device("cpu"))
@@ -102,6 +103,12 @@ def _to(tensor: DeviceTensor, *args: Any, **options: Any) -> OpCall | DeviceTens
     return None
 
 
+def _narrow(tensor: DeviceTensor, dim: int, start: Any, length: Any) -> OpCall | None:
+    """Torch checks the bounds, which a slice does not."""
+    fits = type(start) is type(length) is int and 0 <= start <= start + length <= tensor.held.size(dim)
+    return (_SLICE, (tensor, dim, start, start + length), _NO_KWARGS) if fits else None
+
+
 def _clone(tensor: DeviceTensor, **options: Any) -> OpCall | None:
     return None if options else (_CLONE, (tensor,), _NO_KWARGS)
 
@@ -119,6 +126,7 @@ _FOUND: Final[Mapping[str, Callable[..., OpCall | DeviceTensor | None]]] = {
     "__add__": _arithmetic(_ATEN.add.Tensor),
     "__sub__": _arithmetic(_ATEN.sub.Tensor),
     "__mul__": _arithmetic(_ATEN.mul.Tensor),
+    "narrow": _narrow,
     "to": _to,
     "clone": _clone,
     "copy_": _copy,

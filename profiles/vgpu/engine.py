@@ -9,11 +9,10 @@ Time is in integer nanoseconds. The simulation is independent of tensors and cal
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
-
-import numpy as np
 
 COMPUTE, H2D, D2H, BESIDE, LINK = range(5)
 FOREVER = 1 << 62
@@ -22,7 +21,6 @@ PENDING = 256  # operations left unsettled before a launch settles what the cloc
 
 Row = tuple[Any, ...]
 Served = tuple[Row, int, int]  # with start and end
-Times = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class EventRecording:
@@ -78,17 +76,17 @@ class Replay:
     """A run of a graph's kernels as one operation, with ``gap`` between two of them. ``index`` is the next kernel to
     start. ``rows`` has one row per kernel, or is empty if the run is reported as a whole, by ``row``.
 
-    ``count_begins`` returns [n + 1] instants, counted from the start of the first of n kernels: the start of each, and
-    the end of the last and a gap. It is called once, if something else can come between two kernels.
+    ``begin(k)`` is the instant at which kernel k of ``count`` starts, from the start of the first; ``begin(count)`` is
+    the end of the last one and a gap.
     """
 
-    __slots__ = ("begins", "count_begins", "gap", "index", "row", "rows", "start")
+    __slots__ = ("begin", "count", "gap", "index", "row", "rows", "start")
 
     def __init__(
-        self, count_begins: Callable[[], Times], gap: int, row: Row, rows: Sequence[Row] = ()
+        self, begin: Callable[[int], int], count: int, gap: int, row: Row, rows: Sequence[Row] = ()
     ) -> None:
-        self.begins: Times | None = None
-        self.count_begins = count_begins
+        self.begin = begin
+        self.count = count
         self.gap = gap
         self.row = row
         self.rows = rows
@@ -341,19 +339,17 @@ class Simulation:
     def _serve_some(self, queue: StreamQueue, replay: Replay, start: int, limit: int) -> int | None:
         """Serve the next kernel and all later ones that begin no later than the limit. Returns the end of the replay,
         or None if kernels are left."""
-        first, begins, gap = replay.index, replay.begins, replay.gap
-        if begins is None:
-            begins = replay.begins = replay.count_begins()
-        origin, count = start - int(begins[first]), len(begins) - 1
-        last = min(count, max(first + 1, int(begins.searchsorted(limit - origin, side="right"))))
+        first, begin, count, gap = replay.index, replay.begin, replay.count, replay.gap
+        origin = start - begin(first)
+        last = bisect_right(range(count), limit - origin, first + 1, key=begin)
         for k in range(first, last) if replay.rows else ():
-            self.served.append((replay.rows[k], origin + int(begins[k]), origin + int(begins[k + 1]) - gap))
-        replay.index = last
-        ready = origin + int(begins[last])
-        if last < count:
-            self._free[COMPUTE] = queue.tail = ready - gap
-            queue.ready = ready
-        return ready - gap if last == count else None
+            self.served.append((replay.rows[k], origin + begin(k), origin + begin(k + 1) - gap))
+        replay.index, ready = last, origin + begin(last)
+        if last == count:
+            return ready - gap
+        self._free[COMPUTE] = queue.tail = ready - gap
+        queue.ready = ready
+        return None
 
     def _note_wait(self, queue: StreamQueue, launched: int, row: Row) -> None:
         since, queue.ready_before_wait = queue.ready_before_wait, None

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ...sched.kernels.declare import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu
-from .engine import COMPUTE, D2H, H2D, EventRecording, Replay, Row, Times
+from .engine import COMPUTE, D2H, H2D, EventRecording, Replay, Row
 from .executor import (
     Args,
     Executor,
@@ -201,13 +200,13 @@ class KernelRun:
         self._name = f"graph[{len(nodes)}]"
         self._duration = sum(node.duration for node in nodes) + gap * (len(nodes) - 1)
         self._host_size = sum(node.host_size for node in nodes)
-        self._begins = _before([node.duration + gap for node in nodes])
-        # Of each variable that has nodes here: its place, their number, and how many there are before each node.
-        self._variables: list[tuple[int, int, Times]] = []
+        self._begins = list(accumulate((node.duration + gap for node in nodes), initial=0))
+        # Of each variable that has nodes here: its place, and how many there are before each node and in all.
+        self._variables: list[tuple[int, list[int]]] = []
         for place, variable in enumerate(capture.variables.values()):
-            own = _before([k in variable.nodes for k in part])
+            own = list(accumulate((k in variable.nodes for k in part), initial=0))
             if own[-1]:
-                self._variables.append((place, int(own[-1]), own))
+                self._variables.append((place, own))
 
     def submit(self, gpu: VirtualGpu, costs: Sequence[tuple[int, int]], site: int) -> None:
         """``costs`` are the present times of variable nodes, and their bytes of host memory."""
@@ -221,35 +220,31 @@ class KernelRun:
             runtime.simulation.submit(stream, engine, now=now, duration=duration, row=row)
             return
         host_size = self._host_size
-        for place, count, _ in self._variables:
+        for place, own in self._variables:
             time, bytes_each = costs[place]
-            duration += count * time
-            host_size += count * bytes_each
+            duration += own[-1] * time
+            host_size += own[-1] * bytes_each
         row = ("kernel", self._name, stream.id, 0, host_size, "", False, context, site, now, len(nodes))
         rows = self._rows(row, costs) if gpu.graph_trace == "node" else ()
-        replay = Replay(partial(self._count_begins, costs), self._gap, row, rows)
+        replay = Replay(partial(self._begin, costs), len(nodes), self._gap, row, rows)
         runtime.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=replay)
 
-    def _count_begins(self, costs: Sequence[tuple[int, int]]) -> Times:
-        begins = self._begins
-        for place, _, own in self._variables:
-            begins = begins + costs[place][0] * own
-        return begins
+    def _begin(self, costs: Sequence[tuple[int, int]], node: int) -> int:
+        """From the start of the first node to that of the given one."""
+        at = self._begins[node]
+        for place, own in self._variables:
+            at += costs[place][0] * own[node]
+        return at
 
     def _rows(self, whole: Row, costs: Sequence[tuple[int, int]]) -> list[Row]:
         """A row for each node."""
         sizes = [node.host_size for node in self._nodes]
-        for place, _, own in self._variables:
-            is_own = np.diff(own).tolist()
-            sizes = [costs[place][1] if mine else size for mine, size in zip(is_own, sizes, strict=True)]
+        for place, own in self._variables:
+            for k, (before, behind) in enumerate(pairwise(own)):
+                sizes[k] = costs[place][1] if behind > before else sizes[k]
         kind, _, queue, size, _, *rest, _ = whole
         nodes = zip(self._nodes, sizes, strict=True)
         return [(kind, node.name, queue, size, host_size, *rest, 1) for node, host_size in nodes]
-
-
-def _before(values: Sequence[int]) -> Times:
-    """[n + 1]: the sum of the values before each, and of all."""
-    return np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
 
 
 class graph:  # noqa: N801 - torch's name

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 _FUNCTIONS = ("add", "sub", "mul", "cat", "index_select", "where", "eq", "ne", "lt", "le", "gt", "ge")
-_METHODS = ("copy_", "clone", "index_put_", "select", "view")
+_METHODS = ("copy_", "clone", "select", "view")
+_INTEGERS = frozenset({torch.int32, torch.int64})
+_FEW = 4096  # elements
 _INDEX = torch.ops.aten.index.Tensor._op
 _SLICE = torch.ops.aten.slice.Tensor._op
 
@@ -29,20 +31,37 @@ def _slice(
 def index(held: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     """index.Tensor. Python's brackets would make a view of an index without dimensions."""
     if len(indices) == 1 and indices[0].dim():
+        if held.dim() == 1 and _few_integers(held, indices):
+            return torch.from_numpy(held.numpy()[indices[0].numpy()])
         return held[indices[0]]
     out: torch.Tensor = _INDEX(held, indices)
     return out
+
+
+def index_put_(held: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool) -> None:
+    """index_put_.default."""
+    if not accumulate and values.dtype is held.dtype and _few_integers(held, indices):
+        held.numpy()[tuple([part.numpy() for part in indices])] = values.numpy()
+    else:
+        held.index_put_(indices, values, accumulate)
+
+
+def _few_integers(held: torch.Tensor, indices: Sequence[Any]) -> bool:
+    """Whether NumPy does the same in a third of torch's time."""
+    if held.dtype not in _INTEGERS:
+        return False
+    return all(part is not None and part.dtype is torch.int64 and part.numel() <= _FEW for part in indices)
 
 
 _BINDINGS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in _FUNCTIONS},
     **{name: getattr(torch.Tensor, name) for name in _METHODS},
     "slice": _slice,
+    "index_put_": index_put_,
 }
 
 copy_ = _BINDINGS["copy_"]
 clone = _BINDINGS["clone"]
-index_put_ = _BINDINGS["index_put_"]
 
 
 def binding(func: torch._ops.OpOverload) -> Callable[..., Any]:

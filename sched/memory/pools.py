@@ -112,7 +112,7 @@ class KVAllocator(ABC):
         if num_pages > pages.shape[0]:
             return None
         if num_pages:
-            self.free_pages = pages[num_pages:]
+            self.free_pages = _without(pages, num_pages)
         return pages
 
     def free(self, indices: torch.Tensor) -> None:
@@ -142,9 +142,14 @@ class KVAllocator(ABC):
         self.free_pages = torch.cat((self.free_pages, indices))
 
     def _take(self, num_pages: int) -> torch.Tensor:
-        taken = self.free_pages[:num_pages]
-        self.free_pages = self.free_pages[num_pages:]
+        taken = self.free_pages.narrow(0, 0, num_pages)
+        self.free_pages = _without(self.free_pages, num_pages)
         return taken
+
+
+def _without(pages: torch.Tensor, count: int) -> torch.Tensor:
+    """The pages behind the first ``count``."""
+    return pages.narrow(0, count, pages.shape[0] - count)
 
 
 class TokenAllocator(KVAllocator):
