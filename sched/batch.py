@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -210,6 +211,14 @@ class ScheduleBatch:
         unset = _UNSET
         return {name: value for name in self.__slots__ if (value := getattr(self, name, unset)) is not unset}
 
+    def references(self) -> Sequence[object]:
+        """The values of all fields that are set."""
+        try:
+            values: Sequence[object] = _ALL_FIELDS(self)
+        except AttributeError:
+            return tuple(self.set_fields().values())
+        return values
+
     def unset(self, *names: str) -> None:
         """Unset these fields, whether or not they are set."""
         for name in names:
@@ -231,6 +240,9 @@ class ScheduleBatch:
     @staticmethod
     def empty(*, batch_is_full: bool = False) -> ScheduleBatch:
         return ScheduleBatch(reqs=[], forward_mode=ForwardMode.DECODE, batch_is_full=batch_is_full)
+
+
+_ALL_FIELDS = attrgetter(*ScheduleBatch.__slots__)
 
 
 @dataclass(slots=True)

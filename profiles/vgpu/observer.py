@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...sched.observe import Observer, StepInfo, StepKind
+from ...sched.observe import RANGES, Observer, StepInfo, StepKind
+from .ledger import LedgerContext
 
 if TYPE_CHECKING:
     import torch
 
     from ..platform.hardware import HardwareProfile
-    from .ledger import LedgerContext
     from .runtime import Runtime
+
+
+_new = tuple.__new__  # without the constructors of named tuples, which take twice as long
 
 
 class VirtualClock:
@@ -37,7 +40,7 @@ class HostObserver(Observer):
     def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:
         self._runtime = runtime
         self.streams: dict[int, str] = {runtime.default.id: "default"}
-        self._costs = _PhaseCosts(hardware)
+        self._phases = _Phases(hardware)
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
         self._asked: tuple[str, int, int]
         self._open: list[
@@ -50,10 +53,11 @@ class HostObserver(Observer):
 
     def __enter__(self) -> None:
         runtime, (name, step, size) = self._runtime, self._asked
-        a, b = self._costs[name, self._kinds.get(step)]
+        a, b, forward = self._phases[name, self._kinds.get(step)]
         now, outer = runtime.now, runtime.context
         self._open.append((name, step, size, now, outer))
-        runtime.context = outer.inside(name, step)
+        # What ``outer.inside(name, step)`` returns, with the category looked up once for all ranges of the name.
+        runtime.context = _new(LedgerContext, (name, step, outer.forward if forward is None else forward))
         runtime.now = now + round(a + b * size)
 
     def __exit__(self, *raised: object) -> None:
@@ -79,15 +83,17 @@ class HostObserver(Observer):
             self._runtime.cut(info.step)
 
 
-class _PhaseCosts(dict[tuple[str, StepKind | None], tuple[float, float]]):
-    """What a phase costs the host in a step of that kind: a + b * size, ns."""
+class _Phases(dict[tuple[str, StepKind | None], tuple[float, float, bool | None]]):
+    """What a range of that name costs the host in a step of that kind, a + b * size in ns; and whether it is the
+    forward's, None if that follows from the range around it."""
 
     def __init__(self, hardware: HardwareProfile) -> None:
         self._phases = hardware.phases
 
-    def __missing__(self, key: tuple[str, StepKind | None]) -> tuple[float, float]:
+    def __missing__(self, key: tuple[str, StepKind | None]) -> tuple[float, float, bool | None]:
         name, kind = key
-        phase = self._phases.get(name)
+        phase, category = self._phases.get(name), RANGES.get(name)
         line = None if phase is None else phase.kinds.get(kind, phase) if kind else phase
-        self[key] = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
-        return self[key]
+        cost = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
+        self[key] = found = (*cost, None if category is None else category == "forward")
+        return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .device import CURRENT, device
+from .device import CURRENT, VirtualGpu, device
 from .engine import EventRecording, StreamQueue
 from .runtime import GraphCaptureError
 
@@ -46,7 +46,10 @@ class Stream:
         CURRENT.get().runtime.stream = self._outer.pop()
 
     def wait_stream(self, stream: Stream) -> None:
-        self.wait_event(stream.record_event())
+        """What ``wait_event(stream.record_event())`` does, without an Event."""
+        gpu = CURRENT.get()
+        _require_events(gpu)
+        gpu.runtime.wait_event(self.queue, gpu.runtime.record(stream.queue))
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
@@ -104,8 +107,7 @@ class Event:
         external: bool = False,
     ) -> None:
         """``external``: a graph under capture records the event anew whenever it is replayed."""
-        if not CURRENT.get().capabilities.events:
-            raise RuntimeError("this device has one queue: events are not available")
+        _require_events(CURRENT.get())
         self._timed, self._external = enable_timing, external
         self._recording: EventRecording | None = None
 
@@ -151,6 +153,11 @@ class Event:
             and end._recording.time is not None
         )
         return (end._recording.time - self._recording.time) / 1e6
+
+
+def _require_events(gpu: VirtualGpu) -> None:
+    if not gpu.capabilities.events:
+        raise RuntimeError("this device has one queue: events are not available")
 
 
 class StreamContext:

@@ -273,7 +273,8 @@ def nbytes(*tensors: Tensor | None) -> int:
 
 def total_length(lens: Tensor) -> int:
     """The sum of lengths [b] in the host's memory. A list is added in less time than torch or NumPy need for few."""
-    return sum(cast("list[int]", lens.tolist()))
+    total: int = sum(lens.tolist())
+    return total
 
 
 def reads(*tensors: Tensor | None) -> tuple[Access, ...]:

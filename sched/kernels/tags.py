@@ -124,7 +124,7 @@ def kv_tags(
     flat, last = table.reshape(-1), rows * table.shape[1] + lens - _ONE
     first = lens - new
     before, grown = flat.take(last - new, mode="clip"), (first > _ZERO).astype(np.uint64)
-    positions = _positions(first, new, len(input_ids))
+    positions = _positions(first, new, input_ids.shape[0])
 
     # The offset keeps token 0 at position 0 from hashing to 0, the value of a slot that was never written.
     terms = mixed(_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
@@ -138,10 +138,11 @@ def kv_tags(
     result = tag.take(last, mode="clip")
     sampled = (rows + lens) % _ROTATION == _ZERO
     chosen = (sampled if extend_lens is None else sampled | (new > 1)).nonzero()[0]
-    places = zip(rows[chosen].tolist(), lens[chosen].tolist(), strict=True)
-    sums_of = [_gathered(tag, weight, table[row, :length]) for row, length in places]
-    stored = total.take(last[chosen], mode="clip")
-    result[chosen] += (np.array(sums_of, dtype=np.uint64) - stored) * _DRIFT
+    if len(chosen):
+        places = zip(rows[chosen].tolist(), lens[chosen].tolist(), strict=True)
+        sums_of = [_gathered(tag, weight, table[row, :length]) for row, length in places]
+        stored = total.take(last[chosen], mode="clip")
+        result[chosen] += (np.array(sums_of, dtype=np.uint64) - stored) * _DRIFT
     return torch.from_numpy(mixed(result).view(np.int64))
 
 

@@ -104,7 +104,7 @@ def keep_in_ring(context: RelayContext, batch: ScheduleBatch, result: StepResult
     context.launches += 1
     context.kept_alive[context.launches % len(context.kept_alive)] = [
         batch,
-        *batch.set_fields().values(),
+        *batch.references(),
         *result.extra_keep_alive_refs,
     ]
 
