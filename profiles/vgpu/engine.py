@@ -197,7 +197,7 @@ class Simulation:
         """Enqueue an operation at the host's time ``now``."""
         free, items = self._free, queue.items
         at_once = not self.pending and queue.ready <= now and free[engine] <= now and not items
-        if at_once and type(row) is not Replay:
+        if at_once and not isinstance(row, Replay):
             queue.ready_before_wait = None
             free[engine] = queue.tail = end = now + duration
             queue.ready = end + self._gap if engine == COMPUTE else end

@@ -43,7 +43,7 @@ def index_put_(held: torch.Tensor, indices: Sequence[Any], values: torch.Tensor,
     if not accumulate and values.dtype is held.dtype and _few_integers(held, indices):
         held.numpy()[tuple([part.numpy() for part in indices])] = values.numpy()
     else:
-        held.index_put_(indices, values, accumulate)
+        held.index_put_(tuple(indices), values, accumulate)
 
 
 def _few_integers(held: torch.Tensor, indices: Sequence[Any]) -> bool:
