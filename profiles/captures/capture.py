@@ -1,6 +1,7 @@
 """The content of a capture of any tool: named ranges of the host's threads, and rows of calls and operations.
 
-File formats are read elsewhere. Which ranges make a step is defined by a map (``captures.maps``).
+A Chrome trace of torch.profiler, plain or gzipped, is read here, an export of Nsight Systems in ``nsys``. Which ranges
+make a step is defined by a map (``captures.maps``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Feeds the hazard checker from torch's dispatch and from the calls of streams, events and graphs."""
+"""Finds accesses that nothing orders on a CUDA device, from inside the process: feeds the hazard checker from torch's
+dispatch, where an operator's schema says what it reads and writes, and from the calls of streams, events and graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A CUDA device as the machine of a run that is measured, or whose accesses are checked for hazards."""
+"""A CUDA device as the machine of a run that is measured, or whose accesses are checked for hazards. A window of Kineto
+has CUPTI's rows between start and stop, from torch.profiler's Chrome trace."""
 
 from __future__ import annotations
 

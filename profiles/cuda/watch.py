@@ -2,6 +2,10 @@
 
 timed   two events per step, and the clock around calls that may wait: throughput, latency, stalls, occupancy.
 traced  Kineto, and the source line of every call: counts. The host is slower, so no times are kept.
+
+What the scheduler reports to its observer goes into the log of the current window. An event that is recorded on an idle
+stream completes at once. So the first event is recorded when the step's first forward range opens, directly before its
+first kernel, and not where the step begins.
 """
 
 from __future__ import annotations

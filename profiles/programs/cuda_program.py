@@ -1,4 +1,4 @@
-"""What a program does with torch and CUDA besides work for the device."""
+"""What a program does with torch and CUDA besides work for the device, and the device that it names."""
 
 from __future__ import annotations
 

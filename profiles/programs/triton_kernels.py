@@ -4,7 +4,8 @@ with exactly the accesses that the interpreter made.
 Triton decides by ``TRITON_INTERPRET`` when a kernel is decorated, so the variable has to be set before the program
 imports Triton. Where values are not computed, tensors of floats have made-up addresses: loads from them give zeros and
 stores to them are dropped, while both count as accesses. What the interpreter computes from such zeros is marked, and
-may not be stored where values are computed.
+may not be stored where values are computed. What programs query of Triton's driver about the GPU has the results of
+``torch.cuda``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A scheduler on a machine, ready to run workloads: composed, warmed up, and measured once per pass.
+"""Schedbench's own scheduler as a system, and any system on a machine, ready to run workloads: composed, warmed up, and
+measured once per pass.
 
 A caller can replace the machine (device and clock) and the sampler, and add observers and a sink of its own.
 """

@@ -1,5 +1,7 @@
-"""What a run measures, the scheduler of schedbench (``OwnSystem``) or of another engine (``profiles.engines``), and the
-observers of every run: several as one, the audit of KV tags, clients that abort, and the end of a run without progress.
+"""What a run measures, and the observers of every run.
+
+A system is schedbench's own scheduler (``runner.OwnSystem``) or that of another engine (``profiles.engines``). The
+observers: several as one, the audit of KV tags, clients that abort, and the end of a run in which no request advances.
 """
 
 from __future__ import annotations
