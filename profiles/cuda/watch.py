@@ -149,12 +149,6 @@ class StepSpans:
         self._read(max(self._steps, default=-1))
         return [self._op(step) for step in self._read_steps]
 
-    @property
-    def drift(self) -> int:
-        """ns by which the device's clock ran ahead of the host's between the anchors."""
-        (host0, device0), (host1, device1) = self._anchors[0], self._anchors[-1]
-        return (device1 - device0) - (host1 - host0)
-
     def _recorded(self) -> TimingEvent:
         event = self._idle.pop() if self._idle else self.event()
         event.record()
