@@ -34,7 +34,7 @@ from ..platform.hardware import load
 from ..platform.machine import MachineError
 from ..record.environment import environment
 from ..record.provenance import RunPart
-from ..record.result import PROGRAM, Abstained, Result
+from ..record.result import PROGRAM, Abstained, Hazards, Result
 from ..record.timeline import Window
 from ..run.declared_hazards import split_declared
 from ..vgpu.device import VirtualGpu
@@ -42,7 +42,6 @@ from ..vgpu.gpu import open_vgpu
 from ..vgpu.ledger import LedgerContext
 from ..vgpu.patching import attributes_set
 from . import triton_kernels
-from .cuda_program import NvtxRanges
 from .hollow import hollow_packages
 from .torch_cuda import cuda_answered
 from .triton_kernels import triton_interpreted
@@ -93,7 +92,16 @@ def watched(request: WatchRequest) -> Result:
     ):
         _run(request)
     notes = (*program.notes(), *kernels.notes(), *packages.notes())
-    return _document(request, hardware.name, gpu, program.nvtx, windows.window, notes)
+    spans = sorted(program.nvtx.closed, key=lambda span: (span.start, -span.end))
+    facts = {**environment(), "gpu": hardware.name, "cuda_graph_trace": "graph"}
+    capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
+    meaning = chosen(capture) if request.map is None else maps.load(request.map)
+    found = _reading(gpu, windows.window, spans, meaning, notes)
+    hazards: Hazards | Abstained = Abstained(abstained="hazards were not watched for")
+    if request.hazards:
+        hazards = split_declared(gpu.findings, ())
+    run = RunPart(id="", command="", started="", wall_s=0.0)
+    return document(capture, meaning, found, name=Path(request.script).stem, run=run, hazards=hazards)
 
 
 def _run(request: WatchRequest) -> None:
@@ -106,28 +114,6 @@ def _run(request: WatchRequest) -> None:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise ProgramError(f"exited with {end.code}") from end
-
-
-def _document(
-    request: WatchRequest,
-    gpu_name: str,
-    gpu: VirtualGpu,
-    nvtx: NvtxRanges,
-    window: Window,
-    notes: tuple[str, ...],
-) -> Result:
-    spans = sorted(nvtx.closed, key=lambda span: (span.start, -span.end))
-    facts = {**environment(), "gpu": gpu_name, "cuda_graph_trace": "graph"}
-    capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
-    meaning = chosen(capture) if request.map is None else maps.load(request.map)
-    found = _reading(gpu, window, spans, meaning, notes)
-    hazards = (
-        split_declared(gpu.findings, ())
-        if request.hazards
-        else Abstained(abstained="hazards were not watched for")
-    )
-    run = RunPart(id="", command="", started="", wall_s=0.0)
-    return document(capture, meaning, found, name=Path(request.script).stem, run=run, hazards=hazards)
 
 
 def _reading(

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from statistics import median
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from ...scenarios.combinations import MODES
 from ...scenarios.workload_schema import BurstArrivals, Fixed
 from ...sched.admission import init_next_round_input
-from ...sched.batch import ScheduleBatch, StepResult
+from ...sched.batch import ScheduleBatch
 from ...sched.loop.engine import Engine
 from ...sched.loop.launch import launch_step
 from ...sched.loop.prepare import prepare_for_decode, prepare_for_extend
@@ -31,8 +32,6 @@ from .crash import broken_on_purpose
 from .feed import measured_workload
 from .machines import DeviceChoice, device_kind, open_machine
 from .runner import GatedSink, PreparedRun
-
-T = TypeVar("T")
 
 # Modes whose engine is more than the serial loop's preparation and launch.
 OTHER_ENGINES: Final = (
@@ -141,72 +140,48 @@ def run_batches(
     engine = PreparedRun(one_batch(resolved, largest), machine, relay, GatedSink()).scheduler.engine
     appends = all(fault.appends for fault in relay.faults)
     for shape in shapes:
-        batch = _StaticBatch(engine, machine, shape, appends=appends)
-        question = one_batch(resolved, shape)
-        if not machine.exact:
-            batch.run(list(measured_workload(question).upcoming()))
-        yield batch.run(list(measured_workload(question).upcoming()))
+        question, steps = one_batch(resolved, shape), count(1)
+        for _ in range(1 if machine.exact else 2):
+            reqs = list(measured_workload(question).upcoming())
+            times = _run_batch(engine, machine, shape, reqs, steps=steps, appends=appends)
+        yield times
 
 
-class _StaticBatch:
-    def __init__(self, engine: Engine, machine: Machine, shape: BatchShape, *, appends: bool) -> None:
-        self._engine = engine
-        self._machine = machine
-        self._shape = shape
-        self._appends = appends
-        self._step = 0
-
-    def run(self, reqs: Sequence[Request]) -> BatchTimes:
-        engine, outputs = self._engine, {req.id: list[int]() for req in reqs}
-        with engine.streams.on(engine.streams.schedule), self._machine.host.running():
-            latencies = []
-            for latency, tokens in self._steps(reqs):
-                latencies.append(latency)
-                for req, token in zip(reqs, tokens, strict=True):
-                    outputs[req.id].append(token)
-                    if self._appends:
-                        req.output_ids.append(token)
-            for req in reqs:
-                release_kv_cache(req, engine.cache, is_insert=False)
-        return BatchTimes(self._shape, latencies[0], latencies[1:], outputs)
-
-    def _steps(self, reqs: Sequence[Request]) -> Iterator[tuple[int, list[int]]]:
-        """The latency of each step in ns, with its tokens."""
+def _run_batch(
+    engine: Engine,
+    machine: Machine,
+    shape: BatchShape,
+    reqs: Sequence[Request],
+    *,
+    steps: Iterator[int],
+    appends: bool,
+) -> BatchTimes:
+    """``steps`` has the numbers of the steps; with ``appends`` requests get their tokens."""
+    outputs, latencies = {req.id: list[int]() for req in reqs}, list[int]()
+    clock, device = machine.clock, engine.streams.module
+    batch: ScheduleBatch | None = None
+    with engine.streams.on(engine.streams.schedule), machine.host.running():
         for req in reqs:
-            init_next_round_input(req, self._engine.cache)
-        latency, (batch, result) = self._timed(lambda: self._extend(reqs))
-        yield latency, _tokens(result)
-        for _ in range(self._shape.output - 1):
-            latency, result = self._timed(lambda: self._decode(batch))
-            yield latency, _tokens(result)
-
-    def _timed(self, step: Callable[[], T]) -> tuple[int, T]:
-        clock, device = self._machine.clock, self._engine.streams.module
-        device.synchronize()
-        begin = clock.now()
-        found = step()
-        device.synchronize()
-        return clock.now() - begin, found
-
-    def _extend(self, reqs: Sequence[Request]) -> tuple[ScheduleBatch, StepResult]:
-        with self._engine.observer.range("prepare", self._next_step(), len(reqs)):
-            batch = prepare_for_extend(self._engine, reqs, self._step)
-        return batch, launch_step(self._engine, batch, overlapped=False)
-
-    def _decode(self, batch: ScheduleBatch) -> StepResult:
-        with self._engine.observer.range("prepare", self._next_step(), batch.batch_size):
-            prepare_for_decode(self._engine, batch, self._step)
-        return launch_step(self._engine, batch, overlapped=False)
-
-    def _next_step(self) -> int:
-        self._step += 1
-        return self._step
-
-
-def _tokens(result: StepResult) -> list[int]:
-    assert result.next_token_ids is not None
-    tokens: list[int] = result.next_token_ids.tolist()
-    return tokens
+            init_next_round_input(req, engine.cache)
+        for step in islice(steps, shape.output):
+            device.synchronize()
+            begin = clock.now()
+            with engine.observer.range("prepare", step, len(reqs)):
+                if batch is None:
+                    batch = prepare_for_extend(engine, reqs, step)
+                else:
+                    prepare_for_decode(engine, batch, step)
+            result = launch_step(engine, batch, overlapped=False)
+            device.synchronize()
+            latencies.append(clock.now() - begin)
+            assert result.next_token_ids is not None
+            for req, token in zip(reqs, result.next_token_ids.tolist(), strict=True):
+                outputs[req.id].append(token)
+                if appends:
+                    req.output_ids.append(token)
+        for req in reqs:
+            release_kv_cache(req, engine.cache, is_insert=False)
+    return BatchTimes(shape, latencies[0], latencies[1:], outputs)
 
 
 SCHEMA_VERSION: Final = "1.0"
