@@ -63,17 +63,13 @@ def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
     try:
         scenario = load(name, overrides)
     except PartialScenarioError as error:
-        raise ScenarioError([*error.problems, *_unresolved(error.rest, error.problems)]) from None
+        problems = list(error.problems)
+        try:
+            resolve(error.rest)  # what else is wrong, without the broken keys
+        except ScenarioError as others:
+            problems += [problem for problem in others.problems if not touches(problem, error.problems)]
+        raise ScenarioError(problems) from None
     return resolve(scenario)
-
-
-def _unresolved(rest: Scenario, problems: Sequence[Problem]) -> list[Problem]:
-    """What else is wrong with a scenario whose broken keys were left out."""
-    try:
-        resolve(rest)
-    except ScenarioError as error:
-        return [problem for problem in error.problems if not touches(problem, problems)]
-    return []
 
 
 def resolve(scenario: Scenario) -> Resolved:
