@@ -109,8 +109,18 @@ def _append_tokens(engine: Engine, reqs: list[Request], token_ids: list[int]) ->
     for req, token in zip(reqs, token_ids, strict=True):
         if req.status is not running:  # it ended, or its KV was taken back, after the launch
             continue
-        req.output_ids.append(token)
+        output, sampling = req.output_ids, req.sampling
+        output.append(token)
         new.append(req)
+        # The rules of ``_ending`` for most tokens, which end nothing, without its call.
+        if (
+            len(output) < sampling.max_new_tokens
+            and token not in eos
+            and not sampling.stop_token_ids
+            and req.grammar is None
+            and not req.to_finish
+        ):
+            continue
         ending = _ending(req, token, eos)
         if ending is not None:
             _announce_tokens(engine, new)
