@@ -29,13 +29,17 @@ class Mode(NamedTuple):
         return holds and (not self.within or MODES[self.within].on(scenario))
 
 
+Verdict = Literal["refused", "engines", "runs"]
+
+
 class Rule(NamedTuple):
-    """A row of the table: two modes, why, and whether the pair is refused or runs with a remark."""
+    """A row of the table: two modes, why, and whether the pair is refused, is refused of all but the engines of other
+    projects, or runs with a remark."""
 
     first: str
     second: str
     reason: str
-    verdict: Literal["refused", "runs"] = "refused"
+    verdict: Verdict = "refused"
 
 
 def _several(count: int) -> bool:
@@ -96,13 +100,14 @@ def findings(
     scenario: Scenario,
     rules: tuple[Rule, ...] = RULES,
     *,
+    verdict: Verdict = "refused",
     broken: Collection[KeyPath] = (),
     overridden: Collection[KeyPath] = (),
 ) -> Iterator[Finding]:
-    """The refused combinations of a scenario, each with a key and the reason. The key is that of the mode that an
-    ``overridden`` key switched on, if any. Modes whose keys are ``broken`` are skipped."""
+    """The combinations of a scenario that have this ``verdict``, each with a key and the reason. The key is that of the
+    mode that an ``overridden`` key switched on, if any. Modes whose keys are ``broken`` are skipped."""
     for rule in rules:
-        if rule.verdict != "refused" or not _on(scenario, rule.first, rule.second):
+        if rule.verdict != verdict or not _on(scenario, rule.first, rule.second):
             continue
         first, second = MODES[rule.first].key, MODES[rule.second].key
         if not among(first, broken) and not among(second, broken):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...scenarios.combinations import MODES
+from ...scenarios.combinations import MODES, findings
+from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice
 from ..measure.budget import RunOutcome, asked, breaches, untested
 from ..platform.inputs import inputs
@@ -42,16 +43,23 @@ def execute(
         specs = rank_specs(resolved)
         reports = run_engine(resolved.engine, resolved, relay, options, [spec.alone() for spec in specs])
         result = join(resolved, specs, reports, ())
-    elif MODES["own model runner"].on(resolved.scenario):
-        problem = "own is the model runner of another project's engine: name one with --engine"
-        raise resolved.scenario.source.refuse(_MODEL_RUNNER, problem)
     else:
+        _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
         result = _own(RunTask(resolved, relay, options, kind, observe, extra_sink, guard))
     result = result.model_copy(update={"scenario": result.scenario.model_copy(update={"inputs": read})})
     budget, not_asked = asked(result)
     result = result.model_copy(update={"not_asked": not_asked})
     return RunOutcome(result, tuple(breaches(budget, result)), tuple(untested(budget, result)))
+
+
+def _require_own(scenario: Scenario) -> None:
+    """Raises ScenarioError for what only engines of other projects run."""
+    if MODES["own model runner"].on(scenario):
+        problem = "own is the model runner of another project's engine: name one with --engine"
+        raise scenario.source.refuse(_MODEL_RUNNER, problem)
+    for key, problem in findings(scenario, verdict="engines"):
+        raise scenario.source.refuse(key, problem)
 
 
 def _own(task: RunTask) -> Result:

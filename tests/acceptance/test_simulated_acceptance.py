@@ -137,12 +137,6 @@ REFUSED = {
         "engine.speculative={algorithm: eagle, mode: v1}",
         "engine.overlap=true",
     ),
-    "draft trees cannot be combined with speculation v2": ("engine.speculative={algorithm: eagle, topk: 2}",),
-    "draft trees cannot be combined with pages": (
-        "engine.speculative={algorithm: eagle, mode: v1, topk: 2}",
-        "engine.overlap=false",
-        "engine.page_size=16",
-    ),
     "expected 2 to 7, all that the tree has, got 9": (
         "engine.speculative={algorithm: eagle, mode: v1, steps: 2, topk: 2, draft_tokens: 9}",
         "engine.overlap=false",
@@ -171,3 +165,28 @@ def test_auto_overlaps_v2_and_not_v1() -> None:
 
     assert set(overlapped("v1").per_step["verify"].streams) == {"schedule"}
     assert "forward" in overlapped("v2").per_step["verify"].streams
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (
+            ("engine.speculative={algorithm: eagle, topk: 2}",),
+            "draft trees cannot be combined with speculation v2",
+        ),
+        (
+            (
+                "engine.speculative={algorithm: eagle, mode: v1, topk: 2}",
+                "engine.overlap=false",
+                "engine.page_size=16",
+            ),
+            "draft trees cannot be combined with pages",
+        ),
+    ],
+)
+def test_trees_that_only_engines_may_run_are_refused_of_our_own_scheduler(
+    overrides: tuple[str, ...], reason: str
+) -> None:
+    question = resolved("spec_v2", *overrides)
+    with pytest.raises(ScenarioError, match=reason):
+        execute(question, question.relays[0], Options(device="vgpu"))

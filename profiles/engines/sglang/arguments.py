@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import traceback
 from array import array
 from importlib import import_module
 from pathlib import Path
@@ -86,13 +87,30 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
-    args = fitted(kind, **wanted)
+    try:
+        args = fitted(kind, **wanted)
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        raise EngineError(f"SGLang refuses the scenario: {error} ({_raised_by(error)})") from error
     for name in decisive - shared.keys():
         if (kept := getattr(args, name, None)) != wanted[name]:
             raise EngineError(
                 f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"
+                f"{_decided_by(name, config.speculative)}"
             )
     return args
+
+
+def _raised_by(error: BaseException) -> str:
+    """The function that has raised the error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_code.co_qualname
+
+
+def _decided_by(argument: str, spec: SpeculativeConfig | None) -> str:
+    """Where it is known, the function of SGLang that has changed the argument."""
+    if argument != "disable_overlap_schedule" or spec is None or spec.topk == 1:
+        return ""
+    return ": its overlapped worker takes chains of drafts only (handle_speculative_decoding)"
 
 
 def _dtype(resolved: Resolved, *, own: bool) -> str:

@@ -175,9 +175,13 @@ class RunnerStub:
         )
 
     def _overhang(self) -> int:
-        """Positions behind a request's last token that drafts may be written to."""
-        spec = speculative_config(self._parts.resolved.scenario.engine.speculative)
-        return 0 if spec is None else spec.overhang
+        """Positions behind a request's last token that drafts may be written to. Each branch of a tree begins a page
+        of its own."""
+        engine = self._parts.resolved.scenario.engine
+        spec = speculative_config(engine.speculative)
+        if spec is None:
+            return 0
+        return spec.overhang + (0 if spec.topk == 1 else (4 * spec.topk + 1) * (engine.page_size - 1))
 
     def _default(self, runner: Any, name: str) -> Any:
         """What a model would have set: groups of one rank, sizes of 1, numbers of 0, and None."""

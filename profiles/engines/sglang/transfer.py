@@ -251,15 +251,30 @@ def _manager(base: Any, transfers: KVTransfers) -> Any:
     return LinkManager
 
 
-def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
-    class LinkSender(base):  # type: ignore[misc]
-        conclude_state: Any
+class _TransferEnd:
+    """What the sender and the receiver of a request's KV have in common. ``conclude_state``, which SGLang reads, is the
+    state in which the transfer has ended, or None; earlier versions of SGLang have none in their own classes."""
 
+    conclude_state: Any = None
+    _transfers: KVTransfers
+    _states: Any  # SGLang's ``KVPoll``
+    _room: int
+
+    def abort(self) -> None:
+        self.conclude_state = self._states.Failed
+        self._transfers._abort(self._room)
+
+    def failure_exception(self) -> None:
+        raise RuntimeError(_GIVEN_UP)
+
+
+def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
+    class LinkSender(_TransferEnd, base):  # type: ignore[misc]
         def __init__(
             self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **named: Any
         ) -> None:
             super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **named)
-            self._room = bootstrap_room
+            self._transfers, self._states, self._room = transfers, states, bootstrap_room
             self._landing = transfers._landing(bootstrap_room)
 
         def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
@@ -285,24 +300,28 @@ def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
                 del transfers._landings[self._room]
             return self.conclude_state
 
-        def abort(self) -> None:
-            super().abort()
-            transfers._abort(self._room)
-
-        def failure_exception(self) -> None:
-            raise RuntimeError(_GIVEN_UP)
-
     return LinkSender
 
 
 def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
-    class LinkReceiver(base):  # type: ignore[misc]
-        conclude_state: Any
+    """Without ``send_metadata`` in earlier versions of SGLang, ``init`` does what it does. In later ones ``init`` only
+    finds the prefill worker."""
 
-        def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None) -> None:
-            super().__init__(mgr, bootstrap_addr, bootstrap_room)
+    class LinkReceiver(_TransferEnd, base):  # type: ignore[misc]
+        has_sent_metadata = False
+        bootstrap_done = not hasattr(base, "send_metadata")
+
+        def __init__(
+            self,
+            mgr: Any,
+            bootstrap_addr: str,
+            bootstrap_room: int | None = None,
+            *args: Any,
+            **named: Any,
+        ) -> None:
+            super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **named)
             assert bootstrap_room is not None
-            self._room = bootstrap_room
+            self._transfers, self._states, self._room = transfers, states, bootstrap_room
 
         def send_metadata(self, kv_indices: Any, aux_index: int | None = None, *_: Any, **__: Any) -> None:
             assert aux_index is not None
@@ -325,11 +344,6 @@ def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
             self.conclude_state = states.Success
             return self.conclude_state
 
-        def abort(self) -> None:
-            super().abort()
-            transfers._abort(self._room)
-
-        def failure_exception(self) -> None:
-            raise RuntimeError(_GIVEN_UP)
-
+    if not hasattr(base, "send_metadata"):
+        LinkReceiver.init = LinkReceiver.send_metadata
     return LinkReceiver

@@ -2,7 +2,8 @@
 
     SCHEDBENCH_SGLANG=../sglang SCHEDBENCH_ENGINE_PYTHON=../venv/bin/python make test
 
-The clone has the commits of the five pull requests; the interpreter has what SGLang needs.
+The clone has the commits of the five pull requests; the interpreter has what SGLang needs. ``SCHEDBENCH_SGLANG_WHEELS``
+names a folder with the wheels of its releases.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ from schedbench.profiles.record.result import Hazards, Result
 from schedbench.profiles.run.system import SystemParts
 
 CLONE = os.environ.get("SCHEDBENCH_SGLANG", "")
+WHEELS = os.environ.get("SCHEDBENCH_SGLANG_WHEELS", "")
 PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
 BEFORE, AFTER = "1051a8456", "282c46133"  # around #25945
 LATER = "8905cbd42"  # of July 2026, whose model runner is of the second generation
 SMALL = ("workload.requests=8", "workload.output_tokens={dist: uniform, min: 4, max: 16}")
 
 given = pytest.mark.skipif(not CLONE, reason="SCHEDBENCH_SGLANG names no clone of SGLang")
+given_wheels = pytest.mark.skipif(
+    not WHEELS, reason="SCHEDBENCH_SGLANG_WHEELS names no folder with SGLang's wheels"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,7 +48,7 @@ def ended_engines() -> Iterator[None]:
 
 
 def run(engine: str | None, *overrides: str, scenario: str = "mixed", hazards: bool = False) -> Result:
-    choice = None if engine is None else EngineChoice(engine, PYTHON, Path())
+    choice = None if engine is None else EngineChoice(engine, PYTHON, Path(WHEELS))
     question = replace(ask(scenario, [*SMALL, *overrides]), engine=choice)
     options = Options(device="vgpu", hazards=hazards)
     return execute(question, question.relays[0], options).result
@@ -200,6 +205,42 @@ def test_the_serial_worker_gives_the_same_tokens(overrides: tuple[str, ...]) -> 
     assert theirs.outputs == ours.outputs
     assert theirs.per_step["verify"].streams["schedule"]["d2h"].median >= 5
     assert theirs.metrics["accept_length"].values[0] > 2
+
+
+TREES = ("engine.speculative.topk=2", "engine.speculative.draft_tokens=8")
+
+
+@given
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("engine.overlap=false",), ("engine.page_size=16",)],
+    ids=["overlapped", "serial", "pages"],
+)
+def test_trees_of_the_overlapped_worker_give_the_same_tokens(overrides: tuple[str, ...]) -> None:
+    theirs = run(f"sglang:{CLONE}@{LATER}", *TREES, *overrides, scenario="spec_v2")
+    assert theirs.outputs == run(None, scenario="spec_v2").outputs
+    ours = run(None, *TREES, scenario="spec_v1")
+    for metric in ("accept_length", "position_acceptance.1", "position_acceptance.3"):
+        assert theirs.metrics[metric].values == ours.metrics[metric].values
+
+
+@given
+def test_trees_are_refused_where_the_overlapped_worker_takes_chains_only() -> None:
+    with pytest.raises(EngineError, match=r"chains of drafts only \(handle_speculative_decoding\)"):
+        run(f"sglang:{CLONE}@{AFTER}", *TREES, scenario="spec_v2")
+
+
+@given_wheels
+def test_what_sglangs_arguments_refuse_is_refused_in_its_words() -> None:
+    refusal = r"only supports topk = 1 .* \(ServerArgs\._handle_speculative_decoding\)"
+    with pytest.raises(EngineError, match=refusal):
+        run("sglang==0.5.9", *TREES, scenario="spec_v2")
+
+
+def test_the_example_of_a_workflow_installs_what_sglang_needs() -> None:
+    """Triton comes with torch."""
+    page = Path(__file__).parents[3] / "docs/sglang-pull-request.yml"
+    assert {*adapter_named("sglang").requires.values()} - {"triton"} <= {*page.read_text().split()}
 
 
 @given

@@ -20,6 +20,7 @@ from .test_sglang import (
     changed,
     ended_engines,
     given,
+    given_wheels,
     median,
     run,
     sources,
@@ -53,6 +54,19 @@ def test_the_tokens_of_a_pair_are_those_of_our_scheduler(overrides: tuple[str, .
     assert result.outputs == run(None, *(given for given in overrides if given != OWN)).outputs
     assert {row.status for row in result.requests} == {"finished"}
     assert result.run.failure is None
+
+
+# The first of each month from which on SGLang has all classes of transfers that are never made.
+RELEASES = ("0.5.9", "0.5.10", "0.5.11", "0.5.13", "0.5.15", "0.5.17", "0.5.19", "0.5.21", "0.5.23")
+
+
+@given_wheels
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_tokens_of_a_pair_are_those_of_our_scheduler_in_every_release(release: str) -> None:
+    pages = (NONE, "engine.page_size=16", "engine.chunked_prefill_size=64")
+    result = run(f"sglang=={release}", *pages, PAIR)
+    assert result.outputs == run(None, *pages).outputs
+    assert {row.status for row in result.requests} == {"finished"}
 
 
 @given
@@ -103,4 +117,11 @@ def test_kv_that_is_sent_before_it_is_computed_is_a_hazard(broken: Path) -> None
 @given
 def test_a_client_that_goes_frees_both_workers() -> None:
     result = pair(PAIR, NONE, "workload.abort={fraction: 0.5, after_tokens: 1}")
+    assert sorted(row.status for row in result.requests) == ["aborted"] * 4 + ["finished"] * 4
+
+
+@given_wheels
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.13"])
+def test_a_client_that_goes_frees_both_workers_of_earlier_releases(release: str) -> None:
+    result = run(f"sglang=={release}", PAIR, NONE, "workload.abort={fraction: 0.5, after_tokens: 1}")
     assert sorted(row.status for row in result.requests) == ["aborted"] * 4 + ["finished"] * 4
