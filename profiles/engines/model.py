@@ -102,10 +102,12 @@ def model_folder(model: ModelConfig, folder: Path) -> Path:
 
 
 def process_group_of_one() -> Any:
-    """A process group of torch.distributed with this process alone, without a port."""
+    """A process group of torch.distributed with this process alone, without a port. What is reduced in it is left as it
+    is, and nothing is launched, as NCCL does it."""
     distributed: Any = torch.distributed
     with torch._C.DisableTorchFunction():
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.all_reduce = lambda *_, **__: None
     return distributed.group.WORLD
 
 

@@ -47,10 +47,16 @@ def ended_engines() -> Iterator[None]:
     client.end_engines()
 
 
-def run(engine: str | None, *overrides: str, scenario: str = "mixed", hazards: bool = False) -> Result:
+def run(
+    engine: str | None,
+    *overrides: str,
+    scenario: str = "mixed",
+    hazards: bool = False,
+    adversary: int | None = None,
+) -> Result:
     choice = None if engine is None else EngineChoice(engine, PYTHON, Path(WHEELS))
     question = replace(ask(scenario, [*SMALL, *overrides]), engine=choice)
-    options = Options(device="vgpu", hazards=hazards)
+    options = Options(device="vgpu", hazards=hazards, adversary=adversary)
     return execute(question, question.relays[0], options).result
 
 
@@ -267,6 +273,13 @@ def test_grammars_of_sglang_allow_what_ours_allow(commit: str, grammar: str) -> 
         run(engine, *overrides, scenario="grammar") for engine in (f"sglang:{CLONE}@{commit}", None)
     )
     assert theirs.outputs == ours.outputs
+
+
+@given
+def test_no_order_of_work_changes_the_tokens_of_a_grammar() -> None:
+    """SGLang reduces sampled tokens over the ranks of a batch with grammars, and there is one."""
+    found = run(f"sglang:{CLONE}@{LATER}", "workload.sampling.temperature=0", scenario="grammar", adversary=0)
+    assert found.outputs == run(None, "workload.sampling.temperature=0", scenario="grammar").outputs
 
 
 @given
