@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import typer
 
-from .scenario_arguments import Form
+from .arguments import Form
 from .text import number
 
 Entry = dict[str, Any]
@@ -22,7 +23,7 @@ def show(
     engines that can be named."""
     from .page import show_entries
 
-    entries = _SOURCES[what]()
+    entries = _entries(what)
     show_entries(form, what, entries, _LAYOUTS.get(what, table)(entries))
 
 
@@ -55,14 +56,11 @@ def _rung(entry: Entry) -> Iterator[str]:
         yield f"    {question}: {before} -> {after}"
     yield f"  expect: {entry['expect']}"
     for hazard in entry["known_hazards"]:
-        yield f"  hazard: {hazard}{_only_plain(hazard, entry)}"
+        everywhere = hazard in entry["known_hazards_v2"]
+        yield f"  hazard: {hazard}{'' if everywhere else ' (not under speculation)'}"
     for defect in entry["known_defects"]:
         yield f"  defect: {defect}"
     yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
-
-
-def _only_plain(hazard: str, entry: Entry) -> str:
-    return "" if hazard in entry["known_hazards_v2"] else " (not under speculation)"
 
 
 def _defects(entries: list[Entry]) -> str:
@@ -79,10 +77,39 @@ def _where(entry: Entry) -> str:
     return f"in {', '.join(entry['states'])}; {loops}{''.join(f'; needs {key}' for key in entry['needs'])}"
 
 
-def _cases() -> list[Entry]:
-    from ..scenarios import case_catalog
+def _entries(what: What) -> list[Entry]:
+    match what:
+        case "scenarios" | "cases":
+            from ..scenarios.shipped import case_catalog, catalog
 
-    return [dict(entry) for entry in case_catalog()]
+            return catalog() if what == "scenarios" else case_catalog()
+        case "hardware":
+            from ..profiles.platform import hardware
+
+            return _files(hardware)
+        case "maps":
+            from ..profiles.captures import maps
+
+            return _files(maps)
+        case "engines":
+            from ..profiles.engines.adapter import adapter_named, adapter_names
+
+            forms = "{0}:FOLDER, {0}:FOLDER@REF, {0}==VERSION"
+            return [
+                {"name": name, "about": forms.format(name), "package": adapter_named(name).package}
+                for name in adapter_names()
+            ]
+        case "relays":
+            return _relays()
+        case "faults":
+            return _faults()
+        case "models":
+            return _models()
+
+
+def _files(shipped: ModuleType) -> list[Entry]:
+    found = map(shipped.load, shipped.names())
+    return [{"name": file.name, "about": file.about, "sha256": file.sha256} for file in found]
 
 
 def _relays() -> list[Entry]:
@@ -131,12 +158,6 @@ def _faults() -> list[Entry]:
     return entries
 
 
-def _scenarios() -> list[Entry]:
-    from ..scenarios import catalog
-
-    return [dict(entry) for entry in catalog()]
-
-
 def _size(parameters: int) -> str:
     """Like 8.03 B."""
     unit, scale = ("B", 1e9) if parameters >= 1e9 else ("M", 1e6)
@@ -161,45 +182,6 @@ def _models() -> list[Entry]:
         for name, config in PRESETS.items()
     ]
 
-
-def _hardware() -> list[Entry]:
-    from ..profiles.platform import hardware
-
-    profiles = (hardware.load(name) for name in hardware.names())
-    return [{"name": profile.name, "about": profile.about, "sha256": profile.sha256} for profile in profiles]
-
-
-def _maps() -> list[Entry]:
-    from ..profiles.captures import maps
-
-    known = (maps.load(name) for name in maps.names())
-    return [{"name": found.name, "about": found.about, "sha256": found.sha256} for found in known]
-
-
-def _engines() -> list[Entry]:
-    from ..profiles.engines.adapter import adapter_named, adapter_names
-
-    adapters = ((name, adapter_named(name)) for name in adapter_names())
-    return [
-        {
-            "name": name,
-            "about": f"{name}:FOLDER, {name}:FOLDER@REF, {name}==VERSION",
-            "package": adapter.package,
-        }
-        for name, adapter in adapters
-    ]
-
-
-_SOURCES: dict[What, Callable[[], list[Entry]]] = {
-    "scenarios": _scenarios,
-    "cases": _cases,
-    "relays": _relays,
-    "faults": _faults,
-    "models": _models,
-    "hardware": _hardware,
-    "maps": _maps,
-    "engines": _engines,
-}
 
 _LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {
     "cases": _library,

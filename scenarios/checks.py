@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from . import conditions, failures
 from .combinations import Finding, among
 from .problems import KeyPath
-from .schema import AcceptanceSection, Disaggregation, Pipeline, RelaySection, Scenario, Speculative
-from .workload_schema import Distribution, Fixed, RecordedArrivals, WorkloadSection
+from .schema import AcceptanceSection, RelaySection, Scenario
+from .workload_schema import LogNormal, Normal, RecordedArrivals, Uniform
 
 
 def findings(scenario: Scenario, *, broken: Collection[KeyPath] = ()) -> Iterator[Finding]:
@@ -19,82 +20,82 @@ def findings(scenario: Scenario, *, broken: Collection[KeyPath] = ()) -> Iterato
             yield from check(scenario)
 
 
-def _model(scenario: Scenario) -> Iterator[Finding]:
-    if (scenario.model.preset is None) == (scenario.model.path is None):
+def _alternatives(scenario: Scenario) -> Iterator[Finding]:
+    model, engine = scenario.model, scenario.engine
+    if (model.preset is None) == (model.path is None):
         yield ("model",), "expected preset or path, and not both"
-
-
-def _relays(scenario: Scenario) -> Iterator[Finding]:
-    if scenario.engine.relays and scenario.engine.relay != RelaySection():
+    if engine.relays and engine.relay != RelaySection():
         yield ("engine", "relays"), "expected relay or relays, and not both"
+    grammar, abort = scenario.workload.sampling.grammar, scenario.workload.abort
+    if grammar is not None and (grammar.regex is None) == (not grammar.choice):
+        yield ("workload", "sampling", "grammar"), "expected regex or choice, and not both"
+    if abort is not None and (abort.fraction > 0) == bool(abort.requests):
+        yield ("workload", "abort"), "expected fraction or requests, and not both"
 
 
-def _pipeline(scenario: Scenario) -> Iterator[Finding]:
-    wanted, key = scenario.engine.pipeline, ("engine", "pipeline")
-    if wanted.stages == 1:
-        for name in ("async_depth", "skip_chunk_outputs", "dynamic_chunks"):
-            if getattr(wanted, name):
-                yield (*key, name), "means something only with several stages"
-    if not wanted.dynamic_chunks and "smooth_factor" in _changed(wanted):
-        yield (*key, "smooth_factor"), "means something only with dynamic_chunks"
+class _Idle(NamedTuple):
+    """Keys of a section of the engine, all without ``names``, that mean nothing where ``off`` holds for it."""
+
+    section: str
+    off: Callable[[Any], bool]
+    wanted: str
+    names: Sequence[str] = ()
 
 
-def _data_parallel(scenario: Scenario) -> Iterator[Finding]:
-    if scenario.engine.data_parallel.ranks == 1 and scenario.engine.data_parallel.mlp == "shared":
-        yield ("engine", "data_parallel", "mlp"), "means something only with several ranks"
+_IDLE: Final = (
+    _Idle(
+        "speculative",
+        lambda spec: spec.algorithm == "none",
+        "an algorithm; engine.speculative=none drops it all",
+    ),
+    _Idle(
+        "pipeline",
+        lambda pipeline: pipeline.stages == 1,
+        "several stages",
+        ("async_depth", "skip_chunk_outputs", "dynamic_chunks"),
+    ),
+    _Idle("pipeline", lambda pipeline: not pipeline.dynamic_chunks, "dynamic_chunks", ("smooth_factor",)),
+    _Idle("data_parallel", lambda parallel: parallel.ranks == 1, "several ranks"),
+    _Idle("disaggregation", lambda pair: pair.mode == "none", "mode pair"),
+)
 
 
-def _disaggregation(scenario: Scenario) -> Iterator[Finding]:
-    pair = scenario.engine.disaggregation
-    if pair.mode == "none":
-        for name in _changed(pair):
-            yield ("engine", "disaggregation", name), "means something only with mode pair"
+def _idle(keys: _Idle, scenario: Scenario) -> Iterator[Finding]:
+    section = getattr(scenario.engine, keys.section)
+    default = type(section)()
+    for name in keys.names or type(section).model_fields:
+        if keys.off(section) and getattr(section, name) != getattr(default, name):
+            yield ("engine", keys.section, name), f"means something only with {keys.wanted}"
 
 
 def _workload(scenario: Scenario) -> Iterator[Finding]:
     workload = scenario.workload
-    yield from _drawn(workload) if workload.trace is None else _replayed(workload)
-
-
-def _drawn(workload: WorkloadSection) -> Iterator[Finding]:
+    if workload.trace is not None:
+        if workload.format is None:
+            yield ("workload", "format"), "required with a trace"
+        for key in ("prompt_tokens", "output_tokens", "shared_prefix"):
+            if getattr(workload, key) is not None:
+                yield ("workload", key), "cannot be combined with a trace, which has its own"
+        return
     for key in ("requests", "prompt_tokens", "output_tokens"):
         if getattr(workload, key) is None:
             yield ("workload", key), "required without a trace"
     if workload.format is not None:
         yield ("workload", "format"), "means something only with a trace"
     if isinstance(workload.arrival, RecordedArrivals):
-        yield (
-            ("workload", "arrival", "process"),
-            "means something only with a trace",
-        )
-
-
-def _replayed(workload: WorkloadSection) -> Iterator[Finding]:
-    if workload.format is None:
-        yield ("workload", "format"), "required with a trace"
-    for key in ("prompt_tokens", "output_tokens", "shared_prefix"):
-        if getattr(workload, key) is not None:
-            yield ("workload", key), "cannot be combined with a trace, which has its own"
+        yield ("workload", "arrival", "process"), "means something only with a trace"
 
 
 def _lengths(scenario: Scenario) -> Iterator[Finding]:
-    yield from _length("prompt_tokens", scenario.workload.prompt_tokens)
-    yield from _length("output_tokens", scenario.workload.output_tokens)
-    yield from _length("encoder_tokens", scenario.workload.encoder_tokens)
-
-
-def _length(key: str, length: Distribution | None) -> Iterator[Finding]:
-    if length is None or isinstance(length, Fixed) or length.max is None:
-        return
-    if length.min > length.max:
-        yield ("workload", key, "min"), f"expected at most max, {length.max}, got {length.min}"
+    for key in ("prompt_tokens", "output_tokens", "encoder_tokens"):
+        length = getattr(scenario.workload, key)
+        if isinstance(length, Uniform | Normal | LogNormal) and length.min > (length.max or length.min):
+            yield ("workload", key, "min"), f"expected at most max, {length.max}, got {length.min}"
 
 
 def _speculative(scenario: Scenario) -> Iterator[Finding]:
     spec, key = scenario.engine.speculative, ("engine", "speculative")
     if spec.algorithm == "none":
-        for name in _changed(spec):
-            yield (*key, name), "means something only with an algorithm; engine.speculative=none drops it all"
         return
     tokens, chain = spec.draft_tokens, spec.steps + 1
     if spec.topk == 1 and tokens not in (None, chain):
@@ -110,11 +111,6 @@ def _speculative(scenario: Scenario) -> Iterator[Finding]:
             )
     elif scenario.device.values == "none":
         yield (*key, "acceptance"), "with values none acceptance cannot be measured: expected {mean: ...}"
-
-
-def _changed(section: Speculative | Pipeline | Disaggregation) -> list[str]:
-    default = type(section)()
-    return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
 
 
 def _encoder(scenario: Scenario) -> Iterator[Finding]:
@@ -135,18 +131,6 @@ def _blocks(scenario: Scenario) -> Iterator[Finding]:
         )
 
 
-def _grammar(scenario: Scenario) -> Iterator[Finding]:
-    grammar = scenario.workload.sampling.grammar
-    if grammar is not None and (grammar.regex is None) == (not grammar.choice):
-        yield ("workload", "sampling", "grammar"), "expected regex or choice, and not both"
-
-
-def _abort(scenario: Scenario) -> Iterator[Finding]:
-    abort = scenario.workload.abort
-    if abort is not None and (abort.fraction > 0) == bool(abort.requests):
-        yield ("workload", "abort"), "expected fraction or requests, and not both"
-
-
 def _split_prefill(scenario: Scenario) -> Iterator[Finding]:
     wanted, key = scenario.engine.split_prefill, ("engine", "split_prefill")
     if wanted.enabled and scenario.engine.chunked_prefill_size is not None:
@@ -165,28 +149,22 @@ def _controls(scenario: Scenario) -> Iterator[Finding]:
 
 
 _CHUNK: Final = ("engine", "chunked_prefill_size")
-_BLOCKS: Final = ("engine", "block_diffusion")
 _PAGE: Final = ("engine", "page_size")
-_PIPELINE: Final = ("engine", "pipeline")
-_DATA_PARALLEL: Final = ("engine", "data_parallel")
-_DISAGGREGATION: Final = ("engine", "disaggregation")
+_RANKS: Final = tuple(
+    ("engine", name) for name in ("pipeline", "data_parallel", "disaggregation", "replicas")
+)
 
 # Each check with the keys that it depends on. A broken key in such a section skips the check.
 _CHECKS: Final[tuple[tuple[Callable[[Scenario], Iterator[Finding]], tuple[KeyPath, ...]], ...]] = (
-    (_model, ()),
-    (_relays, ()),
+    (_alternatives, ()),
     (_lengths, ()),
     (_speculative, (("engine", "speculative"),)),
-    (_pipeline, (_PIPELINE,)),
-    (_data_parallel, (_DATA_PARALLEL,)),
-    (_disaggregation, (_DISAGGREGATION,)),
+    *((partial(_idle, keys), (("engine", keys.section),)) for keys in _IDLE),
     (_encoder, (_CHUNK,)),
-    (_blocks, (_BLOCKS, _PAGE)),
-    (_grammar, ()),
-    (_abort, ()),
+    (_blocks, (("engine", "block_diffusion"), _PAGE)),
     (_controls, ()),
     (_split_prefill, (("engine", "split_prefill"), _CHUNK)),
     (conditions.findings, ()),
-    (failures.findings, (_PIPELINE, _DATA_PARALLEL, _DISAGGREGATION, ("engine", "replicas"))),
+    (failures.findings, _RANKS),
     (_workload, (("workload", "trace"),)),
 )

@@ -86,14 +86,8 @@ MODES: dict[str, Mode] = {
 }
 
 
-def _rules() -> tuple[Rule, ...]:
-    """The rows of ``combinations.csv``."""
-    table = files(__package__).joinpath("combinations.csv").read_text(encoding="utf-8")
-    _, *rows = csv.reader(table.splitlines())
-    return tuple(map(Rule._make, rows))
-
-
-RULES: tuple[Rule, ...] = _rules()
+_TABLE = files(__package__).joinpath("combinations.csv").read_text(encoding="utf-8")
+RULES: tuple[Rule, ...] = tuple(map(Rule._make, csv.reader(_TABLE.splitlines()[1:])))
 
 
 def findings(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple, get_origin
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from . import schema, workload_schema
-from .diagnosis import models_in
+from .diagnosis import walk
 from .fields import WORDS
 from .schema import Scenario
 
@@ -56,7 +56,7 @@ def keys() -> Sequence[KeyFact]:
     whole = Scenario.model_json_schema()
     definitions = {Scenario.__name__: whole} | whole["$defs"]
     found: dict[tuple[str, ...], KeyFact] = {}
-    for path, model, name in _walk(Scenario, ()):
+    for path, model, name in walk(Scenario):
         properties = definitions[model.__name__]["properties"]
         fact = KeyFact(
             path,
@@ -93,18 +93,6 @@ def page() -> str:
                 key, default = f"`{'.'.join(fact.path)}`", fact.default and f"`{fact.default}`"
                 lines.append(f"| {key} | {fact.values} | {default} | {fact.about} |")
     return "\n".join(lines) + "\n"
-
-
-def _walk(
-    model: type[BaseModel], path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], type[BaseModel], str]]:
-    """Keys and the section that each belongs to; simple keys of a section first."""
-    inner = {name: models_in(field.annotation) for name, field in model.model_fields.items()}
-    for name in sorted(inner, key=lambda name: bool(inner[name])):
-        yield (*path, name), model, name
-        between = ("KIND",) if get_origin(model.model_fields[name].annotation) is dict else ()
-        for section in inner[name]:
-            yield from _walk(section, (*path, name, *between))
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -46,12 +46,11 @@ def diagnose(
         grouped.setdefault(complaint.path, []).append(complaint)
     # A mapping that is invalid inside matches one branch of a union; errors of the other branches are left out.
     around = {path[:depth] for path in grouped for depth in range(len(path))}
-    reported = (path for path in grouped if path not in around or not _are_mappings(grouped[path]))
-    return {path: source.problem(path, _message(grouped[path])) for path in reported}
-
-
-def _are_mappings(complaints: Sequence[_Complaint]) -> bool:
-    return all(isinstance(complaint.value, dict) for complaint in complaints)
+    return {
+        path: source.problem(path, _message(complaints))
+        for path, complaints in grouped.items()
+        if path not in around or not all(isinstance(complaint.value, dict) for complaint in complaints)
+    }
 
 
 def _message(complaints: Sequence[_Complaint]) -> str:
@@ -138,6 +137,19 @@ def _step(models: list[type[BaseModel]], part: str | int) -> list[type[BaseModel
 def _tagged(model: type[BaseModel], tag: str | int) -> bool:
     kinds = (field.annotation for field in model.model_fields.values())
     return any(get_origin(kind) is Literal and get_args(kind) == (tag,) for kind in kinds)
+
+
+def walk(
+    model: type[BaseModel], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], type[BaseModel], str]]:
+    """The path, section and name of every key; simple keys of a section first. ``KIND`` stands for the keys of a
+    mapping."""
+    inner = {name: models_in(field.annotation) for name, field in model.model_fields.items()}
+    for name in sorted(inner, key=lambda name: bool(inner[name])):
+        yield (*path, name), model, name
+        between = ("KIND",) if get_origin(model.model_fields[name].annotation) is dict else ()
+        for section in inner[name]:
+            yield from walk(section, (*path, name, *between))
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:

@@ -53,7 +53,8 @@ def compose(text: str, start: SourceLocation) -> Document:
         composer.events = yaml.parse(text, Loader=yaml.SafeLoader)
         data = composer.document()
     except yaml.MarkedYAMLError as error:
-        raise composer.fatal(_reason(error), error.problem_mark or error.context_mark) from None
+        reason = " ".join(part for part in (error.context, error.problem) if part)
+        raise composer.fatal(f"not YAML: {reason}", error.problem_mark or error.context_mark) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise composer.fatal(f"not YAML: {str(error).splitlines()[0]}", None) from None
     return Document(data, composer.places, composer.problems)
@@ -80,10 +81,6 @@ def _text(content: bytes, file: str) -> str:
         place = SourceLocation(file, content.count(b"\n", 0, error.start) + 1)
         message = f"expected UTF-8 text, got byte 0x{content[error.start]:02x}"
         raise ScenarioError([Problem(place, "", message)]) from None
-
-
-def _reason(error: yaml.MarkedYAMLError) -> str:
-    return "not YAML: " + " ".join(part for part in (error.context, error.problem) if part)
 
 
 class _Mark(Protocol):

@@ -33,7 +33,6 @@ _TAGS: Final[Mapping[tuple[str, str], Sequence[str]]] = {
     ("decode", "router"): ("ended",),
 }
 TRANSFER: Final = "kv"
-_LATE: Final = ("delay", "reorder")
 
 
 def rank_names(scenario: Scenario) -> list[str]:
@@ -141,11 +140,7 @@ def _link(scenario: Scenario, failure: Failure, path: KeyPath) -> Iterator[Findi
             (*path, "does"),
             f"a link keeps the order of {failure.tag}; transfers ({TRANSFER}) alone can be repeated or reordered",
         )
-    yield from _lateness(failure, path)
-
-
-def _lateness(failure: Failure, path: KeyPath) -> Iterator[Finding]:
-    if failure.does in _LATE and failure.ms is None:
+    if failure.does in ("delay", "reorder") and failure.ms is None:
         yield (*path, "ms"), f"required with {failure.does}"
     if failure.does in ("drop", "repeat") and failure.ms is not None:
         yield (*path, "ms"), f"means nothing with {failure.does}"

@@ -99,10 +99,14 @@ def _validated(document: Document, source: ScenarioSource) -> Scenario:
     if faults:
         broken = (*faults, *(split(problem.path) for problem in document.problems))
         scenario = _salvaged(document.data, source, faulty=broken)
-    checked = _checked(scenario, source, broken=tuple(faults))
-    problems += [problem for problem in checked if not touches(problem, problems)]
     if scenario is None:
         raise ScenarioError(problems)
+    found = [
+        *checks.findings(scenario, broken=faults),
+        *combinations.findings(scenario, broken=faults, overridden=source.overridden),
+    ]
+    checked = [source.problem(path, text) for path, text in found]
+    problems += [problem for problem in checked if not touches(problem, problems)]
     scenario._source = source
     if problems:
         raise PartialScenarioError(problems, scenario)
@@ -128,16 +132,6 @@ def _scenario(data: Value, source: ScenarioSource) -> tuple[Scenario | None, dic
     files = [source.locate(("engine", "relay"), relay.own[0]) for relay in found.relays if relay.own]
     absent = [f"{file}: no such file with a relay state" for file in files if not file.is_file()]
     return found, {at: source.problem(at, absent[0])} if absent else {}
-
-
-def _checked(
-    scenario: Scenario | None, source: ScenarioSource, *, broken: Sequence[KeyPath]
-) -> list[Problem]:
-    if scenario is None:
-        return []
-    checked = checks.findings(scenario, broken=broken)
-    combined = combinations.findings(scenario, broken=broken, overridden=source.overridden)
-    return [source.problem(path, text) for path, text in (*checked, *combined)]
 
 
 def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:
@@ -171,11 +165,10 @@ def _without(data: Value, paths: Set[KeyPath]) -> Value:
     if not isinstance(data, dict):
         return data
     kept = {key: value for key, value in data.items() if (key,) not in paths}
-    return {key: _without(value, _below(key, paths)) for key, value in kept.items()}
-
-
-def _below(key: str, paths: Set[KeyPath]) -> set[KeyPath]:
-    return {path[1:] for path in paths if path[:1] == (key,)}
+    return {
+        key: _without(value, {path[1:] for path in paths if path[:1] == (key,)})
+        for key, value in kept.items()
+    }
 
 
 def opened(path_or_name: str) -> tuple[bytes, str, Path]:

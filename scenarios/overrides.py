@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import get_origin
-
-from pydantic import BaseModel
+from functools import cache
 
 from ..sched.relay.names import SWITCH_VALUES
-from .diagnosis import models_in, sections
+from .diagnosis import sections, walk
 from .document import Document, Value, compose
 from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, unknown
 from .schema import Scenario
@@ -43,8 +40,8 @@ def override(document: Document, text: str) -> KeyPath:
     for known in [known for known in document.places if known[: len(path)] == path]:
         del document.places[known]
     document.places.update({(*path, *rest): OPTION for rest in given.places})
-    document.problems = [problem for problem in document.problems if not _within(problem, key)]
-    document.problems += [problem._replace(path=key) for problem in given.problems]
+    kept = (problem for problem in document.problems if not f"{problem.path}.".startswith(f"{key}."))
+    document.problems = [*kept, *(problem._replace(path=key) for problem in given.problems)]
     return path
 
 
@@ -87,22 +84,10 @@ def _refuse(key: str, *, found: list[tuple[str, ...]]) -> str:
     raise ScenarioError([Problem(OPTION, key, message)])
 
 
-def keys() -> list[tuple[str, ...]]:
-    """Every key of the schema, sections included, as a path."""
-    return list(_walk(Scenario, ()))
-
-
-def _walk(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    seen: set[tuple[str, ...]] = set()
-    for name, field in model.model_fields.items():
-        yield (*path, name)
-        if get_origin(field.annotation) is dict:
-            continue  # its own keys lie between
-        for inner in models_in(field.annotation):
-            for below in _walk(inner, (*path, name)):
-                if below not in seen:
-                    seen.add(below)
-                    yield below
+@cache
+def keys() -> tuple[tuple[str, ...], ...]:
+    """Every key of the schema, sections included, as a path; not those within mappings."""
+    return tuple(dict.fromkeys(path for path, *_ in walk(Scenario) if "KIND" not in path))
 
 
 def _section(document: Document, path: KeyPath) -> dict[str, Value]:
@@ -137,7 +122,3 @@ def _replaced(path: KeyPath, section: dict[str, Value]) -> list[str]:
         kinds = sections((*path[:-1], tag), Scenario) if isinstance(tag, str) else []
         return [key for key in section if len(kinds) == 1 and key not in kinds[0].model_fields]
     return [key for key in _INSTEAD.get(path, ()) if key in section]
-
-
-def _within(problem: Problem, key: str) -> bool:
-    return problem.path == key or problem.path.startswith(key + ".")

@@ -82,12 +82,9 @@ def touches(problem: Problem, others: Iterable[Problem]) -> bool:
 
 
 def dotted(path: KeyPath) -> str:
-    return ".".join(_plain(part) for part in path)
-
-
-def _plain(part: str | int) -> str:
-    text = str(part)
-    return text if text.isprintable() and 0 < len(text) <= 60 else show(text)
+    return ".".join(
+        text if text.isprintable() and 0 < len(text) <= 60 else show(text) for text in map(str, path)
+    )
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:

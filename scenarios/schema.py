@@ -330,8 +330,6 @@ class EngineSection(Section):
 OF_RANKS: Final = ("rank", "dies")
 OF_LINKS: Final = ("link", "tag", "does", "nth", "ms")
 
-Effect = Literal["stall", "drop", "delay", "repeat", "reorder"]
-
 
 class Dies(Section):
     """The rank is killed when it enters a phase for the ``nth`` time, or when it sends or has received its message."""
@@ -356,7 +354,7 @@ class Failure(Section):
     """The ranks at the two ends of a link, from and to."""
     tag: str | None = None
     """The kind of message."""
-    does: Effect | None = None
+    does: Literal["stall", "drop", "delay", "repeat", "reorder"] | None = None
     """What happens to messages."""
     nth: Positive = 1
     """The number of the message from which, or to which, it happens."""

@@ -1,23 +1,149 @@
-"""The lengths and sampling of all requests before any prompt is built: drawn, or those of a trace."""
+"""The lengths, token ids and sampling of all requests before any prompt is built: drawn, or those of a trace.
+
+The ids of a prompt are a hash of (seed, random stream, key, position), so that any prompt can be built alone, at any
+time, and equal keys give equal tokens.
+"""
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .distributions import Counts, Summary, draw, requested
-from .prompts import RandomStream, blocks, packed, stream, text
-from .records import TraceError, TraceRecord
-from .text_tokens import TokenCount
-from .traces import read
-from .workload_schema import Sampling, WorkloadSection
+from .records import BLOCK, TraceError, TraceRecord
+from .schema import Scenario
+from .traces import read, token_count, tokenizer_file
+from .workload_schema import Distribution, Fixed, LogNormal, Normal, Sampling, Uniform, WorkloadSection
 
+Counts = NDArray[np.int64]
 Prompt = Callable[[int, int], "array[int]"]
 """(index of the request, length) to its token ids."""
+
+_Z95 = 1.6448536269514722  # the standard normal's 95th percentile
+_WEYL = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Summary(NamedTuple):
+    """Of token counts."""
+
+    mean: float
+    p50: float
+    p95: float
+
+
+def summarise(counts: Counts) -> Summary:
+    p50, p95 = np.percentile(counts, [50, 95])
+    return Summary(float(counts.mean()), float(p50), float(p95))
+
+
+def draw(dist: Distribution, size: int, *, rng: np.random.Generator) -> Counts:
+    """``size`` token counts, [size] int64."""
+    match dist:
+        case Fixed():
+            return np.full(size, dist.value, dtype=np.int64)
+        case Uniform():
+            return rng.integers(dist.min, dist.max, size=size, endpoint=True)
+        case Normal():
+            return _cut(rng.normal(dist.mean, dist.std, size), dist)
+        case LogNormal():
+            mu, sigma = _log_parameters(dist)
+            return _cut(rng.lognormal(mu, sigma, size), dist)
+
+
+def requested(dist: Distribution) -> Summary:
+    """The summary of the distribution without its min and max."""
+    match dist:
+        case Fixed():
+            return Summary(dist.value, dist.value, dist.value)
+        case Uniform():
+            width = dist.max - dist.min
+            return Summary(dist.min + width / 2, dist.min + width / 2, dist.min + width * 0.95)
+        case Normal():
+            return Summary(dist.mean, dist.mean, dist.mean + _Z95 * dist.std)
+        case LogNormal():
+            mu, sigma = _log_parameters(dist)
+            return Summary(dist.mean, math.exp(mu), math.exp(mu + _Z95 * sigma))
+
+
+def _log_parameters(dist: LogNormal) -> tuple[float, float]:
+    variance = math.log1p((dist.std / dist.mean) ** 2)
+    return math.log(dist.mean) - variance / 2, math.sqrt(variance)
+
+
+def _cut(values: NDArray[np.float64], dist: Normal | LogNormal) -> Counts:
+    return np.rint(np.clip(values, dist.min, dist.max or 2**24)).astype(np.int64)
+
+
+class RandomStream(IntEnum):
+    """The independent streams of random numbers of a workload, by their use."""
+
+    PROMPT_TOKENS = 0
+    OUTPUT_TOKENS = 1
+    ARRIVAL = 2
+    GROUP = 3
+    ABORT = 4
+    PROMPT = 5
+    PREFIX = 6
+    BLOCK = 7
+    ENCODER = 8
+    ENCODER_TOKENS = 9
+
+
+def stream(seed: int, purpose: RandomStream) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose,)))
+
+
+def text(seed: int, purpose: RandomStream, *, key: int, length: int, vocab_size: int) -> Counts:
+    """The ``length`` token ids of one text, [length] int64 in [0, vocab_size)."""
+    tokens: Counts = _tokens(_keys(seed, purpose, ids=[key]), length=length, vocab_size=vocab_size)[0]
+    return tokens
+
+
+def blocks(seed: int, hash_ids: Sequence[int], *, length: int, vocab_size: int) -> Counts:
+    """A prompt of ``length`` tokens made of Mooncake's blocks; the last one is cut. [length] int64."""
+    keys = _keys(seed, RandomStream.BLOCK, ids=hash_ids)
+    tokens: Counts = _tokens(keys, length=BLOCK, vocab_size=vocab_size).reshape(-1)
+    return tokens[:length]
+
+
+def packed(tokens: Counts) -> array[int]:
+    """As the array('q') that a Request holds."""
+    return array("q", tokens.astype(np.int64, copy=False).tobytes())
+
+
+def _keys(seed: int, purpose: RandomStream, *, ids: Sequence[int]) -> NDArray[np.uint64]:
+    return _mixed(_stream_key(seed, purpose) + np.array(ids, dtype=np.uint64))
+
+
+@cache
+def _stream_key(seed: int, purpose: RandomStream) -> NDArray[np.uint64]:
+    """[1]."""
+    return _mixed(_mixed(np.array([seed], dtype=np.uint64)) + np.uint64(purpose))
+
+
+@lru_cache(maxsize=64)
+def _positions(length: int) -> NDArray[np.uint64]:
+    return np.arange(1, length + 1, dtype=np.uint64) * _WEYL
+
+
+def _tokens(keys: NDArray[np.uint64], *, length: int, vocab_size: int) -> Counts:
+    ids = _mixed(keys[:, None] + _positions(length)) % np.uint64(vocab_size)
+    return ids.astype(np.int64)
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), elementwise."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +162,26 @@ class Script:
         return len(self.prompt_tokens)
 
 
-def drawn(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Script:
+def script_of(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
+    """Raises TraceError."""
+    if scenario.workload.trace is None:
+        return _drawn(scenario.workload, vocab_size=vocab_size, seed=seed)
+    return _replay(scenario, vocab_size=vocab_size, seed=seed)
+
+
+def _drawn(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Script:
     """Lengths from the distributions and random tokens, after a shared prefix where the workload has one."""
     assert workload.requests and workload.prompt_tokens and workload.output_tokens
     size, shared = workload.requests, workload.shared_prefix
     prefix = shared.tokens if shared else 0
     own = draw(workload.prompt_tokens, size, rng=stream(seed, RandomStream.PROMPT_TOKENS))
+    prompts = Summary(*(figure + prefix for figure in requested(workload.prompt_tokens)))
     return Script(
         prompt_tokens=own + prefix,
         output_tokens=draw(workload.output_tokens, size, rng=stream(seed, RandomStream.OUTPUT_TOKENS)),
         prompt=_random(workload, vocab_size=vocab_size, seed=seed),
         sampling=lambda _: workload.sampling,
-        requested=(requested(workload.prompt_tokens).plus(prefix), requested(workload.output_tokens)),
+        requested=(prompts, requested(workload.output_tokens)),
     )
 
 
@@ -69,12 +203,12 @@ def _random(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Prompt:
     return behind_prefix
 
 
-def replay(
-    workload: WorkloadSection, path: Path, *, tokens: TokenCount, vocab_size: int, seed: int
-) -> Script:
-    """The first ``requests`` of the trace, in order of their instants. ``tokens`` counts those of a text. Raises
-    TraceError."""
-    assert workload.format
+def _replay(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
+    """The first ``requests`` of the trace, in order of their instants."""
+    workload = scenario.workload
+    assert workload.trace and workload.format
+    path = scenario.source.locate(("workload", "trace"), workload.trace)
+    tokens = token_count(tokenizer_file(scenario))
     records, left_out = read(path, workload.format, limit=workload.requests, tokens=tokens)
     _refuse_unusable(records, path, vocab_size=vocab_size)
     instants = _instants(records)

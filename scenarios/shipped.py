@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 import yaml
 
 CASES: Final = "cases"  # their folder, and what their names begin with
-FAULTS: Final = "faults"
 
 
 def names() -> list[str]:
-    return _names(files(__package__))
+    return _names("")
 
 
 def case_names() -> list[str]:
     """``cases/NAME`` of every case."""
-    return _names_in(CASES)
+    return _names(f"{CASES}/")
 
 
 def fault_names() -> list[str]:
     """``faults/NAME`` of every scenario in which known bugs show."""
-    return _names_in(FAULTS)
+    return _names("faults/")
 
 
 def content(name: str) -> bytes:
     return files(__package__).joinpath(f"{name}.yaml").read_bytes()
 
 
-def catalog() -> list[dict[str, str]]:
+def catalog() -> list[dict[str, Any]]:
     """``name`` and ``about`` of every shipped scenario, in order of name."""
     documents = {name: _document(name) for name in names()}
     return [{"name": name, "about": document["about"]} for name, document in documents.items()]
 
 
-def case_catalog() -> list[dict[str, str]]:
+def case_catalog() -> list[dict[str, Any]]:
     """``name``, ``about`` and the ``case`` section of every case, in order of name."""
     documents = {name: _document(name) for name in case_names()}
     return [{"name": name, "about": found["about"], **found["case"]} for name, found in documents.items()]
 
 
-def _names_in(folder: str) -> list[str]:
-    return [f"{folder}/{name}" for name in _names(files(__package__).joinpath(folder))]
-
-
-def _names(folder: Traversable) -> list[str]:
-    entries = (entry.name for entry in folder.iterdir())
-    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
+def _names(folder: str) -> list[str]:
+    entries = (entry.name for entry in files(__package__).joinpath(folder).iterdir())
+    return sorted(f"{folder}{name.removesuffix('.yaml')}" for name in entries if name.endswith(".yaml"))
 
 
 def _document(name: str) -> dict[str, Any]:

@@ -21,29 +21,81 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from .document import scalar
-from .json_array import objects
 from .problems import show
-from .prompts import BLOCK
-from .records import MAX_TOKENS, RecordFields, TraceError, TraceErrors, TraceLine, TraceRecord, lines
-from .text_tokens import TokenCount, estimated
-from .workload_schema import Sampling
+from .records import (
+    BLOCK,
+    MAX_TOKENS,
+    RecordFields,
+    TraceError,
+    TraceErrors,
+    TraceLine,
+    TraceRecord,
+    lines,
+    objects,
+)
+from .schema import Scenario
+from .workload_schema import Sampling, TraceFormat
 
-Format = Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"]
+TokenCount = Callable[[str], int]
 Rows = Callable[[BinaryIO, str, TraceErrors], Iterator[RecordFields]]
 """(file, its name in errors, the errors so far) to its records; malformed ones become errors."""
 
 T = TypeVar("T")
 
+TOKENIZER: Final = "tokenizer.json"
+_BYTES_PER_TOKEN: Final = 4
 _MILLISECOND = 10**6
 _SECOND = 10**9
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9})\d*)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+
+
+def estimated(text: str) -> int:
+    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+
+
+def tokenizer_file(scenario: Scenario) -> Path | None:
+    """The tokenizer in the model's folder, if the scenario's trace holds text and the folder has one."""
+    model = scenario.model.path
+    if model is None or scenario.workload.format != "sharegpt":
+        return None
+    file = scenario.source.locate(("model", "path"), model) / TOKENIZER
+    return file if file.is_file() else None
+
+
+def token_count(file: Path | None) -> TokenCount:
+    """Counts a text's tokens by the tokenizer in ``file``, without the special tokens of a chat; by ``estimated`` for
+    None. Raises LookupError where the library is missing or does not read the file."""
+    if file is None:
+        return estimated
+    if find_spec("tokenizers") is None:
+        raise LookupError(f"{TOKENIZER} counts the tokens of texts: pip install 'schedbench[tokenizer]'")
+    tokenizer = _loaded(file.resolve(), file.stat().st_mtime_ns)
+
+    def count(text: str) -> int:
+        plain = text.encode("utf-8", "replace").decode()  # the library refuses lone surrogates
+        return len(tokenizer.encode(plain, add_special_tokens=False).ids)
+
+    return count
+
+
+@lru_cache(maxsize=4)
+def _loaded(file: Path, changed: int) -> Any:  # noqa: ARG001
+    try:
+        tokenizer = import_module("tokenizers").Tokenizer.from_file(str(file))
+    except Exception as error:  # the library's own errors have no other class in common
+        raise LookupError(f"{TOKENIZER} is no tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class TraceContent(NamedTuple):
@@ -54,7 +106,7 @@ class TraceContent(NamedTuple):
 
 
 def read(
-    path: Path, form: Format, *, limit: int | None = None, tokens: TokenCount = estimated
+    path: Path, form: TraceFormat, *, limit: int | None = None, tokens: TokenCount = estimated
 ) -> TraceContent:
     """The first ``limit`` requests of a trace, or all. ``tokens`` counts those of a text. Raises TraceError."""
     with _open(path) as file:
@@ -62,7 +114,7 @@ def read(
 
 
 def parse(
-    file: BinaryIO, form: Format, *, name: str, limit: int | None = None, tokens: TokenCount = estimated
+    file: BinaryIO, form: TraceFormat, *, name: str, limit: int | None = None, tokens: TokenCount = estimated
 ) -> TraceContent:
     """The first ``limit`` requests of an open trace, which errors call ``name``, or all. Raises TraceError with
     everything that is wrong up to there."""
@@ -232,7 +284,9 @@ def _sampling(row: RecordFields) -> Sampling:
         raise row.line.error(f"{where}: {first['msg'].lower()}, got {show(first['input'])}") from None
 
 
-def _formats(tokens: TokenCount) -> dict[Format, tuple[Rows, Callable[[RecordFields], TraceRecord | None]]]:
+def _formats(
+    tokens: TokenCount,
+) -> dict[TraceFormat, tuple[Rows, Callable[[RecordFields], TraceRecord | None]]]:
     return {
         "mooncake": (_json_lines, _mooncake),
         "azure": (partial(_csv, columns=("TIMESTAMP", "ContextTokens", "GeneratedTokens")), _azure),

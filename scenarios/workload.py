@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 
 from ..sched.config import SamplingParams
 from ..sched.request import Request
-from .distributions import Counts, Summary, draw, summarise
 from .problems import show
-from .prompts import RandomStream, packed, stream, text
 from .schema import Scenario
-from .script import Script, drawn, replay
-from .text_tokens import token_count, tokenizer_file
+from .script import Counts, RandomStream, Script, Summary, draw, packed, script_of, stream, summarise, text
 from .workload_schema import (
     Arrival,
     BurstArrivals,
@@ -109,7 +106,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
 
     Raises ScenarioError, or TraceError when a trace is malformed.
     """
-    script = _script(scenario, vocab_size=vocab_size, seed=seed)
+    script = script_of(scenario, vocab_size=vocab_size, seed=seed)
     encoder_tokens = _encoder_tokens(scenario, size=len(script), seed=seed)
     prompt_tokens = np.minimum(script.prompt_tokens + encoder_tokens, context_len - 1)
     output_tokens = np.minimum(script.output_tokens, context_len - prompt_tokens)
@@ -141,15 +138,6 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
 def request_id(index: int) -> str:
     """The id of request number ``index`` (from 0) in scenarios and results."""
     return f"r{index}"
-
-
-def _script(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
-    workload = scenario.workload
-    if workload.trace is None:
-        return drawn(workload, vocab_size=vocab_size, seed=seed)
-    path = scenario.source.locate(("workload", "trace"), workload.trace)
-    tokens = token_count(tokenizer_file(scenario))
-    return replay(workload, path, tokens=tokens, vocab_size=vocab_size, seed=seed)
 
 
 def _arrival(scenario: Scenario, script: Script) -> Arrival:

@@ -11,6 +11,7 @@ from .fields import Count, Fraction, Positive, Rate, Requests, Section, Several,
 
 Length = Annotated[int, Field(ge=1, le=2**24)]
 Real = Annotated[float, Field(ge=1e-6, le=2**24)]
+TraceFormat = Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"]
 
 
 class Fixed(Section):
@@ -221,5 +222,5 @@ class WorkloadSection(Section):
     """What a client asks of the whole engine."""
     trace: str | None = None
     """A file of recorded requests, instead of the lengths."""
-    format: Literal["mooncake", "azure", "burstgpt", "sharegpt", "jsonl"] | None = None
+    format: TraceFormat | None = None
     """The format of the trace."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from ...scenarios.text_tokens import TOKENIZER, tokenizer_file
+from ...scenarios.traces import TOKENIZER, tokenizer_file
 from ...sched.model.checkpoint import INDEX, WHOLE
 from ..record.provenance import InputPart, ScenarioPart
 from .resolve import Resolved

@@ -12,7 +12,7 @@ import torch
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, RelaySection, Scenario, Speculative
-from ...scenarios.text_tokens import token_count, tokenizer_file
+from ...scenarios.traces import token_count, tokenizer_file
 from ...scenarios.workload import params
 from ...sched.config import SimulatedAcceptance, SpeculativeConfig
 from ...sched.data_parallel.mlp import most_ranks

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from schedbench.profiles.platform.inputs import inputs
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.run.feed import measured_workload
-from schedbench.scenarios import text_tokens
+from schedbench.scenarios import traces
 from schedbench.scenarios.problems import ScenarioError
 from tests.acceptance.runs import resolved, result_of, statuses
 
@@ -65,6 +65,6 @@ def test_an_unusable_tokenizer_is_an_error_of_the_model(
     (checkpoint / "tokenizer.json").write_text("{}")
     with pytest.raises(ScenarioError, match=r"model\.path: tokenizer\.json is no tokenizer"):
         resolved("mixed", *asked)
-    monkeypatch.setattr(text_tokens, "find_spec", lambda _: None)
+    monkeypatch.setattr(traces, "find_spec", lambda _: None)
     with pytest.raises(ScenarioError, match=r"pip install 'schedbench\[tokenizer\]'"):
         resolved("mixed", *asked)

@@ -13,19 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.scenarios.records import MAX_TOKENS, TraceError
-from schedbench.scenarios.traces import Format, parse, read
+from schedbench.scenarios.traces import parse, read
+from schedbench.scenarios.workload_schema import TraceFormat
 from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
 from tests.scenarios.test_traces import TEXTS
 
 pytestmark = pytest.mark.usefixtures("little_memory")
 
-FORMATS = get_args(Format)
+FORMATS = get_args(TraceFormat)
 TABLES = ("azure", "burstgpt")
 CELLS = VALUES.map(str) | st.text(max_size=10)
 DEEP = b"[" * 100_000
 
 
-def assert_parses_or_refuses(form: Format, content: bytes) -> None:
+def assert_parses_or_refuses(form: TraceFormat, content: bytes) -> None:
     """Records that are returned can be used in a run."""
     with refuses_cleanly(TraceError):
         for record in parse(io.BytesIO(content), form, name="t").records:
@@ -36,14 +37,14 @@ def assert_parses_or_refuses(form: Format, content: bytes) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @rounds(25)
 @given(data=st.data())
-def test_spliced_bytes(form: Format, data: st.DataObject) -> None:
+def test_spliced_bytes(form: TraceFormat, data: st.DataObject) -> None:
     assert_parses_or_refuses(form, data.draw(spliced(TEXTS[form].encode())))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form not in TABLES])
 @rounds(25)
 @given(data=st.data())
-def test_any_value_in_a_record(form: Format, data: st.DataObject) -> None:
+def test_any_value_in_a_record(form: TraceFormat, data: st.DataObject) -> None:
     sound = (
         json.loads(TEXTS[form])
         if form == "sharegpt"
@@ -58,7 +59,7 @@ def test_any_value_in_a_record(form: Format, data: st.DataObject) -> None:
 @pytest.mark.parametrize("form", TABLES)
 @rounds(25)
 @given(data=st.data())
-def test_any_cell_in_a_table(form: Format, data: st.DataObject) -> None:
+def test_any_cell_in_a_table(form: TraceFormat, data: st.DataObject) -> None:
     header, *rows = TEXTS[form].splitlines()
     cells = [row.split(",") for row in rows]
     row = data.draw(st.sampled_from(cells))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.platform.resolve import resolve
-from schedbench.scenarios import case_catalog, catalog
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.scenarios.shipped import case_names
+from schedbench.scenarios.shipped import case_catalog, case_names, catalog
 
 
 @pytest.mark.parametrize("name", case_names())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from schedbench.scenarios.distributions import draw, requested, summarise
+from schedbench.scenarios.script import draw, requested, summarise
 from schedbench.scenarios.workload_schema import Distribution, Fixed, LogNormal, Normal, Uniform
 
 SIZE = 40_000

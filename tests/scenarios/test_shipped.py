@@ -8,11 +8,10 @@ from dataclasses import fields
 
 import pytest
 
-from schedbench.scenarios import catalog
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.scenarios.schema import EngineSection
-from schedbench.scenarios.shipped import names
+from schedbench.scenarios.shipped import catalog, names
 from schedbench.scenarios.workload import build
 from schedbench.scenarios.workload_schema import Sampling
 from schedbench.sched.config import EngineConfig, HiSparseConfig, SamplingParams
@@ -58,7 +57,7 @@ def test_shipped_budgets_allow_no_copy_or_sync_in_a_steady_decode(name: str) -> 
 
 def test_listing_imports_neither_torch_nor_numpy_nor_pydantic() -> None:
     program = (
-        "import sys; from schedbench.scenarios import catalog; catalog();"
+        "import sys; from schedbench.scenarios.shipped import catalog; catalog();"
         "print([name for name in ('torch', 'numpy', 'pydantic') if name in sys.modules])"
     )
     listed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

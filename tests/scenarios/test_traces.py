@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.scenarios.records import MAX_ERRORS, MAX_RECORD, TraceError, TraceRecord
-from schedbench.scenarios.traces import Format, parse, read
+from schedbench.scenarios.traces import parse, read
 from schedbench.scenarios.workload import Workload, build
+from schedbench.scenarios.workload_schema import TraceFormat
 
 MOONCAKE = (
     '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n'
@@ -53,7 +54,7 @@ JSONL = (
     "\n"
     '{"input_length": 9, "output_length": 2, "timestamp": 10, "sampling": {"temperature": 0.5}}\n'
 )
-TEXTS: dict[Format, str] = {
+TEXTS: dict[TraceFormat, str] = {
     "mooncake": MOONCAKE,
     "azure": AZURE,
     "burstgpt": BURSTGPT,
@@ -62,12 +63,12 @@ TEXTS: dict[Format, str] = {
 }
 
 
-def records(form: Format, text: str | bytes) -> list[TraceRecord]:
+def records(form: TraceFormat, text: str | bytes) -> list[TraceRecord]:
     content = text.encode() if isinstance(text, str) else text
     return parse(io.BytesIO(content), form, name="t").records
 
 
-def lengths(form: Format) -> list[tuple[int, int]]:
+def lengths(form: TraceFormat) -> list[tuple[int, int]]:
     return [(record.prompt_tokens, record.output_tokens) for record in records(form, TEXTS[form])]
 
 
@@ -174,7 +175,7 @@ def test_jsonl_has_ids_or_lengths_and_its_own_sampling() -> None:
     ],
 )  # fmt: skip
 def test_a_malformed_record_is_refused_with_its_line_and_the_expected_form(
-    form: Format, text: str | bytes, message: str
+    form: TraceFormat, text: str | bytes, message: str
 ) -> None:
     with pytest.raises(TraceError) as refused:
         records(form, text)
@@ -196,13 +197,13 @@ def test_all_malformed_records_are_reported_up_to_a_limit() -> None:
     ("form", "left_out"), [("mooncake", 0), ("azure", 1), ("burstgpt", 1), ("sharegpt", 1), ("jsonl", 0)]
 )
 def test_records_without_prompt_or_output_are_counted(
-    replayed: Callable[..., Workload], form: Format, left_out: int
+    replayed: Callable[..., Workload], form: TraceFormat, left_out: int
 ) -> None:
     assert replayed(form, TEXTS[form]).achieved.left_out == left_out
 
 
-@pytest.mark.parametrize("form", get_args(Format))
-def test_reading_stops_at_the_limit(form: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", get_args(TraceFormat))
+def test_reading_stops_at_the_limit(form: TraceFormat, tmp_path: Path) -> None:
     file = tmp_path / "trace"
     file.write_text(TEXTS[form] + "this is no record of anything")
 
@@ -226,10 +227,10 @@ def test_a_long_array_is_read_across_its_chunks() -> None:
     ] * 300
 
 
-@pytest.mark.parametrize("form", get_args(Format))
+@pytest.mark.parametrize("form", get_args(TraceFormat))
 @settings(deadline=None)
 @given(noise=st.binary(max_size=40), place=st.integers(0, 400), length=st.integers(0, 40))
-def test_any_bytes_are_records_or_refused(form: Format, noise: bytes, place: int, length: int) -> None:
+def test_any_bytes_are_records_or_refused(form: TraceFormat, noise: bytes, place: int, length: int) -> None:
     sound = TEXTS[form].encode()
     for content in (noise, sound[:place] + noise + sound[place + length :]):
         try:
@@ -272,7 +273,7 @@ def test_records_after_a_long_conversation_are_read_in_linear_time() -> None:
 
 @pytest.fixture
 def replayed(tmp_path: Path) -> Callable[..., Workload]:
-    def replayed(form: Format, text: str, *overrides: str, vocab_size: int = 512) -> Workload:
+    def replayed(form: TraceFormat, text: str, *overrides: str, vocab_size: int = 512) -> Workload:
         file = tmp_path / "trace"
         file.write_text(text)
         name = json.dumps(str(file))
@@ -351,7 +352,7 @@ class Totals(NamedTuple):
 
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-REAL: dict[str, tuple[Format, Totals]] = {
+REAL: dict[str, tuple[TraceFormat, Totals]] = {
     "mooncake_conversation_head1500.jsonl": ("mooncake", Totals(1500, 20_981_721, 123_192)),
     "azure_llm_2023_conv_head5000.csv": ("azure", Totals(5000, 5_805_639, 7930)),
 }
