@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from . import cases_page, check_page, compare_page, ladder_page, onebatch_page, result_page, sweep_page
+from .arguments import Format
 from .console import results
 from .errors import UsageError
 from .html_page import to_html
 from .outcome import csv_of
 from .page import UNLIMITED, WIDE, Document, Drawn, Page, show, tables_csv, with_picture
-from .scenario_arguments import Format
 from .source_lines import LINES, hazard_lines
 from .text import echo
 

@@ -79,8 +79,8 @@ def check(
     **keys: Value,
 ) -> CheckAnswer:
     """Check tokens, hazards, invariants and budgets of a scenario, as ``schedbench check`` does."""
+    from .arguments import Stopwatch
     from .check import examine_on_vgpu
-    from .stopwatch import Stopwatch
 
     clock = Stopwatch(_typed("check", scenario, keys))
     return CheckAnswer(
@@ -107,8 +107,8 @@ def compare(
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
+    from .arguments import chosen_engine
     from .compare import ComparisonOptions, case_of, compared
-    from .scenario_arguments import chosen_engine
 
     scenario, a, b = _sides(of, a, b)
     options = ComparisonOptions(
@@ -148,7 +148,7 @@ def _is_word(value: Value) -> bool:
 def _question(
     scenario: str | Path, keys: Mapping[str, Value], faults: Sequence[str], expect: Sequence[str] = ()
 ) -> Resolved:
-    from .scenario_arguments import resolved
+    from .arguments import resolved
 
     return resolved(str(scenario), settings(keys), faults=faults, budgets=expect)
 

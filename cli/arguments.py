@@ -1,4 +1,5 @@
-"""The arguments of all commands that run a scenario, and the scenario that they describe.
+"""The arguments that commands share, and what they stand for: a scenario, an engine, workers, the command as it was
+typed.
 
 Errors name the option that was typed, not the key that it stands for.
 """
@@ -6,12 +7,16 @@ Errors name the option that was typed, not the key that it stands for.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+import time
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -70,12 +75,28 @@ Budgets = Annotated[
     list[str] | None,
     typer.Option("--expect", metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
 ]
-
 Draws = Annotated[
     int,
     typer.Option(
         min=0,
         help="Ask emulated verdicts again under so many draws of the hardware's constants from their ranges.",
+    ),
+]
+Meaning = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="FILE",
+        help="The map of a capture's ranges: sglang, schedbench, or a file; else the one that fits (docs/captures.md).",
+    ),
+]
+Tool = Annotated[
+    str | None, typer.Option("--nsys", metavar="PATH", help="The nsys that exports .nsys-rep files.")
+]
+WantsPicture = Annotated[
+    bool,
+    typer.Option(
+        "--picture", help="Draw a few representative steps: lanes, waits, idle time. svg and html always do."
     ),
 ]
 
@@ -225,3 +246,30 @@ def typed_as(option: str, keys: Collection[str]) -> Iterator[None]:
             else problem
             for problem in error.problems
         ) from None
+
+
+def wants_picture(form: Format, picture: bool) -> bool:
+    return picture or form in ("svg", "html")
+
+
+class Stopwatch:
+    """The ``run`` part of a document: when a command began, how it was typed, and how long it took. ``command`` is the
+    command line as it was typed."""
+
+    def __init__(self, command: str = "") -> None:
+        self._command = command or command_line()
+        self._started = datetime.now(UTC)
+        self._began = time.perf_counter()
+
+    def run(self, *, cancelled: bool = False) -> dict[str, Any]:
+        return {
+            "id": uuid.uuid4().hex,
+            "command": self._command,
+            "started": self._started.isoformat(timespec="seconds"),
+            "wall_s": time.perf_counter() - self._began,
+            "cancelled": cancelled,
+        }
+
+
+def command_line() -> str:
+    return shlex.join(["schedbench", *sys.argv[1:]])

@@ -8,10 +8,10 @@ from typing import Annotated, Final
 
 import typer
 
+from .arguments import EveryTable, Form
 from .compare import Gates, Undecided, compare
 from .errors import UsageError
 from .report import report
-from .scenario_arguments import EveryTable, Form
 from .text import echo
 
 FOLDER: Final = Path(".schedbench/baselines")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .arguments import Form
 from .errors import GATE_FAILED, UsageError
-from .scenario_arguments import Form
 from .text import echo
 
 if TYPE_CHECKING:

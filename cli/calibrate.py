@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .arguments import Form
 from .errors import INTERRUPTED, UsageError
-from .scenario_arguments import Form
 from .text import echo
 
 

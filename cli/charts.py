@@ -9,7 +9,7 @@ from ..profiles.picture.model import KINDS, Kind, Lane, Scene
 
 Spec = dict[str, Any]
 ChartKind = Literal["line", "step", "bar", "interval"]
-PointValue = str | float | None
+Point = Mapping[str, str | float | None]
 
 _COLOURS: Final[Mapping[Kind, str]] = {
     "phase": "#7aa6c2",
@@ -43,7 +43,7 @@ class Chart(NamedTuple):
     kind: ChartKind
     x: str
     y: str
-    points: Sequence[Mapping[str, PointValue]]
+    points: Sequence[Point]
     log: bool = False
 
 

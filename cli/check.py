@@ -9,26 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from . import arguments
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
-from .scenario_arguments import (
-    Budgets,
-    Engine,
-    EnginePython,
-    EngineWheels,
-    EveryTable,
-    ExecutorName,
-    Faults,
-    Form,
-    Format,
-    Jobs,
-    Overrides,
-    Relay,
-    engine_choice,
-    make_output_dir,
-    resolved,
-    use_workers,
-)
-from .stopwatch import Stopwatch
 from .text import echo
 
 if TYPE_CHECKING:
@@ -65,23 +47,23 @@ def check(
     scenario: Annotated[
         str | None, typer.Argument(help="A scenario file, or the name of a shipped one.")
     ] = None,
-    overrides: Overrides = None,
-    relay: Relay = None,
-    fault: Faults = None,
-    expect: Budgets = None,
+    overrides: arguments.Overrides = None,
+    relay: arguments.Relay = None,
+    fault: arguments.Faults = None,
+    expect: arguments.Budgets = None,
     device: Device = "vgpu",
     seeds: Seeds = None,
     quick: Quick = False,
     adversarial: Adversarial = None,
     all_faults: AllFaults = False,
-    jobs: Jobs = None,
-    executor: ExecutorName = None,
-    engine: Engine = None,
-    engine_python: EnginePython = None,
-    engine_wheels: EngineWheels = None,
+    jobs: arguments.Jobs = None,
+    executor: arguments.ExecutorName = None,
+    engine: arguments.Engine = None,
+    engine_python: arguments.EnginePython = None,
+    engine_wheels: arguments.EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
-    every_table: EveryTable = False,
-    form: Form = "table",
+    every_table: arguments.EveryTable = False,
+    form: arguments.Form = "table",
 ) -> None:
     """Check that a scenario's tokens are right, that every access is ordered, whatever order the streams allow, that
     invariants hold and budgets are kept. On the virtual GPU unless --device says otherwise; judges no time.
@@ -89,7 +71,7 @@ def check(
     Exit codes: 0 all checks passed; 1 one failed, or a known bug was not caught; 2 usage or scenario;
     3 this machine cannot; 130 interrupted, 143 terminated.
     """
-    use_workers(jobs, executor)
+    arguments.use_workers(jobs, executor)
     seeds = 0 if quick else seeds
     if scenario is None and not all_faults:
         raise UsageError("check needs a scenario, or --all-faults")
@@ -99,18 +81,18 @@ def check(
         device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial, engine) != (None,) * 7
     ):
         raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
-    other = engine_choice(engine, engine_python, engine_wheels)
+    other = arguments.engine_choice(engine, engine_python, engine_wheels)
     from .console import status
 
-    make_output_dir(output_dir)
-    clock = Stopwatch()
+    arguments.make_output_dir(output_dir)
+    clock = arguments.Stopwatch()
     try:
         with status(lines=all_faults) as report:
             if all_faults:
                 content = _all_faults(SEEDS if seeds is None else seeds, clock, report)
             else:
                 assert scenario is not None
-                question = resolved(
+                question = arguments.resolved(
                     scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
                 )
                 virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial)
@@ -134,7 +116,7 @@ def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
 
 def examine_on_vgpu(
     question: Resolved,
-    clock: Stopwatch,
+    clock: arguments.Stopwatch,
     report: _Report,
     *,
     seeds: int | None = None,
@@ -159,7 +141,7 @@ def examine_on_vgpu(
     return document(scenario, reports, not_asked=left_out, run=clock.run())
 
 
-def _on_cuda(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str, Any]:
+def _on_cuda(question: Resolved, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
     from ..profiles.check.examine import examine_on_cuda
     from ..profiles.check.report import document
     from ..profiles.check.scope import not_asked
@@ -169,14 +151,16 @@ def _on_cuda(question: Resolved, clock: Stopwatch, report: _Report) -> dict[str,
     return document(scenario, reports, not_asked=not_asked(question, (), reports), run=clock.run())
 
 
-def _all_faults(seeds: int, clock: Stopwatch, report: _Report) -> dict[str, Any]:
+def _all_faults(seeds: int, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
     from ..profiles.check.adversaries import seeds as numbers
     from ..profiles.check.all_faults import catch_all, faults_document
 
     return faults_document(catch_all(numbers(seeds), report), run=clock.run())
 
 
-def _show(content: dict[str, Any], output_dir: Path | None, form: Format, *, every_table: bool) -> None:
+def _show(
+    content: dict[str, Any], output_dir: Path | None, form: arguments.Format, *, every_table: bool
+) -> None:
     from .answers import CheckAnswer
 
     answer = CheckAnswer(content)

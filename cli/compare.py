@@ -10,25 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from . import arguments
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
-from .pictures import WantsPicture, side_by_side
-from .pictures import wanted as is_wanted
-from .report import Meaning, Tool
-from .scenario_arguments import (
-    Device,
-    Draws,
-    EnginePython,
-    EngineWheels,
-    EveryTable,
-    ExecutorName,
-    Form,
-    Format,
-    Jobs,
-    chosen_engine,
-    typed_as,
-    use_workers,
-)
-from .stopwatch import Stopwatch, command_line
 from .text import echo
 
 if TYPE_CHECKING:
@@ -103,7 +86,7 @@ class ComparisonOptions(NamedTuple):
     sides."""
 
     overrides: list[str]
-    device: Device
+    device: arguments.Device
     plan: TrialPlan
     rules: VerdictRules
     reader: Reader
@@ -127,28 +110,28 @@ def compare(
     a: A = "",
     b: B = "",
     overrides: Overrides = None,
-    device: Device = "auto",
+    device: arguments.Device = "auto",
     seeds: Seeds = 5,
     pairs: Pairs = 20,
     min_effect: MinEffect = 0.5,
     min_engagement: MinEngagement = 5.0,
     gate: Gates = None,
     undecided: Undecided = "fail",
-    draws: Draws = 16,
+    draws: arguments.Draws = 16,
     quick: Quick = False,
     worth: Worth = False,
-    jobs: Jobs = None,
-    executor: ExecutorName = None,
+    jobs: arguments.Jobs = None,
+    executor: arguments.ExecutorName = None,
     allow_divergence: AllowDivergence = False,
     exit_on_inconclusive: ExitOnInconclusive = False,
-    engine_python: EnginePython = None,
-    engine_wheels: EngineWheels = None,
+    engine_python: arguments.EnginePython = None,
+    engine_wheels: arguments.EngineWheels = None,
     output_dir: OutputDir = None,
-    meaning: Meaning = None,
-    nsys: Tool = None,
-    every_table: EveryTable = False,
-    picture: WantsPicture = False,
-    form: Form = "table",
+    meaning: arguments.Meaning = None,
+    nsys: arguments.Tool = None,
+    every_table: arguments.EveryTable = False,
+    picture: arguments.WantsPicture = False,
+    form: arguments.Form = "table",
 ) -> None:
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
     of its own (`schedbench list cases`), and `compare cases` asks all of them; two results or captures are named
@@ -164,15 +147,15 @@ def compare(
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.trials import TrialPlan
 
-    use_workers(jobs, executor)
+    arguments.use_workers(jobs, executor)
     wanted = ComparisonOptions(
         overrides or [],
         device,
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
         VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass"),
-        Reader(meaning, nsys, command_line()),
-        partial(chosen_engine, python=engine_python, wheels=engine_wheels),
-        is_wanted(form, picture),
+        Reader(meaning, nsys, arguments.command_line()),
+        partial(arguments.chosen_engine, python=engine_python, wheels=engine_wheels),
+        arguments.wants_picture(form, picture),
         worth,
     )
     if scenario == _LIBRARY and not (a or b):
@@ -191,7 +174,7 @@ def _gates(texts: Sequence[str]) -> tuple[Gate, ...]:
     return tuple(map(parse, texts))
 
 
-def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: Format) -> list[Compared]:
+def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: arguments.Format) -> list[Compared]:
     """Compare the sides of every case, and print one table."""
     from ..profiles.judge.conclusion import cases_conclusion
     from ..scenarios.shipped import case_names
@@ -242,7 +225,7 @@ def compared(
         from ..profiles.worth.worth import compared_with_worth, require_sides
 
         require_sides(question, *sides)
-    clock = Stopwatch(wanted.reader.command)
+    clock = arguments.Stopwatch(wanted.reader.command)
     trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
     found = judge(trials, rules, drawn)
     if wanted.worth and question is not None:
@@ -285,7 +268,7 @@ def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpe
     found = []
     for option, text in (("--a", a), ("--b", b)):
         try:
-            with typed_as(option, [""]):
+            with arguments.typed_as(option, [""]):
                 found.append(spec := parse(text, wanted.reader, wanted.choose))
             if spec.ref is not None:
                 commit_of(here(), spec.ref)
@@ -310,7 +293,7 @@ def _question(
     sides = []
     for option, spec in (("--a", a), ("--b", b)):
         if spec.ref is None and not spec.stored:
-            with typed_as(option, spec.varied):
+            with arguments.typed_as(option, spec.varied):
                 sides.append(question.scenario(spec.overrides))
                 require_names(sides[-1])
     for scenario in sides or [question.scenario()]:
@@ -339,6 +322,7 @@ def _conduct(
 ) -> tuple[Trials, DrawnRuns, Drawn]:
     from ..profiles.judge.sides import opened
     from ..profiles.judge.trials import TrialRequest, conduct, conduct_draws
+    from .pictures import side_by_side
 
     order = TrialRequest(device=wanted.device, command=wanted.reader.command)
     with opened(question, a, b, order) as (baseline, candidate):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import listed
 from ..profiles.record.definitions import IDLE_NAMES
+from .charts import Chart, Point
 from .page import UNLIMITED, Document, Page, framed, to_csv
-from .page_charts import of_comparison
 from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent
@@ -20,6 +22,13 @@ _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _SHOWED = "where the host's waiting showed"
 _FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
+_EFFECTS = (
+    "output_throughput",
+    "ttft_ms",
+    "tpot_ms",
+    "itl_ms",
+    "e2e_ms",
+)  # in the chart, beside the headline
 _REST = (_OTHERS, _COUNTS, _SHOWED)
 
 
@@ -32,7 +41,7 @@ def page(document: Document, width: int, *, few: bool = False) -> Page:
             Text(setting(document)),
             *map(Text, notes(found, most)),
             *every(found, width=width, most=most),
-            *of_comparison(found),
+            *charts(found),
         ],
         document["conclusion"],
         footer=_provenance(document),
@@ -317,3 +326,27 @@ def _provenance(document: Document) -> list[str]:
     tool, environment = document["tool"], document["environment"]
     known = ", ".join(f"{name} {value}" for name, value in environment.items() if isinstance(value, str))
     return [f"`{document['run']['command']}`", f"{tool['name']} {tool['version']}; {known}"]
+
+
+def charts(found: Document) -> Iterator[Chart]:
+    """The effects with their intervals, and under draws; where the GPU waited on both sides."""
+    points: list[Point] = []
+    for name in dict.fromkeys((*found["headline"], *_EFFECTS)):
+        metric = found["metrics"].get(name)
+        if metric is None or metric["delta_pct"] is None or metric["ci_low"] is None:
+            continue
+        effect = {"x": metric["delta_pct"], "series": metric["verdict"]}
+        points.append({"y": name, **effect, "low": metric["ci_low"], "high": metric["ci_high"]})
+        if (firmness := metric["firmness"]) and "abstained" not in firmness:
+            ends = {end: firmness[end] for end in ("low", "high")}
+            points.append({"y": f"{name}, over draws", **effect, **ends})
+    if points:
+        yield Chart("effects of B against A", "interval", "Δ %", "", points)
+    waits = [
+        {"y": IDLE_NAMES[part["part"]], "x": part[side], "series": side.upper()}
+        for part in found["idle"]
+        for side in ("a", "b")
+        if part["part"] not in ("forward_idle", "host_late") and (part["a"] or part["b"])
+    ]
+    if waits:
+        yield Chart("where the GPU waited", "bar", "µs/step", "", waits)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from .arguments import Engine, EnginePython, EngineWheels, Form, engine_choice
 from .errors import UNABLE
-from .scenario_arguments import Engine, EnginePython, EngineWheels, Form, engine_choice
 
 
 def doctor(

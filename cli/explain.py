@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
+from .arguments import Form
 from .errors import UsageError
-from .scenario_arguments import Form
 from .text import cut_right, echo
 
 WIDTH = 80  # of prose where stdout is not a terminal

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from .arguments import Overrides
 from .errors import UsageError
-from .scenario_arguments import Overrides
 from .text import echo
 
 if TYPE_CHECKING:

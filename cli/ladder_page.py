@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import mean_value
+from ..profiles.record.definitions import IDLE_NAMES
 from ..profiles.sweeps.conclusion import rung_labels
+from .charts import Chart
 from .page import WIDE, Document, Lines, Page, framed, to_csv
-from .page_charts import of_ladder
 from .source_lines import source_line
 from .text import MISSING, number, percent, whole
 
@@ -34,7 +35,7 @@ def page(ladder: Document, width: int = WIDE, *, few: bool = False) -> Page:  # 
             table(ladder),
             *_worth(ladder),
             forward_table(ladder),
-            *of_ladder(ladder),
+            *charts(ladder),
         ],
         ladder["conclusion"],
         rest=[_FORWARD],
@@ -151,3 +152,15 @@ def _kinds(ladder: Document) -> list[str]:
 def _median(result: Document, kind: str, stream: str, counter: str) -> float:
     tally = result["per_step"].get(kind, {}).get(stream, {}).get(counter)
     return float(tally["median"]) if tally else 0.0
+
+
+def charts(ladder: Document) -> Iterator[Chart]:
+    """Of each rung its throughput, and the idle time that the host exposes."""
+    speed = [{"y": label, "x": mean_value(result, "output_throughput")} for label, result in _results(ladder)]
+    yield Chart("throughput of the rungs", "interval", "output tokens/s", "", speed)
+    exposed = [
+        {"y": label, "x": mean_value(result, name), "series": IDLE_NAMES[name.removesuffix("_us_per_step")]}
+        for label, result in _results(ladder)
+        for name in _EXPOSED
+    ]
+    yield Chart("exposed time of the rungs", "bar", "µs/step", "", exposed)

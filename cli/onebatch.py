@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .arguments import Device, Faults, Form, Name, Overrides, Relay, Stopwatch, make_output_dir, resolved
 from .errors import UsageError
-from .scenario_arguments import Device, Faults, Form, Name, Overrides, Relay, make_output_dir, resolved
-from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..profiles.record.conclusion import engine_name
 from . import result_page
+from .arguments import Format
 from .page import Document, to_csv
 from .page import show as show_page
-from .scenario_arguments import Format
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome

@@ -18,10 +18,10 @@ from rich.text import Text
 
 from ..profiles.picture.model import Picture, Scene
 from ..sched.observe import StepKind
+from .arguments import Format
 from .charts import Chart, svg
 from .console import results
 from .errors import UsageError
-from .scenario_arguments import Format
 from .strip import strips
 from .text import MISSING, echo, printable, printable_json
 

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .report import Tool
-from .scenario_arguments import Device, Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
-from .stopwatch import Stopwatch, command_line
+from .arguments import (
+    Device,
+    Form,
+    Name,
+    Overrides,
+    Relay,
+    Stopwatch,
+    Tool,
+    command_line,
+    make_output_dir,
+    resolved,
+    with_relay,
+)
 from .text import echo
 
 if TYPE_CHECKING:

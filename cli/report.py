@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from .arguments import EveryTable, Form, Meaning, Tool, WantsPicture, command_line, wants_picture
 from .errors import UsageError
-from .pictures import WantsPicture, drawn, wanted
-from .scenario_arguments import EveryTable, Form, Format
-from .stopwatch import command_line
 from .text import printable, printable_json
-
-if TYPE_CHECKING:
-    from .answers import Answer
-    from .page import Drawn
 
 Files = Annotated[
     list[Path],
@@ -24,17 +18,6 @@ Files = Annotated[
         help="The document or the --output-dir of a command, .nsys-rep, its .sqlite export, or a trace of torch's "
         "profiler (.json, .json.gz)."
     ),
-]
-Meaning = Annotated[
-    str | None,
-    typer.Option(
-        "--map",
-        metavar="FILE",
-        help="The map of a capture's ranges: sglang, schedbench, or a file; else the one that fits (docs/captures.md).",
-    ),
-]
-Tool = Annotated[
-    str | None, typer.Option("--nsys", metavar="PATH", help="The nsys that exports .nsys-rep files.")
 ]
 
 
@@ -59,6 +42,8 @@ def report(
     """
     from ..profiles.captures.files import Reader
     from .answers import RunAnswer, stored
+    from .outcome import csv_of
+    from .pictures import drawn
 
     reader = Reader(meaning, nsys, command_line())
     if scrubbed is not None:
@@ -67,25 +52,19 @@ def report(
         reader.scrubbed(files[0], scrubbed)
         files = [scrubbed]
     found = [stored(path, reader) for path in files]
-    folders = [path if path.is_dir() else path.parent for path in files]
-    pictures = [
-        drawn(answer.result, folder) if wanted(form, picture) and isinstance(answer, RunAnswer) else ()
-        for answer, folder in zip(found, folders, strict=True)
-    ]
-    _show(found, pictures, form, every_table=every_table)
-
-
-def _show(found: list[Answer], pictures: list[Drawn], form: Format, *, every_table: bool) -> None:
-    from .answers import RunAnswer
-    from .outcome import csv_of
-
-    runs = [answer for answer in found if isinstance(answer, RunAnswer)]
-    if form == "csv" and len(runs) == len(found):
-        sys.stdout.write(printable(csv_of([run.document for run in runs])))
-    elif form == "json" and len(found) > 1:
+    if form == "csv" and all(isinstance(answer, RunAnswer) for answer in found):
+        sys.stdout.write(printable(csv_of([answer.document for answer in found])))
+        return
+    if form == "json" and len(found) > 1:
         sys.stdout.write(printable_json("[\n" + ",\n".join(answer.to_json() for answer in found) + "]\n"))
-    else:
-        for number, (answer, drawing) in enumerate(zip(found, pictures, strict=True)):
-            if number:
-                sys.stdout.write("\n")
-            answer.show(form, every_table=every_table, picture=drawing)
+        return
+    drawings = [
+        drawn(answer.result, path if path.is_dir() else path.parent)
+        if wants_picture(form, picture) and isinstance(answer, RunAnswer)
+        else ()
+        for path, answer in zip(files, found, strict=True)
+    ]
+    for number, (answer, drawing) in enumerate(zip(found, drawings, strict=True)):
+        if number:
+            sys.stdout.write("\n")
+        answer.show(form, every_table=every_table, picture=drawing)

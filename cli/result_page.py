@@ -20,7 +20,7 @@ from . import rank_tables, worth_page
 from .capture_page import capture_notes, is_capture, ranges, steps_without_device
 from .capture_page import labels as capture_labels
 from .page import Document, Lines, Page, framed, ordered, ordered_kinds
-from .page_charts import of_result
+from .pictures import run_charts
 from .source_lines import LINES, copies, hazard_count, hazard_table, host_waits
 from .text import MISSING, cut_right, number, percent, whole
 
@@ -56,7 +56,7 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
             *tables(result, width=width, lines=LINES if whole else lines),
             *broken,
             *([Lines([Text(), *unasked])] if unasked else []),
-            *of_result(result),
+            *run_charts(result),
         ],
         conclusion(result),
         footer=(f"`{result['run']['command']}`",),
@@ -71,7 +71,7 @@ def worth_page_of(result: Document, width: int, *, few: bool = False) -> Page:
     name = str(result["scenario"]["expanded"].get("name", ""))
     return Page(
         f"worth of {name} · {labels(result)}",
-        [Lines(headline(result)), *worth_page.tables(result, width=width, lines=lines), *of_result(result)],
+        [Lines(headline(result)), *worth_page.tables(result, width=width, lines=lines), *run_charts(result)],
         conclusion(result),
         footer=(f"`{result['run']['command']}`",),
     )

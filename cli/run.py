@@ -9,30 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from . import arguments
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
-from .pictures import WantsPicture, drawn, timelines, wanted
-from .scenario_arguments import (
-    Budgets,
-    Device,
-    Engine,
-    EnginePython,
-    EngineWheels,
-    EveryTable,
-    ExecutorName,
-    Faults,
-    Form,
-    Format,
-    Jobs,
-    Name,
-    Overrides,
-    Relay,
-    budget_kind,
-    engine_choice,
-    make_output_dir,
-    resolved,
-    use_workers,
-)
-from .stopwatch import command_line
 from .text import echo
 from .worth import require_worth, with_worth
 
@@ -71,27 +49,27 @@ _SEVERAL = "see engine.pipeline, engine.disaggregation, engine.data_parallel, en
 
 
 def run(
-    scenario: Name,
-    overrides: Overrides = None,
-    device: Device = "auto",
-    relay: Relay = None,
-    fault: Faults = None,
-    expect: Budgets = None,
+    scenario: arguments.Name,
+    overrides: arguments.Overrides = None,
+    device: arguments.Device = "auto",
+    relay: arguments.Relay = None,
+    fault: arguments.Faults = None,
+    expect: arguments.Budgets = None,
     save_tokens: SaveTokens = False,
     hazards: Hazards = "off",
     adversarial: Adversarial = None,
     world: World = "virtual",
     ranges: Ranges = False,
     worth: Worth = False,
-    jobs: Jobs = None,
-    executor: ExecutorName = None,
-    engine: Engine = None,
-    engine_python: EnginePython = None,
-    engine_wheels: EngineWheels = None,
+    jobs: arguments.Jobs = None,
+    executor: arguments.ExecutorName = None,
+    engine: arguments.Engine = None,
+    engine_python: arguments.EnginePython = None,
+    engine_wheels: arguments.EngineWheels = None,
     output_dir: OutputDir = None,
-    every_table: EveryTable = False,
-    picture: WantsPicture = False,
-    form: Form = "table",
+    every_table: arguments.EveryTable = False,
+    picture: arguments.WantsPicture = False,
+    form: arguments.Form = "table",
 ) -> None:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
 
@@ -100,10 +78,13 @@ def run(
     failed; 130 interrupted, or 143 terminated, what there is was kept.
     """
     from .console import status
+    from .pictures import drawn, timelines
 
-    use_workers(jobs, executor)
-    other = engine_choice(engine, engine_python, engine_wheels)
-    question = resolved(scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other)
+    arguments.use_workers(jobs, executor)
+    other = arguments.engine_choice(engine, engine_python, engine_wheels)
+    question = arguments.resolved(
+        scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
+    )
     _require_world(question, world)
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     if ranges:
@@ -111,10 +92,11 @@ def run(
     if worth:
         for one in question.relays:
             require_worth(replace(question, relays=(one,)), options)
-    make_output_dir(output_dir)
-    with timelines(output_dir, wanted=wanted(form, picture)) as folder:
+    arguments.make_output_dir(output_dir)
+    wanted = arguments.wants_picture(form, picture)
+    with timelines(output_dir, wanted=wanted) as folder:
         outcome = executed(question, options, folder, form, every_table=every_table, worth=worth)
-        drawing = drawn(outcome.result, folder) if wanted(form, picture) else ()
+        drawing = drawn(outcome.result, folder) if wanted else ()
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
     if worth:
@@ -123,7 +105,7 @@ def run(
     _show(outcome, form, every_table=every_table, picture=drawing)
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
-    unasked = {budget_kind(budget) for budget in expect or ()} & {*outcome.untested}
+    unasked = {arguments.budget_kind(budget) for budget in expect or ()} & {*outcome.untested}
     raise typer.Exit(exit_code(outcome) or (GATE_FAILED if unasked else 0))
 
 
@@ -131,7 +113,7 @@ def executed(
     question: Resolved,
     options: Options,
     output_dir: Path | None,
-    form: Format,
+    form: arguments.Format,
     *,
     every_table: bool = False,
     worth: bool = False,
@@ -166,7 +148,7 @@ def _require_world(question: Resolved, world: World) -> None:
 
 
 def _options(
-    device: Device, hazards: Hazards, adversary: int | None, world: World, *, save_tokens: bool
+    device: arguments.Device, hazards: Hazards, adversary: int | None, world: World, *, save_tokens: bool
 ) -> Options:
     if hazards == "on" and adversary is not None:
         raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
@@ -175,7 +157,7 @@ def _options(
     return Options(
         device=device,
         save_tokens=save_tokens,
-        command=command_line(),
+        command=arguments.command_line(),
         hazards=hazards == "on",
         adversary=adversary,
         world=world,
@@ -215,7 +197,7 @@ def _climb(
     question: Resolved,
     options: Options,
     output_dir: Path | None,
-    form: Format,
+    form: arguments.Format,
     *,
     every_table: bool,
     worth: bool,
@@ -241,7 +223,7 @@ def _climb(
     return INTERRUPTED if interrupted else max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
-def _show(outcome: RunOutcome, form: Format, *, every_table: bool, picture: Drawn) -> None:
+def _show(outcome: RunOutcome, form: arguments.Format, *, every_table: bool, picture: Drawn) -> None:
     from .answers import RunAnswer
 
     RunAnswer(outcome).show(form, every_table=every_table, picture=picture)

@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import arguments
 from .errors import INTERRUPTED, UsageError
-from .scenario_arguments import (
-    Device,
-    Draws,
-    EnginePython,
-    EngineWheels,
-    EveryTable,
-    ExecutorName,
-    Form,
-    Jobs,
-    Name,
-    chosen_engine,
-    typed_as,
-    use_workers,
-)
-from .stopwatch import Stopwatch, command_line
 
 if TYPE_CHECKING:
     from ..profiles.sweeps.break_even import DrawnCrossings
@@ -35,7 +21,7 @@ _SIDE = "key=value,..."
 
 
 def sweep(
-    scenario: Name,
+    scenario: arguments.Name,
     over: Annotated[
         list[str],
         typer.Option(
@@ -55,16 +41,16 @@ def sweep(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
     ] = None,
-    device: Device = "auto",
-    draws: Draws = 16,
-    engine_python: EnginePython = None,
-    engine_wheels: EngineWheels = None,
+    device: arguments.Device = "auto",
+    draws: arguments.Draws = 16,
+    engine_python: arguments.EnginePython = None,
+    engine_wheels: arguments.EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
-    jobs: Jobs = None,
-    executor: ExecutorName = None,
+    jobs: arguments.Jobs = None,
+    executor: arguments.ExecutorName = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
-    every_table: EveryTable = False,
-    form: Form = "table",
+    every_table: arguments.EveryTable = False,
+    form: arguments.Form = "table",
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
@@ -76,9 +62,9 @@ def sweep(
     _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
     from ..profiles.sweeps.sweep import planned
 
-    use_workers(jobs, executor)
-    choose = partial(chosen_engine, python=engine_python, wheels=engine_wheels)
-    with typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
+    arguments.use_workers(jobs, executor)
+    choose = partial(arguments.chosen_engine, python=engine_python, wheels=engine_wheels)
+    with arguments.typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
         sides = _sides(a, b, over, alone=alone)
         plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
     from ..profiles.ranks.execute import Options
@@ -86,9 +72,9 @@ def sweep(
     from ..profiles.sweeps.runs import Runs
     from .answers import SweepAnswer
 
-    options = Options(device=device, command=command_line())
+    options = Options(device=device, command=arguments.command_line())
     runs = Runs(options, folder=output_dir and output_dir / "runs", resume=resume)
-    clock = Stopwatch()
+    clock = arguments.Stopwatch()
     found, drawn, cancelled = _swept(plan, runs, draws)
     answer = SweepAnswer(document(plan, found, drawn, run=clock.run(cancelled=cancelled)))
     answer.keep(output_dir, "sweep.json")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.table import Table
 from rich.text import Text
 
+from .charts import Chart, ChartKind, Point
 from .page import WIDE, Document, Page, framed, to_csv
-from .page_charts import of_sweep
 from .text import MISSING, number
 
 _COLORS = {"better": "green", "worse": "red"}
@@ -19,7 +21,7 @@ def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  
     title, most = headline(document), FEW if few else None
     return Page(
         title,
-        [Text(setting(document)), table(document, most), *map(Text, notes(document)), *of_sweep(document)],
+        [Text(setting(document)), table(document, most), *map(Text, notes(document)), *charts(document)],
         document["conclusion"],
         footer=(f"`{document['run']['command']}`",),
     )
@@ -163,3 +165,29 @@ def _keys(document: Document) -> list[str]:
 
 def _compares(document: Document) -> bool:
     return len(document["sweep"]["sides"]) == 2
+
+
+def charts(document: Document) -> Iterator[Chart]:
+    """The metric, or its change, over the first axis; one line for each combination of the others."""
+    first, *others = document["sweep"]["axes"]
+    kind: ChartKind
+    numeric = all(_is_number(value) for value in first["values"])
+    points: list[Point] = []
+    for cell in (cell for cell in document["cells"] if cell["values"]):
+        value = cell["delta_pct"] if _compares(document) else cell["values"][0]
+        series = ", ".join(f"{axis['key']} {at}" for axis, at in zip(others, cell["at"][1:], strict=True))
+        at = cell["at"][0]
+        place = {"x": float(at), "y": value} if numeric else {"x": value, "y": f"{first['key']} {at}"}
+        points.append({**place, **({"series": series} if series else {})})
+    unit = "Δ %" if _compares(document) else document["sweep"]["unit"] or ""
+    kind, across, up = ("line", first["key"], unit) if numeric else ("bar", unit, "")
+    if points:
+        yield Chart(document["sweep"]["metric"], kind, across, up, points)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

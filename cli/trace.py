@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .arguments import Meaning, Tool
 from .errors import UsageError
-from .report import Meaning, Tool
 from .text import echo
 
 if TYPE_CHECKING:

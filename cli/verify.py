@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from .arguments import Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
 from .errors import GATE_FAILED, INTERRUPTED
-from .scenario_arguments import Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
 from .text import echo
 
 

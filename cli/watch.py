@@ -9,10 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from .arguments import Form, Meaning, Stopwatch, make_output_dir
 from .errors import GATE_FAILED, UsageError
-from .report import Meaning
-from .scenario_arguments import Form, make_output_dir
-from .stopwatch import Stopwatch
 
 _THIS = ("python", "python3")  # the interpreter that runs schedbench
 

@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import arguments
 from .errors import UsageError
-from .scenario_arguments import (
-    ExecutorName,
-    Faults,
-    Form,
-    Jobs,
-    Name,
-    Overrides,
-    Relay,
-    make_output_dir,
-    resolved,
-    use_workers,
-)
-from .stopwatch import command_line
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
@@ -33,36 +21,36 @@ ROOMS = 8  # hidden lines and phases whose room is searched for; each takes abou
 
 
 def worth(
-    scenario: Name,
-    overrides: Overrides = None,
-    relay: Relay = None,
-    fault: Faults = None,
+    scenario: arguments.Name,
+    overrides: arguments.Overrides = None,
+    relay: arguments.Relay = None,
+    fault: arguments.Faults = None,
     rooms: Annotated[
         int,
         typer.Option(min=0, help="Of so many hidden lines and phases, find how much longer they could take."),
     ] = ROOMS,
     quick: Annotated[bool, typer.Option("--quick", help="Ask no room: --rooms 0.")] = False,
-    jobs: Jobs = None,
-    executor: ExecutorName = None,
+    jobs: arguments.Jobs = None,
+    executor: arguments.ExecutorName = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep result.json here.")] = None,
     every_line: Annotated[bool, typer.Option("--all", help="Show every hidden line, not only some.")] = False,
-    form: Form = "table",
+    form: arguments.Form = "table",
 ) -> None:
     """Run a scenario on the virtual GPU again and again, each time with one line's waits, copies or launches changed or
     with half of a host phase, and print what that gains.
 
     Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
     """
-    use_workers(jobs, executor)
-    question = resolved(scenario, overrides, relay=relay, faults=fault)
+    arguments.use_workers(jobs, executor)
+    question = arguments.resolved(scenario, overrides, relay=relay, faults=fault)
     from ..profiles.ranks.execute import Options
     from .console import status
     from .outcome import show_worth
     from .run import executed, exit_code
 
-    options = Options(device="vgpu", command=command_line())
+    options = Options(device="vgpu", command=arguments.command_line())
     require_worth(question, options)
-    make_output_dir(output_dir)
+    arguments.make_output_dir(output_dir)
     outcome = executed(question, options, None, form)
     with status("counterfactual runs") as notice:
         outcome = replace(

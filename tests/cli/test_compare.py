@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from schedbench.cli import compare_page
 from schedbench.cli.app import app
 from schedbench.cli.page import markdown
-from schedbench.cli.page_charts import of_comparison
 from tests.cli.pages import printed
 
 SMALL = """
@@ -217,7 +216,7 @@ def test_a_measured_page_shows_intervals_and_missing_ones(document):
 
 def test_charts_have_the_effects_and_where_the_gpu_waited(document):
     found = document["comparison"]
-    effects, waits = of_comparison(found)
+    effects, waits = compare_page.charts(found)
     metric = found["metrics"]["output_throughput"]
     [point] = [point for point in effects.points if point["y"] == "output_throughput"]
     assert (point["x"], point["low"], point["high"]) == (

@@ -16,7 +16,7 @@ import typer
 
 import schedbench as sb
 from schedbench.cli.app import app
-from schedbench.cli.scenario_arguments import Format
+from schedbench.cli.arguments import Format
 from tests.conftest import RunCommand
 
 TINY = "--set requests=1 --set output_tokens=2 --set values=none"

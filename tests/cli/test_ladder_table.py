@@ -10,7 +10,6 @@ import pytest
 from schedbench.cli import ladder_page as shown
 from schedbench.cli.html_page import to_html
 from schedbench.cli.page import markdown, screenful
-from schedbench.cli.page_charts import of_ladder
 from schedbench.profiles.sweeps.conclusion import ladder_conclusion, rung_labels
 from tests.cli.pages import printed
 from tests.conftest import RunCommand
@@ -110,7 +109,7 @@ def test_other_formats_have_the_same_rows(ladder: dict[str, Any]) -> None:
     assert len(rows) == 1 + 3
     assert rows[0].startswith("relay,switches,decode.steady.schedule.h2d,")
     assert rows[1].split(",")[:3] == ["first", "barrier=off", "1.0"]
-    speed, exposed = of_ladder(ladder)
+    speed, exposed = shown.charts(ladder)
     assert [point["x"] for point in speed.points] == [None] * 3  # abstained
     assert [point["x"] for point in exposed.points] == [1.5, 3.0] * 3
     assert "ababab" in to_html(shown.page(ladder), charts=False)

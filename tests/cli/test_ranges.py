@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.cli.outcome import csv_of
 from schedbench.cli.page import markdown
-from schedbench.cli.page_charts import of_result
+from schedbench.cli.pictures import run_charts
 from schedbench.cli.result_page import page
 from tests.conftest import RunCommand
 
@@ -37,7 +37,7 @@ def test_every_format_has_figures_with_their_ranges(run_command: RunCommand) -> 
     extent = extents["ttft_ms"]
     [row] = [row for row in csv.DictReader(io.StringIO(csv_of([document]))) if row["metric"] == "ttft_ms"]
     assert (float(row["low"]), float(row["high"])) == (extent["low"], extent["high"])
-    [chart] = [chart for chart in of_result(document) if chart.title.startswith("ranges under 16 draws")]
+    [chart] = [chart for chart in run_charts(document) if chart.title.startswith("ranges under 16 draws")]
     [point] = [point for point in chart.points if point["y"] == "ttft_ms"]
     value = metrics["ttft_ms"]["values"][0]
     assert point["high"] == 100 * (extent["high"] / value - 1) > 0 > point["low"]  # type: ignore[operator]

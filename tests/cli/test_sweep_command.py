@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
-from schedbench.cli.page_charts import of_sweep
 from schedbench.profiles.sweeps import runs
 from schedbench.profiles.sweeps.conclusion import sweep_conclusion
 from schedbench.profiles.sweeps.sweep import SweepError
@@ -250,7 +249,7 @@ def test_a_misspelt_axis_is_blamed_on_its_option() -> None:
 def test_the_chart_has_a_line_for_each_value_of_the_other_axis():
     document = synthetic({"x": (1.0, -2.0), "y": (3.0, 4.0)})
     first, second = (axis["key"] for axis in document["sweep"]["axes"])
-    (chart,) = of_sweep(document)
+    (chart,) = sweep_page.charts(document)
     assert (chart.kind, chart.x) == ("line", first)
     assert [(point["x"], point["y"], point["series"]) for point in chart.points] == [
         *((1.0, 1.0, f"{second} x"), (2.0, -2.0, f"{second} x")),

@@ -15,7 +15,7 @@ import pytest
 from schedbench.cli import compare_page, ladder_page
 from schedbench.cli.outcome import csv_of
 from schedbench.cli.page import markdown
-from schedbench.cli.page_charts import of_result
+from schedbench.cli.pictures import run_charts
 from schedbench.cli.result_page import page, worth_page_of
 from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
@@ -90,7 +90,7 @@ def test_the_first_screenful_has_the_hidden_lines_whose_room_was_searched_for(
 
 def test_every_format_has_the_rows(document: dict[str, Any]) -> None:
     [first, *_] = document["worth"]["rows"]
-    [chart] = [chart for chart in of_result(document) if chart.title == "what would it be worth"]
+    [chart] = [chart for chart in run_charts(document) if chart.title == "what would it be worth"]
     assert [point["x"] for point in chart.points] == [
         row["output_throughput_pct"] for row in document["worth"]["rows"] if row["output_throughput_pct"]
     ][:12]

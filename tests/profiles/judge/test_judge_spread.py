@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from schedbench.cli.arguments import use_workers
 from schedbench.cli.errors import USAGE, exit_code
-from schedbench.cli.scenario_arguments import use_workers
 from schedbench.profiles.judge import trials
 from schedbench.profiles.judge.compare import VerdictRules, judge
 from schedbench.profiles.judge.document import document

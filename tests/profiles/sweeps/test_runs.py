@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from distributed import LocalCluster
 
+from schedbench.cli.arguments import use_workers
 from schedbench.cli.errors import UsageError
-from schedbench.cli.scenario_arguments import use_workers
 from schedbench.profiles.platform import pool
 from schedbench.profiles.platform.pool import WorkersError
 from schedbench.profiles.ranks.execute import Options
