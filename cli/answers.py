@@ -12,14 +12,21 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
-from . import cases_page, check_page, compare_page, ladder_page, onebatch_page, result_page, sweep_page
+from . import (
+    check_page,
+    compare_page,
+    ladder_page,
+    onebatch,
+    result_page,
+    result_tables,
+    sweep_page,
+)
 from .arguments import Format
 from .console import results
 from .errors import UsageError
 from .html_page import to_html
-from .outcome import csv_of
 from .page import UNLIMITED, WIDE, Document, Drawn, Page, show, tables_csv, with_picture
 from .source_lines import LINES, hazard_lines
 from .text import echo
@@ -30,7 +37,6 @@ if TYPE_CHECKING:
     from ..profiles.record.result import Result
 
 Library = Literal["pandas", "polars"]
-_LIBRARIES: Final = ("pandas", "polars")
 _EMBEDDED: Final = '<iframe srcdoc="{}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
 
@@ -89,9 +95,9 @@ class Answer(ABC):
     def frame(self, library: Library | None = None) -> Any:
         """The figures as a data frame of ``library``; of the first that is installed, if it is None. Raises UsageError
         where none is."""
-        chosen = library or next((name for name in _LIBRARIES if find_spec(name)), None)
+        chosen = library or next((name for name in get_args(Library) if find_spec(name)), None)
         if chosen is None:
-            raise UsageError(f"frame: {' or '.join(_LIBRARIES)} has to be installed")
+            raise UsageError(f"frame: {' or '.join(get_args(Library))} has to be installed")
         return import_module(chosen).read_csv(io.StringIO(self.to_csv()))
 
     def _repr_html_(self) -> str:
@@ -142,7 +148,7 @@ class RunAnswer(Answer):
 
         super().show(form, every_table=every_table, picture=picture)
         if form != "table" and self.outcome.breaches:
-            for line in result_page.budget(self.outcome.breaches, width=results().width):
+            for line in result_tables.budget(self.outcome.breaches, width=results().width):
                 echo(line.plain, err=True)
         if form != "table" and self.outcome.undeclared:
             echo(hazard_lines(self.document["hazards"]), err=True)
@@ -150,7 +156,7 @@ class RunAnswer(Answer):
             echo(f"expect: {untested_text(kind, self.outcome.result)}", err=True)
 
     def to_csv(self) -> str:
-        return csv_of([self.document])
+        return result_page.csv_of([self.document])
 
     def assert_budget(self, kind: str, **streams: Mapping[str, int]) -> None:
         """Raises AssertionError where a step of the kind did more on a stream than it may, with the source lines, and
@@ -162,7 +168,7 @@ class RunAnswer(Answer):
         if untested(budget, self.result):
             raise AssertionError(untested_text(kind, self.result))
         if broken := breaches(budget, self.result):
-            raise AssertionError("\n".join(line.plain for line in result_page.budget(broken, width=WIDE)))
+            raise AssertionError("\n".join(line.plain for line in result_tables.budget(broken, width=WIDE)))
 
     def assert_same_tokens(self, other: RunAnswer) -> None:
         """Raises AssertionError where the runs have different tokens, with the first difference, and where one of them
@@ -181,8 +187,7 @@ class RunAnswer(Answer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentAnswer(Answer):
-    """An answer that is its document. ``pages`` is the module that has its page, and ``as_csv`` unless its figures are
-    those of the page's tables."""
+    """An answer that is its document. ``pages`` is the module that has its ``page`` and ``as_csv``."""
 
     content: Document
     pages: ClassVar[ModuleType]
@@ -196,7 +201,8 @@ class DocumentAnswer(Answer):
         return found
 
     def to_csv(self) -> str:
-        return self.pages.as_csv(self.content) if hasattr(self.pages, "as_csv") else super().to_csv()
+        figures: str = self.pages.as_csv(self.content)
+        return figures
 
 
 class ComparisonAnswer(DocumentAnswer):
@@ -222,7 +228,11 @@ class ComparisonAnswer(DocumentAnswer):
 class CasesAnswer(DocumentAnswer):
     """The comparisons of the library of cases."""
 
-    pages: ClassVar = cases_page
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+        return compare_page.cases_page(self.content)
+
+    def to_csv(self) -> str:
+        return Answer.to_csv(self)
 
     @property
     def passed(self) -> bool:
@@ -268,7 +278,7 @@ class LadderAnswer(DocumentAnswer):
 class BatchesAnswer(DocumentAnswer):
     """The latencies of static batches."""
 
-    pages: ClassVar = onebatch_page
+    pages: ClassVar = onebatch
 
     @property
     def passed(self) -> bool:

@@ -21,7 +21,15 @@ from .calibrate import calibrate
 from .check import check
 from .compare import compare
 from .doctor import doctor
-from .errors import DEFECT, INTERRUPTED, exit_code, message
+from .errors import (
+    DEFECT,
+    INTERRUPTED,
+    closed_pipe_noticed,
+    exit_code,
+    interruptible,
+    message,
+    open_closed_streams,
+)
 from .explain import explain
 from .init import init
 from .list import show
@@ -30,7 +38,6 @@ from .profile import profile
 from .report import report
 from .run import run
 from .schema import schema
-from .signals import closed_pipe_noticed, interruptible, open_closed_streams
 from .sweep import sweep
 from .text import echo
 from .trace import trace

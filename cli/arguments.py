@@ -172,6 +172,15 @@ def make_output_dir(path: Path | None) -> None:
         raise UsageError(f"--output-dir {path}: not writable")
 
 
+def numbers(option: str, text: str) -> list[int]:
+    """Numbers with commas between. Raises UsageError."""
+    words = [word.strip() for word in text.split(",")]
+    found = [int(word) if word.isdecimal() else 0 for word in words]
+    if not all(found):
+        raise UsageError(f"{option}: expected numbers from 1 on, e.g. 1,8, got {text!r}")
+    return found
+
+
 def with_relay(relay: str | None, overrides: Sequence[str]) -> list[str]:
     """``--relay`` as an override, and the others, which may change the switches of that relay. Raises UsageError."""
     if relay is None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .arguments import Form
-from .errors import INTERRUPTED, UsageError
-from .text import echo
+from .arguments import Form, numbers
+from .errors import ends_interrupted
+from .text import MISSING, echo, number, percent, whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .page import Document, Page
 
 
 def calibrate(
@@ -44,52 +50,108 @@ def calibrate(
     from ..profiles.calibrate import calibration
     from ..profiles.calibrate.host import calibration_runs
     from ..profiles.platform.hardware import load
-    from . import calibrate_page
     from .page import show
 
-    plan = calibration_runs(
-        _numbers("--batch-sizes", batch_sizes), _numbers("--prompt-tokens", prompt_tokens)
-    )
+    batches, lengths = numbers("--batch-sizes", batch_sizes), numbers("--prompt-tokens", prompt_tokens)
+    plan = calibration_runs(sorted({*batches}), sorted({*lengths}))
     hardware = load(base)
     if not host_only:
         calibration.require_cuda()
-    try:
+    with ends_interrupted("interrupted; nothing was written"):
         probes = None if host_only else calibration.probed(_report)
         name = base if output is None else output.stem
         found = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
         document = found.document()
         if judge:
-            document["judged"] = _judged(document)
+            from ..profiles.calibrate import calibration
+
+            declared = calibration.machine_profile(document["profile"], document["through_torch_ns"])
+            document["judged"] = calibration.host_accuracy(declared, calibration.CASES, notify=_report)
         document["conclusion"] = calibration.conclusion(document)
-    except KeyboardInterrupt:
-        echo("schedbench: interrupted; nothing was written", err=True)
-        raise typer.Exit(INTERRUPTED) from None
     if output is not None:
-        _write(output, found.profile)
+        from ..profiles.calibrate.calibration import to_yaml
+        from ..profiles.record.files import write_whole
+
+        write_whole(output, to_yaml(found.profile))
+        echo(f"{output}: --set device.hardware={output}", err=True)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    show(form, lambda _: calibrate_page.page(document), json=lambda: text)
+    show(form, lambda _: page(document), json=lambda: text)
 
 
 _report = partial(echo, err=True)
 
 
-def _judged(document: dict[str, Any]) -> dict[str, Any]:
-    from ..profiles.calibrate import calibration
+def page(document: Document) -> Page:
+    """Host phases, constants of the device, and the errors of declared host times."""
+    from rich.text import Text
 
-    hardware = calibration.machine_profile(document["profile"], document["through_torch_ns"])
-    return calibration.host_accuracy(hardware, calibration.CASES, notify=_report)
+    from .page import Page
 
-
-def _numbers(option: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"{option}: expected positive numbers with commas between, got {text!r}")
-    return sorted({int(word) for word in words})
+    missing = [Text(f"as in {document['base']}: {line}") for line in document["missing"]]
+    device = [_device(document)] if document["device"] else []
+    errors = [_errors(document["judged"])] if "judged" in document else []
+    return Page("calibration", [_phases(document), *device, *errors, *missing], document["conclusion"])
 
 
-def _write(path: Path, profile: dict[str, Any]) -> None:
-    from ..profiles.calibrate.calibration import to_yaml
-    from ..profiles.record.files import write_whole
+def _phases(document: Document) -> Table:
+    from .page import framed
 
-    write_whole(path, to_yaml(profile))
-    echo(f"{path}: --set device.hardware={path}", err=True)
+    left_out = (
+        f"left out: {document['through_torch_ns']:.0f} ns per device call, torch's way to it; "
+        f"in no phase: {document['outside_us_per_step']:.1f} us per step\n"
+        "worst: a size's median over the line there, where a prompt of that size takes longer than a decode"
+    )
+    title = f"host phases, a + b * n, ns · {document['machine']} · {document['date']}"
+    fit = (">a", ">b", ">samples", ">sizes", ">residual", ">R2", ">worst", ">at n", ">old a", ">old b")
+    table = framed(title, "phase", *fit, caption=left_out, no_wrap=True)
+    for name, line in _lines(document["phases"]):
+        old = line.get("old") or {"a": None, "b": None}
+        r2 = MISSING if line["r2"] is None else f"{line['r2']:.2f}"
+        table.add_row(
+            name, number(line["a"]), number(line["b"]), number(line["samples"]), number(line["sizes"]),
+            number(line["residual"]), r2, f"x {number(line['worst'])}", number(whole(line["worst_n"])),
+            number(old["a"]), number(old["b"]),
+        )  # fmt: skip
+    return table
+
+
+def _lines(phases: Document) -> Iterator[tuple[str, Document]]:
+    """Each phase, and below it the kinds of steps that have a line of their own."""
+    for name, line in phases.items():
+        yield name, line
+        yield from ((f"  {kind}", of_kind) for kind, of_kind in line.get("kinds", {}).items())
+
+
+def _errors(judged: Document) -> Table:
+    from .page import framed
+
+    signs = judged["signs"]
+    table = framed(
+        "declared host times against this machine's, on one virtual device",
+        *("scenario", "state", "metric", "unit", ">declared", ">measured", ">error %"),
+        caption=f"median error {percent(judged['median_error'])} %; of changes that both call "
+        f"{signs['agree']} signs agree and {signs['differ']} differ",
+        no_wrap=True,
+    )
+    for row in judged["errors"]:
+        table.add_row(
+            *(row[name] for name in ("scenario", "state", "metric", "unit")),
+            *(number(row[name]) for name in ("emulated", "measured")),
+            _error(row),
+        )
+    return table
+
+
+def _error(row: Document) -> str:
+    """The relative error in percent, or the absolute one with its unit where 0 was measured."""
+    return percent(row["error"]) if row["absolute"] is None else f"{row['absolute']:+.4g} {row['unit']}"
+
+
+def _device(document: Document) -> Table:
+    from .page import framed
+
+    table = framed("device", "constant", ">value", ">old", no_wrap=True)
+    table.add_column("from")
+    for row in document["device"]:
+        table.add_row(row["key"], number(row["value"]), number(row["old"]), row["basis"])
+    return table

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, INTERRUPTED, UsageError
-from .text import echo
+from .errors import GATE_FAILED, UsageError, ends_interrupted
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
@@ -86,22 +85,22 @@ def check(
 
     arguments.make_output_dir(output_dir)
     clock = arguments.Stopwatch()
-    try:
-        with status(lines=all_faults) as report:
-            if all_faults:
-                content = _all_faults(SEEDS if seeds is None else seeds, clock, report)
-            else:
-                assert scenario is not None
-                question = arguments.resolved(
-                    scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
-                )
-                virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial)
-                content = (_on_cuda if device == "cuda" else virtual)(question, clock, report)
-    except KeyboardInterrupt:
-        echo("schedbench: interrupted: nothing is passed or failed", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    _show(content, output_dir, form, every_table=every_table)
-    raise typer.Exit(0 if content["passed"] else GATE_FAILED)
+    with ends_interrupted("interrupted: nothing is passed or failed"), status(lines=all_faults) as report:
+        if all_faults:
+            content = _all_faults(SEEDS if seeds is None else seeds, clock, report)
+        else:
+            assert scenario is not None
+            question = arguments.resolved(
+                scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
+            )
+            virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial)
+            content = (_on_cuda if device == "cuda" else virtual)(question, clock, report)
+    from .answers import CheckAnswer
+
+    answer = CheckAnswer(content)
+    answer.keep(output_dir, "check.json")
+    answer.show(form, every_table=every_table)
+    raise typer.Exit(0 if answer.passed else GATE_FAILED)
 
 
 def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
@@ -112,6 +111,13 @@ def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
         )
     if engine is not None:
         raise UsageError("--device cuda: an engine of another project runs on the virtual GPU")
+
+
+def _all_faults(seeds: int, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
+    from ..profiles.check.adversaries import seeds as numbers
+    from ..profiles.check.all_faults import catch_all, faults_document
+
+    return faults_document(catch_all(numbers(seeds), report), run=clock.run())
 
 
 def examine_on_vgpu(
@@ -149,20 +155,3 @@ def _on_cuda(question: Resolved, clock: arguments.Stopwatch, report: _Report) ->
 
     scenario, reports = scenario_part(question), examine_on_cuda(question, report)
     return document(scenario, reports, not_asked=not_asked(question, (), reports), run=clock.run())
-
-
-def _all_faults(seeds: int, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
-    from ..profiles.check.adversaries import seeds as numbers
-    from ..profiles.check.all_faults import catch_all, faults_document
-
-    return faults_document(catch_all(numbers(seeds), report), run=clock.run())
-
-
-def _show(
-    content: dict[str, Any], output_dir: Path | None, form: arguments.Format, *, every_table: bool
-) -> None:
-    from .answers import CheckAnswer
-
-    answer = CheckAnswer(content)
-    answer.keep(output_dir, "check.json")
-    answer.show(form, every_table=every_table)

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, INTERRUPTED, UsageError
-from .text import echo
+from .errors import GATE_FAILED, UsageError, ends_interrupted
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
-    from ..profiles.judge.gates import Gate
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trials import DrawnRuns, Notice, Question, Sample, TrialPlan, Trials
     from ..profiles.platform.engine_choice import EngineChoice
@@ -133,21 +131,20 @@ def compare(
     picture: arguments.WantsPicture = False,
     form: arguments.Form = "table",
 ) -> None:
-    """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides
-    of its own (`schedbench list cases`), and `compare cases` asks all of them; two results or captures are named
-    without a scenario: compare A B.
+    """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has sides of its
+    own (`schedbench list cases`), and `compare cases` asks all of them; two results or captures are named without a
+    scenario: compare A B.
 
-    Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or
-    sides that are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, or 143 terminated,
-    finished runs are in --output-dir.
+    Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or sides that
+    are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, 143 terminated, runs are in --output-dir.
     """
     scenario, a, b = _named(names or [], a, b, overrides or [])
-    gates = _gates(gate or ())
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
+    from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
 
-    arguments.use_workers(jobs, executor)
+    gates = tuple(map(parse, gate or ()))
     wanted = ComparisonOptions(
         overrides or [],
         device,
@@ -158,6 +155,7 @@ def compare(
         arguments.wants_picture(form, picture),
         worth,
     )
+    arguments.use_workers(jobs, executor)
     if scenario == _LIBRARY and not (a or b):
         found = _library(wanted._replace(picture=False), output_dir=output_dir, form=form)
     else:
@@ -165,13 +163,6 @@ def compare(
         found[0].answer.show(form, every_table=every_table, picture=found[0].picture)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
     raise typer.Exit(GATE_FAILED if failed else 0)
-
-
-def _gates(texts: Sequence[str]) -> tuple[Gate, ...]:
-    """Raises GateError."""
-    from ..profiles.judge.gates import parse
-
-    return tuple(map(parse, texts))
 
 
 def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: arguments.Format) -> list[Compared]:
@@ -193,13 +184,12 @@ def _compared(
 
     case = None if a or b or scenario is None else case_of(scenario, wanted.overrides)
     sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
-    try:
-        with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
-            notice = _kept(output_dir, wanted.plan, update)
-            found = compared(wanted, scenario, sides, case, notice=notice, update=update)
-    except KeyboardInterrupt:
-        echo("schedbench: interrupted: there is no verdict", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+    with (
+        ends_interrupted("interrupted: there is no verdict"),
+        status(f"{scenario}: 0 runs" if case else "0 runs") as update,
+    ):
+        notice = _kept(output_dir, wanted.plan, update)
+        found = compared(wanted, scenario, sides, case, notice=notice, update=update)
     found.answer.keep(output_dir, "compare.json")
     return found
 

@@ -1,4 +1,4 @@
-"""The page of a comparison: the conclusion, metrics, copies and syncs, and where the GPU waited."""
+"""The page of a comparison: the conclusion, metrics, copies and syncs, where the GPU waited. Also that of all cases."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _SHOWED = "where the host's waiting showed"
 _FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
+CASE_COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
 _EFFECTS = (
     "output_throughput",
     "ttft_ms",
@@ -350,3 +351,44 @@ def charts(found: Document) -> Iterator[Chart]:
     ]
     if waits:
         yield Chart("where the GPU waited", "bar", "µs/step", "", waits)
+
+
+def cases_page(document: Document) -> Page:
+    """Each reported change beside what was found here, and how firmly that stands."""
+    table = framed("", *CASE_COLUMNS)
+    for name, case in document["cases"].items():
+        table.add_row(*_case_row(name, case["comparison"]))
+    return Page("the library of cases", [table], document["conclusion"])
+
+
+def _case_row(name: str, found: Document) -> tuple[str, ...]:
+    """One case in Markdown; a verdict other than the expected one is bold."""
+    case = found["case"]
+    metric = found["metrics"][case["metric"]]
+    values = f"{number(metric['a'])}, {number(metric['b'])} {metric['unit']}"
+    verdict = ": ".join([found["verdict"], ", ".join(found["reasons"])]).removesuffix(": ")
+    return (
+        f"`{name.rpartition('/')[2]}`",
+        case["source"],
+        f"`{case['a']}` → `{case['b']}`",
+        case["reported"],
+        f"{case['metric']} {case['expect']}",
+        verdict if verdict == case["expect"] else f"**{verdict}**",
+        f"{values}, {_plus(metric['delta_pct'])} % [{_plus(metric['ci_low'])}, {_plus(metric['ci_high'])}]",
+        _under_draws(metric["firmness"], doubted="CONSTANTS" in found["reasons"]),
+    )
+
+
+def _under_draws(firmness: Document | None, *, doubted: bool) -> str:
+    """In how many draws the sign holds, the range of the effect, and what decides a verdict that does not stand."""
+    if firmness is None:
+        return MISSING
+    if "abstained" in firmness:
+        return str(firmness["abstained"])
+    extent = f"{_plus(firmness['low'])} … {_plus(firmness['high'])} %"
+    follows = f"; follows `{firmness['constant']}`, {_plus(firmness['correlation'])}" if doubted else ""
+    return f"{firmness['holding']} of {firmness['draws']}, {extent}{follows}"
+
+
+def _plus(value: float | None) -> str:
+    return MISSING if value is None else f"{value:+.2f}"

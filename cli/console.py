@@ -8,15 +8,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from ..sched.observe import Clock, Observer, StepInfo
 from .text import echo, printable
 
-Clock = Callable[[], float]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from ..sched.request import Request
+
 LINE_S = 10.0  # between two lines of progress where stderr is not a terminal
+PATIENCE_S = 1.0  # shorter runs show no progress
+REFRESH_S = 0.1  # of a bar
 PIPED_WIDTH = 120  # of files and pipes, unless COLUMNS is set
 
 
@@ -43,7 +51,7 @@ class WorkLog:
     """Reports the progress of a long command, with the time left. ``N of M`` in a text: N of M parts have ended."""
 
     def __init__(
-        self, write: Callable[[str], None], *, every: float = 0.0, now: Clock = time.monotonic
+        self, write: Callable[[str], None], *, every: float = 0.0, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._write = write
         self._every = every  # seconds between two texts that are written
@@ -79,3 +87,85 @@ def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], N
         return
     with console.status(Text(text)) as line:
         yield WorkLog(lambda changed: line.update(Text(changed)))
+
+
+class RunProgress(Observer):
+    """An observer that draws the requests done, the time of the run, steps per second and the time left.
+
+    ``now`` is wall time in seconds; ``clock`` is that of the run. Between refreshes a step costs one comparison.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        total: int | None,
+        clock: Clock,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._total = total
+        self._clock = clock
+        self._now = now
+        self._began = now()
+        self._due = self._began + (PATIENCE_S if console.is_terminal else LINE_S)
+        self._steps = 0
+        self._done = 0
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
+        self._steps += 1
+        now = self._now()
+        if now < self._due:
+            return
+        if self._console.is_terminal:
+            self._due = now + REFRESH_S
+            self._draw(now)
+        else:
+            self._due = now + LINE_S
+            self._console.print(
+                f"{self._done} of {self._total} requests, {self._clock.now() / 1e9:.2f} s of the run"
+            )
+
+    def ended(self, request: Request) -> None:  # noqa: ARG002
+        self._done += 1
+
+    def _draw(self, now: float) -> None:
+        if self._bar is None:
+            self._bar = _bar(self._console)
+            self._bar.add_task("run", total=self._total, run="", rate="")
+            self._bar.start()  # may be interrupted, and is then stopped as well
+        self._bar.update(
+            self._bar.task_ids[0],
+            completed=self._done,
+            run=f"{self._clock.now() / 1e9:.2f} s",
+            rate=f"{self._steps / (now - self._began):,.0f} steps/s",
+        )
+        self._bar.refresh()
+
+
+def _bar(console: Console) -> Progress:
+    """A bar that does not redirect stdout and stderr, which the result goes to."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        BarColumn(bar_width=None),
+        TextColumn("at {task.fields[run]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        expand=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

@@ -3,45 +3,60 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from .arguments import Device, Faults, Form, Name, Overrides, Relay, Stopwatch, make_output_dir, resolved
+from . import arguments
 from .errors import UsageError
+from .text import MISSING, number
 
 if TYPE_CHECKING:
-    from ..profiles.platform.resolve import Resolved
-    from ..profiles.run.one_batch import BatchShape
+    from .page import Document, Page
 
-_LIST = "N1,N2"
+_LIST: Final = "N1,N2"
+_COLUMNS: Final = ("batch", "prompt", "output")
+_FIGURES: Final = {  # heading by field
+    "prefill_ms": ">prefill\nms",
+    "prefill_throughput": ">prompt\ntokens/s",
+    "decode_ms": ">decode\nms",
+    "decode_throughput": ">output\ntokens/s",
+    "total_ms": ">total\nms",
+    "throughput": ">all\ntokens/s",
+}
 
 
 def onebatch(
-    scenario: Name,
+    scenario: arguments.Name,
     batch: Annotated[str, typer.Option(metavar=_LIST, help="Requests of a batch.")] = "1,8",
     prompt: Annotated[str, typer.Option(metavar=_LIST, help="Prompt tokens of each request.")] = "128,1024",
     output: Annotated[int, typer.Option(min=1, help="Output tokens of each request.")] = 16,
-    overrides: Overrides = None,
-    relay: Relay = None,
-    fault: Faults = None,
-    device: Device = "auto",
+    overrides: arguments.Overrides = None,
+    relay: arguments.Relay = None,
+    fault: arguments.Faults = None,
+    device: arguments.Device = "auto",
     output_dir: Annotated[Path | None, typer.Option(help="Keep onebatch.json here.")] = None,
-    form: Form = "table",
+    form: arguments.Form = "table",
 ) -> None:
     """Prefill and decode batches of a scenario's model without its scheduler, and print the latency of both steps
     against batch and prompt length.
 
     Exit codes: 0 done; 2 usage, or no batch fits; 3 this machine cannot; 4 a batch failed.
     """
-    shapes = _shapes(_numbers("--batch", batch), _numbers("--prompt", prompt), output)
-    question = _question(scenario, overrides, relay, fault)
-    make_output_dir(output_dir)
-    from ..profiles.run.one_batch import document
+    batches, prompts = arguments.numbers("--batch", batch), arguments.numbers("--prompt", prompt)
+    question = arguments.resolved(scenario, overrides, relay=relay)
+    if len(question.relays) > 1:
+        raise UsageError("engine.relays: expected one relay")
+    from ..profiles.check.faults import with_faults
+
+    question = with_faults(question, fault or (), onebatch=True)
+    arguments.make_output_dir(output_dir)
+    from ..profiles.run.one_batch import BatchShape, document
     from .answers import BatchesAnswer
     from .console import status
 
-    clock = Stopwatch()
+    clock = arguments.Stopwatch()
+    shapes = [BatchShape(batch, prompt, output) for prompt in prompts for batch in batches]
     with status("batches") as notice:
         content = document(question, shapes, device, notice)
     answer = BatchesAnswer(content | {"run": clock.run()})
@@ -51,26 +66,45 @@ def onebatch(
         raise UsageError(f"no batch fits: {content['points'][0]['refused']}")
 
 
-def _question(
-    name: str, overrides: list[str] | None, relay: str | None, faults: list[str] | None
-) -> Resolved:
-    question = resolved(name, overrides, relay=relay)
-    if len(question.relays) > 1:
-        raise UsageError("engine.relays: expected one relay")
-    from ..profiles.check.faults import with_faults
+def page(document: Document, width: int, *, few: bool = False) -> Page:  # noqa: ARG001
+    """Latency and throughput of both steps against batch and prompt length."""
+    from rich.text import Text
 
-    return with_faults(question, faults or (), onebatch=True)
+    from .page import Page, framed
+
+    table = framed(
+        "one static batch, without the scheduler", *(f">{name}" for name in _COLUMNS), *_FIGURES.values()
+    )
+    for point in document["points"]:
+        table.add_row(*(number(point[name]) for name in (*_COLUMNS, *_FIGURES)))
+    refused = dict.fromkeys(
+        f"{MISSING} {point['batch']} x {point['prompt']}: {point['refused']}"
+        for point in document["points"]
+        if point["refused"]
+    )
+    return Page(
+        f"one batch of {document['scenario']['expanded']['name']}",
+        [Text(_setting(document)), table, *map(Text, refused)],
+        document["conclusion"],
+        footer=(f"`{document['run']['command']}`",),
+    )
 
 
-def _shapes(batches: list[int], prompts: list[int], output: int) -> list[BatchShape]:
-    from ..profiles.run.one_batch import BatchShape
+def _setting(document: Document) -> str:
+    """What kind of numbers these are."""
+    labels, relay = document["labels"], document["relay"]
+    kind = "no run" if labels is None else "emulated" if labels["emulated"] else "measured"
+    name = document["scenario"]["expanded"]["name"]
+    faults = [f"fault {fault}" for fault in relay["faults"]]
+    hardware = [] if labels is None else [document["hardware"]["name"]]
+    return " · ".join([name, kind, *hardware, f"relay {relay['state']}", *faults, "decode: the median step"])
 
-    return [BatchShape(batch, prompt, output) for prompt in prompts for batch in batches]
 
+def as_csv(document: Document) -> str:
+    """One row per batch."""
+    from .page import to_csv
 
-def _numbers(option: str, text: str) -> list[int]:
-    """Raises UsageError."""
-    found = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
-    if not all(found):
-        raise UsageError(f"{option}: expected numbers from 1 on, e.g. 1,8, got {text!r}")
-    return found
+    fields = [*_COLUMNS, *_FIGURES, "digest", "refused"]
+    return to_csv(
+        fields, [["" if p[name] is None else p[name] for name in fields] for p in document["points"]]
+    )

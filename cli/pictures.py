@@ -14,6 +14,7 @@ from ..profiles.record.recording import RecordedTimeline
 from .charts import Chart, Point
 from .page import Document, Drawn
 from .text import echo
+from .trace import named
 
 if TYPE_CHECKING:
     from ..profiles.judge.trials import Side
@@ -51,12 +52,6 @@ def _timelines(result: Result, folder: Path | None) -> dict[str, RecordedTimelin
         echo("no picture: each rank has a clock of its own", err=True)
         return {}
     return found
-
-
-def named(found: Mapping[int, RecordedTimeline], result: Result) -> dict[str, RecordedTimeline]:
-    """The timelines by the names of their ranks. Ranks of an earlier run in the same folder are left out."""
-    names = {rank: part.name for rank, part in enumerate(result.ranks)} or {0: "the run"}
-    return {names[rank]: timeline for rank, timeline in found.items() if rank in names}
 
 
 def side_by_side(a: Side, b: Side, seed: int) -> Picture:

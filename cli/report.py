@@ -42,8 +42,8 @@ def report(
     """
     from ..profiles.captures.files import Reader
     from .answers import RunAnswer, stored
-    from .outcome import csv_of
     from .pictures import drawn
+    from .result_page import csv_of
 
     reader = Reader(meaning, nsys, command_line())
     if scrubbed is not None:

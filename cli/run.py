@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
+from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError, ends_interrupted
 from .text import echo
 from .worth import require_worth, with_worth
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
     from ..sched.observe import Clock
+    from .console import RunProgress
     from .page import Drawn
-    from .progress import RunProgress
 
 SaveTokens = Annotated[bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")]
 Hazards = Annotated[
@@ -44,8 +45,6 @@ Worth = Annotated[
     typer.Option("--worth", help="Run again with each line's waits, copies or launches changed; see worth."),
 ]
 OutputDir = Annotated[Path | None, typer.Option(help="Keep result.json here, and the timeline for trace.")]
-
-_SEVERAL = "see engine.pipeline, engine.disaggregation, engine.data_parallel, engine.replicas"
 
 
 def run(
@@ -88,7 +87,10 @@ def run(
     _require_world(question, world)
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
     if ranges:
-        _require_ranges(question, options)
+        from ..profiles.judge.local import refusal
+
+        if reason := refusal(question, options):
+            raise UsageError(f"--ranges: {reason}")
     if worth:
         for one in question.relays:
             require_worth(replace(question, relays=(one,)), options)
@@ -102,9 +104,7 @@ def run(
     if worth:
         with status("counterfactual runs") as notice:
             outcome = replace(outcome, result=with_worth(question, outcome.result, notice))
-    _show(outcome, form, every_table=every_table, picture=drawing)
-    if output_dir is not None:
-        outcome.result.write(output_dir / "result.json")
+    _show(outcome, output_dir, form, every_table=every_table, picture=drawing)
     unasked = {arguments.budget_kind(budget) for budget in expect or ()} & {*outcome.untested}
     raise typer.Exit(exit_code(outcome) or (GATE_FAILED if unasked else 0))
 
@@ -121,16 +121,13 @@ def executed(
     """The outcome for the only relay. Raises typer.Exit once it has run several, and where it was interrupted."""
     from ..profiles.ranks.execute import execute
 
-    try:
+    with ends_interrupted("interrupted before anything was measured"):
         if len(question.relays) > 1:
             raise typer.Exit(
                 _climb(question, options, output_dir, form, every_table=every_table, worth=worth)
             )
         options = replace(options, record=output_dir)
         return execute(question, question.relays[0], options, observe=_watch)
-    except KeyboardInterrupt:
-        echo("schedbench: interrupted before anything was measured", err=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def _require_world(question: Resolved, world: World) -> None:
@@ -139,7 +136,10 @@ def _require_world(question: Resolved, world: World) -> None:
     from ..profiles.ranks.torchrun import launched
 
     if world == "distributed" and question.scenario.engine.ranks == 1:
-        raise UsageError(f"--world: distributed takes several ranks, and the scenario has one: {_SEVERAL}")
+        raise UsageError(
+            "--world: distributed takes several ranks, and the scenario has one: see engine.pipeline, "
+            "engine.disaggregation, engine.data_parallel, engine.replicas"
+        )
     place = launched() if world == "virtual" else None
     if place is not None and place.size > 1:
         raise UsageError(
@@ -164,14 +164,6 @@ def _options(
     )
 
 
-def _require_ranges(question: Resolved, options: Options) -> None:
-    """Raises UsageError where the run has no ranges."""
-    from ..profiles.judge.local import refusal
-
-    if reason := refusal(question, options):
-        raise UsageError(f"--ranges: {reason}")
-
-
 def _with_ranges(question: Resolved, result: Result) -> Result:
     """The result with its ranges, if it is whole; marked as cancelled where the user interrupted the draws."""
     if result.run.cancelled or result.run.failure:
@@ -187,8 +179,7 @@ def _with_ranges(question: Resolved, result: Result) -> Result:
 
 
 def _watch(clock: Clock, total: int) -> RunProgress:
-    from .console import progress
-    from .progress import RunProgress
+    from .console import RunProgress, progress
 
     return RunProgress(progress(), total=total, clock=clock)
 
@@ -223,40 +214,37 @@ def _climb(
     return INTERRUPTED if interrupted else max(*codes, 0 if found.tokens_agree else GATE_FAILED)
 
 
-def _show(outcome: RunOutcome, form: arguments.Format, *, every_table: bool, picture: Drawn) -> None:
+def _show(
+    outcome: RunOutcome, output_dir: Path | None, form: arguments.Format, *, every_table: bool, picture: Drawn
+) -> None:
     from .answers import RunAnswer
 
-    RunAnswer(outcome).show(form, every_table=every_table, picture=picture)
-    for line in (*_unfinished(outcome.result), *_failures(outcome.result)):
+    answer = RunAnswer(outcome)
+    answer.show(form, every_table=every_table, picture=picture)
+    for line in _remarks(outcome.result):
         echo(line, err=True)
+    answer.keep(output_dir, "result.json")
 
 
-def _unfinished(result: Result) -> list[str]:
-    """The most frequent reasons for which requests did not finish."""
+def _remarks(result: Result) -> Iterator[str]:
+    """The most frequent reasons for which requests did not finish, the ranks that were lost, and the scripted faults
+    that did not occur."""
     reasons = Counter(
         (row.status, row.reason) for row in result.requests if row.status in ("refused", "failed")
     )
-    return [f"{count} {status}: {reason}" for (status, reason), count in reasons.most_common(3)]
-
-
-def _failures(result: Result) -> list[str]:
-    """The ranks that were lost, and the scripted faults that did not occur."""
-    missed = [f"did not happen: {fault}" for fault in result.run.missed]
-    return [f"broke off: {result.run.failure}", *missed] if result.run.failure else missed
+    yield from (f"{count} {status}: {reason}" for (status, reason), count in reasons.most_common(3))
+    if result.run.failure:
+        yield f"broke off: {result.run.failure}"
+    yield from (f"did not happen: {fault}" for fault in result.run.missed)
 
 
 def exit_code(outcome: RunOutcome) -> int:
     result = outcome.result
     if result.run.cancelled:
         return INTERRUPTED
-    if result.run.failure or _finished_nothing(result) or _failed_by_script(result):
+    statuses = {row.status for row in result.requests}
+    finished_nothing = bool(statuses) and statuses.isdisjoint(("finished", "aborted"))
+    failed_by_script = result.scenario.expanded.get("faults") and "failed" in statuses
+    if result.run.failure or finished_nothing or failed_by_script:
         return WORKLOAD_FAILED
     return GATE_FAILED if outcome.breaches or outcome.undeclared else 0
-
-
-def _finished_nothing(result: Result) -> bool:
-    return bool(result.requests) and not any(r.status in ("finished", "aborted") for r in result.requests)
-
-
-def _failed_by_script(result: Result) -> bool:
-    return bool(result.scenario.expanded.get("faults")) and any(r.status == "failed" for r in result.requests)

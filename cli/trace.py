@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,6 @@ def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> tuple[dict[st
     """The timelines by the names of their ranks in the result, which exists once the run is over."""
     from ..profiles.record.recording import RESULT, file_of
     from ..profiles.record.result import read
-    from .pictures import named
 
     if not (folder / RESULT).is_file():
         kept = ", ".join(str(folder / file_of(rank)) for rank in found)
@@ -92,6 +92,12 @@ def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> tuple[dict[st
         if rank not in found:
             echo(f"no {file_of(rank)}: nothing of {part.name} is drawn", err=True)
     return named(found, result), result
+
+
+def named(found: Mapping[int, RecordedTimeline], result: Result) -> dict[str, RecordedTimeline]:
+    """The timelines by the names of their ranks. Ranks of an earlier run in the same folder are left out."""
+    names = {rank: part.name for rank, part in enumerate(result.ranks)} or {0: "the run"}
+    return {names[rank]: timeline for rank, timeline in found.items() if rank in names}
 
 
 def _beside(source: Path) -> Path:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .arguments import Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
-from .errors import GATE_FAILED, INTERRUPTED
-from .text import echo
+from .errors import GATE_FAILED, ends_interrupted
+from .text import MISSING, echo, number, size, whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .page import Document, Page
+
+_SOURCES = ("predicted", "announced", "recorded")
+_HEADINGS = ("source line", "of", "what", *(f">{source}" for source in _SOURCES), "why")
+_LINES = 60  # rows of a table on a terminal
 
 
 def verify(
@@ -35,7 +45,6 @@ def verify(
     """
     from ..profiles.lab import verification as comparison
     from ..profiles.record.files import write_whole
-    from . import verify_page
     from .page import show
 
     wanted = [*comparison.PLAIN, *(overrides or [])]
@@ -43,21 +52,61 @@ def verify(
     comparison.require_cuda(question)
     make_output_dir(output_dir)
     settings = with_relay(relay, wanted)
-    with _work_folder(output_dir) as folder:
+    work = tempfile.TemporaryDirectory() if output_dir is None else nullcontext(output_dir)
+    with ends_interrupted("interrupted before there was anything to compare"), work as folder:
         plan = comparison.stages(scenario, settings, Path(folder))
-        try:
-            found = comparison.conduct(plan, Path(folder), lambda words: echo(words, err=True))
-        except KeyboardInterrupt:
-            echo("schedbench: interrupted before there was anything to compare", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        found = comparison.conduct(plan, Path(folder), lambda words: echo(words, err=True))
     document = comparison.document(found)
     text = json.dumps(document, indent=1) + "\n"
     if output_dir is not None:
         write_whole(output_dir / "verify.json", text)
-    limit = verify_page.LINES if form == "table" else None
-    show(form, lambda _: verify_page.page(document, limit=limit), json=lambda: text)
+    limit = _LINES if form == "table" else None
+    show(form, lambda _: page(document, limit=limit), json=lambda: text)
     raise typer.Exit(0 if found.agrees else GATE_FAILED)
 
 
-def _work_folder(output_dir: Path | None) -> AbstractContextManager[Path | str]:
-    return tempfile.TemporaryDirectory() if output_dir is None else nullcontext(output_dir)
+def page(document: Document, *, limit: int | None = None) -> Page:
+    """Tables have at most ``limit`` rows."""
+    from rich.text import Text
+
+    from ..profiles.lab.verification import EXPLANATIONS
+    from .page import Page
+
+    met = {row["why"] for row in document["explained"]}
+    reasons = [Text(f"{one.name}: {one.reason}") for one in EXPLANATIONS if one.name in met]
+    return Page("verify", [*_tables(document, limit), *reasons], document["conclusion"])
+
+
+def _tables(document: Document, limit: int | None) -> Iterator[Table]:
+    steps = [["", kind, "steps", *map(str, counts), ""] for kind, counts in document["steps"].items()]
+    yield _table("steps of each kind", steps, limit)
+    for title, name in (
+        ("differences without a known reason", "unexplained"),
+        ("known differences", "explained"),
+    ):
+        if document[name]:
+            yield _table(title, [_cells(row) for row in document[name]], limit)
+
+
+def _table(title: str, rows: list[list[str]], limit: int | None) -> Table:
+    from .page import framed
+
+    shown = rows[:limit]
+    hidden = len(rows) - len(shown)
+    table = framed(title, *_HEADINGS, caption=f"and {hidden} more" if hidden else "")
+    for row in shown:
+        table.add_row(*row)
+    return table
+
+
+def _cells(row: Document) -> list[str]:
+    where = f"{row['file']}: {row['statement']}" if row["file"] else ""
+    of = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
+    return [where, of, row["what"], *(_tally(row[name]) for name in _SOURCES), row["why"]]
+
+
+def _tally(tally: dict[str, float] | None) -> str:
+    if tally is None:
+        return MISSING
+    count = number(whole(tally["count"]))
+    return f"{count} ({size(int(tally['bytes']))})" if tally["bytes"] else count

@@ -45,7 +45,8 @@ def worth(
     question = arguments.resolved(scenario, overrides, relay=relay, faults=fault)
     from ..profiles.ranks.execute import Options
     from .console import status
-    from .outcome import show_worth
+    from .page import show
+    from .result_page import csv_of, worth_page_of
     from .run import executed, exit_code
 
     options = Options(device="vgpu", command=arguments.command_line())
@@ -56,7 +57,13 @@ def worth(
         outcome = replace(
             outcome, result=with_worth(question, outcome.result, notice, rooms=0 if quick else rooms)
         )
-    show_worth(outcome, form, every_line=every_line)
+    document, few = outcome.result.document(), form == "table" and not every_line
+    show(
+        form,
+        lambda width: worth_page_of(document, width, few=few),
+        json=outcome.result.to_json,
+        csv=lambda: csv_of([document], only="worth."),
+    )
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")
     raise typer.Exit(exit_code(outcome))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.cli.cases_page import COLUMNS
+from schedbench.cli.compare_page import CASE_COLUMNS
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
 from schedbench.profiles.judge.draws import DRAWS, uncertain
 from schedbench.profiles.judge.sides import opened, parse
@@ -101,7 +101,7 @@ def test_a_case_without_effect_has_one_where_it_is_exposed(null: str, exposing: 
 
 def test_the_page_lists_every_case_with_its_verdict() -> None:
     rows = {row[0].strip("`"): row[1:] for row in map(cells, PAGE.read_text().splitlines()) if len(row) > 1}
-    assert tuple(rows["case"]) == COLUMNS[1:]
+    assert tuple(rows["case"]) == CASE_COLUMNS[1:]
     for name in case_names():
         case, (*written, found, _, drawn) = case_of(name), rows[name.removeprefix("cases/")]
         sides = f"`{case.a}` → `{case.b}`"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.cli.result_page import tables
+from schedbench.cli.result_tables import tables
 from schedbench.profiles.check.faults import fault_scenario
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
-from schedbench.cli.calibrate_page import page
+from schedbench.cli.calibrate import page
 from schedbench.profiles.calibrate import calibration, host
 from schedbench.profiles.judge import prediction
 from tests.cli.pages import printed
@@ -116,8 +116,8 @@ def test_without_cuda_the_skipped_probes_are_named(monkeypatch, run_command):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--batch-sizes", "1,x"], "--batch-sizes: expected positive numbers"),
-        (["--prompt-tokens", "0"], "--prompt-tokens: expected positive numbers"),
+        (["--batch-sizes", "1,x"], "--batch-sizes: expected numbers from 1 on"),
+        (["--prompt-tokens", "0"], "--prompt-tokens: expected numbers from 1 on"),
         (["--base", "h20"], "did you mean"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from schedbench.cli.app import app
-from schedbench.cli.cases_page import COLUMNS
+from schedbench.cli.compare_page import CASE_COLUMNS
 
 CASE = """
 name: small
@@ -93,7 +93,7 @@ def test_the_library_is_one_table_of_all_cases(monkeypatch):
         "**0 of 1 reported changes are found as expected; cases/sync-count-null is inconclusive: LOW_N, "
         "expected no change.**"
     )
-    assert heading == f"| {' | '.join(COLUMNS)} |"
+    assert heading == f"| {' | '.join(CASE_COLUMNS)} |"
     cells = row.strip("| ").split(" | ")
     assert cells[:3] == [
         "`sync-count-null`",

@@ -98,7 +98,7 @@ def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_interrupted_exec_leaves_the_exit_code_alone(tmp_path: Path) -> None:
     """``python -m`` exits by SIGINT where a KeyboardInterrupt has left the ``exec`` of a string, as in a dataclass."""
     (tmp_path / "module.py").write_text(
-        "from schedbench.cli.signals import interruptible\n"
+        "from schedbench.cli.errors import interruptible\n"
         "with interruptible():\n"
         "    exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM)')\n"
     )

@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from schedbench.cli.console import WorkLog
-from schedbench.cli.progress import RunProgress
+from schedbench.cli.console import RunProgress, WorkLog
 from schedbench.sched.observe import LogicalClock, StepInfo
 
 STEP = StepInfo(0, "decode", 1, 1, True)

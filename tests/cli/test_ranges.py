@@ -8,10 +8,9 @@ import json
 
 import pytest
 
-from schedbench.cli.outcome import csv_of
 from schedbench.cli.page import markdown
 from schedbench.cli.pictures import run_charts
-from schedbench.cli.result_page import page
+from schedbench.cli.result_page import csv_of, page
 from tests.conftest import RunCommand
 
 TINY = (

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.page import markdown
-from schedbench.cli.verify_page import page
+from schedbench.cli.verify import page
 from schedbench.profiles.lab import verification
 from schedbench.profiles.run.gpu_stages import GpuStage
 from tests.cli.pages import printed

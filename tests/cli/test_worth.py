@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from schedbench.cli import compare_page, ladder_page
-from schedbench.cli.outcome import csv_of
 from schedbench.cli.page import markdown
 from schedbench.cli.pictures import run_charts
-from schedbench.cli.result_page import page, worth_page_of
+from schedbench.cli.result_page import csv_of, page, worth_page_of
 from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
 

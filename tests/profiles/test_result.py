@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schedbench.cli.result_page import latency, summary
+from schedbench.cli.result_tables import latency, summary
 from schedbench.profiles.measure.metrics import COMPUTED
 from schedbench.profiles.record.definitions import DEFINITIONS, Direction, ReportTable, definition, shown_in
 from schedbench.profiles.record.result import IdlePart, Result, ResultError, canonical, digest, read
