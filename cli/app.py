@@ -31,13 +31,12 @@ from .errors import (
     open_closed_streams,
 )
 from .explain import explain
-from .init import init
+from .init import init, schema
 from .list import show
 from .onebatch import onebatch
 from .profile import profile
 from .report import report
 from .run import run
-from .schema import schema
 from .sweep import sweep
 from .text import echo
 from .trace import trace

@@ -24,9 +24,10 @@ def page(content: Document, width: int = WIDE, *, few: bool = False) -> Page:  #
     """Of the relays of a scenario, or of all faults. The first screenful has the relays that failed, or the only one;
     ``few``: only some sentences of evidence are shown of each check."""
     most = FEW if few else None
+    left_out = [Text(f"not asked: {not_asked(content)}", style="dim")] if "not_asked" in content else []
     return Page(
         "check",
-        [*tables(content), Lines([Text(), *evidence(content, most)]), *_left_out(content)],
+        [*tables(content), Lines([Text(), *evidence(content, most)]), *left_out],
         content["conclusion"],
         footer=(f"`{content['run']['command']}`",),
         rest=[_NOT_REACHED, *_passed(content)],
@@ -62,11 +63,6 @@ def not_asked(content: Document) -> str:
     return "; ".join(f"{name}: {text}" for name, text in sorted(content["not_asked"].items()))
 
 
-def _left_out(content: Document) -> Iterator[Text]:
-    if "not_asked" in content:
-        yield Text(f"not asked: {not_asked(content)}", style="dim")
-
-
 def _catchers(fault: Document) -> str:
     return ", ".join(_CATCHERS.get(name, name) for name in fault["caught_by"])
 
@@ -74,24 +70,22 @@ def _catchers(fault: Document) -> str:
 def tables(content: Document) -> Iterator[Table]:
     if "faults" in content:
         yield faults(content)
-    else:
-        for report in content["reports"]:
-            yield checks(report, content)
-            if report["unproven"]:
-                yield unproven(report)
+    for report in content.get("reports", ()):
+        yield checks(report, content)
+        if report["unproven"]:
+            yield unproven(report)
 
 
 def evidence(content: Document, most: int | None) -> Iterator[Text]:
     """What was found, sentence by sentence, with the source lines that it is about."""
+    for fault in content.get("faults", ()):
+        for item in _findings(fault)[: 1 if most is None else 0]:
+            yield Text.assemble((f"{fault['name']}: ", "bold"), item["says"])
+        for check in _failed(fault["sound"]):
+            yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"], most)
     if "faults" in content:
-        for fault in content["faults"]:
-            for item in _findings(fault)[: 1 if most is None else 0]:
-                yield Text.assemble((f"{fault['name']}: ", "bold"), item["says"])
-            for check in _failed(fault["sound"]):
-                yield from _evidence(f"{fault['name']} off: {check['name']}", check["evidence"], most)
         yield Text()
-        return
-    for report in content["reports"]:
+    for report in content.get("reports", ()):
         for check in _failed(report["checks"]):
             yield from _evidence(check["name"], check["evidence"], most)
 

@@ -20,6 +20,12 @@ FEW = 4  # in the first screenful
 _COMPARED = ("engine.", "relay.", "labels.engine")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
+_BASES = {
+    "seeds": "exact, no statistics: medians over workload seeds, Δ of the changes seed by seed; "
+    "a verdict takes the same sign on all of them",
+    "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
+    "stored": "measured, not in pairs: drift between the runs counts as effect",
+}
 _SHOWED = "where the host's waiting showed"
 _FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
 CASE_COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
@@ -64,14 +70,9 @@ def as_csv(document: Document) -> str:
 def setting(document: Document) -> str:
     """What kind of numbers these are, and the two sides."""
     label, found = document["labels"], document["comparison"]
-    parts = [
-        "emulated" if label["emulated"] else "measured",
-        document["hardware"]["name"],
-        f"host time {label['host']}",
-        f"A {_program(found['baseline'])}",
-        f"B {_program(found['candidate'])}",
-    ]
-    return " · ".join(parts)
+    kind = "emulated" if label["emulated"] else "measured"
+    sides = (f"A {_program(found['baseline'])}", f"B {_program(found['candidate'])}")
+    return " · ".join((kind, document["hardware"]["name"], f"host time {label['host']}", *sides))
 
 
 def _program(side: Document) -> str:
@@ -104,7 +105,9 @@ def notes(found: Document, most: int) -> list[str]:
             remarks.append(
                 f"{name} recorded no times and no source lines: {side['unrecorded']}; compared is what both have"
             )
-    remarks += [f"{name} has no {kinds} steps" for name, kinds in _lacking(found) if kinds]
+    for name, side in (("A", "a"), ("B", "b")):
+        if lacking := sorted({count["kind"] for count in found["counts"] if count[side] is None}):
+            remarks.append(f"{name} has no {', '.join(lacking)} steps")
     if found["one_run"]:
         remarks.append("the workload has no randomness: a second seed gave the same run, so one is compared")
     if found["draws"]["abstained"] and found["design"] == "seeds":
@@ -114,14 +117,6 @@ def notes(found: Document, most: int) -> list[str]:
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks
-
-
-def _lacking(found: Document) -> list[tuple[str, str]]:
-    """For each side, the kinds of steps that only the other side has."""
-    alone = [(side, count["kind"]) for count in found["counts"] for side in ("a", "b") if count[side] is None]
-    return [
-        (side.upper(), ", ".join(sorted({kind for s, kind in alone if s == side}))) for side in ("a", "b")
-    ]
 
 
 def _of_captures(found: Document) -> list[str]:
@@ -164,9 +159,11 @@ def every(found: Document, *, width: int, most: int) -> list[Table]:
 def metrics(found: Document, *, headline: bool) -> Table:
     """The metrics that the verdict is about, or all others."""
     drawn = headline and found["draws"]["count"] > 0
-    headings = ["metric\nunit", ">A", ">B", f">Δ %, range\n{_interval(found)}"]
+    interval = "of the median" if found["design"] == "seeds" else "95 % CI"
+    headings = ["metric\nunit", ">A", ">B", f">Δ %, range\n{interval}"]
     headings += [">Δ %, range\nover draws", "verdict"] if drawn else ["verdict"]
-    table = framed("headline" if headline else _OTHERS, *headings, caption=_basis(found), no_wrap=True)
+    title, basis = "headline" if headline else _OTHERS, _BASES[found["design"]]
+    table = framed(title, *headings, caption=basis, no_wrap=True)
     table.padding = (0, 1, 0, 0)
     for name, metric in sorted(found["metrics"].items()):
         if (name in found["headline"]) != headline:
@@ -189,31 +186,17 @@ def _over_draws(firmness: Document | None) -> str:
 def _figures(metric: Document) -> tuple[str, ...]:
     low, high = metric["ci_low"], metric["ci_high"]
     interval = MISSING if low is None or high is None else f"{_signed(low)} … {_signed(high)}"
-    delta = MISSING if metric["delta_pct"] is None else _signed(metric["delta_pct"])
+    delta = _signed(metric["delta_pct"])
     return number(metric["a"]), number(metric["b"]), f"{delta}\n{interval}"
 
 
-def _signed(value: float) -> str:
-    return "0" if value == 0 else f"{value:+.2f}"
+def _signed(value: float | None) -> str:
+    return MISSING if value is None else "0" if value == 0 else f"{value:+.2f}"
 
 
 def _verdict(metric: Document) -> Text:
     reasons = f"\n{', '.join(metric['reasons'])}" if metric["reasons"] else ""
     return Text(metric["verdict"] + reasons, style=_MARKS.get(metric["verdict"], ""))
-
-
-def _interval(found: Document) -> str:
-    return "of the median" if found["design"] == "seeds" else "95 % CI"
-
-
-def _basis(found: Document) -> str:
-    by = {
-        "seeds": "exact, no statistics: medians over workload seeds, Δ of the changes seed by seed; "
-        "a verdict takes the same sign on all of them",
-        "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
-        "stored": "measured, not in pairs: drift between the runs counts as effect",
-    }
-    return by[found["design"]]
 
 
 def lines(found: Document, *, width: int, most: int) -> Table:
@@ -276,7 +259,7 @@ def gpu_waits(found: Document) -> Table:
         if name not in idle or (all(reasons) and name != "forward_idle"):
             continue
         a, b = idle[name]
-        delta = MISSING if a is None or b is None else _signed(round(b - a, 6))
+        delta = _signed(None if a is None or b is None else round(b - a, 6))
         share = percent(a / total) if a is not None and total else MISSING
         title = f"{'  ' * name.startswith('exposed')}{IDLE_NAMES[name]}"
         table.add_row(title, number(a), number(b), delta, share, end_section=name == "residue")

@@ -1,11 +1,11 @@
-"""``schedbench init``: a commented scenario to begin with."""
+"""``schedbench init`` and ``schema``: a commented scenario to begin with, and the keys of all."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -97,3 +97,16 @@ def _lines(values: dict[str, str], section: str, facts: dict[str, KeyFact]) -> l
         lines.append(f"{written:42}  # {about}" if about else written)
         lines += _lines(values, f"{key}.", facts) if inner else []
     return lines
+
+
+def schema(
+    form: Annotated[
+        Literal["json", "md"],
+        typer.Option("--format", help="JSON Schema for editors, or the page of the docs."),
+    ] = "json",
+) -> None:
+    """Print the keys of a scenario file: as a JSON Schema, which editors complete and check files with, or as a
+    table with what each key means."""
+    from ..scenarios.describe import json_schema, page
+
+    echo(json.dumps(json_schema(), indent=1) if form == "json" else page().rstrip("\n"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,9 @@ def show(
     from .page import show_entries
 
     entries = _entries(what)
-    show_entries(form, what, entries, _LAYOUTS.get(what, table)(entries))
+    paragraph = _PARAGRAPHS.get(what)
+    text = "\n\n".join(map(paragraph, entries)) if paragraph else table(entries)
+    show_entries(form, what, entries, text)
 
 
 def table(entries: list[Entry]) -> str:
@@ -32,49 +34,36 @@ def table(entries: list[Entry]) -> str:
     return "\n".join(f"{entry['name']:{width}}  {entry['about']}".rstrip() for entry in entries)
 
 
-def _library(entries: list[Entry]) -> str:
-    """Each case as a paragraph: its source, its sides, the reported change and the expected one."""
-    return "\n\n".join(
+def _case(entry: Entry) -> str:
+    """The source of a case, its sides, the reported change and the expected one."""
+    return (
         f"{entry['name']}  {entry['source']}\n"
         f"  {entry['about']}\n"
         f"  A {entry['a']}, B {entry['b']}\n"
         f"  reported: {entry['reported']}\n"
         f"  expect: {entry['metric']} {entry['expect']}"
-        for entry in entries
     )
 
 
-def _ladder(entries: list[Entry]) -> str:
-    """Each state as a paragraph: changes against the state before, expected effect, hazards and switches."""
-    return "\n\n".join("\n".join(_rung(entry)) for entry in entries)
-
-
-def _rung(entry: Entry) -> Iterator[str]:
-    yield f"{entry['name']}  {entry['pr']}".rstrip()
-    yield f"  {entry['about']}"
-    for question, (before, after) in entry["changes"].items():
-        yield f"    {question}: {before} -> {after}"
-    yield f"  expect: {entry['expect']}"
+def _rung(entry: Entry) -> str:
+    """A state's changes against the state before, expected effect, hazards and switches."""
+    lines = [f"{entry['name']}  {entry['pr']}".rstrip(), f"  {entry['about']}"]
+    lines += [f"    {asked}: {before} -> {after}" for asked, (before, after) in entry["changes"].items()]
+    lines.append(f"  expect: {entry['expect']}")
     for hazard in entry["known_hazards"]:
         everywhere = hazard in entry["known_hazards_v2"]
-        yield f"  hazard: {hazard}{'' if everywhere else ' (not under speculation)'}"
-    for defect in entry["known_defects"]:
-        yield f"  defect: {defect}"
-    yield f"  switches: {', '.join(f'{name}={value}' for name, value in entry['switches'].items())}"
+        lines.append(f"  hazard: {hazard}{'' if everywhere else ' (not under speculation)'}")
+    lines += [f"  defect: {defect}" for defect in entry["known_defects"]]
+    switches = ", ".join(f"{name}={value}" for name, value in entry["switches"].items())
+    return "\n".join((*lines, f"  switches: {switches}"))
 
 
-def _defects(entries: list[Entry]) -> str:
-    """Each fault as a paragraph: the defect, its upstream reference, and the states that it can be switched on in."""
-    return "\n\n".join(
-        f"{entry['name']}  {entry['reference']}\n  {entry['about']}\n  {_where(entry)}" for entry in entries
-    )
-
-
-def _where(entry: Entry) -> str:
-    if entry["waits_for"]:
-        return f"waits for {entry['waits_for']}"
+def _defect(entry: Entry) -> str:
+    """A fault's upstream reference, the defect, and the states that it can be switched on in."""
     loops = f"{' and '.join(entry['loops'])} loop{'s' * (len(entry['loops']) > 1)}"
-    return f"in {', '.join(entry['states'])}; {loops}{''.join(f'; needs {key}' for key in entry['needs'])}"
+    where = f"in {', '.join(entry['states'])}; {loops}{''.join(f'; needs {key}' for key in entry['needs'])}"
+    where = f"waits for {entry['waits_for']}" if entry["waits_for"] else where
+    return f"{entry['name']}  {entry['reference']}\n  {entry['about']}\n  {where}"
 
 
 def _entries(what: What) -> list[Entry]:
@@ -183,8 +172,4 @@ def _models() -> list[Entry]:
     ]
 
 
-_LAYOUTS: dict[What, Callable[[list[Entry]], str]] = {
-    "cases": _library,
-    "relays": _ladder,
-    "faults": _defects,
-}
+_PARAGRAPHS: dict[What, Callable[[Entry], str]] = {"cases": _case, "relays": _rung, "faults": _defect}

@@ -30,7 +30,6 @@ Document = dict[str, Any]
 WIDE: Final = 160  # columns of a page in a file, which no terminal limits
 NARROW: Final = 100  # of a picture in Markdown
 UNLIMITED: Final = 100_000  # of a page that wraps and scrolls by itself: nothing is cut
-_KINDS: Final = get_args(StepKind)
 
 
 class Lines(NamedTuple):
@@ -89,11 +88,8 @@ def ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:
 
 def ordered_kinds(kinds: Iterable[str]) -> list[str]:
     """Kinds of steps in the order of ``StepKind``, ``decode.steady`` after ``decode``."""
-    return sorted(kinds, key=lambda kind: (_place(kind.partition(".")[0]), kind))
-
-
-def _place(kind: str) -> int:
-    return _KINDS.index(kind) if kind in _KINDS else len(_KINDS)
+    places = {kind: place for place, kind in enumerate(get_args(StepKind))}
+    return sorted(kinds, key=lambda kind: (places.get(kind.partition(".")[0], len(places)), kind))
 
 
 def show(
@@ -138,12 +134,8 @@ def show_entries(form: Format, title: str, entries: Sequence[Mapping[str, Any]],
     table = framed(title, *names)
     for row in rows:
         table.add_row(*row)
-    show(
-        form,
-        lambda _: Page(title, [table]),
-        json=lambda: json_text.dumps(entries, indent=1, ensure_ascii=False) + "\n",
-        csv=lambda: to_csv(names, rows),
-    )
+    document = json_text.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+    show(form, lambda _: Page(title, [table]), json=lambda: document, csv=lambda: to_csv(names, rows))
 
 
 def with_picture(page: Page, drawn: Drawn) -> Page:
@@ -202,9 +194,8 @@ def _markdown_block(block: Block, folded: Collection[str]) -> str:
     if isinstance(block, Table):
         return _markdown_table(block, folded=str(block.title) in folded)
     if isinstance(block, Lines | Drawing | Chart):
-        lines = "\n".join(part.plain for part in _printed(block, NARROW) if isinstance(part, Text)).strip(
-            "\n"
-        )
+        plain = [part.plain for part in _printed(block, NARROW) if isinstance(part, Text)]
+        lines = "\n".join(plain).strip("\n")
         return f"```\n{lines}\n```" if lines else ""
     return f"**{block.plain}**" if block.style == "bold" else block.plain
 
@@ -231,9 +222,8 @@ def is_code(heading: str) -> bool:
 
 def _cell(cell: object, code: bool) -> str:
     """The lines of a cell below each other: source code verbatim, other text with its indent."""
-    return "<br>".join(_code(line) if code else _indented(line) for line in str(cell).split("\n")).replace(
-        "|", "\\|"
-    )
+    lines = [_code(line) if code else _indented(line) for line in str(cell).split("\n")]
+    return "<br>".join(lines).replace("|", "\\|")
 
 
 def _code(line: str) -> str:
@@ -252,16 +242,15 @@ def _indented(line: str) -> str:
 
 def _svg(page: Page) -> str:
     """The picture and the charts of a page. Raises UsageError where it has neither."""
-    drawn = [one for block in page.blocks for one in _drawn(block)]
+    drawn: list[Chart | Scene] = []
+    for block in page.blocks:
+        if isinstance(block, Drawing):
+            drawn += block.picture
+        elif isinstance(block, Chart):
+            drawn.append(block)
     if not drawn:
         raise UsageError("--format svg: this page has no picture")
     return svg(drawn)
-
-
-def _drawn(block: Block) -> Iterable[Chart | Scene]:
-    if isinstance(block, Drawing):
-        return block.picture
-    return (block,) if isinstance(block, Chart) else ()
 
 
 def tables_csv(page: Page) -> str:

@@ -32,7 +32,10 @@ def override(document: Document, text: str) -> KeyPath:
         raise ScenarioError([Problem(OPTION, "", f"expected KEY=VALUE, got {text[:60]!a}")])
     key = expand(key.strip())
     path = split(key)
-    given = _given(key, value)
+    try:
+        given = compose(value, OPTION)
+    except ScenarioError as error:
+        raise ScenarioError(problem._replace(path=key) for problem in error.problems) from None
     section = _section(document, path)
     section[str(path[-1])] = given.data
     for other in _replaced(path, section):
@@ -43,13 +46,6 @@ def override(document: Document, text: str) -> KeyPath:
     kept = (problem for problem in document.problems if not f"{problem.path}.".startswith(f"{key}."))
     document.problems = [*kept, *(problem._replace(path=key) for problem in given.problems)]
     return path
-
-
-def _given(key: str, value: str) -> Document:
-    try:
-        return compose(value, OPTION)
-    except ScenarioError as error:
-        raise ScenarioError(problem._replace(path=key) for problem in error.problems) from None
 
 
 def split(key: str) -> KeyPath:
