@@ -63,8 +63,6 @@ def calibrate(
         found = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
         document = found.document()
         if judge:
-            from ..profiles.calibrate import calibration
-
             declared = calibration.machine_profile(document["profile"], document["through_torch_ns"])
             document["judged"] = calibration.host_accuracy(declared, calibration.CASES, notify=_report)
         document["conclusion"] = calibration.conclusion(document)
