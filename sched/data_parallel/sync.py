@@ -103,9 +103,8 @@ class PartitionedSource:
         self._source = source
         self._share = share
         self._alive: dict[str, Request] = {}  # on any rank
-        self._early: dict[
-            str, int
-        ] = {}  # ended on another rank before this rank's clock reached their arrival
+        # Ended on another rank before this rank's clock reached their arrival.
+        self._early: dict[str, int] = {}
         self._ended: list[EndedRequest] = []
         self._agreed: int | None = None
 
