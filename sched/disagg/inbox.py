@@ -298,12 +298,13 @@ def _allocate_slots(components: DisaggComponents, length: int) -> torch.Tensor:
         return slots
     return alloc_for_extend(
         cache,
-        prefix_tensors=[torch.empty(0, dtype=torch.int64)],
-        prefix_lens_cpu=torch.tensor([0]),
-        seq_lens_cpu=torch.tensor([length]),
-        prefix_lens=torch.tensor([0], device=device),
-        seq_lens=torch.tensor([length], device=device),
-        extend_num_tokens=length,
+        [torch.empty(0, dtype=torch.int64)],
+        length,
+        on_device=(
+            torch.tensor([0], device=device),
+            torch.tensor([length], device=device),
+        ),
+        on_host=(torch.tensor([0]), torch.tensor([length])),
     )
 
 

@@ -51,12 +51,10 @@ def split_prompts(engine: Engine, batch: ScheduleBatch) -> torch.Tensor | None:
     batch.req_pool_indices = batch.req_pool_indices_cpu.to(device, non_blocking=True)
     batch.out_cache_loc = alloc_for_extend(
         engine.cache,
-        prefix_tensors=prefix_tensors,
-        prefix_lens_cpu=prefix_lens_cpu,
-        seq_lens_cpu=batch.seq_lens_cpu,
-        prefix_lens=prefix_lens,
-        seq_lens=batch.seq_lens,
-        extend_num_tokens=batch.extend_num_tokens,
+        prefix_tensors,
+        batch.extend_num_tokens,
+        on_device=(prefix_lens, batch.seq_lens),
+        on_host=(prefix_lens_cpu, batch.seq_lens_cpu),
     )
     write_cache_indices(
         engine.slots.req_to_token,

@@ -12,7 +12,7 @@ import torch
 
 from ..request import Request
 from .cache import PrefixCache
-from .pools import PagedAllocator
+from .pools import Extents, PagedAllocator
 
 
 class OutOfKVMemoryError(RuntimeError):
@@ -33,31 +33,21 @@ def alloc_token_slots(cache: PrefixCache, num_tokens: int) -> torch.Tensor:
 
 def alloc_for_extend(
     cache: PrefixCache,
-    *,
     prefix_tensors: Sequence[torch.Tensor],
-    prefix_lens_cpu: torch.Tensor,
-    seq_lens_cpu: torch.Tensor,
-    prefix_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    extend_num_tokens: int,
+    num_tokens: int,
+    *,
+    on_device: Extents,
+    on_host: Extents,
 ) -> torch.Tensor:
-    """Slots [extend_num_tokens] int64 of positions [prefix_len, seq_len), request by request.
-
-    ``prefix_tensors`` are b tensors [prefix_len], the lengths are [b] on host and device.
-    """
+    """Slots [num_tokens] int64 of the positions [start, end) of each request, one request after the other.
+    ``prefix_tensors`` are b tensors [start]."""
     allocator = cache.token_to_kv_pool_allocator
     if not isinstance(allocator, PagedAllocator):
-        return alloc_token_slots(cache, extend_num_tokens)
-    evict_from_tree_cache(cache, extend_num_tokens + len(prefix_tensors) * allocator.page_size)
-    slots = allocator.alloc_extend(
-        prefix_lens_cpu=prefix_lens_cpu,
-        seq_lens_cpu=seq_lens_cpu,
-        prefix_lens=prefix_lens,
-        seq_lens=seq_lens,
-        last_loc=last_locations(prefix_tensors, allocator.device),
-        extend_num_tokens=extend_num_tokens,
-    )
-    return _granted(cache, slots, extend_num_tokens)
+        return alloc_token_slots(cache, num_tokens)
+    evict_from_tree_cache(cache, num_tokens + len(prefix_tensors) * allocator.page_size)
+    last_loc = last_locations(prefix_tensors, allocator.device)
+    slots = allocator.alloc_extend(last_loc, num_tokens, on_device=on_device, on_host=on_host)
+    return _granted(cache, slots, num_tokens)
 
 
 def alloc_for_decode(
@@ -74,10 +64,6 @@ def alloc_for_decode(
     return _granted(cache, slots, num_reqs)
 
 
-Extents = tuple[torch.Tensor, torch.Tensor]
-"""Starts and ends of positions, [b] each."""
-
-
 def alloc_ahead(
     cache: PrefixCache, req_pool_indices: torch.Tensor, *, on_device: Extents, on_host: Extents
 ) -> torch.Tensor:
@@ -86,15 +72,8 @@ def alloc_ahead(
     if not isinstance(allocator, PagedAllocator):
         return alloc_token_slots(cache, num_tokens)
     evict_from_tree_cache(cache, pages_between(*on_host, cache.page_size) * cache.page_size)
-    starts, ends = on_device
-    slots = allocator.alloc_extend(
-        prefix_lens_cpu=on_host[0],
-        seq_lens_cpu=on_host[1],
-        prefix_lens=starts,
-        seq_lens=ends,
-        last_loc=cache.req_to_token_pool.req_to_token[req_pool_indices, starts - 1].to(torch.int64),
-        extend_num_tokens=num_tokens,
-    )
+    last_loc = cache.req_to_token_pool.req_to_token[req_pool_indices, on_device[0] - 1].to(torch.int64)
+    slots = allocator.alloc_extend(last_loc, num_tokens, on_device=on_device, on_host=on_host)
     return _granted(cache, slots, num_tokens)
 
 

@@ -14,6 +14,9 @@ import torch
 
 from ..kernels.allocation import alloc_decode_slots, alloc_extend_slots
 
+Extents = tuple[torch.Tensor, torch.Tensor]
+"""Starts and ends of the positions of each request, [b] each."""
+
 
 class ReqToTokenPool:
     """One row per running request; row 0 is padding and is never handed out.
@@ -177,25 +180,16 @@ class PagedAllocator(KVAllocator):
         return (pages[:, None] * self.page_size + offsets).reshape(-1)
 
     def alloc_extend(
-        self,
-        *,
-        prefix_lens_cpu: torch.Tensor,
-        seq_lens_cpu: torch.Tensor,
-        prefix_lens: torch.Tensor,
-        seq_lens: torch.Tensor,
-        last_loc: torch.Tensor,
-        extend_num_tokens: int,
+        self, last_loc: torch.Tensor, num_tokens: int, *, on_device: Extents, on_host: Extents
     ) -> torch.Tensor | None:
-        """Slots of the positions [prefix_len, seq_len) of each request, one request after the other.
-
-        All lengths are [b]; ``last_loc`` [b] is the slot of position prefix_len - 1, or -1. Returns
-        [extend_num_tokens] int64, or None when the pages run out.
-        """
-        pages = int((self._ceil_pages(seq_lens_cpu) - self._ceil_pages(prefix_lens_cpu)).sum())
+        """Slots [num_tokens] int64 of the positions [start, end) of each request, one request after the other; None
+        when the pages run out. ``last_loc`` [b] is the slot of position start - 1, or -1."""
+        starts, ends = on_host
+        pages = int((self._ceil_pages(ends) - self._ceil_pages(starts)).sum())
         if pages > self.free_pages.shape[0]:
             return None
         slots: torch.Tensor = alloc_extend_slots(
-            prefix_lens, seq_lens, last_loc, self.free_pages, self.page_size, extend_num_tokens
+            *on_device, last_loc, self.free_pages, self.page_size, num_tokens
         )
         self._take(pages)
         return slots

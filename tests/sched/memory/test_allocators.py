@@ -70,14 +70,8 @@ def test_freed_pages_return_whole_and_in_front() -> None:
 def test_an_extend_fills_the_last_page_before_it_opens_another() -> None:
     allocator = PagedAllocator(16, 4, device=CPU)
 
-    slots = allocator.alloc_extend(
-        prefix_lens_cpu=lens(2, 0),
-        seq_lens_cpu=lens(5, 3),
-        prefix_lens=lens(2, 0),
-        seq_lens=lens(5, 3),
-        last_loc=lens(17, -1),
-        extend_num_tokens=6,
-    )
+    extents = lens(2, 0), lens(5, 3)
+    slots = allocator.alloc_extend(lens(17, -1), 6, on_device=extents, on_host=extents)
 
     assert slots is not None
     assert slots.tolist() == [18, 19, 4, 8, 9, 10]
@@ -139,14 +133,8 @@ class AllocatorMachine(RuleBasedStateMachine):
             return self.plain.alloc(total)
         before, after = (lens(*column) for column in zip(*grown, strict=True))
         ends = [held[-1] if held else -1 for held in self.held[: len(grown)]]
-        return self.paged.alloc_extend(
-            prefix_lens_cpu=before,
-            seq_lens_cpu=after,
-            prefix_lens=before,
-            seq_lens=after,
-            last_loc=lens(*ends, *[-1] * (len(grown) - len(ends))),
-            extend_num_tokens=total,
-        )
+        last_loc, extents = lens(*ends, *[-1] * (len(grown) - len(ends))), (before, after)
+        return self.paged.alloc_extend(last_loc, total, on_device=extents, on_host=extents)
 
     @rule(joining=st.lists(st.integers(1, 20), max_size=3), growth=st.lists(st.integers(1, 20), max_size=3))
     def extend_some(self, joining: list[int], growth: list[int]) -> None:

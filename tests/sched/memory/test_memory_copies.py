@@ -53,13 +53,7 @@ def test_an_extend_uploads_one_length_per_missing_prefix_when_paged(
     tally.since_last()
 
     slots = alloc_for_extend(
-        cache,
-        prefix_tensors=prefix_tensors,
-        prefix_lens_cpu=prefix_cpu,
-        seq_lens_cpu=seq_cpu,
-        prefix_lens=prefix,
-        seq_lens=seq,
-        extend_num_tokens=24,
+        cache, prefix_tensors, 24, on_device=(prefix, seq), on_host=(prefix_cpu, seq_cpu)
     )
     assert tally.since_last()["h2d!"] == uploads
 

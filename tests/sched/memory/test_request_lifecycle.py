@@ -72,15 +72,8 @@ class Engine:
         before = [prefix.shape[0] for prefix in prefixes]
         after = [min(req.seqlen, start + chunk) for req, start in zip(reqs, before, strict=True)]
         prefix_lens, seq_lens = lens(before), lens(after)
-        slots = alloc_for_extend(
-            self.cache,
-            prefix_tensors=prefixes,
-            prefix_lens_cpu=prefix_lens,
-            seq_lens_cpu=seq_lens,
-            prefix_lens=prefix_lens,
-            seq_lens=seq_lens,
-            extend_num_tokens=sum(after) - sum(before),
-        )
+        extents, count = (prefix_lens, seq_lens), sum(after) - sum(before)
+        slots = alloc_for_extend(self.cache, prefixes, count, on_device=extents, on_host=extents)
         write_cache_indices(
             self.cache.req_to_token_pool.req_to_token,
             lens([req.req_pool_idx or 0 for req in reqs]),
