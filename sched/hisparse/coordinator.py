@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..batch import ScheduleBatch
-from ..kernels.buffers import map_newest, map_prompt, previous_tokens, translate, unmap
+from ..kernels.hot_buffers import map_newest, map_prompt, previous_tokens, translate, unmap
 from ..memory.invariants import MemoryInvariantError, Peek, check_once
 from ..memory.pools import KVAllocator, ReqToTokenPool
 from ..request import Request

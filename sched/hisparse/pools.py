@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..config import HiSparseConfig
-from ..kernels.buffers import empty_buffer
+from ..kernels.hot_buffers import empty_buffer
 
 LONGEST = 1 << 15  # most slots of a hot buffer: slot numbers have 16 bits
 

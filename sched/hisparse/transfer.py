@@ -8,8 +8,16 @@ import torch
 
 from ..batch import ForwardBatch
 from ..disagg.kv import KVPort, PageTableSpan
-from ..kernels.buffers import translate
-from ..kernels.swap import SwapPlan, back_up, land_on_host, plan_swap_in, plan_unseen, preload, swap_in
+from ..kernels.hot_buffers import (
+    SwapPlan,
+    back_up,
+    land_on_host,
+    plan_swap_in,
+    plan_unseen,
+    preload,
+    swap_in,
+    translate,
+)
 from ..kernels.tags import fetch_tags, misplaced, move_tags
 from ..memory.pools import KVPool
 from ..model.tags import TagPool

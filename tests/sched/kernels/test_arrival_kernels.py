@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.sched.kernels.buffers import NOWHERE, empty_buffer
-from schedbench.sched.kernels.swap import land_on_host, preload
+from schedbench.sched.kernels.hot_buffers import NOWHERE, empty_buffer, land_on_host, preload
 from schedbench.sched.kernels.transfer import gather_kv, gather_rows, scatter_rows
 
 LAYERS, SLOTS, HEADS, DIM = 3, 10, 2, 4

@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from schedbench.sched.kernels.buffers import map_newest, map_prompt, previous_tokens, translate, unmap
+from schedbench.sched.kernels.hot_buffers import (
+    SwapPlan,
+    back_up,
+    map_newest,
+    map_prompt,
+    plan_swap_in,
+    previous_tokens,
+    swap_in,
+    translate,
+    unmap,
+)
 from schedbench.sched.kernels.sparse import ABSENT
-from schedbench.sched.kernels.swap import SwapPlan, back_up, plan_swap_in, swap_in
 
 B, PAGE, TOP_K = 12, 4, 8
 KV_HEADS, D, LAYERS = 2, 4, 2

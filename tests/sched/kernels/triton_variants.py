@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import torch
 
 from schedbench.sched.kernels.allocation import decode_inputs
-from schedbench.sched.kernels.buffers import previous_tokens
 from schedbench.sched.kernels.declare import kernels, triton_kernel
 from schedbench.sched.kernels.drafts import _draft_places, draft_topk
+from schedbench.sched.kernels.hot_buffers import previous_tokens
 from schedbench.sched.kernels.rows import decode_positions
 from schedbench.sched.kernels.sampling import sample, sample_greedy, score_tokens
 from schedbench.sched.kernels.verify import accept_drafts, build_tree, tree_paths

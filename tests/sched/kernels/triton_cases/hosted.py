@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.sched.kernels.buffers import map_newest, map_prompt, previous_tokens, unmap
-from schedbench.sched.kernels.swap import back_up, plan_swap_in, swap_in
+from schedbench.sched.kernels.hot_buffers import (
+    back_up,
+    map_newest,
+    map_prompt,
+    plan_swap_in,
+    previous_tokens,
+    swap_in,
+    unmap,
+)
 from tests.sched.kernels.triton_cases.case import INT32, INT64, Arguments, Case, floats
 
 CASES: dict[str, Case] = {}
