@@ -101,7 +101,21 @@ class BlockingCalls:
                 start = self.clock.now()
                 result = function(*args, **kwargs)
                 if may_wait(args[0] if args else None, result):
-                    self._record(kind, target.call, start)
+                    end = self.clock.now()
+                    context = self.log.contexts.current
+                    self.calls.append(
+                        Call(
+                            kind=kind,
+                            name=target.call,
+                            start=start,
+                            end=end,
+                            waited=end - start if end - start >= NO_WAIT_BELOW[kind] else 0,
+                            stream=self.stream(),
+                            range=context.range,
+                            step=context.step,
+                            site=NO_SITE,
+                        )
+                    )
                 return result
 
             return timed
@@ -110,24 +124,6 @@ class BlockingCalls:
 
     def _on_device(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == self.device_type
-
-    def _record(self, kind: CallKind, name: str, start: int) -> None:
-        end = self.clock.now()
-        duration = end - start
-        context = self.log.contexts.current
-        self.calls.append(
-            Call(
-                kind=kind,
-                name=name,
-                start=start,
-                end=end,
-                waited=duration if duration >= NO_WAIT_BELOW[kind] else 0,
-                stream=self.stream(),
-                range=context.range,
-                step=context.step,
-                site=NO_SITE,
-            )
-        )
 
 
 _ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and other attributes, which do not reach the device

@@ -79,7 +79,7 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
     # Timed passes only: a trace of thousands of graphs would not fit.
     timed = partial(_run, folder=folder, device="cuda", scenario="throughput", option="--timed")
     return [
-        _probe("environment", folder, 45),
+        _probe("environment", folder),
         _run("cuda", folder, "cuda", _BURST, 120),
         _run("vgpu", folder, "vgpu", _BURST, 60),
         # In a stage of their own: later runs find the compiled kernels in Triton's cache.
@@ -91,7 +91,7 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
         # The counts of one run on both devices, and those made in the process, compared line by line.
         _run("counted", folder, "cuda", _BURST, 90, option="--counted"),
         GpuStage("verify", (*_module(verification), *compared), 30, needs=("cuda", "vgpu", "counted")),
-        *(_probe(name, folder, 45) for name in _CALIBRATING),
+        *(_probe(name, folder) for name in _CALIBRATING),
         *_predictions(folder, every=every),
         GpuStage("hazards-vgpu", (*_module(hazard_table), "vgpu", str(folder)), 45),
         GpuStage("hazards-cuda", (*_module(hazard_table), "cuda", str(folder)), 90, writes=("hazards.json",)),
@@ -179,9 +179,9 @@ def _run(
     return replace(stage, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
 
 
-def _probe(name: str, folder: Path, deadline: float) -> GpuStage:
+def _probe(name: str, folder: Path) -> GpuStage:
     output = str(folder / f"probe-{name}.json")
-    return GpuStage(f"probe-{name}", (*_module(probes), name, output), deadline)
+    return GpuStage(f"probe-{name}", (*_module(probes), name, output), 45)
 
 
 def check(stages: Iterable[GpuStage]) -> list[str]:

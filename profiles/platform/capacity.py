@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from ...scenarios.combinations import routed
 from ...sched.model.config import ModelConfig
 from .hardware import LinkName, LinkProfile
@@ -51,12 +49,11 @@ def needed_bytes(resolved: Resolved) -> int:
         needed += rows * row + hosted * 4 * _INT64
     if resolved.scenario.device.values == "none":
         return needed
-    size = torch.empty(0, dtype=model.dtype).element_size()
     models = [model] if resolved.draft is None else [model, resolved.draft]
     kv = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim * (slots + hosted) for m in models)
     index = model.num_layers * model.indexer.head_dim * max(slots, hosted) if model.indexer else 0
     rotary = model.max_positions * model.head_dim * _INT64 * _ROTARY_COPIES
-    return needed + rotary + size * (kv + index + parameters(model))
+    return needed + rotary + model.dtype.itemsize * (kv + index + parameters(model))
 
 
 def parameters(model: ModelConfig) -> int:

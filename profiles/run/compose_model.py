@@ -125,19 +125,16 @@ def _kind(config: EngineConfig) -> type[Decoder]:
 
 def model_weights(resolved: Resolved, device: torch.device, context: RankContext) -> Weights:
     """The weights that this rank computes with."""
-    weights = _layer_weights(resolved, device, context.layers(resolved.model))
-    if context.share is None or resolved.scenario.engine.data_parallel.mlp == "replicated":
-        return weights
-    return sharded(weights, resolved.model, context.share)
-
-
-def _layer_weights(resolved: Resolved, device: torch.device, layers: range) -> Weights:
-    scenario, model = resolved.scenario, resolved.model
+    scenario, model, layers = resolved.scenario, resolved.model, context.layers(resolved.model)
     if scenario.device.values == "none":
-        return empty_weights(model, device=device, layers=layers)
-    if resolved.checkpoint is None:
-        return seeded_weights(model, seed=scenario.model.seed, device=device, layers=layers)
-    return load_weights(resolved.checkpoint, model, device=device, layers=layers)
+        weights = empty_weights(model, device=device, layers=layers)
+    elif resolved.checkpoint is None:
+        weights = seeded_weights(model, seed=scenario.model.seed, device=device, layers=layers)
+    else:
+        weights = load_weights(resolved.checkpoint, model, device=device, layers=layers)
+    if context.share is None or scenario.engine.data_parallel.mlp == "replicated":
+        return weights
+    return sharded(weights, model, context.share)
 
 
 def kv_pool(model: ModelConfig, config: EngineConfig) -> KVPool:
