@@ -76,6 +76,8 @@ class IntervalTrack(Generic[T]):
 
     def overlaps(self, start: int, end: int) -> list[tuple[int, int, T]]:
         """Parts of the intervals inside [start, end). ``start`` never decreases between calls."""
+        if start >= end:
+            return []
         self.forget(start)
         items = self._items
         last = bisect_left(items, end, self._head, key=_start)

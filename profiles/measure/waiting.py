@@ -224,6 +224,8 @@ class WaitingSink:
 
     def _split_host(self, begin: int, enqueued: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Splits the time of the host into sleep, stall and work, named or not. Returns the sleeps and the stalls."""
+        if begin == enqueued:
+            return [], []
         stalled = self._stalls.overlaps(begin, enqueued)
         for lo, hi, call_end in stalled:
             self._exposed[call_end] += hi - lo

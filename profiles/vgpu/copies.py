@@ -30,7 +30,7 @@ class CopyHandlers:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
         if type(target) is not DeviceTensor:
-            self._download(target, source, non_blocking=non_blocking)
+            self._download(target, source, non_blocking=non_blocking, pinned=is_pinned(target))
         elif type(source) is not DeviceTensor:
             self._upload(target, source, non_blocking=non_blocking)
         else:
@@ -47,7 +47,7 @@ class CopyHandlers:
         """``.to(...)`` of a device tensor: to the host, or to another type or format on the device."""
         source: DeviceTensor = args[0]
         device = kwargs.get("device")
-        options = {k: kwargs[k] for k in ("dtype", "memory_format") if kwargs.get(k) is not None}
+        options = {k: v for k, v in kwargs.items() if v is not None and k in ("dtype", "memory_format")}
         if device is None or device.type == source.device.type:
             result = self._gpu.executor.compute(
                 _converted, (source.held,), {"dtype": source.dtype, **options}
@@ -58,7 +58,9 @@ class CopyHandlers:
             return torch.empty_like(source.held, device="meta", **options)
         target = _host_like(source.held, options)
         non_blocking = kwargs.get("non_blocking", False) and self._gpu.capabilities.pinned_memory
-        self._download(pin(target) if non_blocking else target, source, non_blocking=non_blocking)
+        if non_blocking:
+            pin(target)
+        self._download(target, source, non_blocking=non_blocking, pinned=non_blocking)
         return target
 
     def _upload(self, target: DeviceTensor, source: torch.Tensor, *, non_blocking: bool) -> None:
@@ -74,13 +76,15 @@ class CopyHandlers:
                 self._kernel(held, source)
             self._gpu.executor.upload(held, source, pinned=pinned, waits=waits)
 
-    def _download(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
+    def _download(
+        self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool, pinned: bool
+    ) -> None:
         assert type(source) is DeviceTensor
         held, runtime = source.held, self._gpu.runtime
         if held.numel():
-            on_device = held.dtype != target.dtype and non_blocking
-            direct = target.is_contiguous() and (on_device or held.dtype == target.dtype)
-            pinned = direct and is_pinned(target)
+            converts = held.dtype != target.dtype
+            on_device = converts and non_blocking
+            pinned = pinned and target.is_contiguous() and (on_device or not converts)
             if on_device or not held.is_contiguous():
                 self._kernel(held, held)
             size = held.numel() * (target if on_device else held).itemsize

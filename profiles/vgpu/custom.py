@@ -11,15 +11,10 @@ from ...sched.kernels.declare import Kernel, Work
 from .cost import Costs
 from .device import VirtualGpu
 from .engine import BESIDE, COMPUTE
-from .tensor import HOST_TENSORS, DeviceTensor, is_pinned, refuse_mixed, wrap
+from .tensor import HOST_TENSORS, PLAIN, DeviceTensor, is_pinned, refuse_mixed, wrap
 from .torch_ops import Handler
 
 UNKNOWN = 10_000  # ns, for a kernel whose time follows from values that are not computed yet
-
-
-_PLAIN = frozenset(
-    {int, float, bool, type(None), torch.dtype}
-)  # types of arguments that are passed as they are
 
 
 def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
@@ -28,7 +23,7 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = [
-            arg.held if (kind := type(arg)) is DeviceTensor else arg if kind in _PLAIN else _passed(arg)
+            arg.held if (kind := type(arg)) is DeviceTensor else arg if kind in PLAIN else _passed(arg)
             for arg in args
         ]
         named = {key: _held(value) for key, value in kwargs.items()} if kwargs else kwargs

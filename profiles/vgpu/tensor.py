@@ -15,6 +15,8 @@ from torch.nn import Parameter
 from .device import CURRENT, device
 
 HOST_TENSORS = frozenset({torch.Tensor, Parameter})
+# Types of arguments that are passed as they are.
+PLAIN = frozenset({int, float, bool, type(None), torch.dtype})
 
 _DATA: Any = torch.Tensor.data
 _make = torch.Tensor._make_wrapper_subclass
@@ -157,7 +159,10 @@ def unwrap_named(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def unwrap(args: Sequence[Any]) -> list[Any]:
     """The arguments with held tensors for device tensors. Raises as CUDA does if there is a host tensor among them."""
-    return [arg.held if type(arg) is DeviceTensor else _passed(arg) for arg in args]
+    return [
+        arg.held if (kind := type(arg)) is DeviceTensor else arg if kind in PLAIN else _passed(arg)
+        for arg in args
+    ]
 
 
 def _passed(arg: Any) -> Any:

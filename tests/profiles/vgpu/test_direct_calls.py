@@ -111,6 +111,8 @@ STATEMENTS: Final = (
     "z = x.to('cpu')",
     "z = x.to(torch.device('cpu'), non_blocking=True)",
     "z = x.to('cpu', torch.int32)",
+    "z = x.narrow(0, 1, 2)",
+    "z = x.narrow(0, -2, 1)",
     "z = x.copy_(y)",
     "z = x.copy_(torch.ones(3))",
     "x[i] = i + 4",
@@ -150,3 +152,21 @@ def test_most_shortcuts_do_not_reach_torchs_dispatcher(gpu: VirtualGpu, dispatch
     x[x.clone()] = x * 2 - (x + 1)
     assert x.to("cpu").tolist() == [-1, 0]
     assert dispatched_ops == []
+
+
+def test_a_part_beyond_the_end_is_refused(gpu: VirtualGpu) -> None:
+    x = torch.tensor([1, 0]).to(gpu.device)
+    with pytest.raises(RuntimeError, match="exceeds dimension size"):
+        x.narrow(0, 1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_indices_select_as_on_the_host(gpu: VirtualGpu, dtype: torch.dtype) -> None:
+    host, lines, columns = torch.arange(12).to(dtype).view(3, 4), torch.tensor([2, -1]), torch.tensor([0, 3])
+    table, rows = host.to(gpu.device), lines.to(gpu.device)
+    assert table.view(-1)[rows].tolist() == host.view(-1)[lines].tolist()
+    table[rows, columns.to(gpu.device)] = rows.to(dtype)
+    host[lines, columns] = lines.to(dtype)
+    assert table.tolist() == host.tolist()
+    with pytest.raises(IndexError):
+        table[rows + 3] = 0 * table[:2]
