@@ -53,13 +53,13 @@ class WrappedLoop:
         self._turns = 0  # of the loop since the last step
         self._named = False  # the streams
         self._gone: list[Any] = []  # messages of clients that have gone
-        self._aborted: set[str] = set()  # their requests
+        self._aborted: dict[str, str] = {}  # their requests, and why each was aborted
         self._wrap_batches()
         self._wrap_scheduler()
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: str) -> None:
         self._gone.append(aborted(request_id))
-        self._aborted.add(request_id)
+        self._aborted[request_id] = reason
 
     def run(self) -> None:
         scheduler, self._named = self._scheduler, False
@@ -263,8 +263,20 @@ class WrappedLoop:
         for req in reqs:
             self._reports.advance(req.rid, req.output_ids_through_stop)
         for req in ended:
-            self._reports.end(req.rid, _end(req.finished_reason))
+            self._reports.end(req.rid, self._end(req.rid, req.finished_reason))
         return bool(ended)
+
+    def _end(self, request_id: str, reason: Any) -> EndOfRequest:
+        name = type(reason).__name__
+        if name == "FINISH_ABORT":
+            return self._aborted_end(request_id, getattr(reason, "message", ""))
+        return EndOfRequest(Status.FINISHED, "length" if name == "FINISH_LENGTH" else "stop")
+
+    def _aborted_end(self, request_id: str, message: str) -> EndOfRequest:
+        """``message`` is SGLang's, which says of a client that has gone no more than that."""
+        return EndOfRequest(
+            Status.ABORTED, self._aborted.get(request_id) or message or "aborted by its client"
+        )
 
     def _used_tokens(self) -> int:
         pool, cache = self._scheduler.token_to_kv_pool_allocator, self._scheduler.tree_cache
@@ -300,12 +312,14 @@ class WrappedLoop:
         if type(message).__name__ == "AbortReq":
             reason = getattr(message, "finished_reason", None) or {}
             text = reason.get("message", "") if isinstance(reason, dict) else str(reason)
-            self._reports.end(message.rid, EndOfRequest(Status.ABORTED, text or "aborted by its client"))
+            self._reports.end(message.rid, self._aborted_end(message.rid, text))
         elif (ids := getattr(message, "rids", None)) is not None:
             for request_id, reason in zip(ids, message.finished_reasons, strict=True):
                 if isinstance(reason, dict) and reason.get("type") == "abort":
-                    status = Status.ABORTED if request_id in self._aborted else Status.REFUSED
-                    self._reports.end(request_id, EndOfRequest(status, reason.get("message", "")))
+                    text = reason.get("message", "")
+                    gone = request_id in self._aborted
+                    end = self._aborted_end(request_id, text) if gone else EndOfRequest(Status.REFUSED, text)
+                    self._reports.end(request_id, end)
 
 
 def _method(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -322,15 +336,6 @@ def _kind(mode: Any) -> StepKind:
     if mode.is_extend():
         return "prefill"
     return "decode" if mode.is_decode() else "idle"
-
-
-def _end(reason: Any) -> EndOfRequest:
-    name = type(reason).__name__
-    if name == "FINISH_LENGTH":
-        return EndOfRequest(Status.FINISHED, "length")
-    if name == "FINISH_ABORT":
-        return EndOfRequest(Status.ABORTED, getattr(reason, "message", "") or "aborted by its client")
-    return EndOfRequest(Status.FINISHED, "stop")
 
 
 def _accept_lens(result: Any) -> Sequence[int] | None:

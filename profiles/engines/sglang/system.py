@@ -58,6 +58,7 @@ class SglangSystem(System):
         self.defaults = self.runner.defaults
         self._transfers = self._linked(parts)
         self.scheduler = self._opened()
+        torch.cuda.synchronize()  # a server has done all work of its start long before the first request
         if self._transfers is not None:
             self._transfers.bind(self._model_runner.engine_model.port())
         self.scheduler.tokenizer = _Tokenizer(parts.resolved.model)
@@ -85,8 +86,8 @@ class SglangSystem(System):
             self._transfers.forget()
         self._loop.forget()
 
-    def abort(self, request: Request, reason: str) -> None:  # noqa: ARG002
-        self._loop.abort(request.id)
+    def abort(self, request: Request, reason: str) -> None:
+        self._loop.abort(request.id, reason)
 
     def unfinished(self) -> Sequence[Request]:
         return list(self._bridge.requests.values())
