@@ -131,9 +131,8 @@ def examine_on_vgpu(
     """The document of all checks. ``seeds`` counts the random adversaries; ``only``: this adversary."""
     from ..profiles.check import adversaries
     from ..profiles.check.engine import examine_engine
-    from ..profiles.check.examine import Examiner
+    from ..profiles.check.examine import Examiner, not_asked
     from ..profiles.check.report import document
-    from ..profiles.check.scope import not_asked
     from ..profiles.platform.inputs import scenario_part
 
     scenario = scenario_part(question)  # before the runs, which may outlast an edit
@@ -148,9 +147,8 @@ def examine_on_vgpu(
 
 
 def _on_cuda(question: Resolved, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
-    from ..profiles.check.examine import examine_on_cuda
+    from ..profiles.check.examine import examine_on_cuda, not_asked
     from ..profiles.check.report import document
-    from ..profiles.check.scope import not_asked
     from ..profiles.platform.inputs import scenario_part
 
     scenario, reports = scenario_part(question), examine_on_cuda(question, report)

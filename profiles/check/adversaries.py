@@ -70,7 +70,9 @@ def _favouring(seed: int) -> bool:
 
 
 def _under(resolved: Resolved, relay: RelayChoice, seed: int) -> Result | Crash:
-    return attempt_result(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed))
+    return attempt_result(
+        resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed, counted=False)
+    )
 
 
 def _differences(seed: int, found: Result | Crash, expected: Result) -> list[Evidence]:

@@ -1,24 +1,39 @@
-"""Checks every known fault: all checks must pass without it, and one must fail with it, without its name."""
+"""Checks every known fault: all checks must pass without it, and one must fail with it, without its name.
+
+A fault that shows in a static batch (``schedbench onebatch``) is checked against the scheduler's own run of the same
+requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
 from pydantic import TypeAdapter
 
 from ...scenarios.combinations import overlaps
+from ...scenarios.workload_schema import Fixed
+from ...sched.relay.choice import RelayChoice, choose
 from ...sched.relay.faults import awaited_faults
 from ..platform.pool import pool
 from ..platform.resolve import Resolved, ask
+from ..ranks.execute import Options
 from ..record.environment import environment, tool
+from ..record.result import Result
+from ..run.crash import Crash, crash_of
+from ..run.declared_hazards import hazards as hazards_of
+from ..run.machines import open_machine
+from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batches
+from ..run.runner import GatedSink
 from .conclusion import conclusion
-from .examine import Examiner
+from .examine import Examiner, hazards
 from .faults import FaultScenario, fault_scenarios, with_faults
-from .one_batch import examine_one_batch
-from .report import SCHEMA_VERSION, Check, Document
+from .report import SCHEMA_VERSION, Check, Document, Evidence, Report, skipped, verdict
+from .runs import attempt_result
+from .tokens import SHOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,7 @@ class FaultVerdict:
 
 
 _VERDICT: Final = TypeAdapter(FaultVerdict)
+_references: dict[str, Result | Crash] = {}  # of all questions that this process examines
 
 
 class _Task(NamedTuple):
@@ -95,7 +111,7 @@ def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
     if task.onebatch:
         return examine_one_batch(question, relay).checks
     checks = []
-    for check in Examiner(question, adversaries).checks(relay):
+    for check in Examiner(question, adversaries, references=_references).checks(relay):
         checks.append(check)
         if task.fault is not None and check.verdict == "failed":
             break
@@ -144,3 +160,52 @@ def _part(caught: FaultVerdict) -> Document:
 
 def _failed(checks: Sequence[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.verdict == "failed")
+
+
+# ---- a static batch ---------------------------------------------------------------------------------------------
+
+
+def shape_of(resolved: Resolved) -> BatchShape:
+    """The scenario's workload as one batch, which its requests of one length are."""
+    workload = resolved.scenario.workload
+    prompt, output = workload.prompt_tokens, workload.output_tokens
+    assert isinstance(prompt, Fixed) and isinstance(output, Fixed) and workload.requests
+    return BatchShape(workload.requests, prompt.value, output.value)
+
+
+def examine_one_batch(resolved: Resolved, relay: RelayChoice) -> Report:
+    """``examine`` for a static batch: whether it ends, its tokens, and its hazards."""
+    begin = time.perf_counter()
+    question = one_batch(resolved, shape_of(resolved))
+    checks = tuple(_checks(question, relay))
+    return Report(relay, checks, None, time.perf_counter() - begin)
+
+
+def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:
+    try:
+        with open_machine("vgpu", question, GatedSink(), hazards=True) as machine:
+            [times] = run_batches(question, machine, relay, [shape_of(question)])
+            found = hazards_of(machine, (), decoded=True)
+    except Exception as error:
+        yield Check("run", "failed", "crashed", (Evidence(str(crash_of(error))),))
+        yield from (skipped(name, "the run crashed") for name in ("tokens", "hazards"))
+        return
+    yield Check("run", "passed", f"{times.shape.batch} requests ended")
+    yield verdict(
+        "tokens", list(_differences(times, _reference(question))), about="as in the serial loop of latest"
+    )
+    yield hazards(found)
+
+
+def _reference(question: Resolved) -> Result | Crash:
+    options = Options(device="vgpu", save_tokens=True, counted=False)
+    return attempt_result(replace(question, relays=()), choose("latest", {}), options)
+
+
+def _differences(times: BatchTimes, reference: Result | Crash) -> Iterator[Evidence]:
+    if isinstance(reference, Crash):
+        yield Evidence(f"the reference crashed: {reference}")
+        return
+    apart = [row.id for row in reference.requests if list(row.token_ids or ()) != list(times.outputs[row.id])]
+    for request in apart[:SHOWN]:
+        yield Evidence(f"request {request} got other tokens than the scheduler gives it")

@@ -18,10 +18,9 @@ from ...sched.relay.choice import RelayChoice
 from ...sched.relay.row import Relay, RelayRow, Speculation
 from ...sched.relay.states import NEGATIVE_IDS, ONE_SIDED_MERGE
 from ..run.crash import crash_of
-from .forward_invariants import PROMPTS
+from .batch_invariants import PROMPTS, Violation, Violations
 from .scripted_drafts import DraftSetup, token_of
 from .scripted_engine import CHUNK, ScriptedEngine
-from .violations import Violation, Violations
 
 Verb = Literal["prefill", "chunks", "decode", "mix", "leave", "retract", "idle"]
 

@@ -12,8 +12,7 @@ from ...sched.batch import DraftInput, DraftState, ForwardBatch, ScheduleBatch
 from ...sched.request import Request, Status
 from ...sched.speculate.drafter import DraftRows, Tree, VerifiedChains
 from ...sched.speculate.worker import DraftRunner, Worker
-from .batch_invariants import Peek
-from .violations import Violation
+from .batch_invariants import Peek, Violation
 
 LEFT = "drafts start from what the last extend left"
 LENGTHS = "the host's lengths of a verify are the device's"

@@ -19,7 +19,7 @@ from ..run.crash import Crash
 from .draft_invariants import DraftStart
 from .invariants import Invariants
 from .report import Check, Evidence, skipped, verdict
-from .runs import attempt, with_engine
+from .runs import attempt, with_section
 from .tokens import promised
 
 NAME = "drafts"
@@ -101,8 +101,8 @@ def _request_differences(name: str, found: DraftStarts, expected: DraftStarts) -
 
 def _drafted(resolved: Resolved, relay: RelayChoice) -> DraftStarts | Crash:
     guard = Invariants()
-    whole = with_engine(resolved, chunked_prefill_size=None, radix_cache=False)
-    outcome = attempt(whole, relay, Options(device="vgpu"), guard)
+    whole = with_section(resolved, "engine", chunked_prefill_size=None, radix_cache=False)
+    outcome = attempt(whole, relay, Options(device="vgpu", counted=False), guard)
     if isinstance(outcome, Crash):
         return outcome
     result = outcome.result
@@ -117,4 +117,6 @@ def _drafted(resolved: Resolved, relay: RelayChoice) -> DraftStarts | Crash:
 def _by_another_worker(resolved: Resolved) -> Resolved:
     spec = resolved.scenario.engine.speculative
     other: Literal["v1", "v2"] = "v1" if spec.mode == "v2" or spec.topk > 1 else "v2"
-    return with_engine(resolved, overlap=False, speculative=spec.model_copy(update={"mode": other}))
+    return with_section(
+        resolved, "engine", overlap=False, speculative=spec.model_copy(update={"mode": other})
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,14 +19,9 @@ from . import adversaries, tokens
 from .adversaries import Notice
 from .examine import budget, hazards, run_ended, silence
 from .report import Check, Evidence, Report, skipped, verdict
-from .runs import attempt, attempt_result, with_engine
+from .runs import attempt, attempt_result, with_section
 
 OVERLAP: Final = "overlap"
-# What only our own scheduler can be asked.
-NOT_ASKED: Final[Mapping[str, str]] = {
-    "contract": "of our own relay",
-    "invariants": "of our own batches and pools",
-}
 _OPTIONS: Final = Options(device="vgpu", save_tokens=True)
 
 
@@ -63,12 +58,12 @@ def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[
     if sampling.temperature:
         yield skipped(tokens.NAME, "the engine draws its tokens by a sampler of its own")
     else:
-        own = tokens.reference(replace(resolved, engine=None))
+        own = tokens.reference(tokens.reference_question(replace(resolved, engine=None)))
         yield _alike(tokens.NAME, result, own, "as our own scheduler's serial loop")
     if not overlapped:
         yield skipped(OVERLAP, "the run was without overlap")
         return
-    serial = attempt_result(with_engine(resolved, overlap=False), relay, _OPTIONS)
+    serial = attempt_result(with_section(resolved, "engine", overlap=False), relay, _OPTIONS)
     yield _alike(OVERLAP, result, serial, "as the engine without overlap")
 
 

@@ -1,4 +1,5 @@
-"""Runs all checks of a relay on a scenario, the cheapest first. No check is about times."""
+"""Runs all checks of a relay on a scenario, the cheapest first, and says what was not asked, so that a passed check is
+not taken for more than it is. No check is about times."""
 
 from __future__ import annotations
 
@@ -7,16 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Timer
 from types import MappingProxyType
 
-from ...scenarios.combinations import overlaps, staged
+from ...scenarios.combinations import MODES, overlaps, staged
 from ...sched.relay.choice import RelayChoice
 from ..measure.budget import Breach, Offender, RunOutcome
-from ..platform.pool import MapFunction, spread
+from ..platform.pool import MapFunction, prepare_pool, saves_time, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, Hazards, Result
 from ..run.crash import Crash
+from ..vgpu.adversary.order import STRATEGIES, described
 from . import adversaries, drafts, tokens
 from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
@@ -26,6 +29,8 @@ from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt
 from .unproven import unproven, without_references
 
+_LONG_S = 1.0  # so long takes the reference run of a scenario whose other runs are spread over processes
+
 
 def silence(message: str) -> None:
     """A notice function that prints nothing."""
@@ -33,12 +38,13 @@ def silence(message: str) -> None:
 
 @dataclass(slots=True)
 class Examiner:
-    """``adversaries`` are seeds. Reference runs are made once for all relays of the scenario."""
+    """``adversaries`` are seeds. Reference runs are made once for all relays of the scenario; all examiners that have
+    the same ``references`` share those of equal questions."""
 
     resolved: Resolved
     adversaries: Sequence[int]
     notice: Notice = silence
-    _reference: Result | Crash | None = field(init=False, default=None)
+    references: dict[str, Result | Crash] = field(default_factory=dict)
     _drafts: DraftReference = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,11 +97,19 @@ class Examiner:
 
     def _spread(self) -> AbstractContextManager[MapFunction]:
         """A map function for the adversaries. Where it is of other processes, they run beside the watched run."""
-        if self.resolved.scenario.faults or not self.adversaries:
+        count = len(self.adversaries)
+        if self.resolved.scenario.faults or not count:
             return nullcontext(map)
-        if isinstance(self.reference, Crash) or isinstance(self.reference.outputs, Abstained):
+        preparing = Timer(_LONG_S, prepare_pool)
+        if saves_time(count, _LONG_S):
+            preparing.start()
+        try:
+            reference = self.reference
+        finally:
+            preparing.cancel()
+        if isinstance(reference, Crash) or isinstance(reference.outputs, Abstained):
             return nullcontext(map)
-        return spread(len(self.adversaries), self.reference.run.wall_s)
+        return spread(count, reference.run.wall_s)
 
     def _others(
         self, relay: RelayChoice, outcome: RunOutcome | Crash, schedules: Schedules
@@ -127,10 +141,12 @@ class Examiner:
 
     @property
     def reference(self) -> Result | Crash:
-        if self._reference is None:
+        question = tokens.reference_question(self.resolved)
+        key = question.scenario.model_dump_json()
+        if key not in self.references:
             self.notice("reference run")
-            self._reference = tokens.reference(self.resolved)
-        return self._reference
+            self.references[key] = tokens.reference(question)
+        return self.references[key]
 
 
 def run_ended(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
@@ -201,6 +217,10 @@ def _offender(offender: Offender) -> str:
     return f"{offender.times} times at {where} ({offender.range})"
 
 
+# The checks of our own scheduler only, and why.
+OWN_ONLY: Mapping[str, str] = MappingProxyType(
+    {"contract": "of our own relay", "invariants": "of our own batches and pools"}
+)
 # The checks that run on the virtual GPU only, and why.
 VGPU_ONLY: Mapping[str, str] = MappingProxyType(
     {
@@ -240,3 +260,38 @@ def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
 def _vgpu_only(resolved: Resolved) -> Sequence[Check]:
     drafting = speculation(resolved.scenario) is not None
     return [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]
+
+
+def not_asked(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) -> dict[str, str]:
+    """In words, by what was left out. ``seeds`` are those of the adversaries that were chosen."""
+    return {name: text for name, text in _parts(resolved, seeds, reports) if text}
+
+
+def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
+    asked = {seed for report in reports for seed in seeds if _ran(seed, report)}
+    scenario = resolved.scenario
+    loop = "overlapped loop" if overlaps(scenario) else "serial loop"
+    modes = [name for name, mode in MODES.items() if name != "overlap" and mode.on(scenario)]
+    relays = [report.relay for report in reports]
+    planted = sorted({fault.name for relay in relays for fault in relay.faults})
+    yield "strategies", ", ".join(described(n) for n in range(len(STRATEGIES)) if n not in asked)
+    yield "random orders", _all_but([f"seed {seed}" for seed in sorted(asked) if seed >= len(STRATEGIES)])
+    yield "modes", _all_but([loop, *modes])
+    if resolved.engine is not None:
+        yield from OWN_ONLY.items()
+        return
+    yield "relays", _all_but(list(dict.fromkeys(relay.state.name for relay in relays)))
+    yield "known bugs", _all_but(planted) + ("" if planted else " (--all-faults)")
+    yield "scripted failures", "" if scenario.faults else "all"
+
+
+def _ran(seed: int, report: Report) -> bool:
+    """Whether the workload was run under the adversary."""
+    applied = any(
+        check.name == adversaries.NAME and check.verdict != "not applicable" for check in report.checks
+    )
+    return applied and report.result is not None and adversaries.concerns(seed, report.result)
+
+
+def _all_but(names: Sequence[str]) -> str:
+    return f"all but {', '.join(names)}" if names else "all"

@@ -26,10 +26,19 @@ from ...sched.relay.row import DraftRelay, DraftRow, RelayRow
 from ...sched.request import Request, Status
 from ...sched.speculate.worker import Worker
 from ..platform.machine import Machine
-from .batch_invariants import Peek, checking_allocation, mirrors, row_counts, untouched
+from .batch_invariants import (
+    Forward,
+    Peek,
+    Token,
+    Violation,
+    Violations,
+    checking_allocation,
+    forward_violations,
+    mirrors,
+    row_counts,
+    untouched,
+)
 from .draft_invariants import DraftStart, DraftWatch
-from .forward_invariants import Forward, Token, violations
-from .violations import Violation, Violations
 
 PAGES_PER_STEP = 4096
 
@@ -140,7 +149,7 @@ class Invariants:
         forward = Forward(batch, view, context.config, context.pages, self._observer.peek)
         name = f"the batch of step {batch.step}"
         odd = list(row_counts(batch, name))
-        self._violations.add(odd or violations(forward))
+        self._violations.add(odd or forward_violations(forward))
         if not odd:
             self._violations.add(mirrors(batch, name, self._observer.peek, lengths=True))
             self._observer.fed(forward)

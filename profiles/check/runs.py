@@ -42,8 +42,7 @@ def attempt_result(resolved: Resolved, relay: RelayChoice, options: Options) -> 
     return outcome if isinstance(outcome, Crash) else outcome.result
 
 
-def with_engine(resolved: Resolved, **changes: object) -> Resolved:
-    """The question with other values in its scenario's section ``engine``."""
-    scenario = resolved.scenario
-    engine = scenario.engine.model_copy(update=changes)
-    return replace(resolved, scenario=scenario.model_copy(update={"engine": engine}))
+def with_section(resolved: Resolved, section: str, **changes: object) -> Resolved:
+    """The question with other values in that section of its scenario."""
+    changed = getattr(resolved.scenario, section).model_copy(update=changes)
+    return replace(resolved, scenario=resolved.scenario.model_copy(update={section: changed}))

@@ -18,8 +18,7 @@ from ...sched.relay.row import DraftRow, Speculation
 from ...sched.request import Request
 from ...sched.speculate.drafter import DraftRows, Tree, VerifiedChains
 from ...sched.speculate.verifier import DraftVerdict
-from .forward_invariants import PROMPTS
-from .violations import Violation
+from .batch_invariants import PROMPTS, Violation
 
 TAUGHT = "the draft model is extended by what the target accepted"
 VERIFIED = "a verify starts where the last one ended"

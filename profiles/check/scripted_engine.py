@@ -39,9 +39,15 @@ from ...sched.request import Request, Status
 from ...sched.speculate.verifier import TargetAcceptance
 from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
-from .batch_invariants import checking_allocation, mirrors, row_counts
+from .batch_invariants import (
+    Forward,
+    Violation,
+    checking_allocation,
+    forward_violations,
+    mirrors,
+    row_counts,
+)
 from .draft_invariants import DraftWatch
-from .forward_invariants import Forward, violations
 from .scripted_drafts import (
     VOCABULARY,
     DraftSetup,
@@ -50,7 +56,6 @@ from .scripted_drafts import (
     prompt_states,
     token_of,
 )
-from .violations import Violation
 
 ROWS = 8
 CHUNK = 16
@@ -193,7 +198,7 @@ class ScriptedEngine:
         batch = self._launching
         odd = list(row_counts(batch, f"the batch of step {batch.step}"))
         forward = Forward(batch, view, context.config, context.pages, unchanged)
-        self.found += odd or [*violations(forward), *_misfed(forward)]
+        self.found += odd or [*forward_violations(forward), *_misfed(forward)]
         next_ids = [token_of(req, req.kv_committed_len) for req in batch.reqs]
         logits = torch.nn.functional.one_hot(torch.tensor(next_ids, dtype=torch.int64), VOCABULARY)
         states = prompt_states(batch) if view.capture_hidden else None

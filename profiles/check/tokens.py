@@ -54,13 +54,14 @@ def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, referen
     )
 
 
-def reference(resolved: Resolved) -> Result | Crash:
-    options = Options(device="vgpu", save_tokens=True)
-    return attempt_result(reference_question(resolved), choose("latest", {}), options)
-
-
 def reference_question(resolved: Resolved) -> Resolved:
     return replace(resolved, scenario=_plain(resolved.scenario))
+
+
+def reference(question: Resolved) -> Result | Crash:
+    """The run of a ``reference_question``."""
+    options = Options(device="vgpu", save_tokens=True, counted=False)
+    return attempt_result(question, choose("latest", {}), options)
 
 
 def promised(resolved: Resolved, relay: RelayChoice) -> bool:

@@ -29,7 +29,7 @@ from ..record.result import Abstained, Hazards, Result, SitePart
 from ..record.timeline import OrderKind
 from ..run.crash import Crash
 from .report import Unproven
-from .runs import attempt
+from .runs import attempt, with_section
 
 HazardsOrCrash = Hazards | Abstained | Crash
 _Policy = tuple[str, str]  # file, qualified name
@@ -40,12 +40,17 @@ BROKEN = f"{RELAY}broken.py"  # wrong policies, which only faults put into a row
 KEPT = ("kept_alive", "extra_keep_alive_refs")
 RING, EXTRA = KEPT
 
+_FEW = 8  # requests
+
 NOT_EXECUTED = "not executed"
 NOT_NEEDED = "executed, but no two accesses depend on it alone"
 
 
 def unproven(
-    resolved: Resolved, relay: RelayChoice, result: Result, without: Mapping[str, Iterable[HazardsOrCrash]]
+    resolved: Resolved,
+    relay: RelayChoice,
+    result: Result,
+    without: Mapping[str, Iterable[HazardsOrCrash | None]],
 ) -> Sequence[Unproven]:
     """Those of the running configuration: of the relay's policies, and of all other files in which the run orders
     something. ``result`` is of a run that was watched for hazards, ``without`` from ``without_references``. Raises
@@ -82,20 +87,28 @@ def _not_kept(needed: Mapping[str, bool]) -> Iterator[Unproven]:
 
 def without_references(
     resolved: Resolved, relay: RelayChoice, each: MapFunction
-) -> Mapping[str, Iterable[HazardsOrCrash]]:
-    """By a field of ``KEPT`` that the configuration uses, the hazards of a run without those references. Where ``each``
-    maps over other processes, the runs begin at once."""
+) -> Mapping[str, Iterable[HazardsOrCrash | None]]:
+    """By a field of ``KEPT`` that the configuration uses, the hazards of a run without those references, or None if
+    they are needed in any case. Where ``each`` maps over other processes, the runs begin at once."""
     if _row(resolved, relay).keep_alive is not ordering.keep_in_ring:
         return {}
     names = KEPT if speculation(resolved.scenario) == "v2" else (RING,)
     return {name: each(partial(_hazards_without, resolved, relay), (name,)) for name in names}
 
 
-def _hazards_without(resolved: Resolved, relay: RelayChoice, name: str) -> HazardsOrCrash:
+def _hazards_without(resolved: Resolved, relay: RelayChoice, name: str) -> HazardsOrCrash | None:
+    """None where few of the requests show that the references are needed, which takes shorter runs."""
     keep = ordering.keep_nothing if name == RING else _keep_without_extra
     without = Fault("", "", "", (), (), lambda row: replace(row, keep_alive=keep))
     changed = replace(relay, faults=(*relay.faults, without))
-    outcome = attempt(resolved, changed, Options(device="vgpu", hazards=True))
+    few = with_section(resolved, "workload", requests=_FEW)
+    if (resolved.scenario.workload.requests or 0) > _FEW and _hazards(few, changed) != _hazards(few, relay):
+        return None
+    return _hazards(resolved, changed)
+
+
+def _hazards(resolved: Resolved, relay: RelayChoice) -> HazardsOrCrash:
+    outcome = attempt(resolved, relay, Options(device="vgpu", hazards=True, counted=False))
     return outcome if isinstance(outcome, Crash) else outcome.result.hazards
 
 

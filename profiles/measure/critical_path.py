@@ -26,12 +26,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from ...sched.observe import SLEEP
-from ..record.timeline import Call, Op, Range, Window
+from ..record.timeline import Call, Window
 from .steps import StepPeriod
 
 KERNEL, COPY, LAUNCH, WAIT, GAP, NO_WORK, UNNAMED = (
@@ -52,7 +52,9 @@ class PathTimes:
 
 
 _BY_HOST: Final = -1  # in place of the number of an operation
+_OP_FIELDS: Final = ("stream", "start", "end", "launched")
 _Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+_Changes: TypeAlias = tuple[_Integers, _Integers]  # instants in order, and what holds from each on
 
 
 class CriticalPathSink:
@@ -62,17 +64,30 @@ class CriticalPathSink:
     def __init__(self, sync_return: int) -> None:
         self.kinds: defaultdict[str, PathTimes] = defaultdict(PathTimes)
         self._sync_return = sync_return
-        self._ops: list[Op] = []
-        self._calls: list[Call] = []
-        self._ranges: list[Range] = []
+        self._names = _Numbers()
+        self._numbers = self._names.of((_HOST, KERNEL, COPY, WAIT, GAP)).tolist()
+        # Columns of records: operations with _OP_FIELDS and their part, ranges with start, end and part, calls with
+        # start and end.
+        self._ops: list[_Integers] = [np.empty((len(_OP_FIELDS) + 1, 0), np.int64)]
+        self._ranges: list[_Integers] = [np.empty((3, 0), np.int64)]
+        self._calls: list[_Integers] = [np.empty((2, 0), np.int64)]
+        self._waits: list[Call] = []  # calls that waited
         self._held: set[tuple[int, int]] = set()  # stream, and when an event let it go on
         self._periods: list[StepPeriod] = []
 
     def feed(self, window: Window, periods: Sequence[StepPeriod]) -> None:
         """``periods``: of the steps that the window completes, in order."""
-        self._ops += window.ops
-        self._calls += [call for call in window.calls if call.end > call.start]
-        self._ranges += [entry for entry in window.ranges if entry.end > entry.start]
+        _, kernel, copy, _, _ = self._numbers
+        kinds = [kernel if op.kind == "kernel" else copy for op in window.ops]
+        self._ops.append(np.array([*_columns(window.ops, *_OP_FIELDS), kinds], np.int64))
+        names = [entry.name for entry in window.ranges]
+        labels = {
+            name: self._names[NO_WORK if name == SLEEP else f"host {name}"] for name in dict.fromkeys(names)
+        }
+        ranges = [*_columns(window.ranges, "start", "end"), [*map(labels.__getitem__, names)]]
+        self._ranges.append(_lasting(np.array(ranges, np.int64)))
+        self._calls.append(_lasting(np.array(_columns(window.calls, "start", "end"))))
+        self._waits += [call for call in window.calls if call.waited]
         self._held |= {(wait.stream, wait.end) for wait in window.waits}
         self._periods += periods
         if len(self._periods) >= _CHUNK + _AHEAD:
@@ -88,26 +103,26 @@ class CriticalPathSink:
             return
         done, self._periods = self._periods[:count], self._periods[count:]
         last = (self._periods or done)[-1].end
-        path = _Path(self._ops, self._held, self._calls, self._sync_return)
-        self._attribute(done, path.back(last, done[0].start), last)
+        ops, ranges, calls = (np.concatenate(kept, 1) for kept in (self._ops, self._ranges, self._calls))
+        ops = ops[:, np.lexsort((ops[1], ops[2]))]
+        path = _Path(ops, self._held, self._waits, self._sync_return).back(last, done[0].start, self._numbers)
+        self._attribute(done, [path, _innermost(ranges, calls, self._waits, self._names)], last)
         reached = done[-1].end
-        self._ops = [op for op in self._ops if op.end >= reached]
-        self._calls = [call for call in self._calls if call.end > reached]
-        self._ranges = [entry for entry in self._ranges if entry.end > reached]
+        self._ops = [ops[:, ops[2] >= reached]]
+        self._ranges = [ranges[:, ranges[1] > reached]]
+        self._calls = [calls[:, calls[1] > reached]]
+        self._waits = [call for call in self._waits if call.end > reached]
         self._held = {(stream, end) for stream, end in self._held if end >= reached}
 
-    def _attribute(self, periods: Sequence[StepPeriod], path: _PathParts, last: int) -> None:
-        """Cut time where the path, the host's work or the period changes, and add up the cuts by kind and part. The
-        path ends at ``last``, at or behind the end of the last period, and leaves no instant out."""
-        kinds, names = _Numbers(), _Numbers()
+    def _attribute(self, periods: Sequence[StepPeriod], parts: Sequence[_Changes], last: int) -> None:
+        """Cut time where the path, the host's work or the period changes, and add up the cuts by kind and part.
+        ``parts`` are of the path, and of the host. The path ends at ``last``, at or behind the end of the last period,
+        and leaves no instant out."""
+        kinds, names = _Numbers(), self._names
         kind = [period.kind for period in periods]
-        values = [
-            (_column(periods, "start"), kinds.of(kind)),
-            (np.array(path.starts[::-1], np.int64), names.of(path.parts[::-1])),
-            _innermost(self._ranges, self._calls, names),
-        ]
         end = periods[-1].end
-        cuts, (kind_of, path_part, host_part) = _merged(values, [end, last])
+        [starts] = _columns(periods, "start")
+        cuts, (kind_of, path_part, host_part) = _merged([(starts, kinds.of(kind)), *parts], [end, last])
         inside = np.flatnonzero((cuts[:-1] >= periods[0].start) & (np.diff(cuts) > 0) & (cuts[:-1] < last))
         part = np.where(path_part == names[_HOST], host_part, path_part)[inside]
         place = kind_of[inside] * len(names) + part
@@ -134,13 +149,16 @@ class _Numbers(dict[str, int]):
         return np.array([self[name] for name in names], np.int64)
 
 
-def _column(records: Sequence[Any], field: str) -> _Integers:
-    return np.fromiter(map(attrgetter(field), records), np.int64, len(records))
+def _columns(records: Sequence[Any], *fields: str) -> list[_Integers]:
+    return [np.fromiter(map(attrgetter(field), records), np.int64, len(records)) for field in fields]
 
 
-def _merged(
-    values: Sequence[tuple[_Integers, _Integers]], others: Sequence[int]
-) -> tuple[_Integers, list[_Integers]]:
+def _lasting(records: _Integers) -> _Integers:
+    """Those of the columns ``records``, which begin with start and end, that took any time."""
+    return records[:, records[1] > records[0]]
+
+
+def _merged(values: Sequence[_Changes], others: Sequence[int]) -> tuple[_Integers, list[_Integers]]:
     """Merge the instants of all ``values``, each with the value that holds from it on, and ``others``. Returns all
     instants in order, and for each of ``values`` what holds at them behind the last of those that are equal."""
     changes = [change for change, _ in values]
@@ -151,22 +169,13 @@ def _merged(
     return instants[order], [held[place] for (_, held), place in zip(values, places, strict=True)]
 
 
-def _innermost(
-    ranges: Sequence[Range], calls: Sequence[Call], names: _Numbers
-) -> tuple[_Integers, _Integers]:
+def _innermost(ranges: _Integers, calls: _Integers, waits: Sequence[Call], names: _Numbers) -> _Changes:
     """When the innermost range or call of the host changes, in order, and which part it is from then on."""
-    entered = [entry.name for entry in ranges]
-    labels = {name: names[NO_WORK if name == SLEEP else f"host {name}"] for name in dict.fromkeys(entered)}
     launch, wait, unnamed = names[LAUNCH], names[WAIT], names[UNNAMED]
-    waits = [call for call in calls if call.waited]
-    wait_ends = _column(waits, "end")
-    starts = np.concatenate(
-        [_column(ranges, "start"), _column(calls, "start"), wait_ends - _column(waits, "waited")]
-    )
-    ends = np.concatenate([_column(ranges, "end"), _column(calls, "end"), wait_ends])
-    parts = np.array(
-        [*map(labels.__getitem__, entered), *[launch] * len(calls), *[wait] * len(waits)], np.int64
-    )
+    wait_ends, waited = _columns(waits, "end", "waited")
+    starts = np.concatenate([ranges[0], calls[0], wait_ends - waited])
+    ends = np.concatenate([ranges[1], calls[1], wait_ends])
+    parts = np.concatenate([ranges[2], np.full(calls.shape[1], launch), np.full(len(waits), wait)])
     alphabetical = np.argsort(np.argsort([*names]))
     nested = np.lexsort((alphabetical[parts], -ends, starts))  # at one instant, the longest first
     starts, ends, parts = starts[nested], ends[nested], parts[nested]
@@ -183,59 +192,54 @@ def _innermost(
     return np.append(np.iinfo(np.int64).min, changes), np.append(unnamed, found)
 
 
-class _PathParts(NamedTuple):
-    """The parts of the path and their starts, the latest first. Each ends where the one before it starts."""
-
-    starts: list[int]
-    parts: list[str]
-
-
 class _Path:
-    """Follows the records backwards. An operation's number is its place in the order of ends."""
+    """Follows the records backwards. ``ops``: the columns of operations in the order of their ends; an operation's
+    number is its place there."""
 
     def __init__(
-        self, ops: Sequence[Op], held: set[tuple[int, int]], calls: Sequence[Call], sync_return: int
+        self, ops: _Integers, held: set[tuple[int, int]], waits: Sequence[Call], sync_return: int
     ) -> None:
-        start, end = _column(ops, "start"), _column(ops, "end")
-        order = np.lexsort((start, end))
-        self._ops = [ops[number] for number in order.tolist()]
-        start, end = start[order], end[order]
-        self._ends = end.tolist()
-        self._causes, self._cause_times = _causes(
-            _column(self._ops, "stream"), start, end, _column(self._ops, "launched")
-        )
+        stream, start, end, launched, _ = self._ops = ops
+        self._streams, self._ends = stream.tolist(), end.tolist()
+        self._causes, self._cause_times = _causes(stream, start, end, launched)
         # Calls that waited for an operation, not for another rank.
-        self._waits = sorted((c for c in calls if c.waited and c.kind != "link"), key=attrgetter("end"))
+        self._waits = sorted((call for call in waits if call.kind != "link"), key=attrgetter("end"))
         self._wait_starts = [call.end - call.waited for call in self._waits]
         self._held = held
         self._sync_return = sync_return
 
-    def back(self, last: int, first: int) -> _PathParts:
-        """What bounds the time from ``first`` to ``last``."""
-        starts, parts = list[int](), list[str]()
+    def back(self, last: int, first: int, numbers: Sequence[int]) -> _Changes:
+        """When what bounds the time from ``first`` to ``last`` changes, in order, and which part it is from then on.
+        ``numbers``: of the host, kernels, copies, waits and gaps."""
+        causes, times = self._causes.tolist(), self._cause_times.tolist()
+        followed, reached = list[int](), list[int]()
         now, at = last, self._ended_at(last)
         while now > first:
+            followed.append(at)
             if at == _BY_HOST:
                 now, at = self._on_host(now, first)
-                starts.append(now)
-                parts.append(_HOST)
-                continue
-            op = self._ops[at]
-            begin = op.start
-            starts.append(begin)
-            parts.append(KERNEL if op.kind == "kernel" else COPY)
-            now, at = self._cause_times[at], self._causes[at]
-            if now < begin:
-                held = at == _BY_HOST or (op.stream, begin) in self._held
-                starts.append(now)
-                parts.append(WAIT if held else GAP)
-        return _PathParts(starts, parts)
+            else:
+                now, at = times[at], causes[at]
+            reached.append(now)
+        host, _, _, wait, gap = numbers
+        by_host = [[0], [0], [0], [0], [host]]  # the last column, which _BY_HOST is the place of
+        place, before = np.array(followed[::-1], np.int64), np.array(reached[::-1], np.int64)
+        stream, start, _, _, part = np.append(self._ops, by_host, 1)[:, place]
+        start = np.where(place == _BY_HOST, before, start)
+        late = np.flatnonzero(before < start)
+        held = np.fromiter(
+            map(self._held.__contains__, zip(stream[late].tolist(), start[late].tolist(), strict=True)),
+            bool,
+            len(late),
+        )
+        between = np.where(held | (self._causes[place[late]] == _BY_HOST), wait, gap)
+        return np.insert(start, late, before[late]), np.insert(part, late, between)
 
     def _ended_at(self, instant: int, *, stream: int | None = None) -> int:
         """The last operation that ended at that instant, on ``stream`` if one did there."""
         last = at = bisect_right(self._ends, instant) - 1
         while at >= 0 and self._ends[at] == instant:
-            if stream is None or self._ops[at].stream == stream:
+            if stream is None or self._streams[at] == stream:
                 return at
             at -= 1
         return _BY_HOST if at == last else last
@@ -256,7 +260,7 @@ class _Path:
 
 def _causes(
     stream: _Integers, start: _Integers, end: _Integers, launched: _Integers
-) -> tuple[list[int], list[int]]:
+) -> tuple[_Integers, _Integers]:
     """Of each operation, in the order of ends: the number of what it could not start without, and when that was done.
     The host, and what is not on this device, is _BY_HOST."""
     number = np.arange(len(start))
@@ -271,4 +275,4 @@ def _causes(
     cases = [launched >= start, follows, ended_there, unordered]
     causes = np.select(cases, [_BY_HOST, before, other, _BY_HOST], before)
     times = np.select(cases, [start, start, start, launched], end[before])
-    return causes.tolist(), times.tolist()
+    return causes, times

@@ -117,6 +117,7 @@ class StepPeriods(Observer):
 
     def __init__(self, clock: Clock) -> None:
         self.periods = Distribution()
+        self.kinds = set[str]()  # of all steps
         self._clock = clock
         self._last: int | None = None
 
@@ -128,6 +129,7 @@ class StepPeriods(Observer):
     def launched(self, info: StepInfo) -> None:
         if info.kind in PARTS:
             return
+        self.kinds.add(info.kind)
         now = self._clock.now()
         if self._last is not None:
             self.periods.add(now - self._last)

@@ -6,15 +6,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Semaphore
 from threading import Event, current_thread, main_thread
-from types import FrameType
-from typing import Final
+from types import FrameType, MappingProxyType
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,15 @@ from ...scenarios.combinations import routed
 from ...scenarios.failures import rank_names
 from ...scenarios.problems import ScenarioError
 from ...scenarios.schema import Scenario
+from ...sched.data_parallel.mlp import COLUMNS, OWN, ROWS
+from ...sched.data_parallel.sync import ROUND, RankStatus
+from ...sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, Chunk, Dropped, Failed, Preallocated
 from ...sched.link import Link, LinkError
+from ...sched.loop.chunk_sizes import CHUNKS
+from ...sched.loop.pipelined import OUTPUT, PROXY
 from ...sched.observe import Clock
+from ...sched.pipeline import REQUESTS, Curve
+from ...sched.request import Request
 from ..cuda.log import WallClock
 from ..cuda.machine import open_cuda, require_one_device
 from ..platform import capacity
@@ -32,21 +39,19 @@ from ..platform.machine import Machine, MachineError
 from ..platform.own_process import claim_process
 from ..platform.pool import end_with_parent
 from ..run.machines import NO_ADVERSARY, open_machine
-from ..run.rank_context import inject_faults
+from ..run.rank_context import ALIGN, inject_faults
 from ..run.runner import GatedSink
 from ..run.task import RunTask
 from ..vgpu.device import CURRENT
 from ..vgpu.engine import QUEUES, Simulation
 from ..vgpu.gpu import patched
 from .join import Report
-from .message_types import MESSAGE_TYPES, RESULT
-from .nccl import nccl_transport, take_gpu
 from .nixl import NixlTransport, require_nixl
 from .process_link import ProcessLink
 from .specs import RankSpec, rank_specs
 from .staging import DeviceStaging, TensorStaging, VirtualStaging
 from .torchrun import ProcessAddress, launched
-from .transports import MessageTransport, TensorTransport
+from .transports import MessageTransport, TensorTransport, nccl_transport, take_gpu
 
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
 _LOCAL: Final = "127.0.0.1"
@@ -54,6 +59,27 @@ _GRACE: Final = 5.0  # seconds in which a process ends by itself
 _POLL_S: Final = 0.2  # seconds between two looks at processes that are starting
 _EARLY: Final = 1  # exit code of a process that ended before its work was done
 _END: Final = getattr(signal, "SIGUSR1", signal.SIGTERM)  # by which the first process ends the others
+RESULT: Final = "result"
+_SIZES: Final = tuple[int, ...]
+# The type of the value that each tag of a message has. A link between processes refuses all others.
+MESSAGE_TYPES: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        ALIGN: int,
+        REQUEST: Request | None,
+        ENDED: str,
+        HANDSHAKE: Preallocated | Dropped,
+        KV: Chunk | Failed,
+        REQUESTS: tuple[int, list[Request] | None],
+        PROXY: int,
+        OUTPUT: int,
+        CHUNKS: Curve,
+        ROUND: RankStatus,
+        ROWS: _SIZES,
+        COLUMNS: _SIZES,
+        OWN: _SIZES,
+        RESULT: Report,
+    }
+)
 
 
 class WorldSizeError(ValueError):

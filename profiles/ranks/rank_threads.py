@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from ..vgpu.engine import FOREVER, EventRecording, EventTime, Simulation
+from ..vgpu.engine import FOREVER, QUEUES, EventRecording, EventTime, Simulation
 
 T = TypeVar("T")
 _POLL_S = 0.1  # seconds between two looks for Ctrl-C
@@ -25,9 +25,10 @@ class Awaited(Protocol):
 
     def marks(self) -> Sequence[EventRecording]:
         """Marks whose times would make it known, or known to be earlier."""
+        return ()
 
 
-class AwaitedMark:
+class AwaitedMark(Awaited):
     def __init__(self, mark: EventRecording) -> None:
         self._mark = mark
 
@@ -38,15 +39,12 @@ class AwaitedMark:
         return (self._mark,)
 
 
-class AwaitedInstant:
+class AwaitedInstant(Awaited):
     def __init__(self, at: int) -> None:
         self._at = at
 
     def reached(self) -> int | None:
         return self._at
-
-    def marks(self) -> Sequence[EventRecording]:
-        return ()
 
 
 class WorldStoppedError(Exception):
@@ -127,6 +125,31 @@ class Member:
 
     def grant_turn(self) -> None:
         self._turn.release()
+
+
+class SharedSimulation(Simulation):
+    """The simulation of one rank's device. It is advanced only together with those of the other ranks, and no further
+    than the lowest host clock."""
+
+    def __init__(self, *, gap: int, member: Member) -> None:
+        super().__init__(gap=gap, first=member.rank * QUEUES)
+        self._member = member
+
+    def settle(self, now: int) -> None:
+        self._member.settle(now)
+
+    def wait(self, mark: EventRecording) -> int:
+        if mark.time is None and not self._member.in_order:
+            self.run(FOREVER, mark, alone=True)
+        if mark.time is None:
+            self._member.wait(AwaitedMark(mark))
+        assert mark.time is not None, "what is waited for has been launched"
+        return mark.time
+
+    def drain(self) -> int:
+        for mark in [self.record(queue, 0) for queue in self._queues]:
+            self.wait(mark)
+        return max((queue.tail for queue in self._queues), default=0)
 
 
 class RankScheduler:

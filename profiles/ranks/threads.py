@@ -20,8 +20,7 @@ from ..vgpu.device import CURRENT
 from ..vgpu.gpu import patched
 from .join import Report
 from .message_router import FaultInjectingRouter
-from .rank_threads import Member, run_ranks
-from .shared_simulation import SharedSimulation
+from .rank_threads import Member, SharedSimulation, run_ranks
 from .specs import RankSpec
 from .virtual_link import VirtualLink, WorldClock
 
@@ -34,7 +33,7 @@ def run_alone(task: RunTask) -> Report:
     with open_machine(
         task.kind,
         task.resolved,
-        sink,
+        sink if options.counted else None,
         hazards=options.hazards,
         adversary=options.adversary,
         keep_trace=options.keep_trace,
@@ -66,7 +65,7 @@ def _run_rank(
     with open_machine(
         "vgpu",
         resolved,
-        sink,
+        sink if options.counted else None,
         hazards=options.hazards and not spec.is_router,
         adversary=options.adversary,
         simulation=simulation,

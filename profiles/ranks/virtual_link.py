@@ -19,12 +19,12 @@ from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import EventRecording, PeerEventRecording, StreamQueue
 from ..vgpu.tensor import DeviceTensor
 from .message_router import Departure, MessageInFlight, MessageRouter, RankInbox
-from .rank_threads import AwaitedInstant, Member
+from .rank_threads import Awaited, AwaitedInstant, Member
 
 _LONGEST_SLEEP: Final = 60 * 10**9  # ns; a rank that waits without a deadline looks around that often
 
 
-class _AwaitedHead:
+class _AwaitedHead(Awaited):
     """The host's part of a sender's next message, or the sender's end."""
 
     def __init__(self, inbox: RankInbox, source: int, tag: str) -> None:
@@ -37,11 +37,8 @@ class _AwaitedHead:
             return message.at
         return None if departure is None else departure.at
 
-    def marks(self) -> Sequence[EventRecording]:
-        return ()
 
-
-class AwaitedAny:
+class AwaitedAny(Awaited):
     """The next whole message of any sender, or the end of a rank that is not among the ``departed``."""
 
     def __init__(self, inbox: RankInbox, tags: Sequence[str], departed: set[int]) -> None:

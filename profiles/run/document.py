@@ -175,7 +175,7 @@ def result_of(
         hazards=hazards(
             machine,
             system.declared_hazards,
-            decoded=bool(_HANDED_ON & done.collector.counts.steps.keys()),
+            decoded=bool(_HANDED_ON & done.collector.periods.kinds),
         ),
         ordering=ordering(machine),
         **{

@@ -63,7 +63,7 @@ def _emulated_only(scenario: Scenario) -> str:
 def open_machine(
     kind: DeviceKind,
     resolved: Resolved,
-    sink: Sink,
+    sink: Sink | None,
     *,
     hazards: bool = False,
     adversary: int | None = None,
@@ -72,14 +72,16 @@ def open_machine(
     watch: Sequence[Path] | None = None,
     counterfactual: Counterfactual | None = None,
 ) -> Iterator[Machine]:
-    """The machine until the block ends. With ``hazards`` accesses that nothing orders are recorded; on the virtual GPU
-    the ``adversary`` of that number delays all work. ``keep_trace``: where CUDA's trace of the counting pass is kept.
-    ``simulation``: of one virtual GPU among several, around all of which the caller has ``patched`` torch. ``watch``:
-    the folders and files whose source lines are recorded, by default the scheduler's and those of its relays.
-    ``counterfactual``: a change of the virtual GPU's times. Raises MachineError."""
+    """The machine until the block ends. A virtual GPU keeps no timeline without a ``sink``. With ``hazards`` accesses
+    that nothing orders are recorded; on the virtual GPU the ``adversary`` of that number delays all work.
+    ``keep_trace``: where CUDA's trace of the counting pass is kept. ``simulation``: of one virtual GPU among several,
+    around all of which the caller has ``patched`` torch. ``watch``: the folders and files whose source lines are
+    recorded, by default the scheduler's and those of its relays. ``counterfactual``: a change of the virtual GPU's
+    times. Raises MachineError."""
     if kind == "cuda":
         if adversary is not None:
             raise MachineError(NO_ADVERSARY)
+        assert sink is not None, "only a virtual GPU keeps no timeline"
         from ..cuda.machine import open_cuda, open_cuda_with_hazards  # which a virtual GPU does not need
 
         on_cuda = open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)

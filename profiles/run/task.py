@@ -61,7 +61,8 @@ def _row(request: Request, start: int) -> RequestRow:
 class Options:
     """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
     ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept.
-    ``counterfactual``: a change of the virtual GPU's times; the result's counts are of that run."""
+    ``counterfactual``: a change of the virtual GPU's times; the result's counts are of that run. ``counted``: whether
+    the virtual GPU's timeline is kept; without it, a result has requests, tokens and hazards alone."""
 
     device: DeviceChoice = "auto"
     save_tokens: bool = False
@@ -73,6 +74,7 @@ class Options:
     keep_trace: Path | None = None
     record: Path | None = None  # folder that gets every rank's timeline
     counterfactual: Counterfactual | None = None
+    counted: bool = True
 
 
 class RankReport(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+from schedbench.profiles.check.batch_invariants import Violations
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.check.violations import Violations
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.result import Result

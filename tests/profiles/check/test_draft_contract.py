@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedbench.profiles.check.batch_invariants import PROMPTS
 from schedbench.profiles.check.contract import (
     BatchAction,
     ContractResult,
@@ -20,7 +21,6 @@ from schedbench.profiles.check.contract import (
     speculating,
 )
 from schedbench.profiles.check.draft_invariants import LEFT, LENGTHS
-from schedbench.profiles.check.forward_invariants import PROMPTS
 from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, DraftSetup
 from schedbench.sched.relay import drafts, lengths
 from schedbench.sched.relay.choice import RelayChoice, choose

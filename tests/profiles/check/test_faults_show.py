@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.check import tokens
 from schedbench.profiles.check.adversaries import seeds
+from schedbench.profiles.check.all_faults import examine_one_batch
 from schedbench.profiles.check.contract import check_contract
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.faults import FaultScenario, fault_scenario, fault_scenarios
-from schedbench.profiles.check.one_batch import examine_one_batch
 from schedbench.profiles.check.report import Report
-from schedbench.profiles.platform.resolve import Resolved, ask
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.result import Result
 from schedbench.profiles.run.crash import Crash
 from schedbench.sched.relay.faults import Fault, faults
@@ -105,27 +103,13 @@ ALL_ORDERS = tuple(seeds(random=0))
 PROGRAM_ORDER: tuple[int, ...] = ()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared_runs() -> Iterator[None]:
-    """The reference runs of equal questions are made once."""
-    by_question: dict[str, Result | Crash] = {}
-    run_reference = tokens.reference
-
-    def reference(resolved: Resolved) -> Result | Crash:
-        question = tokens.reference_question(resolved).scenario.model_dump_json()
-        if question not in by_question:
-            by_question[question] = run_reference(resolved)
-        return by_question[question]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "reference", reference)
-        yield
+REFERENCES: dict[str, Result | Crash] = {}
 
 
 @cache
 def examiner(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...]) -> Examiner:
     """One examiner per question, because it makes the reference runs of its drafts once."""
-    return Examiner(ask(scenario, overrides), adversaries)
+    return Examiner(ask(scenario, overrides), adversaries, references=REFERENCES)
 
 
 @cache

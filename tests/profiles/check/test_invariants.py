@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from schedbench.profiles.check.batch_invariants import Violation, Violations
 from schedbench.profiles.check.invariants import Invariants, WatchedLink
-from schedbench.profiles.check.violations import Violation, Violations
 from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, execute

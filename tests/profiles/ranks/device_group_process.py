@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from schedbench.profiles.ranks.nccl import DirectTransport
 from schedbench.profiles.ranks.process_link import ProcessLink
 from schedbench.profiles.ranks.staging import DeviceStaging
+from schedbench.profiles.ranks.transports import DirectTransport
 from schedbench.sched.link import FOREVER
 from tests.profiles.ranks.slow_peer_process import Clock
 

@@ -10,8 +10,7 @@ import torch
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.ranks.message_router import MessageRouter
-from schedbench.profiles.ranks.rank_threads import Member, run_ranks
-from schedbench.profiles.ranks.shared_simulation import SharedSimulation
+from schedbench.profiles.ranks.rank_threads import Member, SharedSimulation, run_ranks
 from schedbench.profiles.ranks.virtual_link import VirtualLink
 from schedbench.profiles.run.machines import one_thread
 from schedbench.profiles.vgpu.device import VirtualGpu

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.ranks.nccl import gpu_of, joinable
+from schedbench.profiles.ranks.transports import gpu_of, joinable
 from tests.json_programs import rank_processes
 from tests.profiles.ranks.device_group_process import PIECE, PIECES
 

@@ -7,8 +7,14 @@ import random
 import pytest
 
 from schedbench.profiles.ranks.message_router import MessageInFlight, RankInbox
-from schedbench.profiles.ranks.rank_threads import AwaitedInstant, AwaitedMark, Member, advance, run_ranks
-from schedbench.profiles.ranks.shared_simulation import SharedSimulation
+from schedbench.profiles.ranks.rank_threads import (
+    AwaitedInstant,
+    AwaitedMark,
+    Member,
+    SharedSimulation,
+    advance,
+    run_ranks,
+)
 from schedbench.profiles.ranks.virtual_link import AwaitedAny
 from schedbench.profiles.vgpu.engine import (
     COMPUTE,

@@ -18,8 +18,8 @@ from schedbench.profiles.measure.requests import AcceptanceLog, RequestRecord, R
 from schedbench.profiles.measure.waiting import StageTime
 from schedbench.profiles.ranks import process_link, wire
 from schedbench.profiles.ranks.codec import MalformedMessageError, encode, parse, reader
-from schedbench.profiles.ranks.message_types import MESSAGE_TYPES, RESULT
 from schedbench.profiles.ranks.process_link import ProcessLink
+from schedbench.profiles.ranks.processes import MESSAGE_TYPES, RESULT
 from schedbench.profiles.ranks.staging import DeviceStaging
 from schedbench.profiles.ranks.transports import MessageTransport
 from schedbench.profiles.ranks.wire import MessageFormat, MessageHead
