@@ -114,6 +114,9 @@ def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
 
 
 def _all_faults(seeds: int, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
+    from ..profiles.platform.pool import prepare_pool
+
+    prepare_pool()  # what its processes are forked from imports beside this one
     from ..profiles.check.adversaries import seeds as numbers
     from ..profiles.check.all_faults import catch_all, faults_document
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Protocol, TypeVar
 
 from ..vgpu.engine import FOREVER, QUEUES, EventRecording, EventTime, Simulation
@@ -106,16 +107,18 @@ class Member:
     def run_ahead(self) -> bool:
         """Simulate the rank's device as far as no other rank can change it: until the host goes on, or a stream waits
         for another device. Returns whether anything was simulated."""
-        simulation, awaited = self.simulation, self._awaited
+        simulation = self.simulation
         if simulation is None:
             return False
-        head, unknown = simulation.head(), self.unknown_marks
+        head = simulation.head()
         if head.start is None or head.waits:
             return False
-        if unknown and isinstance(awaited, AwaitedMark) and self._deadline == FOREVER:
+        if unknown := self.unknown_marks:
+            if not isinstance(self._awaited, AwaitedMark) or self._deadline != FOREVER:
+                return False
             simulation.run(FOREVER, unknown[0], alone=True)
             return True
-        if unknown or not self.known or head.start > self.time:
+        if not self.known or head.start > self.time:
             return False
         simulation.run(self.time, alone=True)
         return True
@@ -191,8 +194,11 @@ class RankScheduler:
     def _lowest(self) -> Member:
         running = [member for member in self.members if not member.over]
         if not all(member.known for member in running):
-            while sum(member.run_ahead() for member in running):
-                pass  # a device that ran may have released others
+            idle = 0
+            for member in cycle(running):  # a device that ran may have released others
+                idle = 0 if member.run_ahead() else idle + 1
+                if idle == len(running):
+                    break
         while unknown := [mark for member in running for mark in member.unknown_marks]:
             bound = min(member.time for member in running)
             advance(self.devices, bound, unknown)
