@@ -16,11 +16,10 @@ from pydantic import TypeAdapter
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload_schema import Fixed
-from ...sched.relay.choice import RelayChoice, choose
+from ...sched.relay.choice import RelayChoice
 from ...sched.relay.faults import awaited_faults
 from ..platform.pool import pool
 from ..platform.resolve import Resolved, ask
-from ..ranks.execute import Options
 from ..record.environment import environment, tool
 from ..record.result import Result
 from ..run.crash import Crash, crash_of
@@ -28,12 +27,11 @@ from ..run.declared_hazards import hazards as hazards_of
 from ..run.machines import open_machine
 from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batches
 from ..run.runner import GatedSink
+from . import tokens
 from .conclusion import conclusion
 from .examine import Examiner, hazards
 from .faults import FaultScenario, fault_scenarios, with_faults
 from .report import SCHEMA_VERSION, Check, Document, Evidence, Report, skipped, verdict
-from .runs import attempt_result
-from .tokens import SHOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +190,11 @@ def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:
         return
     yield Check("run", "passed", f"{times.shape.batch} requests ended")
     yield verdict(
-        "tokens", list(_differences(times, _reference(question))), about="as in the serial loop of latest"
+        "tokens",
+        list(_differences(times, tokens.reference(replace(question, relays=())))),
+        about="as in the serial loop of latest",
     )
     yield hazards(found)
-
-
-def _reference(question: Resolved) -> Result | Crash:
-    options = Options(device="vgpu", save_tokens=True, counted=False)
-    return attempt_result(replace(question, relays=()), choose("latest", {}), options)
 
 
 def _differences(times: BatchTimes, reference: Result | Crash) -> Iterator[Evidence]:
@@ -207,5 +202,5 @@ def _differences(times: BatchTimes, reference: Result | Crash) -> Iterator[Evide
         yield Evidence(f"the reference crashed: {reference}")
         return
     apart = [row.id for row in reference.requests if list(row.token_ids or ()) != list(times.outputs[row.id])]
-    for request in apart[:SHOWN]:
+    for request in apart[: tokens.SHOWN]:
         yield Evidence(f"request {request} got other tokens than the scheduler gives it")

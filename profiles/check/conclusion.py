@@ -41,7 +41,10 @@ def _of_reports(content: Document) -> str:
     name = content["scenario"]["expanded"]["name"]
     failed = [report for report in content["reports"] if _named(report, "failed")]
     if failed:
-        return f"{name} FAILED: {'; '.join(map(_failure, failed[:_NAMED]))}{_first_evidence(failed[0])}"
+        failures = [
+            f"{', '.join(_named(report, 'failed'))} with {relay_name(report)}" for report in failed[:_NAMED]
+        ]
+        return f"{name} FAILED: {'; '.join(failures)}{_first_evidence(failed[0])}"
     relays = listed([relay_name(report) for report in content["reports"]], _NAMED)
     first, *others = content["reports"]
     passed = ", ".join(_named(first, "passed")) if not others else "all checks that apply"
@@ -67,10 +70,6 @@ def _named(report: Document, verdict: str) -> list[str]:
 def _skipped(content: Document) -> str:
     names = dict.fromkeys(name for report in content["reports"] for name in _named(report, "not applicable"))
     return f"; not applicable: {', '.join(names)}" if names else ""
-
-
-def _failure(report: Document) -> str:
-    return f"{', '.join(_named(report, 'failed'))} with {relay_name(report)}"
 
 
 def _first_evidence(report: Document) -> str:

@@ -252,14 +252,11 @@ def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
         if isinstance(outcome, Crash)
         else hazards(outcome.result.hazards)
     )
-    checks = (run_ended(outcome), invariants(guard, outcome), found, *_vgpu_only(resolved))
+    drafting = speculation(resolved.scenario) is not None
+    others = [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]
+    checks = (run_ended(outcome), invariants(guard, outcome), found, *others)
     result = None if isinstance(outcome, Crash) else outcome.result
     return Report(relay, checks, result, time.perf_counter() - begin)
-
-
-def _vgpu_only(resolved: Resolved) -> Sequence[Check]:
-    drafting = speculation(resolved.scenario) is not None
-    return [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]
 
 
 def not_asked(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) -> dict[str, str]:

@@ -6,7 +6,7 @@ Depends on the shape of the result, but on no scenario, device or file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...sched.observe import Clock, Observer
 from ..record.result import (
@@ -66,21 +66,16 @@ class Lookups(NamedTuple):
         return 1 - self.missed / self.total if self.total else None
 
 
-class HotBufferTables(Protocol):
-    """Counts lookups on the device."""
-
-    lookups: torch.Tensor  # [2] int64: total and missed, since the start
-
-
 class LookupCount:
-    """The lookups since the object was created. ``peek`` reads a tensor without the device noticing; ``token_bytes`` is
-    the size of the KV behind one lookup."""
+    """The lookups since the object was created. ``counted`` [2] int64 has the device's counts, total and missed, since
+    the start; ``peek`` reads a tensor without the device noticing; ``token_bytes`` is the size of the KV behind one
+    lookup."""
 
     def __init__(
-        self, buffers: HotBufferTables, peek: Callable[[torch.Tensor], torch.Tensor], *, token_bytes: int
+        self, counted: torch.Tensor, peek: Callable[[torch.Tensor], torch.Tensor], *, token_bytes: int
     ) -> None:
         self.token_bytes = token_bytes
-        self._buffers = buffers
+        self._counted = counted
         self._peek = peek
         self._before = self._now()
 
@@ -89,7 +84,7 @@ class LookupCount:
         return Lookups(now.total - self._before.total, now.missed - self._before.missed)
 
     def _now(self) -> Lookups:
-        return Lookups(*map(int, self._peek(self._buffers.lookups).tolist()))
+        return Lookups(*map(int, self._peek(self._counted).tolist()))
 
 
 class RunCollector:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
-from ..record.timeline import Call, Op, Range, Wait, Window
+from ..record.timeline import Call, Op, Window
 from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered, partition
 from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
@@ -121,8 +121,10 @@ class WaitingSink:
         """Raises TimelineError if a forward kernel arrives after its step is complete."""
         self._take_ops(window.ops)
         self._take_calls(window.calls)
-        self._take_waits(window.waits)
-        self._take_ranges(window.ranges)
+        self._waits.add([(wait.start, wait.end, wait.stream) for wait in window.waits])
+        ranges = window.ranges
+        self._sleeps.add([(r.start, r.end, SLEEP) for r in ranges if r.name == SLEEP])
+        self._work.add([(r.start, r.end, r.name) for r in ranges if r.name != SLEEP])
         self._gate.reject_late(self._spans, what="a forward kernel")
         for info in self._gate.feed(window):
             self._fold(info.step, info.kind, info.batch_size)
@@ -178,13 +180,6 @@ class WaitingSink:
         self._totals["stall"] += sum(end - start for start, end, _ in stalls)
         self._stalls.add(stalls)
         self._work.add([(call.start, call.end, call.name) for call in calls if not call.range])
-
-    def _take_ranges(self, ranges: list[Range]) -> None:
-        self._sleeps.add([(r.start, r.end, SLEEP) for r in ranges if r.name == SLEEP])
-        self._work.add([(r.start, r.end, r.name) for r in ranges if r.name != SLEEP])
-
-    def _take_waits(self, waits: list[Wait]) -> None:
-        self._waits.add([(wait.start, wait.end, wait.stream) for wait in waits])
 
     def _fold(self, step: int, kind: str, requests: int) -> None:
         span = self._spans.pop(step, None)

@@ -192,7 +192,7 @@ class OwnSystem(System):
         model = self._resolved.model
         alike = model.num_layers // buffers.tokens.shape[0]  # layers that one buffer stands for
         token_bytes = alike * 2 * model.kv_size * model.dtype.itemsize
-        return LookupCount(buffers, self._machine.peek, token_bytes=token_bytes)
+        return LookupCount(buffers.lookups, self._machine.peek, token_bytes=token_bytes)
 
 
 def _loop_name(scenario: Scenario) -> LoopName:

@@ -9,9 +9,8 @@ from schedbench.profiles.record.result import Abstained, Metric
 from schedbench.sched.observe import LogicalClock
 
 
-class Buffers:
-    def __init__(self) -> None:
-        self.lookups = torch.tensor([100, 40])
+def lookups() -> torch.Tensor:
+    return torch.tensor([100, 40])
 
 
 def unchanged(tensor: torch.Tensor) -> torch.Tensor:
@@ -19,15 +18,15 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_earlier_lookups_do_not_count() -> None:
-    buffers = Buffers()
-    count = LookupCount(buffers, unchanged, token_bytes=8)
-    buffers.lookups += torch.tensor([20, 5])
+    counted = lookups()
+    count = LookupCount(counted, unchanged, token_bytes=8)
+    counted += torch.tensor([20, 5])
     assert count.found() == Lookups(20, 5)
     assert count.found().hit_ratio == 0.75
 
 
 def test_the_hit_ratio_of_no_lookups_is_none() -> None:
-    assert LookupCount(Buffers(), unchanged, token_bytes=8).found().hit_ratio is None
+    assert LookupCount(lookups(), unchanged, token_bytes=8).found().hit_ratio is None
 
 
 def test_metrics_exist_only_with_hot_buffers() -> None:
@@ -37,9 +36,9 @@ def test_metrics_exist_only_with_hot_buffers() -> None:
 
     plain = RunCollector(LogicalClock()).finish(Names(), exact=True).metrics
     assert not any(name.startswith("hisparse") for name in plain)
-    buffers = Buffers()
-    answers = RunCollector(LogicalClock(), LookupCount(buffers, unchanged, token_bytes=8))
-    buffers.lookups += torch.tensor([4, 1])
+    counted = lookups()
+    answers = RunCollector(LogicalClock(), LookupCount(counted, unchanged, token_bytes=8))
+    counted += torch.tensor([4, 1])
     answers.counts.steps["decode"] = 2
     found = answers.finish(Names(), exact=True).metrics
     ratio, fetched = found["hisparse_hit_ratio"], found["hisparse_swap_in_bytes_per_step"]
@@ -52,6 +51,6 @@ def test_metrics_abstain_without_a_long_request() -> None:
         sites = ()
         streams: dict[int, str] = {}  # noqa: RUF012
 
-    answers = RunCollector(LogicalClock(), LookupCount(Buffers(), unchanged, token_bytes=8))
+    answers = RunCollector(LogicalClock(), LookupCount(lookups(), unchanged, token_bytes=8))
     found = answers.finish(Names(), exact=True).metrics["hisparse_hit_ratio"]
     assert found == Abstained(abstained="no decoding request was longer than its hot buffer")
