@@ -28,7 +28,11 @@ Device = Annotated[
 ]
 Seeds = Annotated[
     int | None,
-    typer.Option("--seeds", min=0, help=f"Random adversaries, besides all strategies. [default: {SEEDS}]"),
+    typer.Option(
+        "--seeds",
+        min=0,
+        help=f"Random adversaries, besides all strategies. [default: {SEEDS}; 0 with --all-faults]",
+    ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Without random adversaries: --seeds 0.")]
 Adversarial = Annotated[
@@ -87,7 +91,7 @@ def check(
     clock = arguments.Stopwatch()
     with ends_interrupted("interrupted: nothing is passed or failed"), status(lines=all_faults) as report:
         if all_faults:
-            content = _all_faults(SEEDS if seeds is None else seeds, clock, report)
+            content = _all_faults(seeds or 0, clock, report)
         else:
             assert scenario is not None
             question = arguments.resolved(
