@@ -117,14 +117,8 @@ class Examiner:
         scenario = self.resolved.scenario
         speculates = speculation(scenario) is not None and not scenario.faults
         if isinstance(outcome, Crash):
-            named = (
-                tokens.NAME,
-                *((drafts.NAME,) if speculates else ()),
-                "hazards",
-                "budget",
-                adversaries.NAME,
-            )
-            for name in named:
+            drafting = (drafts.NAME,) if speculates else ()
+            for name in (tokens.NAME, *drafting, "hazards", "budget", adversaries.NAME):
                 yield skipped(name, "the run crashed")
             return
         yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)

@@ -9,14 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import sub
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ...sched.observe import Clock, Observer
 from ...sched.request import Request
 from .distribution import Distribution
-
-if TYPE_CHECKING:
-    from ...sched.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, places,
 from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
+from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.faults import faults
 
 SOURCE = """\
@@ -34,16 +36,13 @@ def test_places_are_found_by_their_syntax(tmp_path: Path) -> None:
     assert {place.function for place in found} == {"Launch.run"}
 
 
+OVERRIDES = ("engine.relay=latest", "engine.overlap=true", "workload.output_tokens=6")
+
+
 @pytest.fixture(scope="module")
 def named() -> dict[str, dict[str, str]]:
     """Returns the named statements with their reason, by function."""
-    overrides = [
-        "engine.relay=latest",
-        "engine.overlap=true",
-        "workload.requests=6",
-        "workload.output_tokens=6",
-    ]
-    question = ask("faults/mixing", overrides)
+    question = ask("faults/mixing", [*OVERRIDES, "workload.requests=6"])
     [relay] = question.relays
     relay = relay.broken_by(
         faults()["pd-overwritten-page"], overlap=True
@@ -75,3 +74,24 @@ def test_policies_of_a_fault_are_not_named(named: dict[str, dict[str, str]]) -> 
 @pytest.mark.parametrize("function", ["resolve_then_isolate", "keep_in_ring", "_host_tokens", "mark_read"])
 def test_needed_places_are_not_named(named: dict[str, dict[str, str]], function: str) -> None:
     assert function not in named
+
+
+def test_a_few_requests_can_show_that_references_are_needed() -> None:
+    """The run of all requests is made where they do not."""
+    question = ask("faults/mixing", [*OVERRIDES, "workload.requests=9"])
+    few = ask("faults/mixing", [*OVERRIDES, "workload.requests=6"])
+    [relay] = question.relays
+    [[shown]] = map(list, without_references(question, relay, map).values())
+    [[of_all]] = map(list, without_references(few, relay, map).values())
+    assert shown is None and isinstance(of_all, Hazards) and of_all.findings
+
+
+def test_a_run_without_a_timeline_has_the_same_requests_tokens_and_hazards() -> None:
+    question = ask("faults/mixing", [*OVERRIDES, "workload.requests=6"])
+    options = Options(device="vgpu", hazards=True, save_tokens=True)
+    outcomes = [
+        attempt(question, question.relays[0], replace(options, counted=counted)) for counted in (True, False)
+    ]
+    whole, bare = (outcome.result for outcome in outcomes if isinstance(outcome, RunOutcome))
+    assert whole.per_step and not bare.per_step
+    assert (whole.requests, whole.outputs, whole.hazards) == (bare.requests, bare.outputs, bare.hazards)
