@@ -1,5 +1,5 @@
-"""A decoder layer but its attention: products with the weights, RMSNorm (arXiv 1910.07467), the gated activation, and
-all between the qkv product and attention, which is norms of heads, rotary positions and the cache's write."""
+"""The parts of a decoder layer besides attention: products with the weights, RMSNorm (arXiv 1910.07467), the gated
+activation, and what lies between the qkv product and attention: norms of heads, rotary positions, the cache's write."""
 
 from __future__ import annotations
 
