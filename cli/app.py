@@ -16,11 +16,10 @@ import typer
 
 from ..profiles.platform.own_process import claim_process
 from .baseline import baseline
-from .bench import bench
+from .bench import bench, doctor
 from .calibrate import calibrate
 from .check import check
 from .compare import compare
-from .doctor import doctor
 from .errors import (
     DEFECT,
     INTERRUPTED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +36,10 @@ _EFFECTS = (
     "itl_ms",
     "e2e_ms",
 )  # in the chart, beside the headline
+Figures = dict[str, Callable[[Document], str]]
+_WORTH: Figures = {  # of B's throughput against A's, the part of the whole line
+    "worth\n%": lambda line: _signed(line["worth_pct"] and round(line["worth_pct"], 2))
+}
 _REST = (_OTHERS, _COUNTS, _SHOWED)
 
 
@@ -204,25 +208,19 @@ def lines(found: Document, *, width: int, most: int) -> Table:
     changed = [line for line in found["lines"] if line["a"] != line["b"]]
     equal = len(found["lines"]) - len(changed)
     caption = f"{equal} more source lines are the same on both sides; exact"
-    if asked := _worth_asked(found):
+    figures: Figures = {"A": lambda line: number(line["a"]), "B": lambda line: number(line["b"]), "Δ": _delta}
+    if _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
-    table = _sites("copies & syncs per step", caption, hidden=len(changed) - most, width=width)
-    for heading in ("A", "B", "Δ", *(["worth\n%"] if asked else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in changed[:most]:
-        delta = MISSING if None in (line["a"], line["b"]) else f"{line['b'] - line['a']:+.3g}"
-        worth = [_worth(line)] if asked else []
-        table.add_row(*_site(line, width), number(line["a"]), number(line["b"]), delta, *worth)
-    return table
+        figures |= _WORTH
+    return _sites("copies & syncs per step", caption, changed, figures, width=width, most=most)
+
+
+def _delta(line: Document) -> str:
+    return MISSING if None in (line["a"], line["b"]) else f"{line['b'] - line['a']:+.3g}"
 
 
 def _worth_asked(found: Document) -> bool:
     return any(line["worth_pct"] is not None for line in found["lines"])
-
-
-def _worth(line: Document) -> str:
-    """Of B's throughput against A's, the part of the whole line."""
-    return MISSING if line["worth_pct"] is None else _signed(round(line["worth_pct"], 2))
 
 
 def counts(found: Document) -> Table:
@@ -269,14 +267,13 @@ def gpu_waits(found: Document) -> Table:
 def stalls(exposed: list[Document], *, width: int, most: int, worth: bool) -> Table:
     """Source lines at which the host waited while the GPU had no forward to run. What a line is worth is not how long
     that was."""
-    table = _sites(_SHOWED, "µs per step of the kind", hidden=len(exposed) - most, width=width)
-    for heading in ("A", "B", *(["worth\n%"] if worth else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
     exposed.sort(key=lambda line: -max(line["exposed_a"] or 0, line["exposed_b"] or 0))
-    for line in exposed[:most]:
-        figures = (number(line["exposed_a"]), number(line["exposed_b"]), *([_worth(line)] if worth else ()))
-        table.add_row(*_site(line, width), *figures)
-    return table
+    figures: Figures = {
+        "A": lambda line: number(line["exposed_a"]),
+        "B": lambda line: number(line["exposed_b"]),
+    }
+    figures |= _WORTH if worth else {}
+    return _sites(_SHOWED, "µs per step of the kind", exposed, figures, width=width, most=most)
 
 
 def gates(found: Document) -> Table:
@@ -289,21 +286,21 @@ def gates(found: Document) -> Table:
     return table
 
 
-def _sites(title: str, caption: str, *, hidden: int, width: int) -> Table:
+def _sites(
+    title: str, caption: str, rows: list[Document], figures: Figures, *, width: int, most: int
+) -> Table:
+    """At most so many of the rows. ``figures``: the text of each column behind the source line, by its heading."""
+    room = width if width == UNLIMITED else min(max(width - 64, 24), 80)  # which the other columns leave
+    hidden = len(rows) - most
     table = framed(title, caption=f"and {hidden} more; {caption}" if hidden > 0 else caption)
-    table.add_column("source line", no_wrap=True, min_width=min(36, _room(width)))
+    table.add_column("source line", no_wrap=True, min_width=min(36, room))
     table.add_column("what", no_wrap=True)
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in rows[:most]:
+        what = Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim"))
+        table.add_row(source_line(line, room), what, *(figure(line) for figure in figures.values()))
     return table
-
-
-def _room(width: int) -> int:
-    """Width that the other columns leave for a source line."""
-    return width if width == UNLIMITED else min(max(width - 64, 24), 80)
-
-
-def _site(line: Document, width: int) -> tuple[Text, Text]:
-    what = Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim"))
-    return source_line(line, _room(width)), what
 
 
 def _provenance(document: Document) -> list[str]:

@@ -16,8 +16,6 @@ from .text import MISSING, cut_left, cut_right, number, size
 LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
 _BESIDE = 31  # columns that a table of source lines needs beside them
-GAINS: Final = "what would it be worth"
-HIDDEN: Final = "hidden here"
 _CHANGES: Final = {
     "no wait": "does not wait",
     "pinned": "pinned, async",
@@ -70,7 +68,7 @@ def host_waits(result: Document, *, width: int, lines: int = LINES) -> Table:
     """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden; in a
     program without steps it is neither. What a line is worth is neither of the two: a wait also keeps the host's work
     behind it from overlapping the forward."""
-    worth = gains_by_line(result) if "worth" in result else None
+    worth = _gains_by_line(result) if "worth" in result else None
     steps = 0 if PROGRAM in result["per_step"] else _steps(result)
     copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows = [(row, _copy(row)) for row in copied]
@@ -95,7 +93,7 @@ def _place(row: Document) -> tuple[str, int]:
     return (site["file"], site["line"]) if site else ("", 0)
 
 
-def gains_by_line(result: Document) -> dict[tuple[str, int], float]:
+def _gains_by_line(result: Document) -> dict[tuple[str, int], float]:
     """Us per step that the run gains if a line's copies, syncs and launches are not there."""
     return {
         _place(row): -row["step_us"]
@@ -193,7 +191,9 @@ def _gains(rows: list[Document], *, width: int) -> Table:
     void = Counter(row["abstained"] for row in rows if row["abstained"])
     notes = ["differences to the run as it is, in this scenario"]
     notes += [f"{count} without figures: {reason}" for reason, count in void.items()]
-    table = framed(GAINS, caption="; ".join(notes) if rows else "nothing gains in this scenario")
+    table = framed(
+        "what would it be worth", caption="; ".join(notes) if rows else "nothing gains in this scenario"
+    )
     table.padding = (0, 1, 0, 0)  # more columns on 80
     table.add_column("source line, or host phase", width=_worth_room(width), no_wrap=True)
     table.add_column("if it", width=_IF, no_wrap=True)
@@ -211,10 +211,11 @@ def _gains(rows: list[Document], *, width: int) -> Table:
 def _hidden(rows: list[Document], *, width: int, lines: int) -> Table:
     more = f"; and {len(rows) - lines} more{' with --all' * (lines < LINES)}" if len(rows) > lines else ""
     what = width if width == UNLIMITED else min(max(width - _worth_room(width) - 20, 24), 44)
-    table = framed(
-        HIDDEN,
-        caption=f"no figure gains 0.1 % without them{more}{_unasked(rows)}",
-    )
+    if not all(row["room_us"] for row in rows):
+        more += (
+            f"; {MISSING}: --rooms {len(rows)} finds how much longer all of them would have to take to show"
+        )
+    table = framed("hidden here", caption=f"no figure gains 0.1 % without them{more}")
     table.padding = (0, 1, 0, 0)
     table.add_column("source line, or host phase", width=_worth_room(width), no_wrap=True)
     table.add_column("what", width=what, no_wrap=True)
@@ -233,12 +234,6 @@ def _where(row: Document, room: int) -> Text:
     if row["site"] is None:
         return Text.assemble(f"phase {row['phase']}", ("\nits own host time", "dim"))
     return source_line(row, room)
-
-
-def _unasked(rows: list[Document]) -> str:
-    if all(row["room_us"] for row in rows):
-        return ""
-    return f"; {MISSING}: --rooms {len(rows)} finds how much longer all of them would have to take to show"
 
 
 def _shows(room: list[float] | None) -> str:

@@ -59,10 +59,7 @@ def sweep(
     from ..profiles.platform.names import refuse_mistyped
 
     refuse_mistyped(scenario, overrides or ())
-    if resume and output_dir is None:
-        raise UsageError("--resume needs the --output-dir of an earlier sweep")
-    if alone and (a, b) != (None, None):
-        raise UsageError("--alone has no sides: leave out --a and --b")
+    _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
     from ..profiles.sweeps.sweep import planned
 
     arguments.use_workers(jobs, executor)
@@ -83,6 +80,14 @@ def sweep(
     answer.keep(output_dir, "sweep.json")
     answer.show(form, every_table=every_table)
     raise typer.Exit(INTERRUPTED if cancelled else 0)
+
+
+def _require_usable(*, resume: bool, kept: bool, alone: bool, sided: bool) -> None:
+    """Raises UsageError for options that exclude each other."""
+    if resume and not kept:
+        raise UsageError("--resume needs the --output-dir of an earlier sweep")
+    if alone and sided:
+        raise UsageError("--alone has no sides: leave out --a and --b")
 
 
 def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) -> tuple[str, ...]:
