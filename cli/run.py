@@ -76,9 +76,6 @@ def run(
     found that the relay does not declare; 2 usage or scenario; 3 this machine cannot; 4 the workload
     failed; 130 interrupted, or 143 terminated, what there is was kept.
     """
-    from .console import status
-    from .pictures import drawn, timelines
-
     arguments.use_workers(jobs, executor)
     other = arguments.engine_choice(engine, engine_python, engine_wheels)
     question = arguments.resolved(
@@ -95,6 +92,9 @@ def run(
         for one in question.relays:
             require_worth(replace(question, relays=(one,)), options)
     arguments.make_output_dir(output_dir)
+    from .console import status
+    from .pictures import drawn, timelines
+
     wanted = arguments.wants_picture(form, picture)
     with timelines(output_dir, wanted=wanted) as folder:
         outcome = executed(question, options, folder, form, every_table=every_table, worth=worth)
