@@ -27,6 +27,10 @@ from .bridge import AllEnded, EndOfRequest, RunBridge
 from .paged import PagedModel
 from .vllm_core import open_core, vllm_sampling
 
+_REQUIRES: Final = (
+    "cachetools cbor2 cloudpickle cpuinfo msgspec openai openai_harmony transformers uvloop zmq"
+)
+_PIP_NAMES: Final = {"cpuinfo": "py-cpuinfo", "openai_harmony": "openai-harmony", "zmq": "pyzmq"}
 _PAGE: Final = 16  # its Triton attention takes blocks of multiples of that many tokens
 _REFUSED: Final = {
     **NOT_IN_SMALL_ENGINES,
@@ -66,7 +70,7 @@ class VllmAdapter:
         ),
         *("_C", "_moe_C", "cv2", "flashinfer", "mistral_common", "torchaudio", "torchvision", "xgrammar"),
     )
-    requires = {"transformers": "transformers", "msgspec": "msgspec", "zmq": "pyzmq"}  # noqa: RUF012
+    requires = {name: _PIP_NAMES.get(name, name) for name in _REQUIRES.split()}  # noqa: RUF012
 
     def load(self) -> None:
         platforms: Any = import_module("vllm.platforms")
