@@ -87,8 +87,10 @@ class TokenPenalizer:
 
     def cumulate(self, ids: torch.Tensor) -> None:
         """Count ids[i] in row i."""
-        count = self.state.scatter_add_ if self.rule.adds else self.state.scatter_
-        count(1, ids.unsqueeze(1), self.values)
+        if self.rule.adds:
+            self.state.scatter_add_(1, ids.unsqueeze(1), self.values)
+        else:
+            self.state.scatter_(1, ids.unsqueeze(1), self.values)
 
     def apply(self, logits: torch.Tensor) -> None:
         if self.scales:

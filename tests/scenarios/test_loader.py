@@ -260,7 +260,6 @@ def test_consequences_of_an_unknown_key_are_not_reported() -> None:
     [
         ("spec_v2", "engine.speculative.mode=v1"),
         ("mixed", "engine.speculative=eagle"),
-        ("spec_v1", "engine.page_size=16"),
         ("mixed", "engine.chunked_prefill_size=none"),
     ],
 )
