@@ -167,7 +167,7 @@ def test_a_page_has_all_its_parts(document):
         "counts per step",
     ):
         assert part in text
-    assert "on_device: list[int] = result.next_token_ids.tolist()" in text
+    assert "on_host: list[int] = token_ids.tolist()" in text
 
 
 def test_a_terminal_shows_one_screen_and_the_rest_with_all(cli, kept):
