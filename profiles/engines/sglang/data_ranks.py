@@ -20,6 +20,10 @@ _MODULES: Final = (
     "sglang.srt.managers.scheduler_dp_attn_mixin",
     "sglang.srt.managers.scheduler_components.dp_attn",
 )
+_GATHERS: Final = (
+    "all_gather_single",
+    "exchange_sync_rows",
+)  # functions that they gather by, from old to new
 _TAG: Final = "step"
 
 
@@ -41,8 +45,9 @@ def synchronised(parts: SystemParts, share: RankShare) -> None:
     if not gathers:
         raise EngineError("this SGLang has no data-parallel attention (MLPSyncBatchInfo.all_gather)")
     for module in gathers:
-        if hasattr(module, "exchange_sync_rows"):
-            module.exchange_sync_rows = gather
+        for name in _GATHERS:
+            if hasattr(module, name):
+                setattr(module, name, gather)
     # Each rank has the seed already.
     replace_attribute("sglang.srt.managers.tp_worker", "broadcast_pyobj", lambda data, *_, **__: data)
     distributed: Any = torch.distributed
