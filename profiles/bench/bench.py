@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from ..judge.worker import SOURCES
 
 _FEW: Final = 8  # output tokens of a short run
-_STEPS: Final = {8: 1500, 50: 1000, 256: 300}  # of a long run beyond those, by the number of running requests
+_STEPS: Final = {8: 1500, 50: 1000, 256: 800}  # of a long run beyond those, by the number of running requests
 _TAIL: Final = 2000  # characters of the output of a failed process that are shown
 
 
