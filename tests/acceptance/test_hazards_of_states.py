@@ -297,8 +297,8 @@ def test_hazard_checking_changes_nothing_else() -> None:
 
 @pytest.mark.wide
 def test_hazard_checking_adds_few_calls_to_a_steady_step() -> None:
-    """Calls are counted, since processor times vary with other load of the machine; ``schedbench bench`` has those. What
-    is added does not depend on what a step without hazards costs."""
+    """Calls are counted, since processor times vary with other load of the machine; ``schedbench bench`` has those. The
+    number that is added does not depend on the cost of a step without hazards."""
     checked, plain = steady_calls(hazards=True), steady_calls(hazards=False)
     assert 0 < checked - plain < 2600
 
