@@ -15,6 +15,7 @@ from ....sched.request import Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import EndOfRequest, RunBridge
+from ..names import EngineError
 from .arguments import aborted, tokenized
 from .eagle import wrap_worker
 from .transfer import HOST, KVTransfers
@@ -25,6 +26,14 @@ _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
 # What the serial worker of speculation says of each request, without the bonus, from old to new.
 _DRAFTS_ACCEPTED: Final = ("accept_length_per_req_cpu", "num_correct_drafts_per_req_cpu")
+# Methods of every release, without which steps, tokens or ends would be missing.
+_OF_SCHEDULERS: Final = (
+    "get_next_batch_to_run",
+    "get_new_batch_prefill",
+    "run_batch",
+    "process_batch_result",
+)
+_OF_BATCHES: Final = ("prepare_for_extend", "prepare_for_decode", "mix_with_running", "retract_decode")
 # Where requests are that are in no batch: those whose grammars are compiled, and those of a worker of a pair.
 _QUEUES: Final = (
     *("grammar_queue", "grammar_manager"),
@@ -76,6 +85,7 @@ class WrappedLoop:
 
     def _wrap_scheduler(self) -> None:
         scheduler = self._scheduler
+        require_methods(scheduler, "Scheduler", _OF_SCHEDULERS)
         receiver = getattr(scheduler, "request_receiver", None)
         holder = scheduler if receiver is None else receiver
         receive = functools.partial(self._receive, holder.recv_requests)
@@ -106,6 +116,7 @@ class WrappedLoop:
 
     def _wrap_batches(self) -> None:
         kind = import_module("sglang.srt.managers.schedule_batch").ScheduleBatch
+        require_methods(kind, "ScheduleBatch", _OF_BATCHES)
         for name, around in (
             ("prepare_for_extend", self._prepare("prefill")),
             ("prepare_for_decode", self._prepare(self._decode_kind)),
@@ -320,6 +331,14 @@ class WrappedLoop:
                     gone = request_id in self._aborted
                     end = self._aborted_end(request_id, text) if gone else EndOfRequest(Status.REFUSED, text)
                     self._reports.end(request_id, end)
+
+
+def require_methods(holder: Any, what: str, names: Sequence[str]) -> None:
+    """Raises EngineError where a method has another name in this release: nothing would be read from it."""
+    if missing := [name for name in names if not hasattr(holder, name)]:
+        raise EngineError(
+            f"this SGLang's {what} has no {', '.join(missing)}, from which schedbench reads steps"
+        )
 
 
 def _method(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ import pytest
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.engines.sglang.loop import require_methods
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
@@ -244,6 +245,14 @@ def test_what_sglangs_arguments_refuse_is_refused_in_its_words() -> None:
     refusal = r"only supports topk = 1 .* \(ServerArgs\._handle_speculative_decoding\)"
     with pytest.raises(EngineError, match=refusal):
         run("sglang==0.5.9", *TREES, scenario="spec_v2")
+
+
+def test_a_method_with_another_name_is_no_step_that_is_not_counted() -> None:
+    class ScheduleBatch:
+        def prepare_for_extend(self) -> None: ...
+
+    with pytest.raises(EngineError, match=r"ScheduleBatch has no retract_decode, from which .* reads steps"):
+        require_methods(ScheduleBatch, "ScheduleBatch", ("prepare_for_extend", "retract_decode"))
 
 
 def test_the_example_of_a_workflow_installs_what_sglang_needs() -> None:
