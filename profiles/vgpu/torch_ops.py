@@ -7,6 +7,7 @@ microsecond less than a call of the overload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ def index(held: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     """index.Tensor. Python's brackets would make a view of an index without dimensions."""
     if len(indices) == 1 and indices[0].dim():
         if held.dim() == 1 and _few_integers(held, indices):
-            return torch.from_numpy(held.numpy()[indices[0].numpy()])
+            with suppress(IndexError):  # torch's own follows
+                return torch.from_numpy(held.numpy()[indices[0].numpy()])
         return held[indices[0]]
     out: torch.Tensor = _INDEX(held, indices)
     return out
@@ -40,10 +42,13 @@ def index(held: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
 
 def index_put_(held: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool) -> None:
     """index_put_.default."""
-    if not accumulate and values.dtype is held.dtype and _few_integers(held, indices):
-        held.numpy()[tuple([part.numpy() for part in indices])] = values.numpy()
-    else:
-        held.index_put_(tuple(indices), values, accumulate)
+    # NumPy also takes values of more dimensions.
+    fits = values.dtype is held.dtype and values.dim() <= held.dim()
+    if fits and not accumulate and _few_integers(held, indices):
+        with suppress(IndexError, ValueError):  # torch's own follows
+            held.numpy()[tuple([part.numpy() for part in indices])] = values.numpy()
+            return
+    held.index_put_(tuple(indices), values, accumulate)
 
 
 def _few_integers(held: torch.Tensor, indices: Sequence[Any]) -> bool:

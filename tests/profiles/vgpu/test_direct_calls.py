@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -170,3 +170,23 @@ def test_indices_select_as_on_the_host(gpu: VirtualGpu, dtype: torch.dtype) -> N
     assert table.tolist() == host.tolist()
     with pytest.raises(IndexError):
         table[rows + 3] = 0 * table[:2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, at: x[at(7)],
+        lambda x, at: x.index_put_((at(7),), at(1)),
+        lambda x, at: x.index_put_((at(0, 1),), at(1, 2, 3)),
+        lambda x, at: x.index_put_((at(0, 1),), at(1, 2).unsqueeze(0).unsqueeze(0)),
+    ],
+    ids=["read behind the end", "write behind the end", "too many values", "too many dimensions"],
+)
+def test_wrong_indices_have_the_errors_of_torch(gpu: VirtualGpu, change: Callable[..., torch.Tensor]) -> None:
+    said = []
+    for device in ("cpu", gpu.device):
+        x = torch.arange(6, device=device)
+        with pytest.raises((IndexError, RuntimeError)) as error:
+            change(x, lambda *values, where=device: torch.tensor(values, device=where))
+        said.append((error.type, str(error.value)))
+    assert said[0] == said[1]
