@@ -35,7 +35,7 @@ class Schedules:
         self, resolved: Resolved, relay: RelayChoice, seeds: Sequence[int], each: MapFunction
     ) -> None:
         self._run = partial(_under, resolved, relay)
-        self._relay = relay
+        self._name = relay.state.name if resolved.engine is None else resolved.engine.name
         self._each = each
         self._seeds = seeds
         self._certain = [seed for seed in seeds if not _favouring(seed)]
@@ -50,7 +50,7 @@ class Schedules:
         outcomes = chain(self._begun, self._each(self._run, more))
         found: list[Evidence] = []
         for number, (seed, outcome) in enumerate(zip(chosen, outcomes, strict=True), start=1):
-            notice(f"{self._relay.state.name}: {number} of {len(chosen)} adversaries: {described(seed)}")
+            notice(f"{self._name}: {number} of {len(chosen)} adversaries: {described(seed)}")
             found += _differences(seed, outcome, result)
         return verdict(NAME, found, about=f"the same tokens under {_counted(chosen)}")
 

@@ -104,11 +104,18 @@ def _opened(choice: EngineChoice) -> EngineProcess:
     return engine
 
 
-@atexit.register
 def end_engines() -> None:
     """End the processes of all engines."""
     while _engines:
         _engines.popitem()[1].close()
+
+
+@atexit.register
+def _end_with_program() -> None:
+    """An interrupt while exported sources are removed would leave some of them."""
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_engines()
 
 
 class EngineProcess:

@@ -169,7 +169,9 @@ def commit_of(root: Path, ref: str) -> str:
     found = run_git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     if not found:
         sides = [f"git:{name}" for name in refs(root)]
-        raise SideError(f"git:{ref}: no such commit, branch or tag in {root}{meant(f'git:{ref}', sides)}")
+        raise SideError(
+            f"git:{ref}: no such commit, branch or tag of schedbench in {root}{meant(f'git:{ref}', sides)}"
+        )
     return found
 
 
