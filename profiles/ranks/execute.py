@@ -58,7 +58,8 @@ def _require_own(scenario: Scenario) -> None:
     if MODES["own model runner"].on(scenario):
         problem = "own is the model runner of another project's engine: name one with --engine"
         raise scenario.source.refuse(_MODEL_RUNNER, problem)
-    for key, problem in findings(scenario, verdict="engines"):
+    overridden = scenario.source.overridden
+    for key, problem in findings(scenario, verdict="engines", overridden=overridden):
         raise scenario.source.refuse(key, problem)
 
 

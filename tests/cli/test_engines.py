@@ -159,3 +159,9 @@ def test_invalid_engine_options_are_refused_in_one_sentence(
     said = run_command(*arguments)
     assert said.code == code
     assert says in said.err
+
+
+def test_what_only_engines_run_is_refused_without_one_by_the_typed_key(run_command: RunCommand) -> None:
+    said = run_command("run", "spec_v1", "--set", "engine.page_size=16")
+    assert said.code == 2
+    assert "--set: engine.page_size: draft trees cannot be combined with pages" in said.err

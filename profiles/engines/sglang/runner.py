@@ -175,13 +175,15 @@ class RunnerStub:
         )
 
     def _overhang(self) -> int:
-        """Positions behind a request's last token that drafts may be written to. Each branch of a tree begins a page
-        of its own."""
+        """Positions behind a request's last token that drafts may be written to. In each of the two steps for which
+        SGLang reserves KV (``get_alloc_reserve_per_decode``), a branch of a tree begins on a page of its own and ends
+        within one, and the row before them ends within a page, too."""
         engine = self._parts.resolved.scenario.engine
         spec = speculative_config(engine.speculative)
         if spec is None:
             return 0
-        return spec.overhang + (0 if spec.topk == 1 else (4 * spec.topk + 1) * (engine.page_size - 1))
+        partial_pages = 0 if spec.topk == 1 else 2 * 2 * spec.topk + 1
+        return spec.overhang + partial_pages * (engine.page_size - 1)
 
     def _default(self, runner: Any, name: str) -> Any:
         """What a model would have set: groups of one rank, sizes of 1, numbers of 0, and None."""
