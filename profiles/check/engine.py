@@ -57,9 +57,10 @@ def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[
         return
     if sampling.temperature:
         yield skipped(tokens.NAME, "the engine draws its tokens by a sampler of its own")
-    else:
-        own = tokens.reference(tokens.reference_question(replace(resolved, engine=None)))
-        yield _alike(tokens.NAME, result, own, "as our own scheduler's serial loop")
+        yield skipped(OVERLAP, "batches differ without overlap, and with them the order in which tokens are drawn")
+        return
+    own = tokens.reference(tokens.reference_question(replace(resolved, engine=None)))
+    yield _alike(tokens.NAME, result, own, "as our own scheduler's serial loop")
     if not overlapped:
         yield skipped(OVERLAP, "the run was without overlap")
         return

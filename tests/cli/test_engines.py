@@ -90,6 +90,15 @@ def test_check_runs_the_checks_that_an_engine_supports(run_command: RunCommand, 
     assert "relays" not in content["not_asked"]
 
 
+def test_check_compares_no_tokens_that_an_engine_draws(run_command: RunCommand, engine: str) -> None:
+    asked = ("--engine", f"{engine}@v1", "--seeds", "1", "--format", "json")
+    drawn = ("--set", "workload.sampling.temperature=0.8")
+    [report] = json.loads(run_command("check", "mixed", *TINY, *drawn, *asked).out)["reports"]
+    compared = {check["name"]: check for check in report["checks"] if check["name"] in ("tokens", "overlap")}
+    assert {check["verdict"] for check in compared.values()} == {"not applicable"}
+    assert "the order in which tokens are drawn" in compared["overlap"]["about"]
+
+
 @pytest.mark.wide
 def test_check_of_a_failing_engine_has_its_error(run_command: RunCommand, tmp_path: Path) -> None:
     checkout(tmp_path, "def step(device):\n    raise ValueError('bad batch')\n")
