@@ -102,7 +102,7 @@ def compare(
 ) -> ComparisonAnswer:
     """Compare two results, or the two sides of a scenario: ``compare(first, second)`` or ``compare("mixed",
     a={"relay": "pr25945"}, b="relay=latest")``. A result is an answer of ``run``, several of them, or a file or folder.
-    ``keys`` are set on both sides."""
+    ``keys`` are set on both sides. Raises KeyboardInterrupt where the user interrupts it."""
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
@@ -123,6 +123,8 @@ def compare(
     sides = (case.a, case.b) if case else (a, b)
     specs = (_spec(sides[0], "A", options), _spec(sides[1], "B", options))
     found = compared(options, scenario, specs, case, notice=lambda *_: None, update=_silence)
+    if found.cancelled:
+        raise KeyboardInterrupt
     return found.answer
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, UsageError, ends_interrupted
+from .errors import GATE_FAILED, INTERRUPTED, UsageError, ends_interrupted
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
@@ -98,6 +98,7 @@ class Compared(NamedTuple):
     picture: Drawn
     broken: bool
     undecided: bool
+    cancelled: bool  # by the user, once the verdict was known
 
 
 Quick = Annotated[bool, typer.Option("--quick", help="Without the draws: --draws 0.")]
@@ -136,7 +137,8 @@ def compare(
     scenario: compare A B.
 
     Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or sides that
-    are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, 143 terminated, runs are in --output-dir.
+    are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, 143 terminated: runs are in --output-dir,
+    and an interruption of the draws leaves the verdict without them.
     """
     scenario, a, b = _named(names or [], a, b, overrides or [])
     from ..profiles.captures.files import Reader
@@ -162,16 +164,20 @@ def compare(
         found = [_compared(wanted, scenario, a, b, output_dir)]
         found[0].answer.show(form, every_table=every_table, picture=found[0].picture)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
-    raise typer.Exit(GATE_FAILED if failed else 0)
+    raise typer.Exit(INTERRUPTED if found[-1].cancelled else GATE_FAILED if failed else 0)
 
 
 def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: arguments.Format) -> list[Compared]:
-    """Compare the sides of every case, and print one table."""
+    """Compare the sides of every case, or of those up to the one that is interrupted, and print one table."""
     from ..profiles.judge.conclusion import cases_conclusion
     from ..scenarios.shipped import case_names
     from .answers import CasesAnswer
 
-    found = {name: _compared(wanted, name, "", "", output_dir and output_dir / name) for name in case_names()}
+    found: dict[str, Compared] = {}
+    for name in case_names():
+        found[name] = _compared(wanted, name, "", "", output_dir and output_dir / name)
+        if found[name].cancelled:
+            break
     documents = {name: one.answer.document for name, one in found.items()}
     CasesAnswer({"conclusion": cases_conclusion(documents), "cases": documents}).show(form)
     return [*found.values()]
@@ -203,7 +209,8 @@ def compared(
     notice: Notice,
     update: Callable[[str], None],
 ) -> Compared:
-    """Run both sides and judge them; of a ``case``, by its metric."""
+    """Run both sides and judge them; of a ``case``, by its metric. An interruption of what follows the verdict, the
+    draws and the worth, leaves that out."""
     from ..profiles.judge.compare import judge
     from ..profiles.judge.document import document
     from .answers import ComparisonAnswer
@@ -218,10 +225,21 @@ def compared(
     clock = arguments.Stopwatch(wanted.reader.command)
     trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
     found = judge(trials, rules, drawn)
-    if wanted.worth and question is not None:
-        found = compared_with_worth(found, question, *sides, update)
-    content = document(found, a=sides[0].label, b=sides[1].label, run=clock.run(), case=case)
-    return Compared(ComparisonAnswer(content), picture, broken=found.broken, undecided=found.undecided)
+    cancelled = drawn.cancelled
+    if wanted.worth and question is not None and not cancelled:
+        try:
+            found = compared_with_worth(found, question, *sides, update)
+        except KeyboardInterrupt:
+            cancelled = True
+    run = clock.run(cancelled=cancelled)
+    content = document(found, a=sides[0].label, b=sides[1].label, run=run, case=case)
+    return Compared(
+        ComparisonAnswer(content),
+        picture,
+        broken=found.broken,
+        undecided=found.undecided,
+        cancelled=cancelled,
+    )
 
 
 def case_of(scenario: str, overrides: list[str]) -> Case | None:
@@ -319,8 +337,8 @@ def _conduct(
         trials = conduct(baseline, candidate, plan, notice)
         update(f"both sides under {plan.draws} draws of the hardware's constants")
         drawn = conduct_draws(baseline, candidate, trials, plan, update)
-        seed = trials.a[0].seed
-        return trials, drawn, side_by_side(baseline, candidate, seed) if wanted.picture else ()
+        seed, draw = trials.a[0].seed, wanted.picture and not drawn.cancelled
+        return trials, drawn, side_by_side(baseline, candidate, seed) if draw else ()
 
 
 def _kept(output_dir: Path | None, plan: TrialPlan, update: Callable[[str], None]) -> Notice:

@@ -146,12 +146,16 @@ def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Pro
         if bare is not None and _run(bare).metrics == known.metrics:
             question = bare
     elif not saves_time(len(profiles), known.run.wall_s, known.run.import_s):
-        return list(map(_run, [replace(question, hardware=profile) for profile in profiles]))
+        each = map
     return each(_run, [replace(question, hardware=profile) for profile in profiles])
 
 
 def _run(question: Resolved) -> Result:
-    return execute(question, question.relays[0], Options(device="vgpu")).result
+    """Raises KeyboardInterrupt where the run was interrupted, whose result is only a part."""
+    result = execute(question, question.relays[0], Options(device="vgpu")).result
+    if result.run.cancelled:
+        raise KeyboardInterrupt
+    return result
 
 
 def without_values(question: Resolved) -> Resolved | None:

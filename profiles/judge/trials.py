@@ -223,12 +223,13 @@ def conduct(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
 
 class DrawnRuns(NamedTuple):
     """Results of both sides under the same draws of the hardware's constants. Without them, ``abstained`` is the
-    reason."""
+    reason. ``cancelled``: the user interrupted them."""
 
     draws: Sequence[Draw] = ()
     a: tuple[Result, ...] = ()
     b: tuple[Result, ...] = ()
     abstained: str = ""
+    cancelled: bool = False
 
 
 NOT_DRAWN: Final = DrawnRuns(abstained="not asked for")
@@ -237,7 +238,8 @@ NOT_DRAWN: Final = DrawnRuns(abstained="not asked for")
 def conduct_draws(
     a: Side, b: Side, trials: Trials, plan: TrialPlan, report: Callable[[str], None] = lambda _: None
 ) -> DrawnRuns:
-    """Run the first seed of both sides again under the draws. Raises what the sides raise."""
+    """Run the first seed of both sides again under the draws. Where the user interrupts them, the runs under draws are
+    dropped, since the draws of a Latin hypercube mean what they say only together. Raises what the sides raise."""
     first = trials.a[0].result
     stored = a.seeds is not None or b.seeds is not None
     why = "stored results cannot be run again" if stored else _no_draws(trials, plan)
@@ -247,14 +249,19 @@ def conduct_draws(
     profile = hardware.load(device["hardware"])
     drawn = draws(profile, plan.draws, runs=(first, trials.b[0].result))
     profiles = [drawn_profile(profile, draw) for draw in drawn]
-    with pool(2 * len(profiles)) as each:
-        runs_a = a.run_each(first, profiles, each)
-        runs_b = b.run_each(trials.b[0].result, profiles, each)
-        found = []
-        for number, result in enumerate(chain(runs_a, runs_b), start=1):
-            report(f"{number} of {2 * len(drawn)} runs under draws of the hardware's constants")
-            found.append(result)
-        return DrawnRuns(drawn, tuple(found[: len(drawn)]), tuple(found[len(drawn) :]))
+    found: list[Result] = []
+    count = 2 * len(drawn)
+    try:
+        with pool(count) as each:
+            runs_a = a.run_each(first, profiles, each)
+            runs_b = b.run_each(trials.b[0].result, profiles, each)
+            for result in chain(runs_a, runs_b):
+                found.append(result)
+                report(f"{len(found)} of {count} runs under draws of the hardware's constants")
+    except KeyboardInterrupt:
+        why = f"interrupted after {len(found)} of {count} runs under draws"
+        return DrawnRuns(abstained=why, cancelled=True)
+    return DrawnRuns(drawn, tuple(found[: len(drawn)]), tuple(found[len(drawn) :]))
 
 
 def _no_draws(trials: Trials, plan: TrialPlan) -> str:

@@ -17,6 +17,7 @@ import pytest
 from schedbench.cli.console import WorkLog
 from schedbench.profiles.check import runs
 from schedbench.profiles.check.runs import attempt
+from schedbench.profiles.judge import local
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from tests.conftest import RunCommand
@@ -71,6 +72,46 @@ def test_a_command_ends_with_the_code_of_the_signal(
     else:
         assert "schedbench: interrupted" in done.err
         assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "says"),
+    [
+        (("--draws", "2"), "2 of 4 runs under draws", "interrupted after 2 of 4 runs under draws"),
+        (("--draws", "0", "--worth"), "counterfactual runs", "not asked for"),
+    ],
+    ids=["draws", "worth"],
+)
+def test_what_follows_the_verdict_of_compare_may_be_interrupted(
+    run_command: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    text: str,
+    says: str,
+) -> None:
+    send_at(monkeypatch, text, signal.SIGINT)
+    before = set(active_children())
+    sides = ("--a", "relay=pr25945", "--b", "relay=latest", "--seeds", "1")
+    done = run_command("compare", "mixed", *SMALL, *sides, *options, "--output-dir", tmp_path)
+    assert done.code == 130, done.err
+    document = json.loads((tmp_path / "compare.json").read_text())
+    assert document["run"]["cancelled"]
+    assert document["comparison"]["draws"] == {"count": 0, "abstained": says}
+    assert f"hardware's constants: {says}" in " ".join(done.out.split())
+    assert document["comparison"]["verdict"] in done.out
+    assert set(active_children()) <= before
+
+
+def test_an_interrupted_run_under_draws_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process returns what it has, marked as cancelled."""
+    question = ask("mixed", ["requests=1", "output_tokens=2", "values=none"])
+    outcome = execute(question, question.relays[0], Options(device="vgpu"))
+    part = outcome.result.run.model_copy(update={"cancelled": True})
+    cut = replace(outcome, result=outcome.result.model_copy(update={"run": part}))
+    monkeypatch.setattr(local, "execute", lambda *_, **__: cut)
+    with pytest.raises(KeyboardInterrupt):
+        list(local.run_each(map, question, outcome.result, [question.hardware]))
 
 
 def test_worth_keeps_finished_runs_and_ends_its_processes(
