@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...record.timeline import NO_SITE, FoundAccess, FoundHazard, HazardKind, Site
 from .clocks import HOST
 from .shadow import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory, ShadowMemory
+
+FREED: Final = "freed block of "  # a resource's name begins with it where the kind is "freed"
 
 
 class _UnnamedHazard(NamedTuple):
@@ -62,7 +64,7 @@ def _unread(
     memory: NamedMemory, last: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str]
 ) -> FoundHazard:
     access = _access(last, sites, streams, write=True)
-    missing = f"{_described(access)}, the last of {memory.writes} writes: {memory.name} is never read"
+    missing = f"{_described(access)}, the last of {memory.writes} writes, is never read"
     return FoundHazard("unread", memory.name, access, None, missing)
 
 
@@ -71,9 +73,10 @@ def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, 
     second = _access(hazard.second, sites, streams, write=hazard.second_writes)
     origin = hazard.origin
     resource = origin.name or f"result of {origin.op}{_at(_site(origin.site, sites))}"
+    missing = _missing(hazard.kind, _described(first, resource), _described(second), first, second)
     if hazard.kind == "freed":
-        resource = f"freed block of {resource}"
-    return FoundHazard(hazard.kind, resource, first, second, _missing(hazard.kind, first, second))
+        resource = f"{FREED}{resource}"
+    return FoundHazard(hazard.kind, resource, first, second, missing)
 
 
 def _access(
@@ -88,8 +91,8 @@ def _site(index: int, sites: Sequence[Site]) -> Site | None:
     return None if index == NO_SITE else sites[index]
 
 
-def _missing(kind: HazardKind, first: FoundAccess, second: FoundAccess) -> str:
-    earlier, later = _described(first), _described(second)
+def _missing(kind: HazardKind, earlier: str, later: str, first: FoundAccess, second: FoundAccess) -> str:
+    """``earlier`` and ``later`` describe the accesses ``first`` and ``second``."""
     if kind == "freed":
         return (
             f"{earlier} was pending when the block was freed, and {later} re-used it: "
@@ -100,9 +103,12 @@ def _missing(kind: HazardKind, first: FoundAccess, second: FoundAccess) -> str:
     return f"{earlier} must come before {later}: no wait_stream or event between them"
 
 
-def _described(access: FoundAccess) -> str:
+def _described(access: FoundAccess, resource: str = "") -> str:
+    """Without its operation and line where the resource is named by the same ones."""
     actor = "the host" if access.stream == "host" else f"the {access.stream} stream"
-    return f"{actor}'s {'write' if access.write else 'read'} ({access.op}{_at(access.site)})"
+    operation = f"{access.op}{_at(access.site)}"
+    where = "" if access.write and resource == f"result of {operation}" else f" ({operation})"
+    return f"{actor}'s {'write' if access.write else 'read'}{where}"
 
 
 def _at(site: Site | None) -> str:

@@ -201,6 +201,19 @@ def test_a_missing_edge_between_streams_gives_one_finding(scene: Scene, program:
     assert "no wait_stream or event between them" in finding.missing
 
 
+def test_a_result_is_named_once_where_its_own_write_is_the_first_access(scene: Scene) -> None:
+    with scene.on(scene.schedule):
+        lengths = torch.ones(4, device=scene.device)
+    with scene.on(scene.forward):
+        _ = lengths * 2
+    finding = one(scene)
+    assert finding.first.site is not None
+    assert finding.resource == f"result of fill_ at vgpu/test_hazards.py:{finding.first.site.line}"
+    assert finding.missing.startswith(
+        "the schedule stream's write must come before the forward stream's read (mul"
+    )
+
+
 @pytest.mark.parametrize("program", AT_THE_HOST)
 def test_the_host_must_wait_for_pinned_memory(scene: Scene, program: Program) -> None:
     program(scene, False)
