@@ -157,11 +157,40 @@ def _failed(checks: list[Document]) -> list[Document]:
 
 
 def _evidence(name: str, evidence: list[Document], most: int | None) -> Iterator[Text]:
-    for item in evidence[:most]:
-        yield Text.assemble((f"{name}: ", "bold"), item["says"])
-        for site in item["sites"]:
+    """The first of each group in full, the others by what they are about and their lines."""
+    groups = _groups(evidence)
+    for first, *others in groups[:most]:
+        yield Text.assemble((f"{name}: ", "bold"), first["says"])
+        for site in first["sites"]:
             where = f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}"
             yield Text(where, style="dim", no_wrap=True, overflow="ellipsis")
+        yield from _others(others, most)
         yield Text()
-    if hidden := len(evidence[most:] if most is not None else ()):
+    if hidden := sum(map(len, groups[most:])) if most is not None else 0:
         yield Text(f"{name}: and {hidden} more with --all")
+
+
+def _groups(evidence: list[Document]) -> list[list[Document]]:
+    """In the order of their first items. Items without a group, as in earlier documents, are groups of their own."""
+    groups: dict[object, list[Document]] = {}
+    for number, item in enumerate(evidence):
+        groups.setdefault(item.get("group") or number, []).append(item)
+    return [*groups.values()]
+
+
+def _others(evidence: list[Document], most: int | None) -> Iterator[Text]:
+    """What the other items of a group are about and their lines, each once."""
+    if not evidence:
+        return
+    yield Text(f"{_INDENT}and {len(evidence)} more {evidence[0]['group']}:")
+    places = [*dict.fromkeys(map(_place, evidence))]
+    for place in places[:most]:
+        yield Text(f"{2 * _INDENT}{place}", style="dim")
+    if most is not None and len(places) > most:
+        yield Text(f"{2 * _INDENT}and {len(places) - most} more with --all", style="dim")
+
+
+def _place(item: Document) -> str:
+    sites = [f"{site['file']}:{site['line']}" for site in item["sites"]]
+    lines = [line for line in sites if not item["field"].endswith(f" at {line}")]
+    return f"{item['field']}{': ' if lines else ''}{' and '.join(lines)}"

@@ -17,9 +17,10 @@ from ..measure.budget import Breach, Offender, RunOutcome
 from ..platform.pool import MapFunction, prepare_pool, saves_time, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
-from ..record.result import Abstained, Hazards, Result
+from ..record.result import Abstained, HazardFinding, Hazards, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.order import STRATEGIES, described
+from ..vgpu.hazards.findings import FREED
 from . import adversaries, drafts, tokens
 from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
@@ -177,11 +178,26 @@ def hazards(found: Hazards | Abstained) -> Check:
         Evidence(
             f"{finding.resource}: {finding.missing}",
             tuple(a.site for a in (finding.first, finding.second) if a is not None and a.site is not None),
+            field=finding.resource,
+            group=_order(finding),
         )
         for finding in found.findings
     ]
     known = f"none but what the state declares: {'; '.join(found.known)}" if found.known else "none"
     return verdict("hazards", evidence, about=known)
+
+
+def _order(finding: HazardFinding) -> str:
+    """The order that the hazard lacks. One edge may give it to all hazards between the same streams."""
+    if finding.second is None:
+        return ""
+    first, second = (
+        "the host" if access.stream == "host" else f"the {access.stream} stream"
+        for access in (finding.first, finding.second)
+    )
+    if finding.resource.startswith(FREED):
+        return f"where {second} re-uses a block that {first} still uses"
+    return f"where {second} does not wait for {first}"
 
 
 def budget(outcome: RunOutcome, *, kinds: int) -> Check:

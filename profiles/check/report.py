@@ -29,11 +29,13 @@ class Unproven:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A sentence, with the source lines or the ``field`` of a batch or buffer that it is about."""
+    """A sentence, with the source lines or the ``field`` of a batch or buffer that it is about. Evidence with the same
+    ``group``, which is a part of a sentence, may have the same cause."""
 
     says: str
     sites: tuple[SitePart, ...] = ()
     field: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ def skipped(name: str, why: str) -> Check:
     return Check(name, "not applicable", why)
 
 
-# History: 1.0 the first; 1.1 has a conclusion.
-SCHEMA_VERSION: Final = "1.1"
+# History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams.
+SCHEMA_VERSION: Final = "1.2"
 
 Document = dict[str, Any]
 _PARTS: Final = TypeAdapter(tuple[Check | Unproven, ...])

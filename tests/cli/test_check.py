@@ -16,6 +16,8 @@ from schedbench.cli.page import markdown, screenful
 from schedbench.profiles.check import all_faults, examine
 from schedbench.profiles.check.conclusion import conclusion
 from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
+from schedbench.profiles.check.report import plain
+from schedbench.profiles.record.result import HazardAccess, HazardFinding, Hazards, SitePart
 from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
 
@@ -316,6 +318,69 @@ def test_a_screenful_has_the_relays_that_failed_and_some_of_their_findings() -> 
     )
     assert "finding 3" in shown and "finding 4" not in shown and "hazards: and 5 more with --all" in shown
     assert markdown(check_page.page(content)).count("finding") == 10
+
+
+def of_hazards(*findings: HazardFinding) -> dict[str, Any]:
+    """Returns a document of one relay with these hazards."""
+    content = many_relays(1, 1)
+    checked = examine.hazards(Hazards(findings=findings))
+    content["reports"][0]["checks"] = plain([checked])
+    return content
+
+
+def hazard(resource: str, first: str, second: str | None, line: int) -> HazardFinding:
+    """Returns a read of ``second`` at that line after a write of ``first`` at line 1, or no read."""
+    sites = [SitePart(file="sched/a.py", function="f", line=n, statement=f"s{n}") for n in (1, line)]
+    accesses = [
+        HazardAccess(op="add", stream=stream, site=sites[n])
+        for n, stream in enumerate((first, second))
+        if stream is not None
+    ]
+    return HazardFinding(
+        resource=resource,
+        first=accesses[0],
+        second=accesses[1] if second else None,
+        missing=f"missing {line}",
+    )
+
+
+def test_hazards_between_the_same_streams_are_shown_as_one() -> None:
+    found = [hazard("table", "schedule", "forward", n) for n in (2, 3, 3, 4, 5, 6, 7)]
+    found.insert(1, hazard("result of add at sched/a.py:1", "schedule", "forward", 8))
+    others = [
+        hazard("table", "forward", "schedule", 9),
+        hazard("freed block of table", "schedule", "forward", 10),
+        hazard("table", "copy", "host", 11),
+        hazard("table", "copy", None, 12),
+        hazard("buffer", "copy", None, 13),
+    ]
+    content = of_hazards(*found, *others)
+    lines = [str(line).strip() for line in check_page.evidence(content, None)]
+    assert [line for line in lines if line.startswith("hazards")] == [
+        "hazards: table: missing 2",
+        "hazards: table: missing 9",
+        "hazards: freed block of table: missing 10",
+        "hazards: table: missing 11",
+        "hazards: table: missing 12",
+        "hazards: buffer: missing 13",
+    ]
+    begin = lines.index("and 7 more where the forward stream does not wait for the schedule stream:")
+    assert lines[begin - 2 : begin] == ["sched/a.py:1  s1", "sched/a.py:2  s2"]
+    assert lines[begin + 1 : begin + 8] == [
+        "result of add at sched/a.py:1: sched/a.py:8",
+        *(f"table: sched/a.py:1 and sched/a.py:{line}" for line in (3, 4, 5, 6, 7)),
+        "",
+    ]
+    few = [str(line).strip() for line in check_page.evidence(content, 4)]
+    assert "and 2 more with --all" in few and few[-1] == "hazards: and 2 more with --all"
+    groups = [item["group"] for item in content["reports"][0]["checks"][0]["evidence"]]
+    assert groups[8:] == [
+        "where the schedule stream does not wait for the forward stream",
+        "where the forward stream re-uses a block that the schedule stream still uses",
+        "where the host does not wait for the copy stream",
+        "",
+        "",
+    ]
 
 
 def test_the_conclusion_of_relays_that_pass_names_them() -> None:
