@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -10,8 +11,9 @@ from ...sched.relay.choice import RelayChoice
 from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
-from ..record.result import Abstained, Metric, Result
+from ..record.result import Abstained, Hazards, Metric, Result
 from ..run.crash import Crash
+from ..vgpu.adversary.executor import POISONED
 from ..vgpu.adversary.order import ALWAYS, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
 from .runs import attempt_result
@@ -79,9 +81,23 @@ def _differences(seed: int, found: Result | Crash, expected: Result) -> list[Evi
     """The first difference of the run under the adversary, if there is one."""
     where = f"adversary {seed} ({described(seed)})"
     if isinstance(found, Crash):
-        return [Evidence(f"{where}: {found}")]
+        return [Evidence(f"{where}: {found}{_unordered(found, expected)}")]
     apart = [*differences(found, expected), *_drafts_apart(found, expected)]
     return [Evidence(f"{where}: {evidence.says}") for evidence in apart[:1]]
+
+
+def _unordered(crash: Crash, expected: Result) -> str:
+    """Where poison made the run crash, the hazard of the run in program order with an access at one of the lines that
+    the crash names, or else how many hazards there are."""
+    hazards = expected.hazards.findings if isinstance(expected.hazards, Hazards) else ()
+    if POISONED not in crash.error or not hazards:
+        return ""
+    named = set(re.findall(r"[\w./-]+\.py:\d+", str(crash)))
+    for finding in hazards:
+        sites = [access.site for access in (finding.first, finding.second) if access and access.site]
+        if named & {f"{site.file}:{site.line}" for site in sites}:
+            return f"; the hazard there: {finding.resource}: {finding.missing}"
+    return f"; hazards lists {len(hazards)} that lack an order, none of them at that line"
 
 
 def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:

@@ -297,7 +297,8 @@ def failure(error: BaseException, engine: str) -> Answer:
 
 
 def _in_words(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    """With its notes, such as those of an adversary."""
+    text = "; ".join(filter(None, (" ".join(str(error).split()), *getattr(error, "__notes__", ()))))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

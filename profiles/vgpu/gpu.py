@@ -14,7 +14,7 @@ from ...sched.config import Capabilities
 from ..platform.hardware import HardwareProfile
 from ..platform.machine import Watcher
 from ..record.timeline import Sink
-from .adversary.executor import AdversarialExecutor, DeferredRuntime
+from .adversary.executor import AdversarialExecutor, DeferredRuntime, poison_explained
 from .adversary.order import DeferredOrder, strategy
 from .adversary.reuse import BlockReuse
 from .copies import CopyHandlers
@@ -77,7 +77,8 @@ def open_vgpu(
     try:
         patches = patched(hazards=hazards, shortened=not gradients) if simulation is None else nullcontext()
         history = nullcontext() if gradients else _without_gradients()
-        with patches, history, gpu.watcher.listening():
+        explained = nullcontext() if adversary is None else poison_explained()
+        with patches, history, gpu.watcher.listening(), explained:
             yield gpu
             gpu.flush()
     finally:

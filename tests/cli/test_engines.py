@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.engines import client
+from schedbench.profiles.vgpu.adversary.executor import POISONED
 from tests.conftest import RunCommand
 from tests.profiles.engines.checkouts import checkout, git
 from tests.profiles.engines.conftest import ADAPTER, SMALL
@@ -97,6 +98,33 @@ def test_check_compares_no_tokens_that_an_engine_draws(run_command: RunCommand, 
     compared = {check["name"]: check for check in report["checks"] if check["name"] in ("tokens", "overlap")}
     assert {check["verdict"] for check in compared.values()} == {"not applicable"}
     assert "the order in which tokens are drawn" in compared["overlap"]["about"]
+
+
+UNORDERED = """
+import torch
+def step(device):
+    table, side = torch.zeros(4, dtype=torch.int64, device=device), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        places = torch.ones(2, dtype=torch.int64, device=device)
+    table[places].tolist()
+    side.synchronize()
+"""
+
+
+def test_check_explains_an_index_that_is_poison(run_command: RunCommand, tmp_path: Path) -> None:
+    """The error is of a read that does not wait for the write of its indices, which is the hazard at that line."""
+    checkout(tmp_path, UNORDERED)
+    asked = ("--engine", f"{ADAPTER}:{tmp_path}", "--adversarial", "0", "--set", "device.values=real")
+    said = run_command("check", "mixed", *TINY, *asked, "--format", "json")
+    client.end_engines()
+    checks = {check["name"]: check for check in json.loads(said.out)["reports"][0]["checks"]}
+    [found] = checks["adversary"]["evidence"]
+    assert "IndexError: index -1000003 is out of bounds" in found["says"]
+    assert f"; -1000003 {POISONED}" in found["says"]
+    where = "python/toy/loop.py:8"
+    hazard = next(item for item in checks["hazards"]["evidence"] if where in item["says"])
+    assert found["says"].endswith(f"; the hazard there: {hazard['says']}")
 
 
 @pytest.mark.wide

@@ -6,9 +6,11 @@ zeros in the arguments' place, once for each combination of arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -30,6 +32,12 @@ from .order import DeferredOrder, DeferredTask
 
 # For 32- and 64-bit integers: not a valid index, length or token, and small enough for a loop over it to end.
 POISON = -1_000_003
+# As 32-bit integers, and two of them read as one of 64 bits.
+_POISONS: Final = (POISON, (POISON << 32) | (POISON & 0xFFFFFFFF))
+POISONED: Final = (
+    "stands for a value of memory that was not written yet, or was freed, in this order of the streams"
+)
+_REACH: Final = 100_000  # of what a program adds to poison: a length, a place, a token
 
 
 class AdversarialExecutor(Executor):
@@ -122,6 +130,19 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.fill_(True)
     wide = kind in (torch.int64, torch.int32)
     return tensor.fill_(POISON if wide else torch.iinfo(kind).max)
+
+
+@contextmanager
+def poison_explained() -> Iterator[None]:
+    """Adds a note to an error of the block whose message has an integer that is poison, or near it."""
+    try:
+        yield
+    except Exception as error:
+        numbers = map(int, re.findall(r"-\d+", str(error)))
+        found = next((n for n in numbers if any(abs(n - poison) <= _REACH for poison in _POISONS)), None)
+        if found is not None:
+            error.add_note(f"{found} {POISONED}")
+        raise
 
 
 class DeferredRuntime(Runtime):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.triton_kernels import KernelArguments, TritonKernel
-from schedbench.profiles.vgpu.adversary.executor import POISON
+from schedbench.profiles.vgpu.adversary.executor import POISON, POISONED
 from schedbench.profiles.vgpu.adversary.order import STRATEGIES, described
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
@@ -201,6 +201,26 @@ def test_an_error_in_deferred_work_names_the_op_and_its_line() -> None:
         with pytest.raises(IndexError) as error:
             stage.module.synchronize()
     assert error.value.__notes__ == ["in index, done late"]
+
+
+@pytest.mark.parametrize(
+    ("index", "explained"),
+    [
+        (POISON, True),
+        (POISON + 8204, True),
+        ((POISON << 32) | (POISON & 0xFFFFFFFF), True),
+        (-5, False),
+        (-POISON, False),
+        (10 * POISON, False),
+    ],
+)
+def test_an_index_that_is_poison_is_explained(index: int, explained: bool) -> None:
+    with pytest.raises(IndexError) as error, open_vgpu(load("h200"), adversary=0) as gpu:
+        stage = Scene(gpu)
+        _ = stage.settled([1, 2])[stage.settled([index])]
+        stage.module.synchronize()
+    notes = error.value.__notes__
+    assert notes[1:] == ([f"{index} {POISONED}"] if explained else [])
 
 
 def test_a_mask_is_read_in_program_order() -> None:
