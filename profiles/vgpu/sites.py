@@ -69,23 +69,27 @@ class Sites:
         return index
 
     def _is_watched(self, code: CodeType) -> bool:
-        path = _resolved(code.co_filename)
-        if path in self._unwatched:
+        if any(path in self._unwatched for path in _paths(code.co_filename)):
             return False
-        inside = (path.relative_to(root).parts for root in self._watch if path.is_relative_to(root))
-        return any("site-packages" not in parts for parts in inside)
+        return any("site-packages" not in path.relative_to(root).parts for path, root in self._inside(code))
+
+    def _inside(self, code: CodeType) -> Iterator[tuple[Path, Path]]:
+        """The paths of the code's file that are in a watched folder, each with that folder."""
+        for path in _paths(code.co_filename):
+            yield from ((path, root) for root in self._watch if path.is_relative_to(root))
 
     def _site(self, code: CodeType, offset: int) -> Site:
         line = list(code.co_positions())[offset // 2][0] or code.co_firstlineno
-        path = _resolved(code.co_filename)
-        root = next(root for root in self._watch if path.is_relative_to(root))
+        path, root = next(self._inside(code))
         name = path.relative_to(root.parent).as_posix()
         return Site(name, code.co_qualname, line, _statement(code.co_filename, line))
 
 
 @cache
-def _resolved(filename: str) -> Path:
-    return Path(filename).resolve()
+def _paths(filename: str) -> Sequence[Path]:
+    """The file without links, and by its name, since a package in a watched folder may itself be a link."""
+    path = Path(filename).absolute()
+    return tuple(dict.fromkeys((path.resolve(), path)))
 
 
 @cache

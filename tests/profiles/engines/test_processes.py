@@ -29,6 +29,7 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.environment import tool
 from schedbench.scenarios.problems import ScenarioError
 
+from .checkouts import write_package
 from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, run
 
 
@@ -64,6 +65,18 @@ def test_a_result_has_the_engines_label_and_source_lines(question: Resolved, scr
     }
     assert result.run.import_s is not None
     assert result.document()["labels"]["engine"]["sha256"] == part.sha256
+
+
+def test_lines_of_a_package_at_the_top_of_its_folder_are_named_as_in_a_checkout(
+    question: Resolved, tmp_path: Path
+) -> None:
+    text = "import torch\ndef step(device):\n    torch.zeros(1, device=device).item()\n"
+    write_package(tmp_path / "toy", text)
+    result = run(question, f"{ADAPTER}:{tmp_path}")
+    client.end_engines()
+    assert {(row.site.file, row.site.line) for row in result.copies if row.site} == {
+        ("python/toy/loop.py", 3)
+    }
 
 
 def test_runs_share_only_the_import(question: Resolved, scripted: Scripted, tmp_path: Path) -> None:
