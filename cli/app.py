@@ -10,10 +10,12 @@ import re
 import signal
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from ..profiles.platform.engine_choice import show_work
 from ..profiles.platform.own_process import claim_process
 from .baseline import baseline
 from .bench import bench, doctor
@@ -101,6 +103,7 @@ def main() -> None:
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals with a small character set
+    show_work(_working)
     with interruptible() as interruption, closed_pipe_noticed(sys.stdout):
         try:
             app()
@@ -108,6 +111,12 @@ def main() -> None:
             if interruption.number:
                 _exit_interrupted(error)
             _exit_with(error)
+
+
+def _working(text: str) -> AbstractContextManager[None]:
+    from .console import working
+
+    return working(text)
 
 
 def console() -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -19,6 +19,7 @@ from .text import echo, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.status import Status
 
     from ..sched.request import Request
 
@@ -85,8 +86,37 @@ def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], N
     if not console.is_terminal:
         yield WorkLog(partial(echo, err=True), every=0.0 if lines else LINE_S)
         return
-    with console.status(Text(text)) as line:
+    with _status_line(console, text) as line:
         yield WorkLog(lambda changed: line.update(Text(changed)))
+
+
+_lines: list[Status] = []  # on the terminal, which has room for one
+
+
+@contextmanager
+def _status_line(console: Console, text: str) -> Iterator[Status]:
+    with console.status(Text(text)) as line:
+        _lines.append(line)
+        try:
+            yield line
+        finally:
+            _lines.remove(line)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Shows the work of the block on a terminal, in place of the status line if there is one."""
+    console = progress()
+    if not console.is_terminal:
+        yield
+        return
+    with nullcontext(_lines[0]) if _lines else _status_line(console, "") as line:
+        before = line.status
+        line.update(Text(text))
+        try:
+            yield
+        finally:
+            line.update(before)
 
 
 class RunProgress(Observer):

@@ -18,7 +18,7 @@ from typing import IO, Final
 
 from ...scenarios.combinations import MODES
 from ...sched.relay.choice import RelayChoice
-from ..platform.engine_choice import EngineChoice
+from ..platform.engine_choice import EngineChoice, working
 from ..platform.resolve import Resolved
 from ..record.result import Result
 from ..run.rank_context import RankContext
@@ -128,9 +128,10 @@ class EngineProcess:
         name = parse_engine(choice.name)
         self._adapter = find_adapter(name.adapter)
         place = PackagePlace(self._adapter.package, self._adapter.python_path)
-        self.source: EngineSource = self._stack.enter_context(
-            opened_source(name, place, wheels=choice.wheels)
-        )
+        with working(f"reading the source of {choice.name}"):
+            self.source: EngineSource = self._stack.enter_context(
+                opened_source(name, place, wheels=choice.wheels)
+            )
         self._ours = self._stack.enter_context(_our_package())
         self._output = self._stack.enter_context(_output())
         self._printed_before = 0
@@ -155,7 +156,8 @@ class EngineProcess:
         )
         requires = {**NEEDED, **self._adapter.requires}
         opening = {"source": packed(self.source), "watched": str(self.source.watched), "requires": requires}
-        answer = self._ask(opening, "its import")
+        with working(f"importing {self._choice.name}"):
+            answer = self._ask(opening, "its import")
         if "loaded" not in answer:
             self.end()
         if "refused" in answer:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
 
+from schedbench.cli import console
 from schedbench.cli.console import RunProgress, WorkLog
+from schedbench.profiles.engines.client import end_engines, engine_process
+from schedbench.profiles.platform import engine_choice
 from schedbench.sched.observe import LogicalClock, StepInfo
+from tests.profiles.engines.checkouts import write_package
+from tests.profiles.engines.conftest import ADAPTER, QUIET
 
 STEP = StepInfo(0, "decode", 1, 1, True)
 
@@ -29,15 +35,15 @@ def wall() -> WallClock:
 
 
 def drawn(wall, *, terminal, steps, seconds) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
+    drawing = Console(file=io.StringIO(), force_terminal=terminal, width=80, color_system=None)
     clock = LogicalClock()
-    with RunProgress(console, total=8, clock=clock, now=wall) as listener:
+    with RunProgress(drawing, total=8, clock=clock, now=wall) as listener:
         for _ in range(steps):
             clock.sleep_until(clock.now() + 20_000_000)
             wall.time += seconds / steps
             listener.ended(None)
             listener.settled(STEP)
-    return console.file.getvalue()
+    return drawing.file.getvalue()
 
 
 def test_a_line_every_ten_seconds_where_there_is_no_terminal(wall):
@@ -70,3 +76,58 @@ def test_progress_has_requests_run_time_and_rate(wall):
 def test_progress_is_drawn_at_a_limited_rate(wall):
     often = drawn(wall, terminal=True, steps=10_000, seconds=3)
     assert often.count("requests") < 60
+
+
+@pytest.fixture
+def stderr(monkeypatch: pytest.MonkeyPatch):
+    """Returns a function that makes stderr a terminal or a pipe and returns what is written to it."""
+
+    def replaced(*, terminal: bool) -> io.StringIO:
+        file = io.StringIO()
+        monkeypatch.setattr(
+            console,
+            "progress",
+            lambda: Console(file=file, force_terminal=terminal, width=80, color_system=None),
+        )
+        return file
+
+    return replaced
+
+
+def test_work_is_shown_on_a_terminal_only(stderr):
+    shown = stderr(terminal=True)
+    with console.working("importing sglang"):
+        pass
+    assert "importing sglang" in shown.getvalue()
+    piped = stderr(terminal=False)
+    with console.working("importing sglang"):
+        pass
+    assert piped.getvalue() == ""
+
+
+def test_work_takes_the_place_of_the_status_line(stderr):
+    stderr(terminal=True)
+    with console.status("3 of 10 runs") as update:
+        [line] = console._lines
+        with console.working("importing sglang"):
+            assert str(line.status) == "importing sglang"
+        assert str(line.status) == "3 of 10 runs"
+        update("4 of 10 runs")
+        assert str(line.status) == "4 of 10 runs"
+    assert console._lines == []
+
+
+def test_an_engine_says_that_it_is_read_and_imported(monkeypatch, tmp_path):
+    seen = []
+
+    @contextmanager
+    def show(text):
+        seen.append(text)
+        yield
+
+    monkeypatch.setattr(engine_choice, "_shown", show)
+    write_package(tmp_path / "python" / "toy", QUIET)
+    name = f"{ADAPTER}:{tmp_path}"
+    engine_process(engine_choice.EngineChoice(name))
+    end_engines()
+    assert seen == [f"reading the source of {name}", f"importing {name}"]
