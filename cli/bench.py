@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,8 @@ from .text import echo
 if TYPE_CHECKING:
     from ..profiles.bench.bench import BenchFigure
     from .page import Page
+
+_PIP = " -m pip install "
 
 
 def doctor(
@@ -30,11 +33,31 @@ def doctor(
 
     other = engine_choice(engine, engine_python, engine_wheels)
     checks = run_checks() if other is None else engine_checks(other)
-    width = max(len(check.name) for check in checks)
-    lines = [f"{'ok' if check.ok else '–':2}  {check.name:{width}}  {check.detail}" for check in checks]
+    indent = 6 + max(len(check.name) for check in checks)
+    lines = [
+        _wrapped(f"{'ok' if check.ok else '–':4}{check.name}".ljust(indent), check.detail) for check in checks
+    ]
     show_entries(form, "this machine", [check._asdict() for check in checks], "\n".join(lines))
     if not any(check.ok for check in checks if check.runs):
         raise typer.Exit(UNABLE)
+
+
+def _wrapped(label: str, text: str) -> str:
+    """The text beside its label, as wide as tables are. A command of pip at its end is a line of its own, which can be
+    copied."""
+    from .console import results
+
+    why, pip, packages = text.partition(_PIP)
+    before, _, python = why.rpartition(": ") if pip else (text, "", "")
+    filled = textwrap.fill(
+        f"{before}:" if pip else before,
+        results().width,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"{filled}\n{python}{pip}{packages}" if pip else filled
 
 
 def bench(

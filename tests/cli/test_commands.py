@@ -185,6 +185,24 @@ def test_doctor_exits_with_3_when_nothing_runs(cli, monkeypatch):
     assert (shown.exit_code, shown.output) == (3, "–   CUDA    no device\nok  python  3\n")
 
 
+def test_doctor_wraps_its_lines_but_for_the_command_of_pip(cli, monkeypatch):
+    run_checks = importlib.import_module("schedbench.profiles.lab.doctor")
+    lacking = [f"module{number}" for number in range(20)]
+    command = f"/some where/python -m pip install {' '.join(lacking)}"
+    detail = f"toy: /some where/python lacks {', '.join(lacking)}: {command}"
+    checks = [
+        run_checks.DoctorCheck("source", True, "toy", True),
+        run_checks.DoctorCheck("import", False, detail),
+    ]
+    monkeypatch.setattr(run_checks, "run_checks", lambda: checks)
+    for columns, env in ((120, {}), (60, {"COLUMNS": "60"})):
+        first, *wrapped, last = cli.invoke(app, ["doctor"], env=env).output.splitlines()
+        assert (first, last) == ("ok  source  toy", command)
+        assert len(wrapped) > 1 and max(map(len, wrapped)) <= columns
+        assert wrapped[0].startswith("–   import  toy: ") and wrapped[-1].endswith("module19:")
+        assert {line[:12] for line in wrapped[1:]} == {" " * 12}
+
+
 def test_version_is_printed(cli):
     assert cli.invoke(app, ["--version"]).output.startswith("schedbench ")
 
