@@ -103,6 +103,14 @@ def test_a_commit_is_taken_from_git_and_not_from_the_working_tree(tmp_path: Path
     assert not source.path.exists()
 
 
+def test_only_the_folder_of_the_package_is_written(tmp_path: Path) -> None:
+    """The rest of a repository may have as many files again, which would be removed at the end."""
+    checkout(tmp_path, TEXT)
+    with opened_source(parse_engine(f"toy:{tmp_path}@v1"), PLACE, wheels=tmp_path) as source:
+        assert source.temporary is not None
+        assert {path.name for path in source.temporary.iterdir()} == {"python"}
+
+
 def test_a_bare_repository_has_commits_only(tmp_path: Path) -> None:
     checkout(tmp_path / "work", TEXT)
     git(tmp_path, "clone", "-q", "--bare", "work", "bare.git")
