@@ -137,8 +137,7 @@ def compare(
     scenario: compare A B.
 
     Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or sides that
-    are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, 143 terminated: runs are in --output-dir,
-    and an interruption of the draws leaves the verdict without them.
+    are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, 143 terminated: runs are in --output-dir.
     """
     scenario, a, b = _named(names or [], a, b, overrides or [])
     from ..profiles.captures.files import Reader
