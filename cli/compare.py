@@ -334,7 +334,8 @@ def _conduct(
     order = TrialRequest(device=wanted.device, command=wanted.reader.command)
     with opened(question, a, b, order) as (baseline, candidate):
         trials = conduct(baseline, candidate, plan, notice)
-        update(f"both sides under {plan.draws} draws of the hardware's constants")
+        if plan.draws:
+            update(f"both sides under {plan.draws} draws of the hardware's constants")
         drawn = conduct_draws(baseline, candidate, trials, plan, update)
         seed, draw = trials.a[0].seed, wanted.picture and not drawn.cancelled
         return trials, drawn, side_by_side(baseline, candidate, seed) if draw else ()
