@@ -57,7 +57,9 @@ def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[
         return
     if sampling.temperature:
         yield skipped(tokens.NAME, "the engine draws its tokens by a sampler of its own")
-        yield skipped(OVERLAP, "batches differ without overlap, and with them the order in which tokens are drawn")
+        yield skipped(
+            OVERLAP, "batches differ without overlap, and with them the order in which tokens are drawn"
+        )
         return
     own = tokens.reference(tokens.reference_question(replace(resolved, engine=None)))
     yield _alike(tokens.NAME, result, own, "as our own scheduler's serial loop")
