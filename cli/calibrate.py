@@ -56,7 +56,11 @@ def calibrate(
     plan = calibration_runs(sorted({*batches}), sorted({*lengths}))
     hardware = load(base)
     if not host_only:
-        calibration.require_cuda()
+        from ..profiles.cuda.machine import require_cuda
+
+        require_cuda(
+            "its calls, copies and kernels cannot be measured; --host-only measures the scheduler's own phases alone"
+        )
     with ends_interrupted("interrupted; nothing was written"):
         probes = None if host_only else calibration.probed(_report)
         name = base if output is None else output.stem

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from ..cuda import machine as cuda_machine
+from ..judge.draws import drawn_profile
 from ..judge.prediction import Pair, prediction
 from ..platform.hardware import HardwareProfile, PhaseLine, load, parse
 from ..platform.resolve import ask
@@ -162,13 +162,6 @@ def conclusion(document: Mapping[str, Any]) -> str:
     return f"{document['machine']}: {'; '.join(parts)}."
 
 
-def require_cuda() -> None:
-    """Raises MachineError."""
-    cuda_machine.require_cuda(
-        "its calls, copies and kernels cannot be measured; --host-only measures the scheduler's own phases alone"
-    )
-
-
 def calibrate(
     base: HardwareProfile,
     plan: Sequence[CalibrationRun],
@@ -265,10 +258,7 @@ CASES: Final = (
 
 def machine_profile(document: Mapping[str, Any], through_torch: float) -> HardwareProfile:
     """The profile of ``document``, with torch's own time of a call on this machine, which measured runs contain."""
-    hardware = parse(to_yaml(document).encode(), "here.yaml")
-    timed = {"value": through_torch, "origin": "torch's own part of a device call, timed on this machine"}
-    host = hardware.host.model_copy(update={"torch_call": hardware.host.torch_call.model_copy(update=timed)})
-    return hardware.model_copy(update={"host": host})
+    return drawn_profile(parse(to_yaml(document).encode(), "here.yaml"), {"host.torch_call": through_torch})
 
 
 def host_accuracy(

@@ -253,14 +253,7 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
     for row in rows:
         if row.kind != OUTSIDE:
             site = (row.site.file, row.site.function, _FORMAT.sub("", row.site.statement)) if row.site else ()
-            yield (row.kind, row.stream, row.range, _what(row), *site), row
-
-
-def _what(row: CopyRow | SyncRow) -> str:
-    if isinstance(row, SyncRow):
-        return row.call
-    direction = "kernel copy" if row.direction == "kernel" else row.direction
-    return " ".join(word for word in (direction, row.host_memory, "blocking" if row.blocking else "") if word)
+            yield (row.kind, row.stream, row.range, row.what, *site), row
 
 
 def idle(a: Results, b: Results) -> list[IdleEffect]:
