@@ -64,17 +64,15 @@ def calibrate(
     with ends_interrupted("interrupted; nothing was written"):
         probes = None if host_only else calibration.probed(_report)
         name = base if output is None else output.stem
-        found = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
-        document = found.document()
+        document = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
         if judge:
             declared = calibration.machine_profile(document["profile"], document["through_torch_ns"])
             document["judged"] = calibration.host_accuracy(declared, calibration.CASES, notify=_report)
         document["conclusion"] = calibration.conclusion(document)
     if output is not None:
-        from ..profiles.calibrate.calibration import to_yaml
         from ..profiles.record.files import write_whole
 
-        write_whole(output, to_yaml(found.profile))
+        write_whole(output, calibration.to_yaml(document["profile"]))
         echo(f"{output}: --set device.hardware={output}", err=True)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     show(form, lambda _: page(document), json=lambda: text)
