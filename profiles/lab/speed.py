@@ -11,25 +11,17 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..platform.hardware import HardwareError
 from ..platform.hardware import load as hardware_profile
 from ..record.files import write_whole
 from ..record.result import Metric, Result, read
 
+Document = dict[str, Any]
+
 OVERHEADS: Final = ("overhead", "overhead-nvtx")
 LIMITED: Final = ("llama-3-8b", 64)  # the model and max_running_requests that the limits are for
-
-
-class Figure(NamedTuple):
-    """``value`` is None if the run does not have it; ``met`` if there is no limit, or no verdict."""
-
-    name: str
-    unit: str
-    value: float | None
-    bar: str = ""
-    met: bool | None = None
 
 
 def _value(result: Result, name: str, quantile: str = "") -> float | None:
@@ -76,25 +68,25 @@ _LIMITS: Final = {
 }
 
 
-def figures(result: Result) -> Iterator[Figure]:
-    """Limits are of one shape."""
+def figures(result: Result) -> Iterator[Document]:
+    """``value`` is None if the run does not have it; ``met`` if there is no limit, or no verdict. Limits are of one
+    shape."""
     expanded: Any = result.scenario.expanded
     model, engine = expanded.get("model"), expanded.get("engine")
     limited = model and engine and (model.get("preset"), engine.get("max_running_requests")) == LIMITED
     for name, unit, metric, quantile, scale in _FIGURES:
         value = _value(result, metric, quantile) if metric else over_roofline(result)
         value = None if value is None else scale * value
-        if name not in _LIMITS or not limited:
-            yield Figure(name, unit, value)
-            continue
-        sign, limit = _LIMITS[name]
-        met = None
-        if value is not None and not result.labels.emulated:
-            met = value < limit if sign == "<" else value > limit
-        yield Figure(name, unit, value, f"{sign} {limit:g}", met)
+        bar, met = "", None
+        if name in _LIMITS and limited:
+            sign, limit = _LIMITS[name]
+            bar = f"{sign} {limit:g}"
+            if value is not None and not result.labels.emulated:
+                met = value < limit if sign == "<" else value > limit
+        yield {"name": name, "unit": unit, "value": value, "bar": bar, "met": met}
 
 
-def run_document(name: str, result: Result) -> dict[str, Any]:
+def run_document(name: str, result: Result) -> Document:
     """Plain dicts and lists."""
     how = "emulated" if result.labels.emulated else "measured"
     return {
@@ -102,7 +94,7 @@ def run_document(name: str, result: Result) -> dict[str, Any]:
         "evidence": f"{how} on {result.hardware.name}{', cancelled: partial' if result.run.cancelled else ''}",
         "relay": result.relay.state,
         "roofline": _origin(result),
-        "figures": [figure._asdict() for figure in figures(result)],
+        "figures": list(figures(result)),
     }
 
 
@@ -118,8 +110,8 @@ def _origin(result: Result) -> str:
 
 
 def document(
-    runs: Sequence[tuple[str, Result]], overheads: Iterable[dict[str, Any]], *, missing: Sequence[str] = ()
-) -> dict[str, Any]:
+    runs: Sequence[tuple[str, Result]], overheads: Iterable[Document], *, missing: Sequence[str] = ()
+) -> Document:
     """``overheads`` are documents of ``single_run --sides``, ``missing`` the runs without a result. A limit is
     ``undecided`` where a measured run has no verdict."""
     documents = [run_document(name, result) for name, result in runs]
@@ -141,7 +133,7 @@ def document(
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(found: Document) -> str:
     lines = [
         f"# Speed · limits met {found['met']}, missed {found['missed']}, undecided {found['undecided']}",
         "",
@@ -149,20 +141,21 @@ def markdown(found: dict[str, Any]) -> str:
     for run in found["runs"]:
         lines += [f"## {run['name']} · {run['evidence']} · relay {run['relay']}", ""]
         lines += ["| figure | value | unit | limit | met |", "|---|---|---|---|---|"]
-        lines += [_row(Figure(**figure)) for figure in run["figures"]]
+        lines += map(_row, run["figures"])
         lines += ["", f"roofline: {run['roofline']}", ""]
     lines += [f"- {_cost(cost)}" for cost in found["overheads"]]
     lines += [f"- not run: {name}" for name in found["missing"]]
     return "\n".join([*lines, ""])
 
 
-def _row(figure: Figure) -> str:
-    value = "–" if figure.value is None else format(figure.value, ",.4g" if figure.value < 1e4 else ",.0f")
-    verdict = {True: "yes", False: "no", None: "no verdict" if figure.bar else ""}[figure.met]
-    return f"| {figure.name} | {value} | {figure.unit} | {figure.bar} | {verdict} |"
+def _row(figure: Document) -> str:
+    value, bar = figure["value"], figure["bar"]
+    shown = "–" if value is None else format(value, ",.4g" if value < 1e4 else ",.0f")
+    verdict = {True: "yes", False: "no", None: "no verdict" if bar else ""}[figure["met"]]
+    return f"| {figure['name']} | {shown} | {figure['unit']} | {bar} | {verdict} |"
 
 
-def _cost(cost: dict[str, Any]) -> str:
+def _cost(cost: Document) -> str:
     what = " against ".join(reversed(cost["sides"]))
     if "abstained" in cost:
         return f"{what}: {cost['abstained']}"
