@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
 from ..record.definitions import DEFINITIONS, PERCENTILES, Definition, definition
@@ -119,14 +119,6 @@ class LineEffect(NamedTuple):
     exposed_a: float | None  # us per step
     exposed_b: float | None
     worth_pct: float | None = None
-
-
-class IdleEffect(NamedTuple):
-    """A part of forward idle, us per step that ran a forward; None where a side did not measure it."""
-
-    part: str
-    a: float | None
-    b: float | None
 
 
 def counts(a: Results, b: Results) -> list[CounterEffect]:
@@ -256,10 +248,11 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
             yield (row.kind, row.stream, row.range, row.what, *site), row
 
 
-def idle(a: Results, b: Results) -> list[IdleEffect]:
-    """Forward idle and its parts. Host late is split as in the metrics."""
+def idle(a: Results, b: Results) -> list[dict[str, Any]]:
+    """Forward idle and its parts on both sides, us per step that ran a forward; None where a side did not measure it.
+    Host late is split as in the metrics."""
     names = (*IDLE_PARTS, "exposed_stall", "exposed_host", "forward_idle")
-    return [IdleEffect(name, _mean_part(a, name), _mean_part(b, name)) for name in names]
+    return [{"part": name, "a": _mean_part(a, name), "b": _mean_part(b, name)} for name in names]
 
 
 def _mean_part(results: Results, name: str) -> float | None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
@@ -40,8 +40,6 @@ class SweepError(ValueError):
 
 
 Place = tuple[str, ...]
-Questions: TypeAlias = "Sequence[Resolved] | str"
-"""The questions of a cell, one for each side, or the reason why it cannot run."""
 
 
 class Axis(NamedTuple):
@@ -185,7 +183,8 @@ def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _:
             yield replace(found, files=() if found.refusal else tuple(map(runs.file, questions)))
 
 
-def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
+def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Sequence[Resolved] | str:
+    """The questions of a cell, one for each side, or the reason why it cannot run."""
     try:
         return [_resolved(plan, place, side) for side in plan.sides]
     except ScenarioError as error:
