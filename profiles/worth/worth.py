@@ -14,14 +14,13 @@ from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple
 
 from ..judge.compare import Comparison
-from ..judge.draws import drawn_profile
 from ..judge.effects import LineEffect, lines, mean
 from ..judge.local import unrepeatable, without_values
 from ..judge.sides import SideSpec
 from ..judge.statistics import percent
 from ..judge.trials import Question, TrialRequest, resolved_for
 from ..measure.steps import TimelineError, is_iteration
-from ..platform.hardware import HardwareProfile
+from ..platform.hardware import HardwareProfile, PhaseLine
 from ..platform.pool import MapFunction, pool, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
@@ -112,20 +111,26 @@ class Trial:
         options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
         try:
             result = execute(question, question.relays[0], options, extra_sink=settles).result
-        except (
-            TimelineError
-        ):  # a step's records came after later steps' settling: the host did not wait at all
+        except TimelineError:
+            # Records of a step came after later steps had been settled: the host did not wait at all.
             return Figures(None, None, None, None, None, "", sys.maxsize)
         return figures(result, settles)
 
 
 def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) -> HardwareProfile:
-    """The profile with other host times of a phase, for every kind of step."""
+    """The profile with other host times of a phase, for every kind of step. They may be longer than a file's may."""
+
+    def changed(line: PhaseLine) -> dict[str, object]:
+        a, b = factor * line.a.value + extra, factor * line.b.value
+        return {
+            "a": line.a.model_copy(update={"value": a}),
+            "b": line.b.model_copy(update={"value": b}),
+        }
+
     phase = profile.phases[name]
-    lines = {"": phase, **{f".kinds.{kind}": line for kind, line in phase.kinds.items()}}
-    a = {f"phases.{name}{key}.a": factor * line.a.value + extra for key, line in lines.items()}
-    b = {f"phases.{name}{key}.b": factor * line.b.value for key, line in lines.items()}
-    return drawn_profile(profile, a | b)
+    kinds = {kind: line.model_copy(update=changed(line)) for kind, line in phase.kinds.items()}
+    phase = phase.model_copy(update={**changed(phase), "kinds": kinds})
+    return profile.model_copy(update={"phases": {**profile.phases, name: phase}})
 
 
 @dataclass(frozen=True, slots=True)
