@@ -14,15 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
-from . import (
-    check_page,
-    compare_page,
-    ladder_page,
-    onebatch,
-    result_page,
-    result_tables,
-    sweep_page,
-)
+from . import check_page, compare_page, ladder_page, onebatch, result_page, result_tables, sweep_page
 from .arguments import Format
 from .console import results
 from .errors import UsageError

@@ -14,13 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .answers import (
-    Answer,
-    CheckAnswer,
-    ComparisonAnswer,
-    RunAnswer,
-    stored,
-)
+from .answers import Answer, CheckAnswer, ComparisonAnswer, RunAnswer, stored
 from .errors import UsageError
 
 if TYPE_CHECKING:

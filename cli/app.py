@@ -88,9 +88,8 @@ def _common(
 ) -> None: ...
 
 
-for command in (run, compare, check, worth, profile, verify, report, trace, watch, sweep):
+for command in (run, compare, check, worth, profile, verify, report, trace, watch, sweep, onebatch):
     app.command()(command)
-app.command()(onebatch)
 app.command("list")(show)
 for about in (explain, init, schema, doctor, bench, calibrate):
     app.command()(about)

@@ -56,21 +56,23 @@ def calibrate(
     plan = calibration_runs(sorted({*batches}), sorted({*lengths}))
     hardware = load(base)
     if not host_only:
-        calibration.require_cuda()
+        from ..profiles.cuda.machine import require_cuda
+
+        require_cuda(
+            "its calls, copies and kernels cannot be measured; --host-only measures the scheduler's own phases alone"
+        )
     with ends_interrupted("interrupted; nothing was written"):
         probes = None if host_only else calibration.probed(_report)
         name = base if output is None else output.stem
-        found = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
-        document = found.document()
+        document = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
         if judge:
             declared = calibration.machine_profile(document["profile"], document["through_torch_ns"])
             document["judged"] = calibration.host_accuracy(declared, calibration.CASES, notify=_report)
         document["conclusion"] = calibration.conclusion(document)
     if output is not None:
-        from ..profiles.calibrate.calibration import to_yaml
         from ..profiles.record.files import write_whole
 
-        write_whole(output, to_yaml(found.profile))
+        write_whole(output, calibration.to_yaml(document["profile"]))
         echo(f"{output}: --set device.hardware={output}", err=True)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     show(form, lambda _: page(document), json=lambda: text)

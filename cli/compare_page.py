@@ -13,7 +13,7 @@ from .charts import Chart, Point
 from .page import UNLIMITED, Document, Page, framed, to_csv
 from .result_page import scheduler
 from .source_lines import source_line
-from .text import MISSING, number, percent
+from .text import MISSING, number, percent, signed
 
 LINES = 24  # source lines in a table
 FEW = 4  # in the first screenful
@@ -29,16 +29,11 @@ _BASES = {
 _SHOWED = "where the host's waiting showed"
 _FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
 CASE_COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
-_EFFECTS = (
-    "output_throughput",
-    "ttft_ms",
-    "tpot_ms",
-    "itl_ms",
-    "e2e_ms",
-)  # in the chart, beside the headline
+# In the chart, beside the headline.
+_EFFECTS = ("output_throughput", "ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 Figures = dict[str, Callable[[Document], str]]
 _WORTH: Figures = {  # of B's throughput against A's, the part of the whole line
-    "worth\n%": lambda line: _signed(line["worth_pct"] and round(line["worth_pct"], 2))
+    "worth\n%": lambda line: signed(line["worth_pct"] and round(line["worth_pct"], 2))
 }
 _REST = (_OTHERS, _COUNTS, _SHOWED)
 
@@ -183,19 +178,14 @@ def _over_draws(firmness: Document | None) -> str:
         return MISSING
     if "abstained" in firmness:
         return str(firmness["abstained"])
-    extent = f"{_signed(firmness['low'])} … {_signed(firmness['high'])}"
+    extent = f"{signed(firmness['low'])} … {signed(firmness['high'])}"
     return f"{extent}\n{firmness['holding']} of {firmness['draws']}"
 
 
 def _figures(metric: Document) -> tuple[str, ...]:
     low, high = metric["ci_low"], metric["ci_high"]
-    interval = MISSING if low is None or high is None else f"{_signed(low)} … {_signed(high)}"
-    delta = _signed(metric["delta_pct"])
-    return number(metric["a"]), number(metric["b"]), f"{delta}\n{interval}"
-
-
-def _signed(value: float | None) -> str:
-    return MISSING if value is None else "0" if value == 0 else f"{value:+.2f}"
+    interval = MISSING if low is None or high is None else f"{signed(low)} … {signed(high)}"
+    return number(metric["a"]), number(metric["b"]), f"{signed(metric['delta_pct'])}\n{interval}"
 
 
 def _verdict(metric: Document) -> Text:
@@ -257,7 +247,7 @@ def gpu_waits(found: Document) -> Table:
         if name not in idle or (all(reasons) and name != "forward_idle"):
             continue
         a, b = idle[name]
-        delta = _signed(None if a is None or b is None else round(b - a, 6))
+        delta = signed(None if a is None or b is None else round(b - a, 6))
         share = percent(a / total) if a is not None and total else MISSING
         title = f"{'  ' * name.startswith('exposed')}{IDLE_NAMES[name]}"
         table.add_row(title, number(a), number(b), delta, share, end_section=name == "residue")

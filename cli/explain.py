@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import sys
@@ -76,17 +75,15 @@ def _key(text: str, metrics: Collection[str]) -> str:
     """What a scenario key means. Raises UsageError for what is no key either."""
     from ..scenarios.describe import keys
     from ..scenarios.overrides import expand
-    from ..scenarios.problems import ScenarioError
+    from ..scenarios.problems import ScenarioError, meant
 
     facts = {".".join(fact.path): fact for fact in keys()}
     try:
         fact = facts[expand(text, switches=False)]
     except (ScenarioError, KeyError):
-        near = difflib.get_close_matches(
-            text, [*metrics, *facts, *(fact.path[-1] for fact in facts.values())], n=1
-        )
-        meant = f", did you mean '{near[0]}'?" if near else "; `schedbench explain` lists them"
-        raise UsageError(f"no metric and no scenario key '{text}'{meant}") from None
+        near = meant(text, [*metrics, *facts, *(fact.path[-1] for fact in facts.values())])
+        listed = near or "; `schedbench explain` lists them"
+        raise UsageError(f"no metric and no scenario key '{text}'{listed}") from None
     default = fact.default or "none, it has to be given"
     return _paragraphs(".".join(fact.path), fact.about, values=fact.values, default=default)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from ..profiles.picture.model import counted
 from ..profiles.record.conclusion import mean_value
 from ..profiles.record.recording import RecordedTimeline
 from .charts import Chart, Point
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..profiles.judge.trials import Side
     from ..profiles.picture.model import Picture
     from ..profiles.record.result import Result
+
+T = TypeVar("T")
 
 _POINTS = 200  # of a line
 _LINES = 12  # that are worth most
@@ -76,8 +78,7 @@ def timeline_charts(found: Mapping[str, RecordedTimeline]) -> Iterator[Chart]:
     for name, timeline in found.items():
         begin = timeline.windows[0].start if timeline.windows else 0
         series = {"series": name} if len(found) > 1 else {}
-        for n in _thinned(range(len(timeline.kv))):
-            at, tokens = timeline.kv[n]
+        for at, tokens in _thinned(timeline.kv):
             points.append({"x": (at - begin) / 1e6, "y": tokens, **series})
     if points:
         yield Chart("KV in use", "step", "ms", "tokens", points)
@@ -129,15 +130,11 @@ def _shares(name: str, times: Sequence[float]) -> Iterator[Point]:
 
 
 def _counted(name: str, spans: Sequence[tuple[int, int]]) -> Iterator[Point]:
-    """How many of the spans are open, at each instant at which that changes."""
-    changes = sorted((at, by) for start, end in spans for at, by in ((start, 1), (end, -1)))
-    totals = list(accumulate(by for _, by in changes))
-    last = {at: total for (at, _), total in zip(changes, totals, strict=True)}
-    for at in _thinned(sorted(last)):
-        yield {"x": at / 1e6, "y": last[at], "series": name}
+    for at, total in _thinned(counted(spans)):
+        yield {"x": at / 1e6, "y": total, "series": name}
 
 
-def _thinned(values: Sequence[int]) -> Sequence[int]:
+def _thinned(values: Sequence[T]) -> Sequence[T]:
     """At most so many of them, evenly spaced, with the first and the last."""
     if len(values) <= _POINTS:
         return values

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from .charts import Chart, ChartKind, Point
 from .page import WIDE, Document, Page, framed, to_csv
-from .text import MISSING, number
+from .text import MISSING, number, signed
 
 _COLORS = {"better": "green", "worse": "red"}
 FEW = 36  # cells of a list in the first screenful
@@ -123,9 +123,7 @@ def _figure(cell: Document | None, document: Document) -> Text:
     doubt = " ≠" if cell["tokens"] == "different" else ""
     if not _compares(document):
         return Text(number(cell["values"][0]))
-    delta = cell["delta_pct"]
-    figure = MISSING if delta is None else "0" if delta == 0 else f"{delta:+.2f}"
-    return Text(figure + doubt, style=_COLORS.get(cell["candidate"], ""))
+    return Text(signed(cell["delta_pct"]) + doubt, style=_COLORS.get(cell["candidate"], ""))
 
 
 def _break_even(document: Document, row: tuple[str, ...]) -> str:

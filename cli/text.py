@@ -62,6 +62,11 @@ def percent(ratio: float | None) -> str:
     return f"{100 * ratio:.1f}" if ratio else "0"
 
 
+def signed(value: float | None) -> str:
+    """With its sign and two decimals; zero without."""
+    return MISSING if value is None else "0" if value == 0 else f"{value:+.2f}"
+
+
 def size(count: int) -> str:
     """Bytes with a binary unit."""
     if count < 1024:

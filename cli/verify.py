@@ -55,14 +55,13 @@ def verify(
     work = tempfile.TemporaryDirectory() if output_dir is None else nullcontext(output_dir)
     with ends_interrupted("interrupted before there was anything to compare"), work as folder:
         plan = comparison.stages(scenario, settings, Path(folder))
-        found = comparison.conduct(plan, Path(folder), lambda words: echo(words, err=True))
-    document = comparison.document(found)
+        document = comparison.conduct(plan, Path(folder), lambda words: echo(words, err=True))
     text = json.dumps(document, indent=1) + "\n"
     if output_dir is not None:
         write_whole(output_dir / "verify.json", text)
     limit = _LINES if form == "table" else None
     show(form, lambda _: page(document, limit=limit), json=lambda: text)
-    raise typer.Exit(0 if found.agrees else GATE_FAILED)
+    raise typer.Exit(0 if document["agrees"] else GATE_FAILED)
 
 
 def page(document: Document, *, limit: int | None = None) -> Page:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from ..cuda import machine as cuda_machine
+from ..judge.draws import drawn_profile
 from ..judge.prediction import Pair, prediction
 from ..platform.hardware import HardwareProfile, PhaseLine, load, parse
 from ..platform.resolve import ask
@@ -109,42 +109,6 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     return text
 
 
-class Calibration(NamedTuple):
-    """``missing`` names what could not be measured; ``profile`` has the base's values there."""
-
-    base: HardwareProfile
-    lines: dict[str, FittedLine]
-    constants: list[FittedConstant]
-    missing: list[str]
-    times: HostTimes
-    provenance: Provenance
-    profile: dict[str, Any]
-
-    def document(self) -> dict[str, Any]:
-        """Plain dicts and lists."""
-        old = {name: {"a": line.a.value, "b": line.b.value} for name, line in self.base.phases.items()}
-        phases: dict[str, dict[str, Any]] = {
-            name: {**line._asdict(), "old": old.get(name), "kinds": {}} for name, line in self.lines.items()
-        }
-        for (name, kind), line in fit_kinds(self.times).items():
-            phases[name]["kinds"][kind] = line._asdict()
-        device = [
-            {"key": c.key, "value": c.value, "old": c.old, "basis": c.basis}
-            for c in self.constants
-            if not c.key.startswith("phases.")
-        ]
-        return {
-            "base": self.base.name,
-            **self.provenance._asdict(),
-            "phases": phases,
-            "device": device,
-            "missing": self.missing,
-            "through_torch_ns": self.times.through_torch,
-            "outside_us_per_step": self.times.outside_us,
-            "profile": self.profile,
-        }
-
-
 def conclusion(document: Mapping[str, Any]) -> str:
     """Return what was fitted with the worst line, and with ``judged`` how far declared host times are from measured
     ones."""
@@ -162,13 +126,6 @@ def conclusion(document: Mapping[str, Any]) -> str:
     return f"{document['machine']}: {'; '.join(parts)}."
 
 
-def require_cuda() -> None:
-    """Raises MachineError."""
-    cuda_machine.require_cuda(
-        "its calls, copies and kernels cannot be measured; --host-only measures the scheduler's own phases alone"
-    )
-
-
 def calibrate(
     base: HardwareProfile,
     plan: Sequence[CalibrationRun],
@@ -177,28 +134,45 @@ def calibrate(
     name: str,
     rounds: int,
     notify: Notify,
-) -> Calibration:
-    """``probes`` are the documents of a GPU's probes by name; None if only the host is measured."""
+) -> dict[str, Any]:
+    """The document of a calibration. ``missing`` names what could not be measured; ``profile`` has the base's values
+    there. ``probes`` are the documents of a GPU's probes by name; None if only the host is measured."""
     device = DeviceConstants([], []) if probes is None else device_constants(base, probes)
 
     def describe(run: CalibrationRun) -> None:
         notify(" ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload.")))))
 
     times = measure(base, plan, rounds=rounds, notify=describe)
-    unmet = [f"phase {phase}: no run met it" for phase in base.phases if phase not in times.phases]
     constants = [*device.constants, *phase_constants(base, times)]
-    gpu = (probes or {}).get("environment", {}).get("gpu")
-    cpu = str(environment()["cpu"])
+    gpu, cpu = (probes or {}).get("environment", {}).get("gpu"), str(environment()["cpu"])
     by = Provenance(cpu if gpu is None else f"{gpu}, {cpu}", f"{datetime.now(UTC):%Y-%m-%d}")
-    return Calibration(
-        base,
-        fit_phases(times),
-        constants,
-        [*device.missing, *unmet],
-        times,
-        by,
-        calibrated(base, constants, by, name=name),
-    )
+    return {
+        "base": base.name,
+        **by._asdict(),
+        "phases": _phases(base, times),
+        "device": [
+            {"key": c.key, "value": c.value, "old": c.old, "basis": c.basis} for c in device.constants
+        ],
+        "missing": [
+            *device.missing,
+            *(f"phase {phase}: no run met it" for phase in base.phases if phase not in times.phases),
+        ],
+        "through_torch_ns": times.through_torch,
+        "outside_us_per_step": times.outside_us,
+        "profile": calibrated(base, constants, by, name=name),
+    }
+
+
+def _phases(base: HardwareProfile, times: HostTimes) -> dict[str, dict[str, Any]]:
+    """The line of each phase, with the base's and with those of its kinds of steps."""
+    old = {name: {"a": line.a.value, "b": line.b.value} for name, line in base.phases.items()}
+    phases: dict[str, dict[str, Any]] = {
+        name: {**line._asdict(), "old": old.get(name), "kinds": {}}
+        for name, line in fit_phases(times).items()
+    }
+    for (name, kind), line in fit_kinds(times).items():
+        phases[name]["kinds"][kind] = line._asdict()
+    return phases
 
 
 def probed(notify: Notify, python: str = sys.executable) -> dict[str, Any]:
@@ -265,10 +239,7 @@ CASES: Final = (
 
 def machine_profile(document: Mapping[str, Any], through_torch: float) -> HardwareProfile:
     """The profile of ``document``, with torch's own time of a call on this machine, which measured runs contain."""
-    hardware = parse(to_yaml(document).encode(), "here.yaml")
-    timed = {"value": through_torch, "origin": "torch's own part of a device call, timed on this machine"}
-    host = hardware.host.model_copy(update={"torch_call": hardware.host.torch_call.model_copy(update=timed)})
-    return hardware.model_copy(update={"host": host})
+    return drawn_profile(parse(to_yaml(document).encode(), "here.yaml"), {"host.torch_call": through_torch})
 
 
 def host_accuracy(
@@ -303,8 +274,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     plan, probes = calibration_runs(given.batch_sizes, given.prompt_tokens), gathered(given.probes)
     found = calibrate(load(given.base), plan, probes, name=given.output.stem, rounds=1, notify=print)
-    write_whole(given.output, to_yaml(found.profile))
-    write_whole(given.output.with_suffix(".json"), json.dumps(found.document(), indent=1) + "\n")
+    write_whole(given.output, to_yaml(found["profile"]))
+    write_whole(given.output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
@@ -85,9 +84,8 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
         yield piece
 
 
-@contextmanager
-def open_trace(trace: object, path: Path) -> Iterator[ProfilerCapture]:
-    """Raises CaptureFileError."""
+def parse_trace(trace: object, path: Path) -> ProfilerCapture:
+    """The capture of a Chrome trace. Raises CaptureFileError."""
     document = {TRACE: trace} if isinstance(trace, list) else trace
     if not isinstance(document, dict):
         raise CaptureFileError(f"{path}: not a Chrome trace but {show(document)}")
@@ -98,7 +96,7 @@ def open_trace(trace: object, path: Path) -> Iterator[ProfilerCapture]:
         raise CaptureFileError(f"{path}: {error}") from None
     graphs = any(row.name.startswith("cudaGraphLaunch") for row in found)
     versions = {key: str(document[key]) for key in _VERSIONS if isinstance(document.get(key), int)}
-    yield ProfilerCapture(
+    return ProfilerCapture(
         tool="torch",
         spans=spans,
         rows=lambda thread: found,  # noqa: ARG005 - a trace has one process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from ..record.provenance import RunPart
 from ..record.recording import RecordedTimeline
 from ..record.result import Result, ResultError
 from . import maps
-from .capture import TRACE, CaptureFileError, ProfilerCapture, open_trace, read_json
+from .capture import TRACE, CaptureFileError, ProfilerCapture, parse_trace, read_json
 from .maps import RangeMap
 from .measure import reading, result
 from .nsys.activity import MAGIC
@@ -79,26 +79,26 @@ class Reader:
     @contextmanager
     def opened(self, path: Path) -> Iterator[ProfilerCapture | Result]:
         """Raises as ``read`` does."""
-        beginning = _beginning(path)
-        with ExitStack() as stack:
-            if beginning.startswith(MAGIC):
-                yield stack.enter_context(open_export(path))
-            elif path.suffix in (REPORT, OLD_REPORT):
-                found = stack.enter_context(self._exported(path))
-                yield stack.enter_context(open_export(found))
-            else:
-                yield self._json(path, stack)
+        if _beginning(path).startswith(MAGIC):
+            with open_export(path) as found:
+                yield found
+        elif path.suffix in (REPORT, OLD_REPORT):
+            with self._exported(path) as export, open_export(export) as found:
+                yield found
+        else:
+            yield _from_json(path)
 
-    def _json(self, path: Path, stack: ExitStack) -> ProfilerCapture | Result:
-        try:
-            document = read_json(path)
-        except CaptureFileError as error:
-            raise ResultError(
-                f"{error}; expected a result.json, an .nsys-rep, its .sqlite, or a trace of torch's profiler"
-            ) from None
-        if isinstance(document, list) or (isinstance(document, dict) and TRACE in document):
-            return stack.enter_context(open_trace(document, path))
-        return Result.from_document(document, name=str(path))
+
+def _from_json(path: Path) -> ProfilerCapture | Result:
+    try:
+        document = read_json(path)
+    except CaptureFileError as error:
+        raise ResultError(
+            f"{error}; expected a result.json, an .nsys-rep, its .sqlite, or a trace of torch's profiler"
+        ) from None
+    if isinstance(document, list) or (isinstance(document, dict) and TRACE in document):
+        return parse_trace(document, path)
+    return Result.from_document(document, name=str(path))
 
 
 def chosen(capture: ProfilerCapture) -> RangeMap:

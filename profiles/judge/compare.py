@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ..record.result import Result
 from . import effects, gates
@@ -67,7 +67,7 @@ class Comparison:
     counts: Sequence[effects.CounterEffect]
     added: Sequence[effects.AddedCount]
     lines: Sequence[effects.LineEffect]
-    idle: Sequence[effects.IdleEffect]
+    idle: Sequence[Mapping[str, Any]]
     gates: tuple[GateOutcome, ...]
     engine: tuple[ScenarioDifference, ...]
     environment: tuple[ScenarioDifference, ...]

@@ -59,7 +59,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "added": [one._asdict() for one in found.added],
             "one_run": found.trials.one_run,
             "lines": [line_part(line) for line in found.lines],
-            "idle": [part._asdict() for part in found.idle],
+            "idle": list(found.idle),
             "gates": [gate._asdict() for gate in found.gates],
             "draws": {"count": len(found.drawn.draws), "abstained": found.drawn.abstained or None},
             "hint": hint(found),

@@ -9,7 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
 from ..record.definitions import DEFINITIONS, PERCENTILES, Definition, definition
@@ -119,14 +119,6 @@ class LineEffect(NamedTuple):
     exposed_a: float | None  # us per step
     exposed_b: float | None
     worth_pct: float | None = None
-
-
-class IdleEffect(NamedTuple):
-    """A part of forward idle, us per step that ran a forward; None where a side did not measure it."""
-
-    part: str
-    a: float | None
-    b: float | None
 
 
 def counts(a: Results, b: Results) -> list[CounterEffect]:
@@ -253,20 +245,14 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
     for row in rows:
         if row.kind != OUTSIDE:
             site = (row.site.file, row.site.function, _FORMAT.sub("", row.site.statement)) if row.site else ()
-            yield (row.kind, row.stream, row.range, _what(row), *site), row
+            yield (row.kind, row.stream, row.range, row.what, *site), row
 
 
-def _what(row: CopyRow | SyncRow) -> str:
-    if isinstance(row, SyncRow):
-        return row.call
-    direction = "kernel copy" if row.direction == "kernel" else row.direction
-    return " ".join(word for word in (direction, row.host_memory, "blocking" if row.blocking else "") if word)
-
-
-def idle(a: Results, b: Results) -> list[IdleEffect]:
-    """Forward idle and its parts. Host late is split as in the metrics."""
+def idle(a: Results, b: Results) -> list[dict[str, Any]]:
+    """Forward idle and its parts on both sides, us per step that ran a forward; None where a side did not measure it.
+    Host late is split as in the metrics."""
     names = (*IDLE_PARTS, "exposed_stall", "exposed_host", "forward_idle")
-    return [IdleEffect(name, _mean_part(a, name), _mean_part(b, name)) for name in names]
+    return [{"part": name, "a": _mean_part(a, name), "b": _mean_part(b, name)} for name in names]
 
 
 def _mean_part(results: Results, name: str) -> float | None:

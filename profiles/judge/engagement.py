@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 from ...sched.observe import StepInfo
 from ..measure.counts import LAG
@@ -22,8 +23,6 @@ from .effects import rows_of_steps
 THRESHOLD: Final = 5.0  # percent, below which no verdict is given
 CHANCE: Final = 0.01
 _CALLS: Final = frozenset({"sync", "event", "graph"})  # copies and launches are there as what they launched
-
-T = TypeVar("T", bound=Hashable)
 
 
 class StepPrint(NamedTuple):
@@ -50,13 +49,6 @@ class _Row(NamedTuple):
     host_bytes: int
 
 
-class _Numbering(dict[T, int]):
-    """Numbers distinct values from 0; equal values get the same number."""
-
-    def __missing__(self, thing: T) -> int:
-        return self.setdefault(thing, len(self))
-
-
 class Fingerprints:
     """An instrument; ``steps`` has the steps in their order once the run is over."""
 
@@ -66,8 +58,9 @@ class Fingerprints:
 
     def begin(self) -> None:
         self._gate = StepGate(LAG)
-        self._rows: _Numbering[_Row] = _Numbering()
-        self._contents: _Numbering[tuple[int, ...]] = _Numbering()  # the sorted numbers of a step's rows
+        # The number of each row, and of the sorted numbers of each step's rows.
+        self._rows: defaultdict[_Row, int] = defaultdict(count().__next__)
+        self._contents: defaultdict[tuple[int, ...], int] = defaultdict(count().__next__)
         self._pending: defaultdict[int, list[int]] = defaultdict(list)
         self._passed: list[tuple[StepInfo, int]] = []
 

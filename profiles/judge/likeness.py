@@ -47,7 +47,6 @@ class LikenessError(ValueError):
     """Two sides are of different questions."""
 
     def __init__(self, differences: Collection[ScenarioDifference]) -> None:
-        self.differences = tuple(differences)
         listed = "".join(f"\n  {difference}" for difference in differences)
         super().__init__(f"A and B are not alike and cannot be compared:{listed}")
 

@@ -7,8 +7,8 @@ step, so that the times of this run are meaningless. On the virtual GPU its toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from ...scenarios.schema import Scenario
 from ...sched.batch import ModelOutput
 from ...sched.config import SamplingParams
 from ...sched.model.sampling import Sampler, SamplingInfo
-from ...sched.observe import Clock, Observer
+from ...sched.observe import Observer
 from ...sched.request import Request
 from ..platform.pool import MapFunction, pool, saves_time
 from ..platform.resolve import Resolved
@@ -68,17 +68,14 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
     """Raises what ``execute`` and ``resolved_for`` raise."""
     resolved = resolved_for(question, order)
     prints, tokens = Fingerprints(), TokenSteps()
-
-    @contextmanager
-    def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
-        yield tokens
-
     record = Path(order.record) if order.record else None
     options = Options(device=order.device, save_tokens=True, command=order.command, record=record)
-    outcome = execute(resolved, resolved.relays[0], options, observe=watch, extra_sink=prints)
+    result = execute(
+        resolved, resolved.relays[0], options, observe=lambda *_: nullcontext(tokens), extra_sink=prints
+    ).result
     if resolved.engine is not None:  # whose steps are in another process
-        return Sample(outcome.result)
-    return Sample(outcome.result, prints.steps, dict(tokens.steps))
+        return Sample(result)
+    return Sample(result, prints.steps, dict(tokens.steps))
 
 
 class ScoringSampler(Sampler):
@@ -123,16 +120,11 @@ def margin(question: Question, order: TrialRequest, request: str, position: int)
     if order.engine is not None or resolved.scenario.device.values == "none":
         return None
     finder, sink = _Finder(request), GatedSink()
-
-    @contextmanager
-    def watch(clock: Clock, total: int) -> Iterator[Observer]:  # noqa: ARG001
-        yield finder
-
     with open_machine(device_kind(order.device, resolved.scenario), resolved, sink) as machine:
         sampler = ScoringSampler(machine.peek)
         bench = PreparedRun(resolved, machine, resolved.relays[0], sink, sampler)
         bench.warm_up()
-        bench.measure(watch)
+        bench.measure(lambda *_: nullcontext(finder))
     if finder.found is None:
         return None
     return sampler.margin(finder.found.sampling, len(finder.found.origin_input_ids) + position)

@@ -18,6 +18,8 @@ from typing import Any, Final, NamedTuple
 from ..record.files import write_whole
 from ..record.result import Metric, Result, read
 
+Document = dict[str, Any]
+
 METRICS: Final = (
     "step_ms",
     "output_throughput",
@@ -41,36 +43,7 @@ class Pair(NamedTuple):
     measured: Result
 
 
-class Error(NamedTuple):
-    """``error``: (emulated - measured) / measured; None where either side has no value, or both are negligible.
-
-    ``absolute``: emulated - measured in the metric's unit, where 0 was measured and the difference is not negligible.
-    """
-
-    scenario: str
-    state: str
-    metric: str
-    unit: str
-    emulated: float | None
-    measured: float | None
-    error: float | None
-    absolute: float | None = None
-
-
-class Change(NamedTuple):
-    """The relative change from one state to the next; None where the value before it is 0. ``agree``: the signs agree;
-    None unless both sides changed."""
-
-    scenario: str
-    before: str
-    after: str
-    metric: str
-    emulated: float | None
-    measured: float | None
-    agree: bool | None
-
-
-def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> dict[str, Any]:
+def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> Document:
     """The document: errors and changes, their summary, and whether the goal is reached. ``pairs`` in the order of the
     ladder: a change is from one to the next of the same scenario. ``missing``: pairs that there are no two runs of.
 
@@ -82,18 +55,14 @@ def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> dict[st
     neighbours = (two for two in pairwise(pairs) if two[0].scenario == two[1].scenario)
     changes = [change for before, after in neighbours for change in _changes(before, after)]
     sizes: defaultdict[str, list[float]] = defaultdict(list)
-    for row in errors:
-        if row.error is not None:
-            sizes[row.scenario].append(abs(row.error))
-    every = [size for found in sizes.values() for size in found]
-    error = median(every) if every else None
-    against_zero = [row._asdict() for row in errors if row.absolute is not None]
-    one_sided = [row._asdict() for row in errors if (row.emulated is None) != (row.measured is None)]
-    agreed = Counter(change.agree for change in changes)
+    relative = [row for row in errors if row["error"] is not None]
+    for row in relative:
+        sizes[row["scenario"]].append(abs(row["error"]))
+    error = median(abs(row["error"]) for row in relative) if relative else None
+    against_zero = [row for row in errors if row["absolute"] is not None]
+    one_sided = [row for row in errors if _is_one_sided(row)]
+    agreed = Counter(change["agree"] for change in changes)
     missed = against_zero or one_sided or agreed[False]
-    worst = max(
-        (row for row in errors if row.error is not None), key=lambda row: abs(row.error or 0), default=None
-    )
     return {
         "median_error": error,
         "by_scenario": {scenario: median(found) for scenario, found in sizes.items()},
@@ -101,16 +70,19 @@ def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> dict[st
         "reached": False if missed else None if error is None else error < GOAL,
         "against_zero": against_zero,
         "one_sided": one_sided,
-        "worst": worst and worst._asdict(),
+        "worst": max(relative, key=lambda row: abs(row["error"]), default=None),
         "called_from": CALLED,
         "signs": {"agree": agreed[True], "differ": agreed[False], "not_called": agreed[None]},
         "missing": list(missing),
-        "errors": [row._asdict() for row in errors],
-        "changes": [change._asdict() for change in changes],
+        "errors": errors,
+        "changes": changes,
     }
 
 
-def _error(pair: Pair, name: str) -> Error:
+def _error(pair: Pair, name: str) -> Document:
+    """``error``: (emulated - measured) / measured; None where either side has no value, or both are negligible.
+    ``absolute``: emulated - measured in the metric's unit, where 0 was measured and the difference is not negligible.
+    """
     emulated, measured = _value(pair.emulated, name), _value(pair.measured, name)
     relative = absolute = None
     if emulated is not None and measured is not None and max(emulated, measured) > _NOISE.get(name, 0):
@@ -119,8 +91,20 @@ def _error(pair: Pair, name: str) -> Error:
         else:
             absolute = emulated - measured
     metric = pair.emulated.metrics.get(name)
-    unit = metric.unit if isinstance(metric, Metric) else ""
-    return Error(pair.scenario, pair.state, name, unit, emulated, measured, relative, absolute)
+    return {
+        "scenario": pair.scenario,
+        "state": pair.state,
+        "metric": name,
+        "unit": metric.unit if isinstance(metric, Metric) else "",
+        "emulated": emulated,
+        "measured": measured,
+        "error": relative,
+        "absolute": absolute,
+    }
+
+
+def _is_one_sided(row: Document) -> bool:
+    return (row["emulated"] is None) != (row["measured"] is None)
 
 
 def _value(result: Result, name: str) -> float | None:
@@ -131,33 +115,36 @@ def _value(result: Result, name: str) -> float | None:
     return metric.p50 if isinstance(metric.p50, (int, float)) else median(metric.values)
 
 
-def _changes(before: Pair, after: Pair) -> Iterator[Change]:
+def _changes(before: Pair, after: Pair) -> Iterator[Document]:
+    """The relative changes from one state to the next; None where the value before it is 0. ``agree``: the signs agree;
+    None unless both sides changed."""
+    results = (before.emulated, after.emulated, before.measured, after.measured)
     for name in METRICS:
-        emulated = _value(before.emulated, name), _value(after.emulated, name)
-        measured = _value(before.measured, name), _value(after.measured, name)
-        if None in (*emulated, *measured):
+        values = [value for result in results if (value := _value(result, name)) is not None]
+        if len(values) < len(results):
             continue
-        directions = _direction(name, *emulated), _direction(name, *measured)
-        agree = directions[0] == directions[1] if all(directions) else None
-        yield Change(
-            after.scenario, before.state, after.state, name, _relative(*emulated), _relative(*measured), agree
-        )
+        sides = (values[0], values[1]), (values[2], values[3])
+        directions = [_direction(name, *side) for side in sides]
+        emulated, measured = ((y - x) / x if x else None for x, y in sides)
+        yield {
+            "scenario": after.scenario,
+            "before": before.state,
+            "after": after.state,
+            "metric": name,
+            "emulated": emulated,
+            "measured": measured,
+            "agree": directions[0] == directions[1] if all(directions) else None,
+        }
 
 
-def _relative(before: float | None, after: float | None) -> float | None:
-    return (after - before) / before if before and after is not None else None
-
-
-def _direction(name: str, before: float | None, after: float | None) -> int:
+def _direction(name: str, before: float, after: float) -> int:
     """1 or -1 for a change that counts, 0 otherwise."""
-    if before is None or after is None or max(before, after) <= _NOISE.get(name, 0):
-        return 0
-    if abs(after - before) < CALLED * before:
+    if max(before, after) <= _NOISE.get(name, 0) or abs(after - before) < CALLED * before:
         return 0
     return (after > before) - (after < before)
 
 
-def markdown(content: dict[str, Any], *, machine: str, date: str) -> str:
+def markdown(content: Document, *, machine: str, date: str) -> str:
     """The table to be kept, with its date and machine."""
     signs, error = content["signs"], _percent(content["median_error"])
     head = [
@@ -186,13 +173,11 @@ def markdown(content: dict[str, Any], *, machine: str, date: str) -> str:
     return "\n".join([*head, *rows, *([""] if wrong or absent else []), *wrong, *absent, ""])
 
 
-def _shown(row: dict[str, Any]) -> str:
+def _shown(row: Document) -> str:
     """The relative error, or the absolute one in its unit."""
     if row["absolute"] is not None:
         return f"{row['absolute']:+.4g} {row['unit']}"
-    return (
-        "one side only" if (row["emulated"] is None) != (row["measured"] is None) else _percent(row["error"])
-    )
+    return "one side only" if _is_one_sided(row) else _percent(row["error"])
 
 
 def _figure(value: float | None) -> str:
@@ -220,7 +205,7 @@ def gathered(folder: Path, wanted: Iterable[tuple[str, str]]) -> tuple[list[Pair
     return pairs, missing
 
 
-def findings(content: dict[str, Any]) -> list[str]:
+def findings(content: Document) -> list[str]:
     """Why a document does not pass, in the order of importance; empty where it passes."""
     error, signs = content["median_error"], content["signs"]["differ"]
     causes = {

@@ -65,9 +65,6 @@ class StoredSide(Side):
     def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path | None]:  # noqa: ARG002
         return self.run(seed).result, self.folder
 
-    def margin(self, seed: int, request: str, position: int) -> None:
-        """Stored results have no scores."""
-
     def run_each(self, known: Result, profiles: Profiles, each: MapFunction) -> Iterable[Result]:  # noqa: ARG002
         raise SideError(f"{self.label}: stored results cannot be run again")
 

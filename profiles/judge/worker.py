@@ -41,8 +41,6 @@ class CrashError(RuntimeError):
     """The worker of a side ended without a response."""
 
     def __init__(self, label: str, stderr: str) -> None:
-        self.label = label
-        self.stderr = stderr
         shown = "\n".join(stderr.rstrip().splitlines()[-_TAIL:]) or "(stderr is empty)"
         super().__init__(f"{label} crashed; its stderr:\n{shown}")
 

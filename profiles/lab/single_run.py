@@ -68,19 +68,18 @@ def counted_lines(result: Result) -> dict[CountedLine, CountAndBytes]:
     for copy in result.copies:
         outside_forward = copy.direction == "d2d" and RANGES.get(copy.range) != "forward"
         if copy.kind != OUTSIDE and (copy.direction in ("h2d", "d2h") or outside_forward):
-            words = (copy.direction, copy.host_memory, "blocking" if copy.blocking else "")
-            line = _line(copy, " ".join(word for word in words if word))
+            line = _line(copy)
             counts[line] += copy.count
             sizes[line] += copy.bytes
     for sync in result.syncs:
         if sync.kind != OUTSIDE and sync.sync:
-            counts[_line(sync, sync.call)] += sync.count
+            counts[_line(sync)] += sync.count
     return {line: CountAndBytes(count, sizes[line]) for line, count in counts.items()}
 
 
-def _line(row: CopyRow | SyncRow, what: str) -> CountedLine:
+def _line(row: CopyRow | SyncRow) -> CountedLine:
     site = row.site or SitePart(file="", function="", line=0, statement="")
-    return CountedLine(row.kind, row.stream, row.range, site.file, site.function, site.statement, what)
+    return CountedLine(row.kind, row.stream, row.range, site.file, site.function, site.statement, row.what)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -9,104 +9,84 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..platform.hardware import HardwareError
 from ..platform.hardware import load as hardware_profile
 from ..record.files import write_whole
 from ..record.result import Metric, Result, read
 
+Document = dict[str, Any]
+
 OVERHEADS: Final = ("overhead", "overhead-nvtx")
 LIMITED: Final = ("llama-3-8b", 64)  # the model and max_running_requests that the limits are for
 
 
-class Limit(NamedTuple):
-    value: float
-    below: bool  # whether figures should be below it
-
-    def met(self, value: float) -> bool:
-        return value < self.value if self.below else value > self.value
-
-    def __str__(self) -> str:
-        return f"{'<' if self.below else '>'} {self.value:g}"
-
-
-class Figure(NamedTuple):
-    """``value`` is None if the run does not have it; ``met`` if there is no limit, or no verdict."""
-
-    name: str
-    unit: str
-    value: float | None
-    bar: str = ""
-    met: bool | None = None
-
-
-Value = Callable[[Result], float | None]
-
-
-def _metric(name: str, quantile: str | None = None, *, scale: float = 1) -> Value:
+def _value(result: Result, name: str, quantile: str = "") -> float | None:
     """The value of a metric with a single one, the mean of a distribution, or one of its quantiles."""
-
-    def value(result: Result) -> float | None:
-        metric = result.metrics.get(name)
-        if not isinstance(metric, Metric):
-            return None
-        found = getattr(metric, quantile) if quantile else metric.values[0]
-        return scale * found if isinstance(found, (int, float)) else None
-
-    return value
+    metric = result.metrics.get(name)
+    if not isinstance(metric, Metric):
+        return None
+    found = getattr(metric, quantile) if quantile else metric.values[0]
+    return found if isinstance(found, (int, float)) else None
 
 
 def over_roofline(result: Result) -> float | None:
     """The time of a decode with the idle before it, over its roofline; means of the run."""
     names = ("forward_ms.decode", "idle_ms", "decode_roofline_ms")
-    forward, idle, roofline = (_metric(name)(result) for name in names)
+    forward, idle, roofline = (_value(result, name) for name in names)
     if forward is None or idle is None or not roofline:
         return None
     return (forward + idle) / roofline
 
 
-_FIGURES: Final[Sequence[tuple[str, str, Value, Limit | None]]] = (
-    ("output throughput", "tokens/s", _metric("output_throughput"), None),
-    ("input throughput", "tokens/s", _metric("input_throughput"), None),
-    ("steady output throughput", "tokens/s", _metric("steady_output_throughput"), None),
-    ("requests in a decode", "requests", _metric("decode_batch_size"), None),
-    ("step p50", "ms", _metric("step_ms", "p50"), None),
-    ("decode forward p50", "ms", _metric("forward_ms.decode", "p50"), None),
-    ("decode forward", "ms", _metric("forward_ms.decode"), None),
-    ("decode roofline", "ms", _metric("decode_roofline_ms"), None),
-    ("decode step over roofline", "ratio", over_roofline, Limit(1.15, below=True)),
-    ("decode bandwidth", "GB/s", _metric("decode_bandwidth"), None),
-    ("decode FLOP/s", "TFLOP/s", _metric("decode_flops"), None),
-    ("prefill FLOP/s", "TFLOP/s", _metric("prefill_flops"), None),
-    ("forward occupancy", "%", _metric("forward_occupancy", scale=100), Limit(99.4, below=False)),
-    ("idle between steps p50", "us", _metric("idle_ms", "p50", scale=1e3), Limit(20, below=True)),
-    ("idle between steps p99", "us", _metric("idle_ms", "p99", scale=1e3), None),
+_OVER_ROOFLINE: Final = "decode step over roofline"
+# The figure, its unit, the metric and its quantile, and the metric's unit in that of the figure.
+_FIGURES: Final = (
+    ("output throughput", "tokens/s", "output_throughput", "", 1),
+    ("input throughput", "tokens/s", "input_throughput", "", 1),
+    ("steady output throughput", "tokens/s", "steady_output_throughput", "", 1),
+    ("requests in a decode", "requests", "decode_batch_size", "", 1),
+    ("step p50", "ms", "step_ms", "p50", 1),
+    ("decode forward p50", "ms", "forward_ms.decode", "p50", 1),
+    ("decode forward", "ms", "forward_ms.decode", "", 1),
+    ("decode roofline", "ms", "decode_roofline_ms", "", 1),
+    (_OVER_ROOFLINE, "ratio", "", "", 1),
+    ("decode bandwidth", "GB/s", "decode_bandwidth", "", 1),
+    ("decode FLOP/s", "TFLOP/s", "decode_flops", "", 1),
+    ("prefill FLOP/s", "TFLOP/s", "prefill_flops", "", 1),
+    ("forward occupancy", "%", "forward_occupancy", "", 100),
+    ("idle between steps p50", "us", "idle_ms", "p50", 1000),
+    ("idle between steps p99", "us", "idle_ms", "p99", 1000),
 )
+_LIMITS: Final = {
+    _OVER_ROOFLINE: ("<", 1.15),
+    "forward occupancy": (">", 99.4),
+    "idle between steps p50": ("<", 20),
+}
 
 
-def figures(result: Result) -> list[Figure]:
-    """Limits are of one shape."""
-    model, engine = (result.scenario.expanded.get(part) for part in ("model", "engine"))
-    limited = (
-        isinstance(model, dict)
-        and isinstance(engine, dict)
-        and (model.get("preset"), engine.get("max_running_requests")) == LIMITED
-    )
-    found = []
-    for name, unit, of_result, limit in _FIGURES:
-        value = of_result(result)
-        if limit is None or not limited:
-            found.append(Figure(name, unit, value))
-        else:
-            met = None if value is None or result.labels.emulated else limit.met(value)
-            found.append(Figure(name, unit, value, str(limit), met))
-    return found
+def figures(result: Result) -> Iterator[Document]:
+    """``value`` is None if the run does not have it; ``met`` if there is no limit, or no verdict. Limits are of one
+    shape."""
+    expanded: Any = result.scenario.expanded
+    model, engine = expanded.get("model"), expanded.get("engine")
+    limited = model and engine and (model.get("preset"), engine.get("max_running_requests")) == LIMITED
+    for name, unit, metric, quantile, scale in _FIGURES:
+        value = _value(result, metric, quantile) if metric else over_roofline(result)
+        value = None if value is None else scale * value
+        bar, met = "", None
+        if name in _LIMITS and limited:
+            sign, limit = _LIMITS[name]
+            bar = f"{sign} {limit:g}"
+            if value is not None and not result.labels.emulated:
+                met = value < limit if sign == "<" else value > limit
+        yield {"name": name, "unit": unit, "value": value, "bar": bar, "met": met}
 
 
-def run_document(name: str, result: Result) -> dict[str, Any]:
+def run_document(name: str, result: Result) -> Document:
     """Plain dicts and lists."""
     how = "emulated" if result.labels.emulated else "measured"
     return {
@@ -114,7 +94,7 @@ def run_document(name: str, result: Result) -> dict[str, Any]:
         "evidence": f"{how} on {result.hardware.name}{', cancelled: partial' if result.run.cancelled else ''}",
         "relay": result.relay.state,
         "roofline": _origin(result),
-        "figures": [figure._asdict() for figure in figures(result)],
+        "figures": list(figures(result)),
     }
 
 
@@ -130,8 +110,8 @@ def _origin(result: Result) -> str:
 
 
 def document(
-    runs: Sequence[tuple[str, Result]], overheads: Iterable[dict[str, Any]], *, missing: Sequence[str] = ()
-) -> dict[str, Any]:
+    runs: Sequence[tuple[str, Result]], overheads: Iterable[Document], *, missing: Sequence[str] = ()
+) -> Document:
     """``overheads`` are documents of ``single_run --sides``, ``missing`` the runs without a result. A limit is
     ``undecided`` where a measured run has no verdict."""
     documents = [run_document(name, result) for name, result in runs]
@@ -153,7 +133,7 @@ def document(
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(found: Document) -> str:
     lines = [
         f"# Speed · limits met {found['met']}, missed {found['missed']}, undecided {found['undecided']}",
         "",
@@ -161,20 +141,21 @@ def markdown(found: dict[str, Any]) -> str:
     for run in found["runs"]:
         lines += [f"## {run['name']} · {run['evidence']} · relay {run['relay']}", ""]
         lines += ["| figure | value | unit | limit | met |", "|---|---|---|---|---|"]
-        lines += [_row(Figure(**figure)) for figure in run["figures"]]
+        lines += map(_row, run["figures"])
         lines += ["", f"roofline: {run['roofline']}", ""]
     lines += [f"- {_cost(cost)}" for cost in found["overheads"]]
     lines += [f"- not run: {name}" for name in found["missing"]]
     return "\n".join([*lines, ""])
 
 
-def _row(figure: Figure) -> str:
-    value = "–" if figure.value is None else format(figure.value, ",.4g" if figure.value < 1e4 else ",.0f")
-    verdict = {True: "yes", False: "no", None: "no verdict" if figure.bar else ""}[figure.met]
-    return f"| {figure.name} | {value} | {figure.unit} | {figure.bar} | {verdict} |"
+def _row(figure: Document) -> str:
+    value, bar = figure["value"], figure["bar"]
+    shown = "–" if value is None else format(value, ",.4g" if value < 1e4 else ",.0f")
+    verdict = {True: "yes", False: "no", None: "no verdict" if bar else ""}[figure["met"]]
+    return f"| {figure['name']} | {shown} | {figure['unit']} | {bar} | {verdict} |"
 
 
-def _cost(cost: dict[str, Any]) -> str:
+def _cost(cost: Document) -> str:
     what = " against ".join(reversed(cost["sides"]))
     if "abstained" in cost:
         return f"{what}: {cost['abstained']}"

@@ -24,19 +24,19 @@ from ..run.gpu_stages import GpuStage, in_process
 from ..run.machines import device_kind
 from .single_run import CountAndBytes, CountedLine, counted_lines, run_stage, set_options
 
+Document = dict[str, Any]
 Source = Literal["predicted", "announced", "recorded"]
 SOURCES: Final[Sequence[Source]] = ("predicted", "announced", "recorded")
 NOTHING: Final = CountAndBytes(0, 0)
 
 
 class VerifiedRow(NamedTuple):
-    """``announced`` is None for what the process does not count; ``why`` names the explanation of a difference."""
+    """``announced`` is None for what the process does not count."""
 
     line: CountedLine
     predicted: CountAndBytes
     announced: CountAndBytes | None
     recorded: CountAndBytes
-    why: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -112,35 +112,10 @@ def explanation(row: VerifiedRow) -> str:
     return next((known.name for known in EXPLANATIONS if known.covers(row)), "")
 
 
-class Verification(NamedTuple):
-    """``steps`` are numbers of steps by kind, in the order of ``SOURCES``. ``trouble`` says why the comparison as a
-    whole does not hold, whatever the rows are."""
-
-    rows: tuple[VerifiedRow, ...]
-    steps: dict[str, tuple[int, int, int]]
-    trouble: tuple[str, ...]
-
-    @property
-    def explained(self) -> tuple[VerifiedRow, ...]:
-        return tuple(row for row in self.rows if not row.agrees and row.why)
-
-    @property
-    def unexplained(self) -> tuple[VerifiedRow, ...]:
-        return tuple(row for row in self.rows if not row.agrees and not row.why)
-
-    @property
-    def unlike(self) -> dict[str, tuple[int, int, int]]:
-        """The kinds of which the runs had different numbers of steps."""
-        return {kind: counts for kind, counts in self.steps.items() if len(set(counts)) > 1}
-
-    @property
-    def agrees(self) -> bool:
-        """Whether every difference is explained."""
-        return not (self.unexplained or self.unlike or self.trouble)
-
-
-def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) -> Verification:
-    """``announced`` is a document of ``single_run --counted``."""
+def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) -> Document:
+    """The document of the comparison: ``agrees`` where every difference is explained. ``steps`` are numbers of steps by
+    kind, in the order of ``SOURCES``. ``trouble`` says why the comparison as a whole does not hold, whatever the rows
+    are. ``announced`` is a document of ``single_run --counted``."""
     p, r = counted_lines(predicted), counted_lines(recorded)
     a = {
         CountedLine(*(row[name] for name in CountedLine._fields)): CountAndBytes(row["count"], row["bytes"])
@@ -156,12 +131,24 @@ def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) ->
         )
         for line in sorted({*p, *a, *r})
     ]
-    rows += _per_step(predicted, recorded)
-    return Verification(
-        tuple(row if row.agrees else row._replace(why=explanation(row)) for row in rows),
-        _steps(predicted, announced, recorded),
-        tuple(_trouble(predicted, recorded)),
-    )
+    found = [_plain(row) for row in (*rows, *_per_step(predicted, recorded))]
+    unexplained = [row for row in found if not row["agrees"] and not row["why"]]
+    steps, trouble = _steps(predicted, announced, recorded), list(_trouble(predicted, recorded))
+    content = {
+        "agrees": not (unexplained or _unlike(steps) or trouble),
+        "compared": len(found),
+        "steps": steps,
+        "trouble": trouble,
+        "explained": [row for row in found if row["why"]],
+        "unexplained": unexplained,
+        "rows": found,
+    }
+    return content | {"conclusion": conclusion(content)}
+
+
+def _unlike(steps: Mapping[str, Sequence[int]]) -> list[str]:
+    """The kinds of which the runs had different numbers of steps."""
+    return [kind for kind, counts in steps.items() if len(set(counts)) > 1]
 
 
 def _per_step(predicted: Result, recorded: Result) -> Iterator[VerifiedRow]:
@@ -187,15 +174,13 @@ def _means(result: Result) -> dict[tuple[str, str, str], float]:
     }
 
 
-def _steps(
-    predicted: Result, announced: Mapping[str, Any], recorded: Result
-) -> dict[str, tuple[int, int, int]]:
+def _steps(predicted: Result, announced: Mapping[str, Any], recorded: Result) -> dict[str, list[int]]:
     p, r = (
         {k: c.steps for k, c in one.per_step.items() if not k.endswith(STEADY)}
         for one in (predicted, recorded)
     )
     a = announced["steps"]
-    return {kind: (p.get(kind, 0), a.get(kind, 0), r.get(kind, 0)) for kind in sorted({*p, *a, *r})}
+    return {kind: [side.get(kind, 0) for side in (p, a, r)] for kind in sorted({*p, *a, *r})}
 
 
 def _trouble(predicted: Result, recorded: Result) -> Iterator[str]:
@@ -209,25 +194,11 @@ def _trouble(predicted: Result, recorded: Result) -> Iterator[str]:
             yield f"the {name} run counted nothing: {why or 'it had no steps'}"
 
 
-def document(found: Verification) -> dict[str, Any]:
-    """Plain dicts and lists."""
-    content = {
-        "agrees": found.agrees,
-        "compared": len(found.rows),
-        "steps": {kind: list(counts) for kind, counts in found.steps.items()},
-        "trouble": list(found.trouble),
-        "explained": [_plain(row) for row in found.explained],
-        "unexplained": [_plain(row) for row in found.unexplained],
-        "rows": [_plain(row) for row in found.rows],
-    }
-    return content | {"conclusion": conclusion(content)}
-
-
-def conclusion(document: dict[str, Any]) -> str:
+def conclusion(document: Document) -> str:
     """Return the verdict with the numbers of counts that differ."""
     differ = len(document["unexplained"])
     known = len(document["explained"])
-    unlike = ", ".join(kind for kind, counts in document["steps"].items() if len(set(counts)) > 1)
+    unlike = ", ".join(_unlike(document["steps"]))
     parts = [
         f"{document['compared']} counts compared",
         f"{differ} differ without a known reason" if differ else "none differs without a known reason",
@@ -238,13 +209,18 @@ def conclusion(document: dict[str, Any]) -> str:
     return f"{'agree' if document['agrees'] else 'DISAGREE'}: {'; '.join(parts)}."
 
 
-def _plain(row: VerifiedRow) -> dict[str, Any]:
+def _plain(row: VerifiedRow) -> Document:
     tallies = ((name, getattr(row, name)) for name in SOURCES)
     counts: dict[str, Any] = {
         name: None if tally is None else {"count": tally.times, "bytes": tally.bytes}
         for name, tally in tallies
     }
-    return {**row.line._asdict(), **counts, "agrees": row.agrees, "why": row.why}
+    return {
+        **row.line._asdict(),
+        **counts,
+        "agrees": row.agrees,
+        "why": "" if row.agrees else explanation(row),
+    }
 
 
 # All requests arrive at once and no token ends one, so that the schedule depends neither on the machine's speed nor on
@@ -279,8 +255,8 @@ def stages(scenario: str, overrides: Sequence[str], folder: Path, *, device: str
     ]
 
 
-def conduct(plan: Sequence[GpuStage], folder: Path, notify: Callable[[str], object]) -> Verification:
-    """Run the stages, which write into ``folder``. Raises VerificationError."""
+def conduct(plan: Sequence[GpuStage], folder: Path, notify: Callable[[str], object]) -> Document:
+    """Run the stages, which write into ``folder``, and compare the counts. Raises VerificationError."""
     run = in_process(sys.executable, folder)
     for stage in plan:
         notify(f"{stage.name}: {' '.join(stage.arguments[1:])}")
@@ -290,7 +266,7 @@ def conduct(plan: Sequence[GpuStage], folder: Path, notify: Callable[[str], obje
     return _verified(*(folder / f"{source}.json" for source in SOURCES))
 
 
-def _verified(predicted: Path, announced: Path, recorded: Path) -> Verification:
+def _verified(predicted: Path, announced: Path, recorded: Path) -> Document:
     counts = json.loads(announced.read_text(encoding="utf-8"))
     return verify(read(predicted), counts, read(recorded))
 
@@ -299,10 +275,10 @@ def main(arguments: Sequence[str]) -> int:
     """``PREDICTED.json ANNOUNCED.json RECORDED.json OUTPUT.json``. Returns 1 if the counts do not agree."""
     *files, output = map(Path, arguments)
     found = _verified(*files)
-    write_whole(output, json.dumps(document(found), indent=1) + "\n")
-    kinds = f"{len(found.unlike)} kinds of steps with different numbers of steps"
-    print("; ".join([f"{len(found.unexplained)} unexplained differences", kinds, *found.trouble]))
-    return 0 if found.agrees else 1
+    write_whole(output, json.dumps(found, indent=1) + "\n")
+    kinds = f"{len(_unlike(found['steps']))} kinds of steps with different numbers of steps"
+    print("; ".join([f"{len(found['unexplained'])} unexplained differences", kinds, *found["trouble"]]))
+    return 0 if found["agrees"] else 1
 
 
 if __name__ == "__main__":

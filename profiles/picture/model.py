@@ -133,3 +133,12 @@ def _moved(scene: Scene, group: str, by: int) -> Scene:
         ),
         boundaries=tuple(b._replace(group=named(b.group), at=b.at + by) for b in scene.boundaries),
     )
+
+
+def counted(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """How many of the spans are open, at each instant at which that changes."""
+    open_now, found = 0, dict[int, int]()
+    for at, by in sorted((at, by) for start, end in spans for at, by in ((start, 1), (end, -1))):
+        open_now += by
+        found[at] = open_now
+    return list(found.items())

@@ -17,7 +17,7 @@ from ..record.files import packed_whole, replaced
 from ..record.recording import RecordedTimeline
 from ..record.timeline import Call, Op, Range, Wait
 from .draw import TimelineView
-from .model import KINDS
+from .model import KINDS, counted
 
 Event = dict[str, Any]
 Packet = Any  # Perfetto's TracePacket, which has no types
@@ -90,7 +90,7 @@ def content(timeline: RecordedTimeline, arrivals: Sequence[tuple[int, int]] = ()
     found = _Content(TimelineView(timeline))
     slices = sorted(found.slices(), key=lambda piece: (piece.start, -piece.end))
     begin = timeline.windows[0].start if timeline.windows else 0
-    waiting = _counted((begin + start, begin + end) for start, end in arrivals)
+    waiting = counted((begin + start, begin + end) for start, end in arrivals)
     counters = [*found.counters(), TraceCounter("waiting", "requests", waiting)]
     tracks = dict.fromkeys([*found.named_tracks(), *(piece.track for piece in slices)])
     return TraceContent([*tracks], slices, [counter for counter in counters if counter.values])
@@ -205,15 +205,6 @@ class _Content:
 def _of(record: Range | Call) -> dict[str, Any]:
     more = {"size": record.size} if isinstance(record, Range) else {"range": record.range}
     return {"step": record.step, **more}
-
-
-def _counted(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """How many of the spans are open, at each instant at which that changes."""
-    open_now, found = 0, dict[int, int]()
-    for at, by in sorted((at, by) for start, end in spans for at, by in ((start, 1), (end, -1))):
-        open_now += by
-        found[at] = open_now
-    return list(found.items())
 
 
 def draw(path: Path, timelines: Mapping[str, TraceContent]) -> int:

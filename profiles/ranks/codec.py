@@ -187,10 +187,6 @@ def _unpacked_bytes(plain: Any) -> bytes:
     return binascii.a2b_base64(plain, strict_mode=True)
 
 
-def _unpacked_array(plain: Any) -> array[int]:
-    return array("q", _unpacked_bytes(plain))
-
-
 def _packed_tensor(tensor: torch.Tensor) -> Any:
     """Of the host's memory."""
     body = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
@@ -228,15 +224,13 @@ _PACKERS: Final[Mapping[type, Callable[[Any], Any]]] = {
     torch.dtype: lambda dtype: str(dtype).removeprefix("torch."),
 }
 _SCALARS: Final[Mapping[Any, Reader]] = {
-    None: _checked(lambda plain: plain is None, "nothing"),
-    type(None): _checked(lambda plain: plain is None, "nothing"),
-    Any: _checked(lambda plain: plain is None, "nothing"),
+    **dict.fromkeys((None, type(None), Any), _checked(lambda plain: plain is None, "nothing")),
     bool: _checked(lambda plain: type(plain) is bool, "true or false"),
     int: _checked(lambda plain: type(plain) is int, "a whole number"),
     float: _checked(lambda plain: type(plain) in (int, float), "a number"),
     str: _checked(lambda plain: type(plain) is str, "a text"),
     bytes: _converted(_unpacked_bytes, "bytes"),
-    _Array: _converted(_unpacked_array, "whole numbers of 8 bytes"),
+    _Array: _converted(lambda plain: array("q", _unpacked_bytes(plain)), "whole numbers of 8 bytes"),
     torch.Tensor: _converted(_unpacked_tensor, "a tensor"),
     torch.dtype: _converted(_dtype, "a type of numbers"),
 }

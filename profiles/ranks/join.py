@@ -11,14 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
-from ..measure.metrics import (
-    Metrics,
-    acceptance_metrics,
-    computes,
-    plain,
-    request_metrics,
-    transfer_metrics,
-)
+from ..measure.metrics import Metrics, acceptance_metrics, computes, plain, request_metrics, transfer_metrics
 from ..measure.requests import AcceptanceLog, RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
 from ..measure.waiting import OUTSIDE_TURNS, bubble

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 
 from ..platform.machine import MachineError
-from .transports import NO_BYTES, ArrivedTensors
+from .transports import NO_BYTES, IncomingTensors, TensorTransport
 
 _POLL_S: Final = 5e-5  # seconds between two looks at a transfer
 
@@ -40,8 +40,9 @@ class _NixlTicket(NamedTuple):
         return self.address, self.size, 0
 
 
-class NixlTransport:
-    """The receiver reads from the sender's buffer, and its notification frees that buffer.
+class NixlTransport(TensorTransport):
+    """The receiver reads from the sender's buffer, and its notification frees that buffer. What no receiver has read is
+    dropped with the process.
 
     Buffers are registered once and reused; a new one is made where no free one is large enough.
     """
@@ -85,18 +86,13 @@ class NixlTransport:
             metadata = agent.get_partial_agent_metadata(agent.get_reg_descs([memory]), inc_conn_info=True)
         return _NixlTicket(self._name, number, memory.data_ptr(), size, metadata), NO_BYTES
 
-    def push(self, to: int, body: torch.Tensor) -> None: ...
-
-    def take(self, source: int, ticket: _NixlTicket | None, inline: torch.Tensor) -> ArrivedTensors:  # noqa: ARG002
+    def take(self, source: int, ticket: _NixlTicket | None, inline: torch.Tensor) -> IncomingTensors:  # noqa: ARG002
         if ticket is None:
-            return ArrivedTensors(inline)
+            return IncomingTensors(inline)
         try:
-            return ArrivedTensors(self._read(ticket))
+            return IncomingTensors(self._read(ticket))
         except Exception as error:  # as above
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
-
-    def close(self) -> None:
-        """What no receiver has read is dropped with the process."""
 
     def _read(self, ticket: _NixlTicket) -> torch.Tensor:
         agent = self._agent

@@ -23,15 +23,7 @@ from ...sched.observe import Clock
 from .codec import MalformedMessageError
 from .staging import TensorStaging
 from .transports import NO_BYTES, TensorTransport
-from .wire import (
-    ArrivedMessage,
-    MessageFormat,
-    MessageHead,
-    packed,
-    receive_message,
-    send_message,
-    shapes_of,
-)
+from .wire import ArrivedMessage, MessageFormat, MessageHead, packed, receive_message, send_message, shapes_of
 
 _BYE: Final = "bye"
 _ALIVE: Final = "alive"

@@ -49,9 +49,9 @@ from .join import Report
 from .nixl import NixlTransport, require_nixl
 from .process_link import ProcessLink
 from .specs import RankSpec, rank_specs
-from .staging import DeviceStaging, TensorStaging, VirtualStaging
+from .staging import TensorStaging, VirtualStaging
 from .torchrun import ProcessAddress, launched
-from .transports import MessageTransport, TensorTransport, nccl_transport, take_gpu
+from .transports import TensorTransport, nccl_transport, take_gpu
 
 PATIENCE: Final = 120.0  # seconds that a rank waits for another
 _LOCAL: Final = "127.0.0.1"
@@ -216,11 +216,11 @@ def _open_rank(
     its clock is real where the others' devices are."""
     resolved, options = task.resolved, task.options
     if task.kind == "cuda" and spec.is_router:
-        yield None, WallClock(), DeviceStaging(torch.device("cpu"))
+        yield None, WallClock(), TensorStaging(torch.device("cpu"))
     elif task.kind == "cuda":
         take_gpu()
         with open_cuda(resolved, sink, None) as machine:
-            yield machine, machine.clock, DeviceStaging(machine.device)
+            yield machine, machine.clock, TensorStaging(machine.device)
     else:
         hazards = options.hazards and not spec.is_router
         # Streams are numbered apart from other ranks', for the hazard checker.
@@ -244,7 +244,7 @@ def _transport(task: RunTask, names: Sequence[str], rank: int, machine: Machine 
     if _uses_nixl(task.resolved.scenario):
         return NixlTransport.start(names[rank], patience=PATIENCE)
     if task.kind == "vgpu":
-        return MessageTransport()
+        return TensorTransport()
     return nccl_transport(None if machine is None else machine.device)
 
 

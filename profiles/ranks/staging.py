@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -22,24 +22,35 @@ class SendTimes(NamedTuple):
     known: Sequence[int] = ()
 
 
-class TensorStaging(Protocol):
+class TensorStaging:
+    """For a real device, or for the host. The transport chooses how the bytes travel from there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def export(
-        self, tensors: Sequence[torch.Tensor], name: str
+        self,
+        tensors: Sequence[torch.Tensor],
+        name: str,  # noqa: ARG002
     ) -> tuple[Sequence[torch.Tensor], SendTimes | None]:
         """Values that a transport can take, after what the current stream has been given so far; with times where time
         is virtual."""
+        return tensors, None
 
     def flush(self, name: str) -> None:
-        """The current stream waits until what was exported under that name has left."""
+        """The current stream waits until what was exported under that name has left. Here it packs what is sent itself,
+        in stream order."""
 
-    def place(self, values: Sequence[torch.Tensor], times: SendTimes | None) -> tuple[torch.Tensor, ...]:
+    def place(self, values: Sequence[torch.Tensor], times: SendTimes | None) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
         """Tensors of the device, for the current stream."""
+        return tuple(value.to(self._device) for value in values)
 
     def seconds(self, ns: int) -> float:
         """How long a rank really waits while its clock advances by ``ns``."""
+        return max(0, ns) / 1e9
 
 
-class VirtualStaging:
+class VirtualStaging(TensorStaging):
     """For a virtual GPU. The link takes no time, as the network is not emulated; nothing arrives before it was sent."""
 
     def __init__(self, gpu: VirtualGpu) -> None:
@@ -71,22 +82,3 @@ class VirtualStaging:
 
     def seconds(self, ns: int) -> float:  # noqa: ARG002
         return 0.0
-
-
-class DeviceStaging:
-    """For a real device, or for the host. The transport chooses how the bytes travel from there."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def export(self, tensors: Sequence[torch.Tensor], name: str) -> tuple[Sequence[torch.Tensor], None]:  # noqa: ARG002
-        return tensors, None
-
-    def flush(self, name: str) -> None:
-        """Nothing to wait for: the current stream itself packs what is sent, in stream order."""
-
-    def place(self, values: Sequence[torch.Tensor], times: SendTimes | None) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
-        return tuple(value.to(self._device) for value in values)
-
-    def seconds(self, ns: int) -> float:
-        return max(0, ns) / 1e9

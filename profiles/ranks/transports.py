@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,62 +18,50 @@ from .torchrun import local_rank
 NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
-class IncomingTensors(Protocol):
-    """The bytes of a message's tensors, perhaps still on their way."""
+class IncomingTensors(NamedTuple):
+    """The bytes of a message's tensors, still on their way where there is ``work`` of torch.distributed's."""
+
+    body: torch.Tensor
+    work: Any = None
 
     def arrived(self) -> bool:
         """Whether all of them are there."""
+        return self.work is None or bool(self.work.is_completed())
 
     def wait(self) -> torch.Tensor:
         """The bytes; the current stream waits for them."""
+        if self.work is not None:
+            self.work.wait()  # with NCCL the current stream waits, and not the host
+            if self.body.is_cuda:
+                self.body.record_stream(torch.cuda.current_stream())
+        return self.body
 
 
-class TensorTransport(Protocol):
-    """``body``: bytes of the host's or of a device's memory, written by what the current stream was given so far.
-    ``ticket_type``: of what ``offer`` returns, for ``codec.reader``."""
+class TensorTransport:
+    """Tensors travel with the message that names them, through the host's memory; other transports override that.
 
-    ticket_type: Any
+    ``body``: bytes of the host's or of a device's memory, written by what the current stream was given so far.
+    ``ticket_type``: of what ``offer`` returns, for ``codec.reader``.
+    """
 
-    def offer(self, to: int, body: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    ticket_type: Any = None
+
+    def offer(self, to: int, body: torch.Tensor) -> tuple[Any, torch.Tensor]:  # noqa: ARG002
         """A ticket by which the receiver takes the body, and the bytes that travel with the message itself."""
+        return None, body.cpu()
 
     def push(self, to: int, body: torch.Tensor) -> None:
         """Send what does not travel with the message. Called after the message was queued."""
 
-    def take(self, source: int, ticket: Any, inline: torch.Tensor) -> IncomingTensors:
+    def take(self, source: int, ticket: Any, inline: torch.Tensor) -> IncomingTensors:  # noqa: ARG002
         """Take what was offered. Called in the order in which one peer offered. Raises RuntimeError."""
+        return IncomingTensors(inline)
 
     def close(self) -> None:
         """Return once what was pushed has left."""
 
 
-class ArrivedTensors(NamedTuple):
-    body: torch.Tensor
-
-    def arrived(self) -> bool:
-        return True
-
-    def wait(self) -> torch.Tensor:
-        return self.body
-
-
-class MessageTransport:
-    """Tensors travel with the message that names them, through the host's memory."""
-
-    ticket_type: Any = None
-
-    def offer(self, to: int, body: torch.Tensor) -> tuple[None, torch.Tensor]:  # noqa: ARG002
-        return None, body.cpu()
-
-    def push(self, to: int, body: torch.Tensor) -> None: ...
-
-    def take(self, source: int, ticket: None, inline: torch.Tensor) -> ArrivedTensors:  # noqa: ARG002
-        return ArrivedTensors(inline)
-
-    def close(self) -> None: ...
-
-
-class DirectTransport:
+class DirectTransport(TensorTransport):
     """From device to device between ``ranks``, which the backend can join; between all others by messages.
 
     There is one process group for each direction: a communicator works in the order of its calls, so that in a common
@@ -101,13 +89,11 @@ class DirectTransport:
         work = dist.isend(body, to, group=self._groups[self._rank, to])
         self._leaving.append((work, body))
 
-    def take(
-        self, source: int, ticket: int | None, inline: torch.Tensor
-    ) -> ArrivedTensors | _TensorsInTransit:
+    def take(self, source: int, ticket: int | None, inline: torch.Tensor) -> IncomingTensors:
         if ticket is None:
-            return ArrivedTensors(inline)
+            return IncomingTensors(inline)
         body = torch.empty(ticket, dtype=torch.uint8, device=self._device)
-        return _TensorsInTransit(dist.irecv(body, source, group=self._groups[source, self._rank]), body)
+        return IncomingTensors(body, dist.irecv(body, source, group=self._groups[source, self._rank]))
 
     def close(self) -> None:
         for work, _ in self._leaving:
@@ -117,20 +103,6 @@ class DirectTransport:
 
     def _is_joined(self, to: int, body: torch.Tensor) -> bool:
         return (self._rank, to) in self._groups and body.device == self._device and bool(body.numel())
-
-
-class _TensorsInTransit(NamedTuple):
-    work: Any
-    body: torch.Tensor
-
-    def arrived(self) -> bool:
-        return bool(self.work.is_completed())
-
-    def wait(self) -> torch.Tensor:
-        self.work.wait()  # with NCCL the current stream waits, and not the host
-        if self.body.is_cuda:
-            self.body.record_stream(torch.cuda.current_stream())
-        return self.body
 
 
 def joinable(gpus: Sequence[str | None]) -> tuple[int, ...]:
@@ -157,7 +129,7 @@ def nccl_transport(device: torch.device | None) -> TensorTransport:  # cuda-only
     gpus = gathered_digests(None if device is None else _identity(device))
     ranks = joinable(gpus)
     if not ranks:
-        return MessageTransport()
+        return TensorTransport()
     return DirectTransport(device or torch.device("cpu"), ranks, "nccl")
 
 

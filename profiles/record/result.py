@@ -120,6 +120,12 @@ class CopyRow(ResultModel):
     host_us: Number  # its calls waited for the device
     exposed_us: Number
 
+    @property
+    def what(self) -> str:
+        """Like ``h2d pageable blocking``."""
+        direction = "kernel copy" if self.direction == "kernel" else self.direction
+        return " ".join(filter(None, (direction, self.host_memory, "blocking" * self.blocking)))
+
 
 class SyncRow(ResultModel):
     """Syncs, and other calls that waited, of one source line."""
@@ -134,6 +140,10 @@ class SyncRow(ResultModel):
     steady: Count  # of count, those in steady decodes
     host_us: Number
     exposed_us: Number
+
+    @property
+    def what(self) -> str:
+        return self.call
 
 
 IDLE_PARTS: Final = ("host_late", "dependency", "kernel_gap", "no_work", "residue")

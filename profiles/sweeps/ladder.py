@@ -21,7 +21,7 @@ from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, execute
 from ..record.provenance import ScenarioPart
-from ..record.result import SCHEMA_VERSION, Outputs, canonical
+from ..record.result import SCHEMA_VERSION, Outputs
 from ..run.runner import ObserverFactory, unobserved
 from .conclusion import ladder_conclusion
 
@@ -81,9 +81,6 @@ class Ladder:
             ],
         }
         return content | {"conclusion": ladder_conclusion(content)}
-
-    def to_json(self) -> str:
-        return canonical(self.document())
 
 
 def _rows(relay: RelayChoice, overlap: bool, mode: Speculation | None) -> dict[str, RelayRow | DraftRow]:

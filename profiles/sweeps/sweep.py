@@ -10,8 +10,8 @@ import pickle
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+from itertools import chain, product
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError
@@ -20,7 +20,7 @@ from ..judge.effects import MetricValue, full_name, metric_values
 from ..judge.likeness import comparable, same_tokens
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
-from ..judge.trials import unfinished
+from ..judge.trials import Tokens, unfinished
 from ..platform.engine_choice import EngineChoice
 from ..platform.names import load_named
 from ..record.result import Abstained, Result
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .runs import Answer, Runs
 
 Tone = Literal["better", "worse", "even"]
-Tokens = Literal["equal", "different", "not applicable"]
 
 # The default baseline and candidate.
 OVERLAP_PAYS: Final = ("overlap=false", "overlap=true")
@@ -41,8 +40,6 @@ class SweepError(ValueError):
 
 
 Place = tuple[str, ...]
-Questions: TypeAlias = "Sequence[Resolved] | str"
-"""The questions of a cell, one for each side, or the reason why it cannot run."""
 
 
 class Axis(NamedTuple):
@@ -182,11 +179,12 @@ def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _:
         if isinstance(questions, str):
             yield Cell(place, refusal=questions)
         else:
-            found = _cell(plan, place, [next(answers) for _ in questions])
+            found = answered(plan, place, [next(answers) for _ in questions])
             yield replace(found, files=() if found.refusal else tuple(map(runs.file, questions)))
 
 
-def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Questions:
+def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Sequence[Resolved] | str:
+    """The questions of a cell, one for each side, or the reason why it cannot run."""
     try:
         return [_resolved(plan, place, side) for side in plan.sides]
     except ScenarioError as error:
@@ -220,22 +218,17 @@ def _can_be_read(plan: SweepPlan, place: Place) -> bool:
         return False
 
 
-def _cell(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
-    refusal = next((answer for answer in answers if isinstance(answer, str)), "")
-    if refusal:
-        return Cell(place, refusal=refusal)
-    return answered(plan, place, [answer for answer in answers if not isinstance(answer, str)])
-
-
 def _packed(result: Result) -> bytes:
     none = Abstained(abstained="a sweep keeps no outputs")
     kept = result.model_copy(update={"requests": (), "copies": (), "syncs": (), "outputs": none})
     return zlib.compress(pickle.dumps(kept))
 
 
-def answered(plan: SweepPlan, place: tuple[str, ...], results: Sequence[Result]) -> Cell:
-    """The cell of which these are the results, one for each side."""
-    reason = next(filter(None, map(unfinished, results)), "")
+def answered(plan: SweepPlan, place: tuple[str, ...], answers: Sequence[Answer]) -> Cell:
+    """The cell of which these are the results, one for each side, or the reasons why a side has none."""
+    results = [answer for answer in answers if not isinstance(answer, str)]
+    refused = (answer for answer in answers if isinstance(answer, str))
+    reason = next(filter(None, chain(refused, map(unfinished, results))), "")
     found = [metric_values(result, (plan.metric,)).get(plan.metric) for result in results]
     known = tuple(value for value in found if value is not None)
     if reason or len(known) < len(found):

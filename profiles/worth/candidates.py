@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -128,9 +128,6 @@ def _take(line: SourceLine, row: CopyRow | SyncRow) -> None:
     line.waits |= row.host_us > 0 or (row.blocking if isinstance(row, CopyRow) else row.sync)
     line.exposed_us += row.exposed_us
     line.host_us += row.host_us
+    line.what[row.what] = None
     if isinstance(row, CopyRow):
         line.pinnable |= row.direction in ("h2d", "d2h") and (row.blocking or row.host_memory == "pageable")
-        words: Mapping[str, bool] = {row.host_memory: bool(row.host_memory), "blocking": row.blocking}
-        line.what[" ".join((row.direction, *(word for word, has in words.items() if has)))] = None
-    else:
-        line.what[row.call] = None

@@ -111,15 +111,14 @@ class Trial:
         options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
         try:
             result = execute(question, question.relays[0], options, extra_sink=settles).result
-        except (
-            TimelineError
-        ):  # records of a step came after later steps had been settled: the host did not wait at all
+        except TimelineError:
+            # Records of a step came after later steps had been settled: the host did not wait at all.
             return Figures(None, None, None, None, None, "", sys.maxsize)
         return figures(result, settles)
 
 
 def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) -> HardwareProfile:
-    """The profile with other host times of a phase, for every kind of step."""
+    """The profile with other host times of a phase, for every kind of step. They may be longer than a file's may."""
 
     def changed(line: PhaseLine) -> dict[str, object]:
         a, b = factor * line.a.value + extra, factor * line.b.value

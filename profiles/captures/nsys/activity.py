@@ -76,16 +76,9 @@ class Tables:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Tables]:
+def readable(path: Path) -> Iterator[sqlite3.Connection]:
     """Open an export read-only. Raises CaptureFileError for what sqlite cannot read, also while it is read, and
     OSError."""
-    with readable(path) as connection:
-        yield Tables(connection)
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection, as ``opened`` makes one."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise CaptureFileError(f"{path}: not an sqlite file")

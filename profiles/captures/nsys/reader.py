@@ -17,7 +17,7 @@ from typing import Any, Final
 from ...measure.intervals import covered
 from ..capture import CapturedRange, CaptureFileError, ProfilerCapture
 from . import activity
-from .activity import STRINGS, Activity, Tables, number, opened, quoted, readable, whole
+from .activity import STRINGS, Activity, Tables, number, quoted, readable, whole
 
 PROCESS: Final = ~0xFFFFFF
 METADATA: Final = ("META_DATA_EXPORT", "META_DATA_CAPTURE")
@@ -31,7 +31,8 @@ _WARNING: Final = 2  # severity in DIAGNOSTIC_EVENT; larger ones are worse
 @contextmanager
 def open_export(path: Path) -> Iterator[ProfilerCapture]:
     """A capture whose rows can be read until the block ends. Raises CaptureFileError, OSError."""
-    with opened(path) as tables:
+    with readable(path) as connection:
+        tables = Tables(connection)
         strings = tables.strings()
         yield ProfilerCapture(
             tool="nsys",

@@ -90,14 +90,14 @@ def test_counts_of_no_step_are_left_out(result):
 
 
 def test_idle_parts_sum_to_the_total(result):
-    parts = {part.part: part.a for part in idle([result()], [result()])}
+    parts = {part["part"]: part["a"] for part in idle([result()], [result()])}
     whole = sum(parts[name] for name in ("host_late", "dependency", "kernel_gap", "no_work", "residue"))
     assert whole == pytest.approx(parts["forward_idle"])
 
 
 def test_a_side_without_idle_time_has_no_parts(result):
     silent = result({"idle": {"abstained": "no kernel was seen"}})
-    parts = {part.part: (part.a, part.b) for part in idle([result()], [silent])}
+    parts = {part["part"]: (part["a"], part["b"]) for part in idle([result()], [silent])}
     assert parts["host_late"][0] is not None and parts["host_late"][1] is None
 
 

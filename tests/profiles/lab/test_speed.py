@@ -49,7 +49,7 @@ def run(
 
 
 def verdicts(result: Result) -> dict[str, bool | None]:
-    return {figure.name: figure.met for figure in figures(result) if figure.bar}
+    return {figure["name"]: figure["met"] for figure in figures(result) if figure["bar"]}
 
 
 def test_a_good_run_meets_every_limit() -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from schedbench.profiles.ranks.process_link import ProcessLink
-from schedbench.profiles.ranks.staging import DeviceStaging
+from schedbench.profiles.ranks.staging import TensorStaging
 from schedbench.profiles.ranks.transports import DirectTransport
 from schedbench.sched.link import FOREVER
 from tests.profiles.ranks.slow_peer_process import Clock
@@ -71,7 +71,7 @@ def connected(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
     transport = SlowTransport(torch.device("cpu"), JOINED, "gloo")
     return ProcessLink(
         ("one", "two", "context"),
-        DeviceStaging(torch.device("cpu")),
+        TensorStaging(torch.device("cpu")),
         Clock(),
         patience=30,
         transport=transport,

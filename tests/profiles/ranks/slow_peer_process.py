@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from schedbench.profiles.ranks.process_link import ProcessLink
-from schedbench.profiles.ranks.staging import DeviceStaging
-from schedbench.profiles.ranks.transports import MessageTransport
+from schedbench.profiles.ranks.staging import TensorStaging
+from schedbench.profiles.ranks.transports import TensorTransport
 from schedbench.sched.link import FOREVER, LinkError
 
 PATIENCE = 2.0  # seconds
@@ -38,10 +38,10 @@ def connected(rank: int, port: int) -> ProcessLink:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
     return ProcessLink(
         ("the one", "the other"),
-        DeviceStaging(torch.device("cpu")),
+        TensorStaging(torch.device("cpu")),
         Clock(),
         patience=PATIENCE,
-        transport=MessageTransport(),
+        transport=TensorTransport(),
         types={"word": str},
     )
 

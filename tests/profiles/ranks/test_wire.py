@@ -20,8 +20,8 @@ from schedbench.profiles.ranks import process_link, wire
 from schedbench.profiles.ranks.codec import MalformedMessageError, encode, parse, reader
 from schedbench.profiles.ranks.process_link import ProcessLink
 from schedbench.profiles.ranks.processes import MESSAGE_TYPES, RESULT
-from schedbench.profiles.ranks.staging import DeviceStaging
-from schedbench.profiles.ranks.transports import MessageTransport
+from schedbench.profiles.ranks.staging import TensorStaging
+from schedbench.profiles.ranks.transports import TensorTransport
 from schedbench.profiles.ranks.wire import MessageFormat, MessageHead
 from schedbench.profiles.run.task import RankReport
 from schedbench.sched.config import SamplingParams
@@ -140,10 +140,10 @@ def error_of(monkeypatch: pytest.MonkeyPatch, stream: bytes) -> str:
         monkeypatch.setattr(module, "dist", group)
     link = ProcessLink(
         ("prefill", "decode"),
-        DeviceStaging(torch.device("cpu")),
+        TensorStaging(torch.device("cpu")),
         Clock(),
         patience=20,
-        transport=MessageTransport(),
+        transport=TensorTransport(),
         types=MESSAGE_TYPES,
     )
     with pytest.raises(LinkError) as refused:

@@ -40,7 +40,7 @@ def test_a_rung_for_each_relay_in_order(ladder: Ladder) -> None:
 
 
 def test_the_document_holds_a_result_for_each(ladder: Ladder) -> None:
-    document = json.loads(ladder.to_json())
+    document = json.loads(json.dumps(ladder.document()))
     first, second, third = document["rungs"]
     assert first["changes"] == {}
     assert second["changes"]["advance"] == ["advance_host_side", "advance_new_tensor"]
