@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from schedbench.profiles.engines.client import EngineFailedError
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.sglang.hisparse_kernels import load_cache_to_device_buffer
 from schedbench.profiles.record.result import Hazards, Result
 
-from .test_sglang import WHEELS, changed, ended_engines, given_wheels, median, run
+from .test_sglang import BEFORE, CLONE, WHEELS, changed, ended_engines, given, given_wheels, median, run
 
 __all__ = ["ended_engines"]  # a fixture
 
 RELEASE = "0.5.23"
+SENTINELS, LENGTHS = "8b473aa0b", "c4b6b5ea1"  # #25944 and #26020
 HOSTED = ("engine.page_size=64", "engine.hisparse.device_buffer_size=64")
 COORDINATOR = "sglang/srt/managers/hisparse_coordinator.py"
 
@@ -98,17 +100,30 @@ def test_a_steady_decode_backs_up_its_previous_tokens_beside_the_forward() -> No
 
 
 @given_wheels
-def test_a_backup_that_does_not_wait_for_the_forward_is_a_hazard(tmp_path: Path) -> None:
+def test_a_forward_that_does_not_wait_for_the_backup_is_a_hazard(tmp_path: Path) -> None:
     with zipfile.ZipFile(next(Path(WHEELS).glob(f"sglang-{RELEASE}-*.whl"))) as wheel:
         wheel.extractall(tmp_path)
-    wait = "self.decode_backup_stream.wait_stream(self.decode_producer_stream)"
-    changed(tmp_path / COORDINATOR, wait, "pass")
+    changed(tmp_path / COORDINATOR, "self._backup_done_event.wait(device_module.current_stream())", "pass")
     hazards = hosted(f"sglang:{tmp_path}", hazards=True).hazards
     assert isinstance(hazards, Hazards)
     assert any(
         {finding.first.stream, finding.second and finding.second.stream} == {"forward", "backup"}
         for finding in hazards.findings
     )
+
+
+@given
+def test_the_commits_of_the_ladder_have_the_errors_that_it_is_said_to_have() -> None:
+    """After #25944 hot buffers are found by sentinels instead of lengths, which #26020 mends; #26425 forgets the rows
+    of the batch that rejoins (``docs/hisparse.md``)."""
+    ours = hosted(None).outputs
+    assert hosted(f"sglang:{CLONE}@{SENTINELS}").outputs != ours
+    mended = hosted(f"sglang:{CLONE}@{LENGTHS}")
+    assert mended.outputs == ours
+    assert mended.per_step["decode.steady"].streams["schedule"]["d2h_blocking"].median == 1
+    with pytest.raises(EngineFailedError) as crashed:
+        hosted(f"sglang:{CLONE}@{BEFORE}")
+    assert "req_idx = int(req_pool_indices_cpu[i])" in str(crashed.value)
 
 
 @given_wheels
