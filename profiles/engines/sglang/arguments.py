@@ -84,9 +84,8 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "enable_metrics": False,
         "stream_interval": 1,
     }
-    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
-    if MODES["hisparse"].on(resolved.scenario):
-        more |= hisparse_arguments(engine, resolved.model)
+    hosted = hisparse_arguments(engine, resolved.model)
+    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine) | hosted
     shared = _data_ranks(engine, config)
     wanted |= more | shared
     decisive = {*_DECISIVE, *(name for name in more if name.startswith(_DECISIVE_BEGINNINGS))}

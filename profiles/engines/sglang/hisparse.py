@@ -31,7 +31,10 @@ _INDEX_HEAD: Final = 128  # the only size of SGLang's own keys of the indexer, w
 
 
 def arguments(engine: EngineSection, model: ModelConfig) -> dict[str, Any]:
-    """SGLang's arguments of KV on the host. Raises EngineError for a ratio or a page size that it does not have."""
+    """SGLang's arguments of KV on the host, none where it is off. Raises EngineError for a ratio or a page size that it
+    does not have."""
+    if not engine.hisparse.enabled:
+        return {}
     if engine.page_size != PAGE:
         raise EngineError(f"SGLang's hisparse has pages of {PAGE} tokens: set engine.page_size={PAGE}")
     wanted = engine.hisparse

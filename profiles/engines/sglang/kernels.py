@@ -42,10 +42,10 @@ def compiled_kernels() -> None:
         if isinstance(package, HollowModule):
             for name, kernel in _KERNELS.items():
                 setattr(package, name, partial(fused.run_as_one_kernel, name, kernel))
-    kvcacheio = import_module("sgl_kernel.kvcacheio")
-    if isinstance(kvcacheio, HollowModule):
-        kvcacheio.transfer_kv_all_layer_mla = hisparse_kernels.back_up_by_names
-        kvcacheio.get_device_accessible_ptr = lambda tensor, _: tensor.data_ptr()
+    transfers = import_module("sgl_kernel.kvcacheio")
+    if isinstance(transfers, HollowModule):
+        for name, function in _TRANSFERS.items():
+            setattr(transfers, name, function)
 
 
 def _clamp_position(positions: torch.Tensor, lens: torch.Tensor) -> None:
@@ -242,6 +242,11 @@ _KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
 # Kernels that a module of SGLang has under another name.
 _RENAMED: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
     ("speculative_sampling", "sample"): _sample_tree,
+}
+# Functions of ``sgl_kernel.kvcacheio``.
+_TRANSFERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "transfer_kv_all_layer_mla": hisparse_kernels.back_up_by_names,
+    "get_device_accessible_ptr": lambda tensor, _: tensor.data_ptr(),
 }
 # Functions that launch a kernel whose time and accesses follow from its values.
 _LAUNCHES: Final[Mapping[str, Callable[..., Any]]] = {

@@ -159,11 +159,7 @@ class RunnerStub:
             enable_memory_saver=False,
         )
         if MODES["hisparse"].on(self._parts.resolved.scenario):
-            self._hosted = hosted = HostedKV(
-                runner.req_to_token_pool, args, self._parts.resolved.model, runner.pp_group.cpu_group
-            )
-            runner.enable_hisparse, runner.hisparse_coordinator = True, hosted.coordinator
-            runner.token_to_kv_pool, runner.token_to_kv_pool_allocator = hosted.pool, hosted.allocator
+            self._host(runner, args)
             return
         runner.token_to_kv_pool = fitted(
             pools.MHATokenToKVPool,
@@ -184,6 +180,13 @@ class RunnerStub:
             kvcache=runner.token_to_kv_pool,
             need_sort=False,
         )
+
+    def _host(self, runner: Any, args: Any) -> None:
+        """SGLang's pools where KV is on the host."""
+        group, model = runner.pp_group.cpu_group, self._parts.resolved.model
+        self._hosted = hosted = HostedKV(runner.req_to_token_pool, args, model, group)
+        runner.enable_hisparse, runner.hisparse_coordinator = True, hosted.coordinator
+        runner.token_to_kv_pool, runner.token_to_kv_pool_allocator = hosted.pool, hosted.allocator
 
     def _overhang(self) -> int:
         """Positions behind a request's last token that drafts may be written to. In each of the two steps for which
