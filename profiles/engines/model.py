@@ -10,32 +10,58 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...sched.disagg.kv import KVPort
+from ...sched.memory.pools import KVPool
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder, Model
 from ...sched.model.draft import EagleDraft
+from ...sched.model.sparse import KVLocator
 from ...sched.model.tags import TaggedDecoder, TagPool
 from ...sched.pipeline import StageDecoder
 from ..run.compose import engine_config
-from ..run.compose_model import draft_weights, kv_pool, model_weights
+from ..run.compose_model import draft_weights, index_pool, kv_pool, model_weights, sparse_attention
 from ..run.system import SystemParts
 from ..vgpu.fused import run_as_one_kernel
 
 
-class EngineModel:
-    """Weights, and KV whose slots are numbered as the engine numbers them. ``tags`` with values none only."""
+class EngineKV(KVPool):
+    """KV in the engine's own tensors, which are caches of [slots, kv_heads, head_dim] for each layer."""
 
-    def __init__(self, parts: SystemParts) -> None:
+    def __init__(
+        self, k_cache: Sequence[torch.Tensor], v_cache: Sequence[torch.Tensor], page_size: int
+    ) -> None:
+        self.k_cache, self.v_cache = list(k_cache), list(v_cache)
+        self.page_size, self.tokens = page_size, len(k_cache[0]) - page_size
+
+
+class PlacedKV(NamedTuple):
+    """KV that is not in the slots of the page table."""
+
+    pool: EngineKV
+    locator: KVLocator
+
+
+class EngineModel:
+    """Weights, and KV whose slots are numbered as the engine numbers them, unless the engine has ``placed`` it
+    elsewhere. ``tags`` with values none only."""
+
+    def __init__(self, parts: SystemParts, placed: PlacedKV | None = None) -> None:
         self._resolved = resolved = parts.resolved
         self.config = config = engine_config(resolved, parts.machine)
         self.tags: TagPool | None = None
         self._stage, layers = parts.context.stage, parts.context.layers(resolved.model)
         self._weights = model_weights(resolved, config.device, parts.context)
-        self._kv = kv_pool(replace(resolved.model, num_layers=len(layers)), config)
+        self._locator = None if placed is None else placed.locator
+        self._kv: KVPool = (
+            kv_pool(replace(resolved.model, num_layers=len(layers)), config)
+            if placed is None
+            else placed.pool
+        )
+        self._index = index_pool(resolved, config)
         self.hidden = resolved.model.hidden_size, resolved.model.dtype
         if resolved.scenario.device.values == "none" and config.speculative is None:
             slots = config.kv_tokens + config.page_size
@@ -48,11 +74,15 @@ class EngineModel:
 
     def port(self) -> KVPort:
         """Reads and writes KV in the slots, and with values none the tags that stand for it."""
-        return KVPort(self._kv, self.tags)
+        return KVPort(self._kv, self.tags, index=self._index)
 
     def bare_decoder(self, pages: torch.Tensor) -> Decoder:
         """The decoder without tags."""
-        return Decoder(self._resolved.model, self._weights, kv=self._kv, req_to_token=pages)
+        resolved, weights, kv = self._resolved, self._weights, self._kv
+        sparse = sparse_attention(
+            resolved, weights, kv=kv, index=self._index, pages=pages, locator=self._locator
+        )
+        return Decoder(resolved.model, weights, kv=kv, req_to_token=pages, sparse=sparse)
 
     def tagged(self, model: Model, pages: torch.Tensor) -> Model:
         """With values none, a model that makes the launches of ``model`` and fingerprints from tags."""

@@ -34,7 +34,7 @@ from ...sched.model.draft import (
 )
 from ...sched.model.runner import GraphInput
 from ...sched.model.sampling import TokenSampler
-from ...sched.model.sparse import PageTableLocator, SparseAttention
+from ...sched.model.sparse import KVLocator, PageTableLocator, SparseAttention
 from ...sched.model.tags import TaggedDecoder, TagPool
 from ...sched.model.weights import Weights, empty_weights, seeded_weights
 from ...sched.observe import Observer
@@ -77,33 +77,13 @@ def model_parts(
     model, scenario = resolved.model, resolved.scenario
     weights = model_weights(resolved, config.device, context)
     kv = kv_pool(replace(model, num_layers=len(context.layers(model))), config)
-    tags, reuse = None, None
-    if scenario.device.values == "none":
-        reuse = scenario.engine.hisparse.selection.reuse
-        if config.speculative is None:
-            logical = config.logical_tokens + config.page_size
-            tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
+    tags = None
+    if scenario.device.values == "none" and config.speculative is None:
+        logical = config.logical_tokens + config.page_size
+        tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
     host = _host_kv(config, model, kv, tags=tags, pages=pages)
-    index, sparse = None, None
-    if model.indexer is not None:
-        index = IndexPool(
-            num_layers=model.num_layers,
-            slots=config.logical_tokens + config.page_size,
-            head_dim=model.indexer.head_dim,
-            dtype=model.dtype,
-            device=config.device,
-        )
-        locator = PageTableLocator(pages) if host is None else host.locator
-        sparse = SparseAttention(
-            model,
-            model.indexer,
-            weights,
-            kv=kv,
-            index=index,
-            req_to_token=pages,
-            locator=locator,
-            reuse=reuse,
-        )
+    index, locator = index_pool(resolved, config), None if host is None else host.locator
+    sparse = sparse_attention(resolved, weights, kv=kv, index=index, pages=pages, locator=locator)
     mlp = _mlp(resolved, context)
     whole = _kind(config)(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
@@ -113,6 +93,45 @@ def model_parts(
     on_device = KVPort(kv, tags, index=index)
     port = on_device if host is None else HostKVPort(on_device, host.buffers, host.transfer)
     return ModelParts(weights, decoder, port, tags, host)
+
+
+def index_pool(resolved: Resolved, config: EngineConfig) -> IndexPool | None:
+    """The keys of the model's indexer; None for a model whose attention is dense."""
+    model = resolved.model
+    if model.indexer is None:
+        return None
+    return IndexPool(
+        num_layers=model.num_layers,
+        slots=config.logical_tokens + config.page_size,
+        head_dim=model.indexer.head_dim,
+        dtype=model.dtype,
+        device=config.device,
+    )
+
+
+def sparse_attention(
+    resolved: Resolved,
+    weights: Weights,
+    *,
+    kv: KVPool,
+    index: IndexPool | None,
+    pages: torch.Tensor,
+    locator: KVLocator | None,
+) -> SparseAttention | None:
+    """None without an index. Without ``locator`` KV is in the slots of the table ``pages``."""
+    model, scenario = resolved.model, resolved.scenario
+    if index is None or model.indexer is None:
+        return None
+    return SparseAttention(
+        model,
+        model.indexer,
+        weights,
+        kv=kv,
+        index=index,
+        req_to_token=pages,
+        locator=locator or PageTableLocator(pages),
+        reuse=scenario.engine.hisparse.selection.reuse if scenario.device.values == "none" else None,
+    )
 
 
 def _kind(config: EngineConfig) -> type[Decoder]:

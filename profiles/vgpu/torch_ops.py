@@ -17,6 +17,7 @@ _METHODS = ("copy_", "clone", "select", "view")
 _INTEGERS = frozenset({torch.int32, torch.int64})
 _FEW = 4096  # elements
 _INDEX = torch.ops.aten.index.Tensor._op
+_INDEX_PUT = torch.ops.aten.index_put_.default._op
 _SLICE = torch.ops.aten.slice.Tensor._op
 
 
@@ -48,7 +49,7 @@ def index_put_(held: torch.Tensor, indices: Sequence[Any], values: torch.Tensor,
         with suppress(IndexError, ValueError):  # torch's own follows
             held.numpy()[tuple([part.numpy() for part in indices])] = values.numpy()
             return
-    held.index_put_(tuple(indices), values, accumulate)
+    _INDEX_PUT(held, indices, values, accumulate)
 
 
 def _few_integers(held: torch.Tensor, indices: Sequence[Any]) -> bool:

@@ -81,9 +81,9 @@ def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     where, newest = positions.clamp(min=0).to(torch.int64), (seq_lens - 1).unsqueeze(1)
     look = present & (seq_lens > size).unsqueeze(1) & (where != newest)
     longest = int(seq_lens.max()) if seq_lens.device.type == "cpu" else max_seq_len
-    held = _slots_of(where, tokens[rows], longest)
+    held = slots_of(where, tokens[rows], longest)
     hit, miss = look & (held > ABSENT), look & (held == ABSENT)
-    filled, order = _turned(lru[rows].to(torch.int64), held.where(hit, size), miss)
+    filled, order = turned(lru[rows].to(torch.int64), held.where(hit, size), miss)
     found = held.where(hit, filled.where(miss, where.clamp(max=size)))
     locations = device_buffer[rows.unsqueeze(1), found].where(present, PADDING).to(torch.int32)
     missing = positions.where(miss, ABSENT)
@@ -109,7 +109,7 @@ def plan_unseen(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     return unused, unused.clone(), unused.clone()
 
 
-def _slots_of(where: Tensor, tokens: Tensor, width: int) -> Tensor:
+def slots_of(where: Tensor, tokens: Tensor, width: int) -> Tensor:
     """The buffer slot [b, k] int64 that holds each position, or ABSENT.
 
     Where ``width``, a bound on the lengths, is below the buffer's size no request is long and the result is not used.
@@ -120,7 +120,7 @@ def _slots_of(where: Tensor, tokens: Tensor, width: int) -> Tensor:
     return table.gather(1, where.clamp(max=width - 1)).to(torch.int64)
 
 
-def _turned(order: Tensor, hit: Tensor, miss: Tensor) -> tuple[Tensor, Tensor]:
+def turned(order: Tensor, hit: Tensor, miss: Tensor) -> tuple[Tensor, Tensor]:
     """The slot [b, k] for each missing token, and the buffer's ``order`` [b, B] afterwards. ``hit`` [b, k] are the
     slots that were hit, B where none was."""
     b, size = order.shape

@@ -26,7 +26,6 @@ _REQUIRES: Final = (
 )
 # What of SGLang stands in the way of each mode.
 _REFUSED: Final = {
-    "hisparse": "a CUDA kernel (load_cache_to_device_buffer_mla in HiSparseCoordinator.swap_in_selected_pages)",
     "shared MLP": "layers that several ranks compute (dp_gather_partial)",
     "replicas": "a router, which is a program of its own (sglang_router)",
     "split prefill": "a CUDA kernel (create_greenctx_stream_by_value in initialize_stream_groups)",
@@ -40,6 +39,13 @@ _REFUSED: Final = {
 # The same where SGLang's own model runner is asked for.
 _REFUSED_OWN: Final = {
     "speculation": "a draft of SGLang's own, which takes layers of the target (get_embed_and_head)",
+    "hisparse": "CUDA kernels of its sparse attention (DeepseekSparseAttnBackend)",
+}
+# The same with KV on the host.
+_REFUSED_HOSTED: Final = {
+    "values none": "tags in the host's pool, which SGLang has not (MLATokenToKVPoolHost)",
+    "disaggregation": "KV that lands on the host (HiSparseCoordinator.admit_request_direct)",
+    "speculation": "a CUDA kernel for several tokens of a request (HiSparseCoordinator.swap_in_selected_pages)",
 }
 _NO_IDS: Final = "values: what stages send has no place for the ids by which KV is tagged (PPProxyTensors)"
 _PIP_NAMES: Final = {
@@ -97,6 +103,10 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
                 yield f"{mode} with engine.model_runner=own needs {reason}"
         if MODES["pipeline"].on(scenario) and MODES["values none"].on(scenario):
             yield f"a pipeline with engine.model_runner=own needs {_NO_IDS}"
+    if MODES["hisparse"].on(scenario):
+        for mode, reason in _REFUSED_HOSTED.items():
+            if MODES[mode].on(scenario):
+                yield f"hisparse with {mode} needs {reason}"
     if MODES["speculation"].on(scenario):
         acceptance = scenario.engine.speculative.acceptance
         if acceptance != "measured" and acceptance.per == "request":

@@ -20,6 +20,7 @@ from ...platform.resolve import Resolved
 from ..names import EngineError
 from .edge import fitted
 from .grammar import regular_expression
+from .hisparse import arguments as hisparse_arguments
 
 _SKIP: Final = "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM"
 _SMOOTH: Final = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
@@ -36,7 +37,10 @@ _DECISIVE: Final = (
     *("schedule_policy", "schedule_conservativeness", "context_length", "disable_radix_cache"),
     *("disable_overlap_schedule", "page_size", "grammar_backend"),
 )
-_DECISIVE_BEGINNINGS: Final = ("speculative", "disaggregation_mode", "pp_", "enable_dynamic")
+_DECISIVE_BEGINNINGS: Final = (
+    *("speculative", "disaggregation_mode", "pp_", "enable_dynamic"),
+    *("enable_hisparse", "hisparse_config"),
+)
 
 
 def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Role | None) -> Any:
@@ -80,7 +84,8 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "enable_metrics": False,
         "stream_interval": 1,
     }
-    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
+    hosted = hisparse_arguments(engine, resolved.model)
+    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine) | hosted
     shared = _data_ranks(engine, config)
     wanted |= more | shared
     decisive = {*_DECISIVE, *(name for name in more if name.startswith(_DECISIVE_BEGINNINGS))}

@@ -15,6 +15,7 @@ import torch
 from ....sched.kernels.verify import NONE, accept_drafts, tree_links, tree_paths
 from ...programs.hollow import HollowKernelError, HollowModule
 from ...vgpu import fused
+from . import hisparse_kernels
 
 
 class JitModule:
@@ -25,6 +26,8 @@ class JitModule:
 
     def __getattr__(self, function: str) -> Callable[..., Any]:
         """The kernel of that name, as one launch. Raises HollowKernelError where it has no replacement."""
+        if function in _LAUNCHES:
+            return _LAUNCHES[function]
         kernel = _KERNELS.get(function, _RENAMED.get((self._name, function)))
         if kernel is None:
             raise HollowKernelError(
@@ -39,6 +42,10 @@ def compiled_kernels() -> None:
         if isinstance(package, HollowModule):
             for name, kernel in _KERNELS.items():
                 setattr(package, name, partial(fused.run_as_one_kernel, name, kernel))
+    transfers = import_module("sgl_kernel.kvcacheio")
+    if isinstance(transfers, HollowModule):
+        for name, function in _TRANSFERS.items():
+            setattr(transfers, name, function)
 
 
 def _clamp_position(positions: torch.Tensor, lens: torch.Tensor) -> None:
@@ -235,4 +242,15 @@ _KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
 # Kernels that a module of SGLang has under another name.
 _RENAMED: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
     ("speculative_sampling", "sample"): _sample_tree,
+}
+# Functions of ``sgl_kernel.kvcacheio``.
+_TRANSFERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "transfer_kv_all_layer_mla": hisparse_kernels.back_up_by_names,
+    "get_device_accessible_ptr": lambda tensor, _: tensor.data_ptr(),
+}
+# Functions that launch a kernel whose time and accesses follow from its values.
+_LAUNCHES: Final[Mapping[str, Callable[..., Any]]] = {
+    "load_cache_to_device_buffer": hisparse_kernels.swap_in,
+    "launch_all_mla": hisparse_kernels.back_up,
+    "fits_device": lambda _: True,
 }

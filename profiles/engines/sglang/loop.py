@@ -21,6 +21,11 @@ from .eagle import wrap_worker
 from .transfer import HOST, KVTransfers
 
 _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
+# Those of SGLang's coordinator of KV on the host.
+_HOSTED_STREAMS: Final[Sequence[tuple[StreamName, str]]] = (
+    ("staging", "write_staging_stream"),
+    ("backup", "decode_backup_stream"),
+)
 # Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
 _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
@@ -61,6 +66,7 @@ class WrappedLoop:
         self._decode_kind: StepKind = "decode" if self._spec is None else "verify"
         self._turns = 0  # of the loop since the last step
         self._named = False  # the streams
+        self._schedule_stream: Any = None
         self._gone: list[Any] = []  # messages of clients that have gone
         self._aborted: dict[str, str] = {}  # their requests, and why each was aborted
         self._wrap_batches()
@@ -81,7 +87,8 @@ class WrappedLoop:
 
     def forget(self) -> None:
         self._aborted.clear()
-        self._scheduler.flush_cache()
+        with torch.cuda.stream(self._schedule_stream):  # as in SGLang's loop, whose writes it follows
+            self._scheduler.flush_cache()
 
     def _wrap_scheduler(self) -> None:
         scheduler = self._scheduler
@@ -142,7 +149,7 @@ class WrappedLoop:
         if not self._named:
             self._name_streams()
         with self._reports.range("receive", 0):
-            busy = bool(scheduler.waiting_queue or self._gone or self._launches())
+            busy = bool(scheduler.waiting_queue or self._gone or self._launches() or self._staging())
             if not busy and any(self._queued(name) for name in _QUEUES):
                 busy = self._transfers is None or self._await_transfers(self._transfers)
             elif self._transfers is not None and self._transfers.arrived():
@@ -159,11 +166,15 @@ class WrappedLoop:
 
     def _name_streams(self) -> None:
         """Called in the loop, whose current stream is the schedule stream."""
-        self._named = True
+        self._named, self._schedule_stream = True, torch.cuda.current_stream()
         for name in _STREAMS:
             if (stream := getattr(self._scheduler, f"{name}_stream", None)) is not None:
                 self._observer.stream(name, stream)
-        self._observer.stream("schedule", torch.cuda.current_stream())
+        coordinator = getattr(self._scheduler, "hisparse_coordinator", None)
+        for name, attribute in _HOSTED_STREAMS:
+            if coordinator is not None:
+                self._observer.stream(name, getattr(coordinator, attribute))
+        self._observer.stream("schedule", self._schedule_stream)
 
     def _await_transfers(self, transfers: KVTransfers) -> bool:
         """Every request waits for the other worker: sleep, unless something has happened lately that SGLang has not
@@ -188,6 +199,11 @@ class WrappedLoop:
         return bool(
             self._scheduler.running_batch.reqs or any(getattr(self._scheduler, name, None) for name in names)
         )
+
+    def _staging(self) -> bool:
+        """Whether a prompt's KV is on its way to the host."""
+        coordinator = getattr(self._scheduler, "hisparse_coordinator", None)
+        return coordinator is not None and bool(coordinator.ack_staging_queue)
 
     def _queued(self, name: str) -> bool:
         queue = getattr(self._scheduler, name, None)
@@ -291,6 +307,7 @@ class WrappedLoop:
 
     def _used_tokens(self) -> int:
         pool, cache = self._scheduler.token_to_kv_pool_allocator, self._scheduler.tree_cache
+        pool = getattr(pool, "logical_attn_allocator", pool)
         return int(pool.size - pool.available_size() - cache.evictable_size())
 
     def _release(self, original: Callable[..., Any], req: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ....scenarios.combinations import MODES
 from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from ....sched.kernels.sampling import sample_greedy_tagged
 from ....sched.model.runner import ModelRunner as DecoderRunner
@@ -21,6 +22,7 @@ from ..model import EngineModel
 from .eagle import AttentionStub, EagleForwards, prepare_worker, simulate, without_weights
 from .edge import fitted
 from .forward_batch import decoder_batch
+from .hisparse import HostedKV
 
 # Steps of the runner's preparation that load weights or make what the decoder replaces.
 _LEFT_OUT = (
@@ -55,6 +57,7 @@ class RunnerStub:
         self._module: Any = import_module("sglang.srt.model_executor.model_runner")
         self._target: Any = None  # the runner that is not a draft's
         self._eagle: EagleForwards | None = None
+        self._hosted: HostedKV | None = None  # where KV is on the host
 
     def install(self) -> None:
         kind = self._module.ModelRunner
@@ -116,7 +119,8 @@ class RunnerStub:
         runner.attn_backend = SimpleNamespace(needs_cpu_seq_lens=True)
         pages = runner.req_to_token_pool.req_to_token
         with torch.cuda.stream(runner.forward_stream):
-            runner.engine_model = model = EngineModel(self._parts)
+            placed = None if self._hosted is None else self._hosted.placed()
+            runner.engine_model = model = EngineModel(self._parts, placed)
             decoder, config = model.decoder(pages), model.config
             if not runner.spec_algorithm.is_none():
                 runner.attn_backend = AttentionStub(runner.model_config.context_len)
@@ -154,6 +158,9 @@ class RunnerStub:
             device="cuda",
             enable_memory_saver=False,
         )
+        if MODES["hisparse"].on(self._parts.resolved.scenario):
+            self._host(runner, args)
+            return
         runner.token_to_kv_pool = fitted(
             pools.MHATokenToKVPool,
             **common,
@@ -173,6 +180,13 @@ class RunnerStub:
             kvcache=runner.token_to_kv_pool,
             need_sort=False,
         )
+
+    def _host(self, runner: Any, args: Any) -> None:
+        """SGLang's pools where KV is on the host."""
+        group, model = runner.pp_group.cpu_group, self._parts.resolved.model
+        self._hosted = hosted = HostedKV(runner.req_to_token_pool, args, model, group)
+        runner.enable_hisparse, runner.hisparse_coordinator = True, hosted.coordinator
+        runner.token_to_kv_pool, runner.token_to_kv_pool_allocator = hosted.pool, hosted.allocator
 
     def _overhang(self) -> int:
         """Positions behind a request's last token that drafts may be written to. In each of the two steps for which
@@ -228,6 +242,8 @@ class RunnerStub:
             return eagle.draft(made, batch.spec_info.hidden_states, slots)
         if eagle is not None and made.mode is ForwardMode.TARGET_VERIFY:
             return eagle.verify(made, batch.spec_info.custom_mask)
+        if self._hosted is not None:
+            self._hosted.before_forward(batch)
         with self._reports.range("model", batch.batch_size, self._bridge.step):
             target.output = output = target.decoder.forward(made)
             return output.logits, output.hidden_states

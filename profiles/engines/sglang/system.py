@@ -35,6 +35,7 @@ from .chunk_sizes import require_curve, timed_virtually
 from .data_ranks import group_of_ranks, require_shares, synchronised
 from .edge import fake_transfers, fitted, groups_of_one
 from .grammar import install_grammars
+from .hisparse import write_sparse_model
 from .loop import WrappedLoop
 from .own_runner import OwnRunner
 from .runner import RunnerStub
@@ -118,6 +119,8 @@ class SglangSystem(System):
             fake_transfers()
         with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
             model = model_folder(resolved.model, Path(folder))
+            if MODES["hisparse"].on(resolved.scenario):
+                write_sparse_model(resolved.model, model)
             config = engine_config(resolved, machine)
             args = server_args(resolved, config, model, self._role)
             rank = 0 if self._stage is None else self._stage.index

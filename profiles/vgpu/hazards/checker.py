@@ -157,15 +157,16 @@ class HazardChecker(Watcher):
             self._add(launch, shadow, footprint, write=write)
 
     def indexed(
-        self, launch: IssuedOp, tensor: torch.Tensor, indices: Sequence[torch.Tensor], *, write: bool
+        self, launch: IssuedOp, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], *, write: bool
     ) -> None:
-        """``tensor[i, j, ...]``, by indices of the first dimensions."""
+        """``tensor[i, j, ...]``, by indices of the first dimensions; None selects all of a dimension."""
         block, held = self._table.block(tensor), self.memory.held
         if self._capturing is not None:  # the indices have no values yet
             self._add(launch, block.shadow, ByteSpan(0, block.shadow.size), write=write)
             return
-        source = IndexedSource(Grid.of(held(tensor)), [held(index) for index in indices])
-        self._table.depend(source, indices)
+        given = [None if index is None else held(index) for index in indices]
+        source = IndexedSource(Grid.of(held(tensor)), given)
+        self._table.depend(source, [index for index in indices if index is not None])
         self._add(launch, block.shadow, Scattered(source.pieces), write=write)
 
     def _add(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:

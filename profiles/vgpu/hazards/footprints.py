@@ -126,14 +126,19 @@ class Grid(NamedTuple):
     def of(cls, tensor: torch.Tensor) -> Grid:
         return cls(int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.itemsize)
 
-    def at(self, indices: Sequence[torch.Tensor]) -> Pieces:
-        """The bytes of ``tensor[i, j, ...]``, by indices of the first dimensions, which are broadcast together."""
+    def at(self, indices: Sequence[torch.Tensor | None]) -> Pieces:
+        """The bytes of ``tensor[i, j, ...]``, by indices of the first dimensions, which are broadcast together; None
+        selects all of a dimension."""
         place: Offsets = np.full((), self.offset, np.int64)
+        whole: Offsets = np.zeros((), np.int64)
         for index, size, stride in zip(indices, self.size, self.stride, strict=False):
+            if index is None:
+                whole = np.add.outer(whole, np.arange(size, dtype=np.int64) * stride)
+                continue
             values = index.numpy().astype(np.int64)
             place = place + np.where(values < 0, values + size, values) * stride
         taken = len(indices)
-        starts = np.ravel(place) * self.item
+        starts = np.ravel(np.add.outer(whole, place)) * self.item
         return Pieces.of(starts, starts + _reach(self.size[taken:], self.stride[taken:]) * self.item)
 
     def rows(self, selection: RowSelection) -> Pieces:
@@ -157,11 +162,11 @@ class IndexedSource:
     """The source of the footprint of ``tensor[i, j, ...]``."""
 
     grid: Grid
-    indices: Sequence[torch.Tensor] | None
+    indices: Sequence[torch.Tensor | None] | None
 
     def freeze(self) -> None:
         if self.indices is not None:
-            self.indices = [copied(index) for index in self.indices]
+            self.indices = [None if index is None else copied(index) for index in self.indices]
 
     def drop(self) -> None:
         self.indices = None

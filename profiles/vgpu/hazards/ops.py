@@ -103,7 +103,7 @@ def _indexed(checker: HazardChecker, name: str, handler: Handler) -> Handler:
         out = handler(args, kwargs)
         begin = perf_counter_ns()
         launch, (tensor, indices, *values) = checker.launch(name), args
-        if all(checker.memory.on_device(i) and i.dtype not in MASKS for i in indices):
+        if all(i is None or (checker.memory.on_device(i) and i.dtype not in MASKS) for i in indices):
             checker.indexed(launch, tensor, indices, write=puts)
         else:
             (checker.write if puts else checker.read)(launch, tensor)

@@ -90,8 +90,13 @@ OWN_REFUSED = (
     f"spec_v2 {OWN}",
     f"mixed {OWN} engine.pipeline.stages=2 engine.overlap=auto device.values=none",
 )
+HOSTED_REFUSED = (
+    "hisparse device.values=none",
+    "hisparse engine.disaggregation.mode=pair",
+    f"hisparse {OWN}",
+)
 REFUSED = (
-    "hisparse",
+    *HOSTED_REFUSED,
     "disagg engine.disaggregation.transfer=nixl",
     *MODES,
     *OWN_REFUSED,

@@ -163,6 +163,7 @@ def test_copies_of_every_expression(bench: Any, names: Names) -> None:
         ("table[torch.ones(6, 2, dtype=torch.bool)].tolist()", [1.0] * 12),
         ("torch.tensor([ids[1], ids[2]], device=device).tolist()", [1, 2]),
         ("x.view(2, 3)[:, ids].tolist()", [[1.0] * 3] * 2),
+        ("table.__setitem__((slice(None), ids[:1]), 3 * x[:1]) or table.sum().item()", 24.0),
         ("torch.max(table, 0, out=(table[0].clone(), ids[:2].clone()))[1].tolist()", [0, 0]),
         ("torch.eye(2, device=device).tolist()", [[1.0, 0.0], [0.0, 1.0]]),
         ("torch.linspace(0, 1, 3, device=device).tolist()", [0.0, 0.5, 1.0]),
