@@ -81,12 +81,12 @@ def _entries(what: What) -> list[Entry]:
 
             return _files(maps)
         case "engines":
-            from ..profiles.engines.adapter import adapter_named, adapter_names
+            from ..profiles.engines.names import ADAPTERS
 
             forms = "{0}:FOLDER, {0}:FOLDER@REF, {0}==VERSION"
             return [
-                {"name": name, "about": forms.format(name), "package": adapter_named(name).package}
-                for name in adapter_names()
+                {"name": name, "about": forms.format(name), "package": adapter.package}
+                for name, adapter in ADAPTERS.items()
             ]
         case "relays":
             return _relays()

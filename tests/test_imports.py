@@ -92,6 +92,17 @@ def test_a_run_without_values_imports_nothing_that_it_has_no_use_for() -> None:
     assert done.stderr.strip() == "[]"
 
 
+def test_listing_engines_imports_no_torch_and_names_the_packages_of_the_adapters() -> None:
+    program = (
+        "import json, sys; from schedbench.cli.list import _entries\n"
+        "entries = _entries('engines'); assert 'torch' not in sys.modules\n"
+        "from schedbench.profiles.engines.adapter import adapter_named\n"
+        "print(all(adapter_named(entry['name']).package == entry['package'] for entry in entries), len(entries))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "4"]
+
+
 def test_collections_are_rare_while_a_process_of_the_command_line_imports() -> None:
     program = (
         "import gc; from schedbench.profiles.platform.own_process import between_runs, claim_process, is_frozen\n"

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from threading import Timer
 from types import MappingProxyType
 
 from ...scenarios.combinations import MODES, overlaps, staged
 from ...sched.relay.choice import RelayChoice
 from ..measure.budget import Breach, Offender, RunOutcome
-from ..platform.pool import MapFunction, prepare_pool, saves_time, spread
+from ..platform.pool import MapFunction, pays_from, prepare_pool, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, HazardFinding, Hazards, Result
@@ -29,8 +30,6 @@ from .invariants import Invariants
 from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt
 from .unproven import unproven, without_references
-
-_LONG_S = 1.0  # so long takes the reference run of a scenario whose other runs are spread over processes
 
 
 def silence(message: str) -> None:
@@ -58,10 +57,11 @@ class Examiner:
             without = without_references(self.resolved, relay, each)
             schedules = Schedules(self.resolved, relay, self.adversaries, each)
             outcome, first = self._watched(relay)
-            checks = (*first, self._contract(relay), *self._others(relay, outcome, schedules))
+            contract = self._contract(relay)
             result = None if isinstance(outcome, Crash) else outcome.result
             self.notice(f"{relay.state.name}: references that launches keep")
             silent = [] if result is None else unproven(self.resolved, relay, result, without)
+            checks = (*first, contract, *self._others(relay, outcome, schedules))
         return Report(relay, checks, result, time.perf_counter() - begin, silent)
 
     def checks(self, relay: RelayChoice) -> Iterator[Check]:
@@ -101,8 +101,9 @@ class Examiner:
         count = len(self.adversaries)
         if self.resolved.scenario.faults or not count:
             return nullcontext(map)
-        preparing = Timer(_LONG_S, prepare_pool)
-        if saves_time(count, _LONG_S):
+        certain = pays_from(count)
+        preparing = Timer(certain, prepare_pool)
+        if certain < inf:
             preparing.start()
         try:
             reference = self.reference

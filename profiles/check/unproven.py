@@ -190,6 +190,8 @@ def places(sched: Path) -> Iterator[Place]:
 def statements(node: ast.AST, function: str = "") -> Iterator[tuple[ast.stmt, str]]:
     """All statements below the node, each with the qualified name of the function or class around it."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # holds no statement
         within = function
         if isinstance(child, ast.stmt):
             yield child, function

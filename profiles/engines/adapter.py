@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
 from ..run.system import System, SystemParts
-from .names import EngineError
+from .names import ADAPTERS, EngineError
 
 
 class EngineAdapter(Protocol):
@@ -53,23 +53,13 @@ NOT_IN_SMALL_ENGINES: Final[Mapping[str, str]] = {
     "prompt logprobs": "log probabilities, which it does not have",
     "grammar": "grammars, which it does not have",
 }
-_ADAPTERS: Final[Mapping[str, str]] = {
-    "sglang": "sglang.adapter",
-    "mini-sglang": "mini_sglang",
-    "nano-vllm": "nano_vllm",
-    "vllm": "vllm",
-}
-
-
-def adapter_names() -> Sequence[str]:
-    return tuple(_ADAPTERS)
 
 
 def adapter_named(name: str) -> EngineAdapter:
     """Raises EngineError where there is none of that name."""
-    if name not in _ADAPTERS:
-        raise EngineError(f"there is no adapter for {name!r}: there is one for {', '.join(_ADAPTERS)}")
-    adapter: EngineAdapter = import_module(f".{_ADAPTERS[name]}", __package__).ADAPTER
+    if name not in ADAPTERS:
+        raise EngineError(f"there is no adapter for {name!r}: there is one for {', '.join(ADAPTERS)}")
+    adapter: EngineAdapter = import_module(f".{ADAPTERS[name].module}", __package__).ADAPTER
     return adapter
 
 

@@ -28,7 +28,7 @@ from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge
 from .model import EngineModel, long, model_folder, process_group_of_one
-from .names import EngineError
+from .names import ADAPTERS, EngineError
 
 _REFUSED: Final = {
     **NOT_IN_SMALL_ENGINES,
@@ -40,7 +40,7 @@ _REFUSED: Final = {
 class MiniSglangAdapter:
     """See ``EngineAdapter``."""
 
-    package = "minisgl"
+    package = ADAPTERS["mini-sglang"].package
     python_path = "python"
     own_runner = True
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012

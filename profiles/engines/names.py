@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _ENGINE: Final = re.compile(r"(?P<adapter>[A-Za-z][\w-]*|[^=:{}]+\.py)(?:==(?P<version>.+)|:(?P<tree>.+))")
 _CHOICES: Final = re.compile(r"\{([^{}]*)\}")
+
+
+class ShippedAdapter(NamedTuple):
+    """The module of an adapter, beside this one, and the package that its engine is imported as."""
+
+    module: str
+    package: str
+
+
+# Apart from the adapters, which import torch.
+ADAPTERS: Final[Mapping[str, ShippedAdapter]] = {
+    "sglang": ShippedAdapter("sglang.adapter", "sglang"),
+    "mini-sglang": ShippedAdapter("mini_sglang", "minisgl"),
+    "nano-vllm": ShippedAdapter("nano_vllm", "nanovllm"),
+    "vllm": ShippedAdapter("vllm", "vllm"),
+}
 
 
 class EngineError(RuntimeError):

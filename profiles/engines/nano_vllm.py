@@ -25,7 +25,7 @@ from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge
-from .names import EngineError
+from .names import ADAPTERS, EngineError
 from .paged import PagedModel
 
 _PAGE: Final = 256  # its blocks are multiples of that many tokens (Config.__post_init__)
@@ -42,7 +42,7 @@ _REFUSED: Final = {
 class NanoVllmAdapter:
     """See ``EngineAdapter``."""
 
-    package = "nanovllm"
+    package = ADAPTERS["nano-vllm"].package
     python_path = ""
     own_runner = True
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012

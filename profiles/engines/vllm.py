@@ -24,6 +24,7 @@ from ..vgpu.fused import run_as_one_kernel
 from ..vgpu.tensor import wrap
 from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
 from .bridge import AllEnded, EndOfRequest, RunBridge
+from .names import ADAPTERS
 from .paged import PagedModel
 from .vllm_core import open_core, vllm_sampling
 
@@ -51,7 +52,7 @@ _REFUSED: Final = {
 class VllmAdapter:
     """See ``EngineAdapter``."""
 
-    package = "vllm"
+    package = ADAPTERS["vllm"].package
     python_path = ""
     environment = {  # noqa: RUF012
         "TRITON_INTERPRET": "1",

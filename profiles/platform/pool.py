@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import islice
-from math import ceil
+from math import ceil, inf
 from multiprocessing import active_children, connection, forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
 from types import ModuleType
@@ -75,9 +75,15 @@ class MapFunction(Protocol):
 def saves_time(tasks: int, seconds: float, import_s: float | None = None) -> bool:
     """Whether that many runs of so many seconds end earlier in the processes of a pool than one after the other in this
     one. Each process imports an engine of another project itself, in ``import_s``."""
+    return uses_cluster() or seconds > pays_from(tasks, import_s)
+
+
+def pays_from(tasks: int, import_s: float | None = None) -> float:
+    """The seconds above which a run has to take for processes of this machine to save time, as in ``saves_time``;
+    infinite where they never do."""
     at_once = max(1, min(_at_once(), tasks))
-    saved = (tasks - ceil(tasks / at_once)) * seconds
-    return uses_cluster() or saved > _START_S + (import_s or 0.0)
+    saved = tasks - ceil(tasks / at_once)
+    return (_START_S + (import_s or 0.0)) / saved if saved else inf
 
 
 @contextmanager

@@ -1,7 +1,10 @@
-"""Paged attention for the host's memory, compiled by numba: many times faster than the same sums as torch ops.
+"""Kernels for the host's memory, compiled by numba: paged attention, many times faster than the same sums as torch ops,
+and norms and rotations of a few rows, whose many small torch ops cost more than their sums.
 
-A token is computed from its query and the cached positions up to its own, in their order, and from nothing else, so
-the batch and the cut of a prompt into chunks cannot change a bit of it. LLVM does not reorder floating-point sums.
+A token of attention is computed from its query and the cached positions up to its own, in their order, and from nothing
+else, so the batch and the cut of a prompt into chunks cannot change a bit of it. LLVM does not reorder floating-point
+sums. Norms and rotations give the bits of the torch ops in ``dense.py``, which compute them without numba and for
+16-bit floats.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ _NO_BRANCHES = (np.empty(0, np.int64), np.empty((0, 0), np.int64))
 
 
 @cache
-def _compiled() -> Callable[..., None] | None:
-    """``_attend`` as machine code, which numba stores beside the source or in the user's cache folder; None without
+def _compiled(function: Callable[..., None]) -> Callable[..., None] | None:
+    """The function as machine code, which numba stores beside the source or in the user's cache folder; None without
     numba, whose import takes a quarter of a second."""
     try:
         from numba import njit
@@ -29,9 +32,9 @@ def _compiled() -> Callable[..., None] | None:
         return None
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        return njit(_attend, cache=True, **options)  # type: ignore[no-any-return]
+        return njit(function, cache=True, **options)  # type: ignore[no-any-return]
     except RuntimeError:  # both folders are read-only
-        return njit(_attend, **options)  # type: ignore[no-any-return]
+        return njit(function, **options)  # type: ignore[no-any-return]
 
 
 def attention_on_host(
@@ -47,7 +50,7 @@ def attention_on_host(
 ) -> Tensor | None:
     """``invariant.paged_attention`` of host tensors, those of ``invariant.Pages``: [T, heads · d], or None where it
     cannot be compiled."""
-    attend = _compiled() if q.dtype in _DTYPES else None
+    attend = _compiled(_attend) if q.dtype in _DTYPES else None
     if attend is None:
         return None
     out = q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
@@ -129,3 +132,60 @@ def _attend(
                     for c in range(head_dim):
                         result[c] = value[c] / total
         first = last
+
+
+def normalised_on_host(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """``dense.normalised`` of host tensors x [rows, n] and weight [n]: [rows, n], or None where it cannot be
+    compiled."""
+    plain = x.dtype in _DTYPES and x.dtype == weight.dtype and x.dim() == 2 and x.is_contiguous()
+    normalise = _compiled(_normalise) if plain else None
+    if normalise is None:
+        return None
+    out, rows = torch.empty_like(x), x.numpy()
+    constants = np.array((1, x.shape[1], eps), rows.dtype)
+    terms = np.zeros(1 << (x.shape[1] - 1).bit_length(), rows.dtype)
+    normalise(rows, weight.numpy(), constants, terms, out.numpy())
+    return out
+
+
+def _normalise(x: Any, weight: Any, constants: Any, terms: Any, out: Any) -> None:
+    """``constants`` are 1, n and epsilon in the type of x, whose arithmetic an integer would widen. ``terms`` is memory
+    for one row's squares, added in the order of ``invariant.halving_sum``; behind the first n they are zeros."""
+    one, width, eps = constants
+    count = x.shape[1]
+    for row in range(len(x)):
+        values, result = x[row], out[row]
+        for c in range(count):
+            terms[c] = values[c] * values[c]
+        terms[count:] = 0
+        half = len(terms) // 2
+        while half:
+            for c in range(half):
+                terms[c] += terms[c + half]
+            half //= 2
+        scale = one / np.sqrt(terms[0] / width + eps)
+        for c in range(count):
+            result[c] = values[c] * scale * weight[c]
+
+
+def rotated_on_host(x: Tensor, cos_sin: Tensor) -> Tensor | None:
+    """``dense.rotated`` of host tensors x [T, heads, d] and cos_sin [T, d]: [T, heads, d], or None where it cannot be
+    compiled."""
+    rotate = _compiled(_rotate) if x.dtype in _DTYPES and x.dtype == cos_sin.dtype else None
+    if rotate is None:
+        return None
+    out = x.new_empty(x.shape)
+    rotate(x.numpy(), cos_sin.numpy(), out.numpy())
+    return out
+
+
+def _rotate(x: Any, cos_sin: Any, out: Any) -> None:
+    half = x.shape[2] // 2
+    for token in range(len(x)):
+        angles = cos_sin[token]
+        for head in range(x.shape[1]):
+            values, result = x[token, head], out[token, head]
+            for c in range(half):
+                first, second, cos, sin = values[c], values[c + half], angles[c], angles[c + half]
+                result[c] = first * cos - second * sin
+                result[c + half] = second * cos + first * sin

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .compiled import normalised_on_host, rotated_on_host
 from .declare import Work, Written, kernel, meta_like, meta_tensor, nbytes
 from .invariant import halving_sum, silu, tiled_matmul, widened
 
@@ -65,6 +66,8 @@ def _widening(x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:  # c
 
 def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Last dimension scaled to a root mean square of 1, then by ``weight``."""
+    if x.device.type == "cpu" and (compiled := normalised_on_host(x, weight, eps)) is not None:
+        return compiled
     wide = widened(x)
     mean = halving_sum(wide * wide) / x.shape[-1]
     return (wide * torch.rsqrt(mean + eps)).to(x.dtype) * weight
@@ -112,8 +115,11 @@ class Projected(NamedTuple):
     v_cache: Written  # [slots, kv_heads, d]
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, d]; element i turns together with element i + d/2 (arXiv 2104.09864, in halves)."""
+def rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """x [T, heads, d], cos_sin [T, d]; element i turns together with element i + d/2 (arXiv 2104.09864, in halves)."""
+    if x.device.type == "cpu" and (compiled := rotated_on_host(x, cos_sin)) is not None:
+        return compiled
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
@@ -141,7 +147,7 @@ def rope_and_store_kv(projected: Projected) -> Tensor:
     q, k, v = rows[:, : -2 * kv_heads], rows[:, -2 * kv_heads : -kv_heads], rows[:, -kv_heads:]
     q = q if q_norm is None else normalised(q, q_norm, eps)
     k = k if k_norm is None else normalised(k, k_norm, eps)
-    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-    k_cache.index_copy_(0, out_cache_loc, _rotated(k, cos, sin))
+    angles = cos_sin.index_select(0, positions)
+    k_cache.index_copy_(0, out_cache_loc, rotated(k, angles))
     v_cache.index_copy_(0, out_cache_loc, v)
-    return _rotated(q, cos, sin)
+    return rotated(q, angles)

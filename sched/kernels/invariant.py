@@ -40,7 +40,7 @@ def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """[rows, k] x [k, m] → [rows, m]."""
     rows, k = x.shape
     tiles = ceil_to(rows, TILE) // TILE
-    padded = F.pad(x, (0, 0, 0, tiles * TILE - rows)).contiguous()
+    padded = torch.constant_pad_nd(x, (0, 0, 0, tiles * TILE - rows)).contiguous()
     product = torch.bmm(padded.view(tiles, TILE, k), weight.expand(tiles, -1, -1))
     return product.view(tiles * TILE, weight.shape[1])[:rows]
 

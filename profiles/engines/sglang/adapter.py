@@ -9,7 +9,7 @@ from typing import Final
 from ....scenarios.combinations import MODES
 from ....scenarios.schema import Scenario
 from ...run.system import System, SystemParts
-from ..names import EngineError
+from ..names import ADAPTERS, EngineError
 
 # Packages with compiled kernels, servers and clients: none of them takes part in a scheduler's step of a dense model.
 _HOLLOW: Final = (
@@ -60,7 +60,7 @@ _PIP_NAMES: Final = {
 class SglangAdapter:
     """Fits SGLang from 0.5.4 on. See ``EngineAdapter``."""
 
-    package = "sglang"
+    package = ADAPTERS["sglang"].package
     python_path = "python"
     stages = transfers = data_ranks = own_runner = True
     environment = {  # noqa: RUF012

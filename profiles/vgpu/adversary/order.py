@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..engine import EventRecording
@@ -40,9 +40,10 @@ Item = DeferredTask | DeferredRecord | DeferredWait
 
 class OrderStrategy:
     """Chooses the stream that goes on although nothing waits for it. By default none does: all work is done as late as
-    possible."""
+    possible. ``ready`` returns the streams that can go on; it costs more than most choices, so it is called only where
+    the choice depends on it."""
 
-    def choose(self, ready: Iterator[int]) -> int | None:  # noqa: ARG002
+    def choose(self, ready: Callable[[], Sequence[int]]) -> int | None:  # noqa: ARG002
         return None
 
 
@@ -59,8 +60,8 @@ class StreamFirst(OrderStrategy):
         self._name = name
         self._streams = streams
 
-    def choose(self, ready: Iterator[int]) -> int | None:
-        return next((stream for stream in ready if self._streams.get(stream) == self._name), None)
+    def choose(self, ready: Callable[[], Sequence[int]]) -> int | None:
+        return next((stream for stream in ready() if self._streams.get(stream) == self._name), None)
 
 
 class RandomOrder(OrderStrategy):
@@ -69,10 +70,10 @@ class RandomOrder(OrderStrategy):
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, ready: Iterator[int]) -> int | None:
+    def choose(self, ready: Callable[[], Sequence[int]]) -> int | None:
         if self._random.random() >= _CHANCE:
             return None
-        streams = list(ready)
+        streams = ready()
         return self._random.choice(streams) if streams else None
 
 
@@ -139,7 +140,7 @@ class DeferredOrder:
         """Do one item of the stream that the next item waits for, or that item; then what the strategy chooses."""
         queue = self._queues[stream]
         head = queue[0]
-        if isinstance(head, DeferredWait) and head.recording in self._pending:
+        if type(head) is DeferredWait and head.recording in self._pending:
             self._step(self._pending[head.recording])
             return
         self._do(queue.popleft())
@@ -148,21 +149,23 @@ class DeferredOrder:
     # ---- chosen by the strategy ---------------------------------------------------------------------------------
 
     def _run_early(self) -> None:
-        while (stream := self._strategy.choose(self._ready())) is not None:
+        while (stream := self._strategy.choose(self._ready)) is not None:
             self._do(self._queues[stream].popleft())
 
-    def _ready(self) -> Iterator[int]:
+    def _ready(self) -> Sequence[int]:
         """Streams whose next item is not blocked by a wait."""
-        for stream, queue in self._queues.items():
-            if queue and not (isinstance(queue[0], DeferredWait) and queue[0].recording in self._pending):
-                yield stream
+        return [
+            stream
+            for stream, queue in self._queues.items()
+            if queue and not (type(queue[0]) is DeferredWait and queue[0].recording in self._pending)
+        ]
 
     def _do(self, item: Item) -> None:
-        if isinstance(item, DeferredRecord):
-            del self._pending[item.recording]
-        elif isinstance(item, DeferredTask):
+        if type(item) is DeferredTask:
             try:
                 item.work()
             except Exception as error:
                 error.add_note(f"in {item.describe()}, done late")
                 raise
+        elif type(item) is DeferredRecord:
+            del self._pending[item.recording]

@@ -76,7 +76,7 @@ def test_no_schedule_changes_a_bit(
     preset: str, dtype: torch.dtype, numba: bool, stage: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not numba:
-        monkeypatch.setattr(compiled, "_compiled", lambda: None)
+        monkeypatch.setattr(compiled, "_compiled", lambda _: None)
     config = replace(PRESETS[preset], dtype=dtype)
     weights: Weights = seeded_weights(config, seed=1, device=CPU)
     tokens = sequences(config.vocab_size)

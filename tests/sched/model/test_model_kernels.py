@@ -15,8 +15,10 @@ from schedbench.sched.kernels.dense import (
     linear,
     linear_columns,
     multiplied,
+    normalised,
     rms_norm,
     rope_and_store_kv,
+    rotated,
     silu_and_mul,
 )
 from schedbench.sched.kernels.invariant import Bounds, Branches, Pages, paged_attention
@@ -234,7 +236,7 @@ def test_attention_equals_a_plain_softmax() -> None:
 def test_a_device_that_cannot_read_lengths_gets_the_same_bits(
     new: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "_compiled", lambda: None)
+    monkeypatch.setattr(compiled, "_compiled", lambda _: None)
     q, *pages, lens, _, scale, _, most = attention_args(new)
     every = torch.ones_like(lens) if new is None else new.long()
 
@@ -260,9 +262,28 @@ def test_compiled_attention_equals_the_torch_ops(
         return paged_attention(q, Pages(*pages, branches), lens, NEW.long(), bounds, scale=scale)
 
     with_numba = attended()
-    monkeypatch.setattr(compiled, "_compiled", lambda: None)
+    monkeypatch.setattr(compiled, "_compiled", lambda _: None)
 
     torch.testing.assert_close(with_numba, attended())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [0, 1, 40])
+@pytest.mark.parametrize("width", [2, 32, 100, 128])
+def test_compiled_norms_and_rotations_have_the_bits_of_the_torch_ops(
+    width: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide, weight = floats(rows, 4 * width).to(dtype), floats(width).to(dtype)
+    heads, angles = wide.view(rows, 4, width)[:, :3], floats(rows, width).to(dtype)
+
+    def computed() -> list[torch.Tensor]:
+        norms = [normalised(heads[:, 0].contiguous() * scale, weight, 1e-5) for scale in (1e-20, 1.0, 1e10)]
+        return [*norms, rotated(heads, angles)]
+
+    with_numba = computed()
+    monkeypatch.setattr(compiled, "_compiled", lambda _: None)
+
+    assert all(map(torch.equal, with_numba, computed()))
 
 
 def test_compiled_attention_reads_something_at_indices_out_of_range() -> None:
