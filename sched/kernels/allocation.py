@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import ONE, ZERO, array_of, row_starts, tensor_of
+from .arrays import ONE, ZERO, array_of, kept_array, row_starts, tensor_of
 from .declare import INT64, Access, Work, Written, kernel, meta_tensor, nbytes, reads, total_length
 
 _INT32_ONE = np.array(1, dtype=np.int32)
@@ -176,7 +176,7 @@ def place_decode(
     if page_size == 1 and free_pages.is_cpu:
         lens = array_of(seq_lens)
         pages = free_pages.numpy()[: len(lens)].copy()
-        array_of(req_to_token)[array_of(req_pool_indices), lens] = pages
+        kept_array(req_to_token)[kept_array(req_pool_indices), lens] = pages
         return tensor_of(pages), tensor_of(lens + ONE), tensor_of(array_of(orig_seq_lens) + _INT32_ONE)
     if page_size == 1:
         slots = free_pages[: seq_lens.shape[0]].clone()
@@ -239,10 +239,10 @@ def copy_rows(
         pages[req_pool_indices, :max_seq_len] = req_to_token[req_pool_indices, :max_seq_len]
         return
     context = req_to_token.shape[1]
-    begins = row_starts(req_to_token).take(array_of(req_pool_indices), mode="wrap")
+    begins = row_starts(req_to_token).take(kept_array(req_pool_indices), mode="wrap")
     ends = begins + np.minimum(np.maximum(array_of(seq_lens), ZERO), np.array(context))
     # A slice of a memoryview is copied in half of the time that one of an array takes.
-    target, source = array_of(pages).reshape(-1).data, array_of(req_to_token).reshape(-1).data
+    target, source = kept_array(pages).reshape(-1).data, kept_array(req_to_token).reshape(-1).data
     for entries in map(slice, begins.tolist(), ends.tolist()):
         target[entries] = source[entries]
 
@@ -301,4 +301,4 @@ def decode_inputs(
     if not tokens.is_cpu:
         return tokens[req_pool_indices], (seq_lens - 1).clamp_(min=0)
     positions = np.maximum(array_of(seq_lens) - ONE, ZERO)
-    return tensor_of(array_of(tokens)[array_of(req_pool_indices)]), tensor_of(positions)
+    return tensor_of(kept_array(tokens)[kept_array(req_pool_indices)]), tensor_of(positions)

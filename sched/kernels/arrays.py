@@ -30,7 +30,18 @@ class _Arrays:
         return type(None), ()
 
 
-def _arrays(tensor: Tensor) -> _Arrays:
+def array_of(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's memory as an array."""
+    kept: _Arrays | None = getattr(tensor, _NAME, None)
+    return tensor.numpy() if kept is None else kept.array
+
+
+def kept_array(tensor: Tensor) -> NDArray[Any]:
+    """``array_of`` a tensor that is read in many steps."""
+    return _kept(tensor).array
+
+
+def _kept(tensor: Tensor) -> _Arrays:
     kept: _Arrays | None = getattr(tensor, _NAME, None)
     if kept is None:  # an array of the tensor itself would keep it alive for good
         kept = _Arrays(tensor.detach().numpy())
@@ -38,14 +49,9 @@ def _arrays(tensor: Tensor) -> _Arrays:
     return kept
 
 
-def array_of(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's memory as an array, for a tensor that is read more than once."""
-    return _arrays(tensor).array
-
-
-def words_of(tensor: Tensor) -> NDArray[np.uint64]:
-    """The same of an int64 tensor, as unsigned integers."""
-    kept = _arrays(tensor)
+def kept_words(tensor: Tensor) -> NDArray[np.uint64]:
+    """``kept_array`` of an int64 tensor, as unsigned integers."""
+    kept = _kept(tensor)
     try:
         words: NDArray[np.uint64] = kept.words
     except AttributeError:
@@ -55,7 +61,7 @@ def words_of(tensor: Tensor) -> NDArray[np.uint64]:
 
 def row_starts(table: Tensor) -> NDArray[np.int64]:
     """Where each row of the ``table`` [rows, n] begins in its memory, which has no gaps."""
-    kept = _arrays(table)
+    kept = _kept(table)
     try:
         starts: NDArray[np.int64] = kept.starts
     except AttributeError:
@@ -69,3 +75,13 @@ def tensor_of(array: NDArray[Any]) -> Tensor:
     tensor = torch.from_numpy(array)
     setattr(tensor, _NAME, _Arrays(array))
     return tensor
+
+
+def largest(lens: Tensor) -> int:
+    """The largest of a batch's lengths; 0 without requests."""
+    return max(array_of(lens).tolist(), default=0)
+
+
+def one_more(lens: Tensor) -> Tensor:
+    """``lens + 1`` of int64 lengths."""
+    return tensor_of(array_of(lens) + ONE)

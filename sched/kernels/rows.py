@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import ONE, ZERO, array_of, tensor_of
+from .arrays import ONE, ZERO, array_of, kept_array, tensor_of
 from .declare import INT64, Access, Work, Written, kernel, meta_tensor, nbytes
 
 
@@ -96,7 +96,7 @@ def stage_decode(static: Written, inputs: DecodeInputs, padded: int) -> None:
     Columns b to ``padded`` become harmless requests: token 0 at position 0, page-table row 0, length 1, slot 0.
     """
     # NumPy copies a row in a quarter of torch's time.
-    rows, given = (array_of(static), map(array_of, inputs)) if static.is_cpu else (static, inputs)
+    rows, given = (kept_array(static), map(array_of, inputs)) if static.is_cpu else (static, inputs)
     b = inputs.input_ids.shape[0]
     for row, values in zip(rows, given, strict=True):
         row[:b] = values

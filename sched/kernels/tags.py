@@ -15,19 +15,20 @@ Only an emulated device goes without values, so the tensors here always lie in t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .arrays import ONE, ZERO, array_of, row_starts, words_of
+from .arrays import ONE, ZERO, kept_array, kept_words, row_starts
 from .declare import Access, Written, kernel, meta_tensor, reads
 from .sparse import ABSENT, PADDING, entries_at
 
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
+Integer = TypeVar("Integer", bound=np.integer)
 
 ROTATION = 16  # a request growing by one token is gathered in full at every 16th length
 
@@ -61,12 +62,28 @@ def position_weights(count: int) -> Tensor:
 
 def gathered(tags: Tensor, weights: Tensor, slots: Tensor) -> int:
     """Weighted sum modulo 2^64 of the tags in ``slots`` [n], which are those of positions 0 to n-1."""
-    return int(_gathered(words_of(tags), words_of(weights), slots.numpy()))
+    return int(_gathered(kept_words(tags), kept_words(weights), slots.numpy()))
 
 
 def _gathered(tags: Words, weights: Words, slots: NDArray[np.integer]) -> np.uint64:
     total: np.uint64 = tags.take(slots, mode="clip").dot(weights[: len(slots)])
     return total
+
+
+def _at(x: NDArray[Integer], places: Indices) -> NDArray[Integer]:
+    """``x[places]``; a place out of range gives something."""
+    try:
+        return x[places]
+    except IndexError:
+        return x.take(places, mode="clip")
+
+
+def _put(x: Words, places: Indices, values: Words) -> None:
+    """``x[places] = values``; a place out of range is something's."""
+    try:
+        x[places] = values
+    except IndexError:
+        x.put(places, values, mode="clip")
 
 
 def _positions(first: Indices, new: Indices, num_tokens: int) -> Indices:
@@ -113,26 +130,26 @@ def kv_tags(
 
     As on a device, an index out of range reads something instead of failing.
     """
-    tag, total, weight = words_of(tags), words_of(sums), words_of(weights)
-    table, rows, lens = array_of(req_to_token), array_of(req_pool_indices), array_of(seq_lens)
-    slots = array_of(out_cache_loc)
+    tag, total, weight = kept_words(tags), kept_words(sums), kept_words(weights)
+    table, rows, lens = kept_array(req_to_token), kept_array(req_pool_indices), kept_array(seq_lens)
+    slots = kept_array(out_cache_loc)
     new = ONE if extend_lens is None else extend_lens.numpy().astype(np.int64)
     flat, starts = table.reshape(-1), row_starts(req_to_token).take(rows, mode="wrap") - ONE
     first = lens - new
-    before = flat.take(starts + first, mode="clip")
+    before = _at(flat, starts + first)
     positions = _positions(first, new, input_ids.shape[0])
     prefix, prefix_sum = tag.take(before, mode="clip"), total.take(before, mode="clip")
     if min(first.tolist(), default=1) <= 0:  # a request without a prefix begins with 0
         prefix[first <= ZERO] = prefix_sum[first <= ZERO] = 0
 
     # The offset keeps token 0 at position 0 from hashing to 0, the value of a slot that was never written.
-    terms = mixed(words_of(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
+    terms = mixed(kept_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
     new_tags = _running(terms, prefix, new)
-    new_sums = _running(new_tags * weight.take(positions, mode="clip"), prefix_sum, new)
-    tag.put(slots, new_tags, mode="clip")
-    total.put(slots, new_sums, mode="clip")
+    new_sums = _running(new_tags * _at(weight, positions), prefix_sum, new)
+    _put(tag, slots, new_tags)
+    _put(total, slots, new_sums)
 
-    last = flat.take(starts + lens, mode="clip")
+    last = _at(flat, starts + lens)
     result = tag.take(last, mode="clip")
     sampled = (rows + lens) % _ROTATION == ZERO
     chosen = (sampled if extend_lens is None else sampled | (new > 1)).nonzero()[0]
