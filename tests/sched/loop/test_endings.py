@@ -143,7 +143,7 @@ def test_a_request_aborted_with_its_token_ends_with_it(overlap: bool) -> None:
     class Aborting(Observer):
         def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
             if victim in requests and len(victim.output_ids) == 3:
-                victim.to_finish = "enough"
+                victim.end_with_next_token("enough")
 
     EngineRun(config(overlap=overlap), recall=True, observer=Aborting()).run([victim, other])
     assert victim.status is Status.ABORTED and len(victim.output_ids) == 3
@@ -210,7 +210,7 @@ def test_an_abort_before_retraction_ends_with_it() -> None:
         def retracted(self, request: Request) -> None:
             if not seen:
                 seen[request.id] = len(request.output_ids)
-                request.to_finish = "enough"
+                request.end_with_next_token("enough")
 
     EngineRun(tight, recall=True, observer=Ended()).run(crowd)
     [(victim, tokens)] = seen.items()
