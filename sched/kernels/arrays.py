@@ -22,6 +22,8 @@ class _Arrays:
     """The arrays of one tensor's memory. A copy of the tensor, or what is unpickled from it, has none."""
 
     __slots__ = ("array", "starts", "words")
+    starts: NDArray[np.int64]  # both are set when they are first asked for
+    words: NDArray[np.uint64]
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -53,21 +55,21 @@ def kept_words(tensor: Tensor) -> NDArray[np.uint64]:
     """``kept_array`` of an int64 tensor, as unsigned integers."""
     kept = _kept(tensor)
     try:
-        words: NDArray[np.uint64] = kept.words
+        return kept.words
     except AttributeError:
-        words = kept.words = kept.array.view(np.uint64)
-    return words
+        kept.words = kept.array.view(np.uint64)
+        return kept.words
 
 
 def row_starts(table: Tensor) -> NDArray[np.int64]:
     """Where each row of the ``table`` [rows, n] begins in its memory, which has no gaps."""
     kept = _kept(table)
     try:
-        starts: NDArray[np.int64] = kept.starts
+        return kept.starts
     except AttributeError:
         rows, width = table.shape
-        starts = kept.starts = np.arange(rows, dtype=np.int64) * width
-    return starts
+        kept.starts = np.arange(rows, dtype=np.int64) * width
+        return kept.starts
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
