@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -242,7 +241,10 @@ class ScheduleBatch:
         return ScheduleBatch(reqs=[], forward_mode=ForwardMode.DECODE, batch_is_full=batch_is_full)
 
 
-_ALL_FIELDS = attrgetter(*ScheduleBatch.__slots__)
+# Compiled, since it is asked for in every step.
+_ALL_FIELDS: Callable[[ScheduleBatch], Sequence[object]] = eval(
+    f"lambda batch: ({', '.join(f'batch.{name}' for name in ScheduleBatch.__slots__)})"
+)
 
 
 @dataclass(slots=True)

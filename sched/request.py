@@ -77,6 +77,9 @@ class Request:
     verify_ct: int = 0  # verifies whose tokens are on the host
     to_finish: str = ""  # a deferred abort's reason
     grammar: Any = None
+    # Of its tokens, only those from the may_end_at-th on and those in stops can end it (loop/settle.py).
+    may_end_at: int = 0
+    stops: frozenset[int] = frozenset()
 
     # instants, ns
     first_scheduled_at: int | None = None
@@ -103,6 +106,10 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.status.terminal
+
+    def end_with_next_token(self, reason: str) -> None:
+        self.to_finish = reason
+        self.may_end_at = 0
 
     def tokens(self, start: int, stop: int) -> array[int]:
         """Token ids at positions [start, stop) of prompt followed by output."""

@@ -70,7 +70,7 @@ class Feed:
         for request in due:
             self._alive[request.id] = request
             if self.aborts_now(request):
-                request.to_finish = ABORTED
+                request.end_with_next_token(ABORTED)
         return due
 
     def next_at(self) -> int | None:

@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import ONE, ZERO, array_of, kept_array, row_starts, tensor_of
 from .declare import INT64, Access, Work, Written, kernel, meta_tensor, nbytes, reads, total_length
+
+_INT32_ONE = np.array(1, dtype=np.int32)
 
 
 def runs(first: Tensor, lens: Tensor, total: int) -> Tensor:
@@ -171,12 +174,10 @@ def place_decode(
     """One more token for each request: its slot [b] int64, written to the row at position ``seq_lens``, and both
     lengths advanced, as new tensors. Pages are taken from the front of ``free_pages``."""
     if page_size == 1 and free_pages.is_cpu:
-        # On the host NumPy computes with few elements in a third of torch's time.
-        lens = seq_lens.numpy()
+        lens = array_of(seq_lens)
         pages = free_pages.numpy()[: len(lens)].copy()
-        req_to_token.numpy()[req_pool_indices.numpy(), lens] = pages
-        orig_longer = torch.from_numpy(orig_seq_lens.numpy() + 1)
-        return torch.from_numpy(pages), torch.from_numpy(lens + 1), orig_longer
+        kept_array(req_to_token)[kept_array(req_pool_indices), lens] = pages
+        return tensor_of(pages), tensor_of(lens + ONE), tensor_of(array_of(orig_seq_lens) + _INT32_ONE)
     if page_size == 1:
         slots = free_pages[: seq_lens.shape[0]].clone()
     else:
@@ -238,10 +239,10 @@ def copy_rows(
         pages[req_pool_indices, :max_seq_len] = req_to_token[req_pool_indices, :max_seq_len]
         return
     context = req_to_token.shape[1]
-    begins = req_pool_indices.numpy() * context
-    ends = begins + np.minimum(np.maximum(seq_lens.numpy(), 0), context)
+    begins = row_starts(req_to_token).take(kept_array(req_pool_indices), mode="wrap")
+    ends = begins + np.minimum(np.maximum(array_of(seq_lens), ZERO), np.array(context))
     # A slice of a memoryview is copied in half of the time that one of an array takes.
-    target, source = pages.numpy().reshape(-1).data, req_to_token.numpy().reshape(-1).data
+    target, source = kept_array(pages).reshape(-1).data, kept_array(req_to_token).reshape(-1).data
     for entries in map(slice, begins.tolist(), ends.tolist()):
         target[entries] = source[entries]
 
@@ -299,5 +300,5 @@ def decode_inputs(
         copy_rows(pages, req_to_token, req_pool_indices, seq_lens, max_seq_len)
     if not tokens.is_cpu:
         return tokens[req_pool_indices], (seq_lens - 1).clamp_(min=0)
-    input_ids, positions = tokens.numpy()[req_pool_indices.numpy()], np.maximum(seq_lens.numpy() - 1, 0)
-    return torch.from_numpy(input_ids), torch.from_numpy(positions)
+    positions = np.maximum(array_of(seq_lens) - ONE, ZERO)
+    return tensor_of(kept_array(tokens)[kept_array(req_pool_indices)]), tensor_of(positions)

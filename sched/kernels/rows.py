@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import ONE, ZERO, array_of, kept_array, tensor_of
 from .declare import INT64, Access, Work, Written, kernel, meta_tensor, nbytes
 
 
@@ -38,8 +39,8 @@ def embedding(input_ids: Tensor, table: Tensor) -> Tensor:
 )
 def decode_positions(seq_lens: Tensor) -> Tensor:
     """Position of each request's newest token: seq_lens [b] → [b] int64, never negative."""
-    if seq_lens.is_cpu:  # NumPy computes with few elements in a third of torch's time
-        return torch.from_numpy(np.maximum(seq_lens.numpy().astype(np.int64) - 1, 0))
+    if seq_lens.is_cpu:
+        return tensor_of(np.maximum(array_of(seq_lens) - ONE, ZERO))
     return (seq_lens.to(torch.int64) - 1).clamp_(min=0)
 
 
@@ -95,7 +96,7 @@ def stage_decode(static: Written, inputs: DecodeInputs, padded: int) -> None:
     Columns b to ``padded`` become harmless requests: token 0 at position 0, page-table row 0, length 1, slot 0.
     """
     # NumPy copies a row in a quarter of torch's time.
-    rows, given = (static.numpy(), [x.numpy() for x in inputs]) if static.is_cpu else (static, inputs)
+    rows, given = (kept_array(static), map(array_of, inputs)) if static.is_cpu else (static, inputs)
     b = inputs.input_ids.shape[0]
     for row, values in zip(rows, given, strict=True):
         row[:b] = values

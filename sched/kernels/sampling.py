@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import kept_words
 from .declare import INT64, Access, Work, Written, kernel, meta_tensor, meta_tensors, nbytes, reads
 from .invariant import halving_sum
 from .tags import mixed
@@ -141,7 +142,7 @@ def _scores(draw: Draw) -> Tensor:
 
 def _tagged_ids(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) -> Tensor:
     """The (h mod n)-th of the n allowed ids, h a hash of the fingerprint. Only the logits' shape is used."""
-    hashed = mixed(fingerprint.numpy().view(np.uint64).copy())
+    hashed = mixed(kept_words(fingerprint).copy())
     hashed &= _NOT_NEGATIVE
     words = hashed.view(np.int64)
     if vocab_mask is None:

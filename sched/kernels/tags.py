@@ -22,25 +22,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .arrays import ONE, ZERO, kept_array, kept_words, row_starts
 from .declare import Access, Written, kernel, meta_tensor, reads
 from .sparse import ABSENT, PADDING, entries_at
 
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
-Whole = TypeVar("Whole", np.int64, np.uint64)
+Integer = TypeVar("Integer", bound=np.integer)
 
 ROTATION = 16  # a request growing by one token is gathered in full at every 16th length
 
 
-def _constants(dtype: type[Whole], *numbers: int) -> list[NDArray[Whole]]:
-    """Arrays without dimensions: NumPy computes with them in two thirds of the time that its scalars take."""
-    return [np.array(number, dtype=dtype) for number in numbers]
+def _constants(*numbers: int) -> list[Words]:
+    """As ``ONE``."""
+    return [np.array(number, dtype=np.uint64) for number in numbers]
 
 
-_TOKEN, _POSITION, _DRIFT = _constants(np.uint64, 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7)
-_FIRST, _SECOND = _constants(np.uint64, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_30, _27, _31 = _constants(np.uint64, 30, 27, 31)
-_ZERO, _ONE, _ROTATION = _constants(np.int64, 0, 1, ROTATION)
+_TOKEN, _POSITION, _DRIFT = _constants(0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7)
+_FIRST, _SECOND = _constants(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_30, _27, _31 = _constants(30, 27, 31)
+_ROTATION = np.array(ROTATION, dtype=np.int64)
 
 
 def mixed(x: Words) -> Words:
@@ -61,7 +62,7 @@ def position_weights(count: int) -> Tensor:
 
 def gathered(tags: Tensor, weights: Tensor, slots: Tensor) -> int:
     """Weighted sum modulo 2^64 of the tags in ``slots`` [n], which are those of positions 0 to n-1."""
-    return int(_gathered(_words(tags), _words(weights), slots.numpy()))
+    return int(_gathered(kept_words(tags), kept_words(weights), slots.numpy()))
 
 
 def _gathered(tags: Words, weights: Words, slots: NDArray[np.integer]) -> np.uint64:
@@ -69,8 +70,20 @@ def _gathered(tags: Words, weights: Words, slots: NDArray[np.integer]) -> np.uin
     return total
 
 
-def _words(x: Tensor) -> Words:
-    return x.numpy().view(np.uint64)
+def _at(x: NDArray[Integer], places: Indices) -> NDArray[Integer]:
+    """``x[places]``; a place out of range gives something."""
+    try:
+        return x[places]
+    except IndexError:
+        return x.take(places, mode="clip")
+
+
+def _put(x: Words, places: Indices, values: Words) -> None:
+    """``x[places] = values``; a place out of range is something's."""
+    try:
+        x[places] = values
+    except IndexError:
+        x.put(places, values, mode="clip")
 
 
 def _positions(first: Indices, new: Indices, num_tokens: int) -> Indices:
@@ -117,30 +130,32 @@ def kv_tags(
 
     As on a device, an index out of range reads something instead of failing.
     """
-    tag, total, weight = _words(tags), _words(sums), _words(weights)
-    table, lens, slots = req_to_token.numpy(), seq_lens.numpy(), out_cache_loc.numpy()
-    new = _ONE if extend_lens is None else extend_lens.numpy().astype(np.int64)
-    rows = req_pool_indices.numpy() % len(table)
-    flat, last = table.reshape(-1), rows * table.shape[1] + lens - _ONE
+    tag, total, weight = kept_words(tags), kept_words(sums), kept_words(weights)
+    table, rows, lens = kept_array(req_to_token), kept_array(req_pool_indices), kept_array(seq_lens)
+    slots = kept_array(out_cache_loc)
+    new = ONE if extend_lens is None else extend_lens.numpy().astype(np.int64)
+    flat, starts = table.reshape(-1), row_starts(req_to_token).take(rows, mode="wrap") - ONE
     first = lens - new
-    before, grown = flat.take(last - new, mode="clip"), (first > _ZERO).astype(np.uint64)
+    before = _at(flat, starts + first)
     positions = _positions(first, new, input_ids.shape[0])
+    prefix, prefix_sum = tag.take(before, mode="clip"), total.take(before, mode="clip")
+    if min(first.tolist(), default=1) <= 0:  # a request without a prefix begins with 0
+        prefix[first <= ZERO] = prefix_sum[first <= ZERO] = 0
 
     # The offset keeps token 0 at position 0 from hashing to 0, the value of a slot that was never written.
-    terms = mixed(_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
-    new_tags = _running(terms, tag.take(before, mode="clip") * grown, new)
-    terms = new_tags * weight.take(positions, mode="clip")
-    new_sums = _running(terms, total.take(before, mode="clip") * grown, new)
-    tag.put(slots, new_tags, mode="clip")
-    total.put(slots, new_sums, mode="clip")
+    terms = mixed(kept_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
+    new_tags = _running(terms, prefix, new)
+    new_sums = _running(new_tags * _at(weight, positions), prefix_sum, new)
+    _put(tag, slots, new_tags)
+    _put(total, slots, new_sums)
 
-    last = flat.take(last, mode="clip")
+    last = _at(flat, starts + lens)
     result = tag.take(last, mode="clip")
-    sampled = (rows + lens) % _ROTATION == _ZERO
+    sampled = (rows + lens) % _ROTATION == ZERO
     chosen = (sampled if extend_lens is None else sampled | (new > 1)).nonzero()[0]
     if len(chosen):
         places = zip(rows[chosen].tolist(), lens[chosen].tolist(), strict=True)
-        sums_of = [_gathered(tag, weight, table[row, :length]) for row, length in places]
+        sums_of = [_gathered(tag, weight, table[row % len(table), :length]) for row, length in places]
         stored = total.take(last[chosen], mode="clip")
         result[chosen] += (np.array(sums_of, dtype=np.uint64) - stored) * _DRIFT
     return torch.from_numpy(mixed(result).view(np.int64))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..batch import EncoderTokens, ForwardBatch, ModelOutput, ScheduleBatch, StepResult
+from ..kernels.arrays import largest
 from ..kernels.rows import decode_positions, extend_positions
 from ..model.sampling import SamplingInfo, sampling_of
 from ..request import Request
@@ -105,7 +106,7 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
         req_pool_indices=batch.req_pool_indices,
         seq_lens=batch.seq_lens,
         out_cache_loc=batch.out_cache_loc,
-        max_seq_len=int(batch.seq_lens_cpu.max()) if batch.reqs else 0,
+        max_seq_len=largest(batch.seq_lens_cpu) if batch.reqs else 0,
         extend_lens=extend_lens,
         extend_prefix_lens=extend_prefix_lens,
         max_extend_len=max(batch.extend_lens) if extend_lens is not None else 1,

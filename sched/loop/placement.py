@@ -13,6 +13,7 @@ import torch
 from ..admission import allocation_end
 from ..batch import ScheduleBatch
 from ..kernels.allocation import place_decode, place_extend, upload_prefix_pointers, write_cache_indices
+from ..kernels.arrays import one_more
 from ..kernels.drafts import place_ahead, write_rows
 from ..memory.allocation import alloc_ahead, alloc_for_decode, alloc_for_extend, claim_pages, pages_between
 from ..model.sampling import host_rows, packed_words
@@ -116,7 +117,7 @@ def fused_tokens(engine: Engine, batch: ScheduleBatch) -> None:
         claim_pages(engine.cache, pages),
         size,
     )
-    batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+    batch.seq_lens_cpu = one_more(batch.seq_lens_cpu)
 
 
 def _upload_fused(engine: Engine, batch: ScheduleBatch) -> tuple[torch.Tensor, torch.Tensor | None]:

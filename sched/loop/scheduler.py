@@ -76,7 +76,7 @@ class Scheduler:
         elif self.engine.tier.is_staging(req):
             finish(self.engine, req, Status.ABORTED, reason)
         else:
-            req.to_finish = reason
+            req.end_with_next_token(reason)
 
     def accepts(self, req: Request) -> bool:
         """Whether ``req``, which has just arrived, may be queued. Otherwise it ends here."""

@@ -109,17 +109,10 @@ def _append_tokens(engine: Engine, reqs: list[Request], token_ids: list[int]) ->
     for req, token in zip(reqs, token_ids, strict=True):
         if req.status is not running:  # it ended, or its KV was taken back, after the launch
             continue
-        output, sampling = req.output_ids, req.sampling
+        output = req.output_ids
         output.append(token)
         new.append(req)
-        # The rules of ``_ending`` for most tokens, which end nothing, without its call.
-        if (
-            len(output) < sampling.max_new_tokens
-            and token not in eos
-            and not sampling.stop_token_ids
-            and req.grammar is None
-            and not req.to_finish
-        ):
+        if len(output) < req.may_end_at and token not in req.stops:  # as ``_ending`` has noted
             continue
         ending = _ending(req, token, eos)
         if ending is not None:
@@ -165,8 +158,15 @@ def announce_token(engine: Engine, req: Request) -> bool:
 
 
 def _ending(req: Request, token: int, eos: Collection[int]) -> tuple[Status, str] | None:
-    """How the request ends with ``token``, if it does. ``eos`` are the model's tokens that end a text."""
+    """How the request ends with ``token``, its last one, if it does. ``eos`` are the model's tokens that end a text.
+
+    If it does not, ``req.may_end_at`` and ``req.stops`` say from now on which tokens need no such question.
+    """
     sampling, grammar = req.sampling, req.grammar
+    if not req.may_end_at:
+        req.stops = frozenset(
+            sampling.stop_token_ids if sampling.ignore_eos else [*sampling.stop_token_ids, *eos]
+        )
     if grammar is not None:
         try:
             grammar.accept_token(token)
@@ -176,9 +176,11 @@ def _ending(req: Request, token: int, eos: Collection[int]) -> tuple[Status, str
         return Status.ABORTED, req.to_finish
     if len(req.output_ids) >= sampling.max_new_tokens:
         return Status.FINISHED, "length"
-    if token in sampling.stop_token_ids or (token in eos and not sampling.ignore_eos):
+    if token in req.stops:
         return Status.FINISHED, "stop"
-    if grammar is not None and grammar.is_terminated():
+    if grammar is None:
+        req.may_end_at = sampling.max_new_tokens
+    elif grammar.is_terminated():
         return Status.FINISHED, "grammar"
     return None
 

@@ -237,7 +237,7 @@ class DecodeWorker(RoutedScheduler):
         elif self._inbox.withdraw(req):
             close(self.engine, req, Status.ABORTED, reason)
         else:
-            req.to_finish = reason
+            req.end_with_next_token(reason)
 
     def _preallocate(self) -> None:
         """Allocate rows and pages to waiting requests: after the barrier, since they may have belonged to requests that

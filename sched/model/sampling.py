@@ -143,10 +143,13 @@ class SamplingInfo:
         """The state that one forward samples with, while the batch may change.
 
         Upstream's penalties are accumulated now, and the copy has no orchestrator. Exact penalties are kept by the
-        copy, which counts the tokens that it samples, and need no tensors of their own.
+        copy, which counts the tokens that it samples, and need no tensors of their own. Without penalties the copy has
+        neither.
         """
         orchestrator, accumulated = self.penalizer_orchestrator, self.acc_penalties
-        if orchestrator is not None:
+        if orchestrator is not None and not orchestrator.is_required:
+            orchestrator = None
+        elif orchestrator is not None:
             accumulated = accumulated if orchestrator.exact else orchestrator.accumulate()
             orchestrator = orchestrator.copy() if orchestrator.exact else None
         kept = (self.config, self.params, self.grammars, self.rows)  # faster than ``replace``

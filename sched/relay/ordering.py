@@ -10,6 +10,7 @@ import torch
 
 from ..batch import ScheduleBatch, StepResult, draft_step
 from ..kernels.allocation import copy_pages
+from ..kernels.arrays import largest
 from .context import RelayContext, Step
 
 
@@ -137,7 +138,7 @@ def copy_tables(context: RelayContext, batch: ScheduleBatch) -> None:
     if batch.spec_info is not None:
         copy_rows_ahead(context, batch)
     elif not batch.is_empty:
-        longest = int(batch.seq_lens_cpu.max())
+        longest = largest(batch.seq_lens_cpu)
         copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)
     mark_read(context, batch)
 

@@ -12,6 +12,7 @@ import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..kernels.allocation import decode_inputs
+from ..kernels.arrays import largest
 from ..kernels.rows import assert_all, resolve_negative
 from .context import RelayContext
 
@@ -226,7 +227,7 @@ def resolve_fused(context: RelayContext, batch: ScheduleBatch) -> None:
             batch.seq_lens,
             context.req_to_token,
             None if context.pages is context.req_to_token else context.pages,
-            int(batch.seq_lens_cpu.max()),
+            largest(batch.seq_lens_cpu),
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
 from schedbench.sched.config import SamplingParams
+from schedbench.sched.loop import settle
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request, Status
@@ -137,13 +138,46 @@ def test_tokens_of_a_decode_are_announced_together_up_to_an_end(overlap: bool) -
 
 
 @LOOPS
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_a_token_that_stops_a_request_ends_it_behind_others(overlap: bool, ignore_eos: bool) -> None:
+    """The fourth token of the answer is made a stop token, or the model's end of a text, which may be ignored."""
+    answer = recalled_answer(request("free", PROMPT, 6))
+    assert answer[3] not in answer[:3]
+    own = request("own", PROMPT, 6, sampling=SamplingParams(stop_token_ids=(answer[3],)))
+    shared = request("shared", PROMPT, 6, sampling=SamplingParams(ignore_eos=ignore_eos))
+    EngineRun(config(overlap=overlap), recall=True).run([own])
+    EngineRun(config(overlap=overlap, eos_token_ids=(answer[3],)), recall=True).run([shared])
+    assert own.reason == "stop" and list(own.output_ids) == answer[:4]
+    assert shared.reason == ("length" if ignore_eos else "stop")
+    assert list(shared.output_ids) == (answer if ignore_eos else answer[:4])
+
+
+@LOOPS
+def test_only_the_first_and_the_last_token_need_the_rules_of_ends(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, since each token of each request is asked about."""
+    asked: list[int] = []
+    rules = settle._ending
+
+    def counted(req: Request, token: int, eos: Collection[int]) -> tuple[Status, str] | None:
+        asked.append(token)
+        return rules(req, token, eos)
+
+    monkeypatch.setattr(settle, "_ending", counted)
+    req = request("long", PROMPT, 12)
+    EngineRun(config(overlap=overlap), recall=True).run([req])
+    assert len(req.output_ids) == 12 and asked == [req.output_ids[0], req.output_ids[-1]]
+
+
+@LOOPS
 def test_a_request_aborted_with_its_token_ends_with_it(overlap: bool) -> None:
     victim, other = request("victim", range(400, 440), 20), healthy()
 
     class Aborting(Observer):
         def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
             if victim in requests and len(victim.output_ids) == 3:
-                victim.to_finish = "enough"
+                victim.end_with_next_token("enough")
 
     EngineRun(config(overlap=overlap), recall=True, observer=Aborting()).run([victim, other])
     assert victim.status is Status.ABORTED and len(victim.output_ids) == 3
@@ -210,7 +244,7 @@ def test_an_abort_before_retraction_ends_with_it() -> None:
         def retracted(self, request: Request) -> None:
             if not seen:
                 seen[request.id] = len(request.output_ids)
-                request.to_finish = "enough"
+                request.end_with_next_token("enough")
 
     EngineRun(tight, recall=True, observer=Ended()).run(crowd)
     [(victim, tokens)] = seen.items()
