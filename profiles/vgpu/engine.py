@@ -77,13 +77,14 @@ class QueueWait(NamedTuple):
 
 class Replay:
     """A run of a graph's kernels as one operation, with ``gap`` between two of them. ``index`` is the next kernel to
-    start. ``rows`` has one row per kernel, or is empty if the run is reported as a whole, by ``row``.
+    start, and ``begin`` its instant. ``rows`` has one row per kernel, or is empty if the run is reported as a whole, by
+    ``row``.
 
     ``begins()`` [count + 1] are the instants at which the kernels start, from the start of the first, and the end of
     the last one and a gap.
     """
 
-    __slots__ = ("begins", "count", "gap", "index", "row", "rows", "start")
+    __slots__ = ("begin", "begins", "count", "gap", "index", "row", "rows", "start")
 
     def __init__(
         self, begins: Callable[[], Instants], count: int, gap: int, row: Row, rows: Sequence[Row] = ()
@@ -93,7 +94,7 @@ class Replay:
         self.gap = gap
         self.row = row
         self.rows = rows
-        self.index = self.start = 0
+        self.index = self.begin = self.start = 0
 
 
 # What a queue holds are tuples, since a step makes many:
@@ -316,9 +317,8 @@ class Simulation:
             if type(row) is not Replay:
                 served.append((row, start, end))
             else:
-                last_end = self._serve_replay(
-                    queue, row, start, end, self._undisturbed(queue, serial, horizon)
-                )
+                limit = self._undisturbed(queue, serial, horizon)
+                last_end = self._serve_replay(queue, row, start, duration, limit)
                 if last_end is None:
                     return
                 end = last_end
@@ -352,29 +352,25 @@ class Simulation:
         return limit
 
     def _serve_replay(
-        self, queue: StreamQueue, replay: Replay, start: int, end: int, limit: int
+        self, queue: StreamQueue, replay: Replay, start: int, duration: int, limit: int
     ) -> int | None:
         """Serve the next kernel and all later ones that begin no later than the limit. Returns the end of the replay,
-        or None if kernels are left. ``end`` is that of a replay which is not interrupted."""
+        or None if kernels are left. ``duration`` is that of a replay which is not interrupted."""
         if not replay.index:
             replay.start = start
-        if replay.index or replay.rows or end > limit:
-            first, begins, count, gap = replay.index, replay.begins(), replay.count, replay.gap
-            origin = start - int(begins[first])
+        origin = start - replay.begin
+        end = origin + duration
+        if replay.rows or end > limit:
+            first, begins, count = replay.index, replay.begins(), replay.count
             last = min(max(int(begins.searchsorted(limit - origin, "right")), first + 1), count)
             if replay.rows:
-                for row, begin, after in zip(
-                    replay.rows[first:last],
-                    begins[first:last].tolist(),
-                    begins[first + 1 : last + 1].tolist(),
-                    strict=True,
-                ):
-                    self.served.append((row, origin + begin, origin + after - gap))
-            replay.index, ready = last, origin + int(begins[last])
-            end = ready - gap
+                bounds = (origin + begins[first : last + 1]).tolist()
+                ends = [bound - replay.gap for bound in bounds[1:]]
+                self.served.extend(zip(replay.rows[first:last], bounds[:-1], ends, strict=True))
             if last < count:
-                self._free[COMPUTE] = queue.tail = end
-                queue.ready = ready
+                replay.index, replay.begin = last, int(begins[last])
+                queue.ready = ready = origin + replay.begin
+                self._free[COMPUTE] = queue.tail = ready - replay.gap
                 return None
         if not replay.rows:
             self.served.append((replay.row, replay.start, end))

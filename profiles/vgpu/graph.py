@@ -213,10 +213,12 @@ class KernelRun:
         """``costs`` are the present times of variable nodes, and their bytes of host memory."""
         runtime, nodes, duration = gpu.runtime, self._nodes, self._duration
         kind, name, _, size, host_size = nodes[0]
-        context, stream, now = runtime.context, runtime.stream, runtime.now
+        (where, step, forward), stream, now = runtime.context, runtime.stream, runtime.now
         if kind != "kernel":
             memory = "pinned" if kind in _ENGINES else ""
-            row: Row = (kind, name, stream.id, size, host_size, memory, False, context, site, now, 1)
+            row: Row = (
+                kind, name, stream.id, size, host_size, memory, False, where, forward, step, site, now, 1,
+            )  # fmt: skip
             engine = _ENGINES.get(kind, COMPUTE)
             runtime.simulation.submit(stream, engine, now=now, duration=duration, row=row)
             return
@@ -225,7 +227,9 @@ class KernelRun:
             (time, bytes_each), count = costs[place], int(own[-1])
             duration += count * time
             host_size += count * bytes_each
-        row = ("kernel", self._name, stream.id, 0, host_size, "", False, context, site, now, len(nodes))
+        row = (
+            "kernel", self._name, stream.id, 0, host_size, "", False, where, forward, step, site, now, len(nodes),
+        )  # fmt: skip
         rows = self._rows(row, costs) if gpu.graph_trace == "node" else ()
         replay = Replay(partial(self._present_begins, costs), len(nodes), self._gap, row, rows)
         runtime.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=replay)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
 from .engine import COMPUTE, D2H, H2D, LINK, EventRecording, PeerEventRecording, Simulation, StreamQueue
-from .ledger import NO_CONTEXT, OVERFLOW, Ledger, LedgerContext
+from .ledger import NO_CONTEXT, OVERFLOW, Ledger, PlainContext
 from .sites import Sites
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Runtime:
         self.costs = Costs(hardware)
         self.multiprocessors = hardware.gpu.multiprocessors
         self.now = 0
-        self.context: LedgerContext = NO_CONTEXT
+        self.context: PlainContext = NO_CONTEXT
         self.simulation = inputs.simulation or Simulation(gap=self.costs.gap)
         self.default = self.stream = self.simulation.queue()
         self.sites = Sites(inputs.watch)
@@ -108,12 +108,12 @@ class Runtime:
             return
         start = self.now + self.torch_call
         self.now = now = start + self._launch
-        stream, context, calls, site = self.stream, self.context, self.ledger.calls, self.sites.here()
-        where, step, _ = context
+        stream, calls, site = self.stream, self.ledger.calls, self.sites.here()
+        where, step, forward = self.context
         calls.append(("launch", LAUNCH, start, now, 0, stream.id, where, step, site))
         if stream.partition != COMPUTE:
             engine, duration = self._on_partition(stream, duration)
-        row = ("kernel", name, stream.id, 0, host_size, "", False, context, site, now, 1)
+        row = ("kernel", name, stream.id, 0, host_size, "", False, where, forward, step, site, now, 1)
         self.simulation.submit(stream, engine, now=now, duration=duration, row=row)
         if len(calls) >= OVERFLOW:
             self.cut()
@@ -132,7 +132,8 @@ class Runtime:
         self.now = now = start + self._copy_call
         stream, site = self.stream, self.sites.here()
         self._call("copy", name, start, 0, site)
-        row = (kind, name, stream.id, size, 0, "", False, self.context, site, now, 1)
+        where, step, forward = self.context
+        row = (kind, name, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
         self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
@@ -152,7 +153,8 @@ class Runtime:
         stream, site = self.stream, self.sites.here()
         memory: HostMemory = "pinned" if pinned else "pageable"
         name, waits = _COPIES[direction, memory], blocking or waits_inside
-        row = (direction, name, stream.id, size, 0, memory, waits, self.context, site, self.now, 1)
+        where, step, forward = self.context
+        row = (direction, name, stream.id, size, 0, memory, waits, where, forward, step, site, self.now, 1)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
         self.simulation.submit(stream, _ENGINES[direction], now=self.now, duration=duration, row=row)
         waited = self._wait(self._record_now(stream)) if waits_inside else 0
@@ -207,7 +209,8 @@ class Runtime:
         self._refuse_in_capture(name)
         start, self.now = self.now, self.now + self._launch
         site = self.sites.here()
-        row = ("send", name, queue.id, size, 0, "", False, self.context, site, self.now, 1)
+        where, step, forward = self.context
+        row = ("send", name, queue.id, size, 0, "", False, where, forward, step, site, self.now, 1)
         self.simulation.submit(queue, LINK, now=self.now, duration=duration, row=row)
         self._call("launch", name, start, 0, site, queue)
         return self.simulation.record(queue, self.now)
