@@ -101,8 +101,9 @@ class ObserverGroup(Observer):
         self._rangers: dict[str, Ranger] = {}
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        ranger = self._rangers.get(name)
-        if ranger is None:
+        try:
+            ranger = self._rangers[name]
+        except KeyError:
             asking = [x for x in self._ranging if x.range_names is None or name in x.range_names]
             ranger = self._rangers[name] = _nested([x.range for x in asking])
         return ranger(name, step, size)

@@ -197,7 +197,7 @@ class Simulation:
         if renumbered.partition != COMPUTE:
             renumbered.id = number
 
-    def submit(self, queue: StreamQueue, engine: int, *, now: int, duration: int, row: Row | Replay) -> None:
+    def submit(self, queue: StreamQueue, engine: int, now: int, duration: int, row: Row | Replay) -> None:
         """Enqueue an operation at the host's time ``now``."""
         free, items = self._free, queue.items
         at_once = not self.pending and queue.ready <= now and free[engine] <= now and not items

@@ -220,7 +220,7 @@ class KernelRun:
                 kind, name, stream.id, size, host_size, memory, False, where, forward, step, site, now, 1,
             )  # fmt: skip
             engine = _ENGINES.get(kind, COMPUTE)
-            runtime.simulation.submit(stream, engine, now=now, duration=duration, row=row)
+            runtime.simulation.submit(stream, engine, now, duration, row)
             return
         host_size = self._host_size
         for place, own in self._variables:
@@ -232,7 +232,7 @@ class KernelRun:
         )  # fmt: skip
         rows = self._rows(row, costs) if gpu.graph_trace == "node" else ()
         replay = Replay(partial(self._present_begins, costs), len(nodes), self._gap, row, rows)
-        runtime.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=replay)
+        runtime.simulation.submit(stream, COMPUTE, now, duration, replay)
 
     def _present_begins(self, costs: Sequence[tuple[int, int]]) -> Instants:
         """Of each node, and of what follows the last one: from the start of the first node to its own."""
