@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
-from ..record.timeline import Call, Op, Window, transposed
+from ..record.timeline import Call, Op, Range, Window, transposed
 from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered, partition
 from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
@@ -111,9 +111,10 @@ class WaitingSink:
         self._take_ops(window.ops)
         self._take_calls(window.calls)
         self._waits.add([(wait.start, wait.end, wait.stream) for wait in window.waits])
-        ranges = window.ranges
-        self._sleeps.add([(start, end, SLEEP) for name, _, _, start, end in ranges if name == SLEEP])
-        self._work.add([(start, end, name) for name, _, _, start, end in ranges if name != SLEEP])
+        of = transposed(Range, window.ranges)
+        spans = [*zip(of.start, of.end, of.name, strict=True)]
+        self._sleeps.add([span for span in spans if span[2] == SLEEP] if SLEEP in of.name else ())
+        self._work.add([span for span in spans if span[2] != SLEEP] if SLEEP in of.name else spans)
         self._gate.reject_late(self._spans, what="a forward kernel")
         for info in self._gate.feed(window):
             self._fold(info.step, info.kind, info.batch_size)

@@ -7,16 +7,18 @@ operation of a settled step, so that no step's forward is split between windows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...sched.observe import RANGES, StepInfo
 from ..record.timeline import Call, Op, Range, Sink, Wait, Window
 
 if TYPE_CHECKING:
     from .engine import QueueWait, Row, Served
+
+Record = TypeVar("Record", Range, Op, Call)
 
 STEPS = 64
 RECORDS = 10_000  # calls after which the next settled step ends a window
@@ -102,24 +104,19 @@ class Ledger:
 
     def _window(self, at: int, ranges: int, calls: int) -> Window:
         """The first ``ranges`` and ``calls``, and the operations and waits that ended before ``at``."""
+        ops = [(*row[:3], start, end, *row[3:]) for row, start, end in self._served if end < at]
         return Window(
             self._start,
             at,
-            ranges=[*map(_RANGE, self.ranges[:ranges])],
-            ops=list(_ops(s for s in self._served if s[2] < at)),
-            calls=[*map(_CALL, self.calls[:calls])],
+            ranges=_named(Range, self.ranges[:ranges]),
+            ops=_named(Op, ops),
+            calls=_named(Call, self.calls[:calls]),
             waits=[Wait(h.queue, h.start, h.end, h.row[_STEP]) for h in self._waits if h.end < at],
             launched=self._launched,
             settled=self._settled,
         )
 
 
-# Without the constructors of named tuples, which take twice as long.
-_CALL: Callable[[Row], Call] = partial(tuple.__new__, Call)
-_RANGE: Callable[[Row], Range] = partial(tuple.__new__, Range)
-
-
-def _ops(served: Iterable[Served]) -> Iterable[Op]:
-    new = tuple.__new__
-    for row, start, end in served:
-        yield new(Op, (*row[:3], start, end, *row[3:]))
+def _named(kind: type[Record], rows: Iterable[Row]) -> list[Record]:
+    """The rows as records, without the constructor of named tuples, which takes twice as long."""
+    return [*map(tuple.__new__, repeat(kind), rows)]
