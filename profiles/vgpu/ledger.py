@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...sched.observe import RANGES, StepInfo
 from ..record.timeline import Call, Op, Range, Sink, Wait, Window
@@ -119,4 +119,5 @@ class Ledger:
 
 def _named(kind: type[Record], rows: Iterable[Row]) -> list[Record]:
     """The rows as records, without the constructor of named tuples, which takes twice as long."""
-    return [*map(tuple.__new__, repeat(kind), rows)]
+    make: Any = tuple.__new__
+    return [*map(make, repeat(kind), rows)]
