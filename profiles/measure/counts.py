@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from statistics import median
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
 from ..record.result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
-from ..record.timeline import Call, Names, Op, Window
+from ..record.timeline import Call, Names, Op, Window, transposed
 from .steps import OUTSIDE, STEADY, StepGate, labels
 
 KERNEL_COPY = "kernel"  # direction of a kernel that reads or writes pinned host memory
@@ -60,6 +61,11 @@ class Cost:
         self.exposed_ns += other.exposed_ns
 
 
+# Without the constructors of named tuples, which take twice as long.
+_copy_line: Callable[[tuple[Any, ...]], CopyLine] = partial(tuple.__new__, CopyLine)
+_call_line: Callable[[tuple[Any, ...]], CallLine] = partial(tuple.__new__, CallLine)
+
+
 class LineTotals:
     """Sums of copies and calls by ``CopyLine`` and ``CallLine``."""
 
@@ -77,8 +83,9 @@ class LineTotals:
                 self._charge(cost, call)
                 others.pop(id(call), None)
         for call in others.values():
-            line = CallLine(call.site, call.range, kind, call.stream, call.name, call.kind == "sync")
-            cost = self.calls[line]
+            cost = self.calls[
+                _call_line((call.site, call.range, kind, call.stream, call.name, call.kind == "sync"))
+            ]
             cost.count += 1
             self._charge(cost, call)
 
@@ -86,8 +93,7 @@ class LineTotals:
         kernel = op.kind == "kernel"
         direction = KERNEL_COPY if kernel else op.kind
         memory = "pinned" if kernel else op.host_memory
-        line = CopyLine(op.site, op.range, kind, op.stream, direction, memory, op.blocking)
-        cost = self.copies[line]
+        cost = self.copies[_copy_line((op.site, op.range, kind, op.stream, direction, memory, op.blocking))]
         cost.count += 1
         cost.bytes += op.host_bytes if kernel else op.bytes
         return cost
@@ -114,7 +120,6 @@ def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Ca
 
 LAG: Final = 8  # more than the waiting sink's, whose exposures are taken when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
-_key = attrgetter("step", "stream", "kind")
 
 
 class CounterKey(NamedTuple):
@@ -132,7 +137,7 @@ class _Pending:
     __slots__ = ("calls", "copies", "counts")
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[int, str]] = Counter()
+        self.counts: defaultdict[tuple[int, str], int] = defaultdict(int)
         self.copies: list[Op] = []
         self.calls: list[Call] = []
 
@@ -152,15 +157,17 @@ class CountsSink:
     def feed(self, window: Window) -> None:
         """Raises TimelineError if a copy, sync or kernel arrives after its step is complete."""
         pending = self._pending
-        for (step, stream, kind), count in Counter(map(_key, window.ops)).items():
+        of = transposed(Op, window.ops)
+        for (step, stream, kind), count in Counter(zip(of.step, of.stream, of.kind, strict=True)).items():
             pending[step].counts[stream, kind] += count
-        for op in window.ops:
-            if op.kernels > 1:
-                pending[op.step].counts[op.stream, op.kind] += op.kernels - 1
-            if op.kind in _COPIES or op.host_bytes:
+        for op, kind, host_bytes, kernels in zip(window.ops, of.kind, of.host_bytes, of.kernels, strict=True):
+            if kernels > 1:
+                pending[op.step].counts[op.stream, kind] += kernels - 1
+            if kind in _COPIES or host_bytes:
                 self._take_copy(op)
-        for call in window.calls:
-            if call.waited or call.kind == "sync" or call.kind == "copy":
+        calls = transposed(Call, window.calls)
+        for call, kind, waited in zip(window.calls, calls.kind, calls.waited, strict=True):
+            if waited or kind == "sync" or kind == "copy":
                 self._take_call(call)
         self._newest = max((info.step for info in window.launched), default=self._newest)
         self._gate.reject_late(pending, what="a record")
@@ -192,17 +199,16 @@ class CountsSink:
             entry.counts[call.stream, "sync"] += 1
 
     def _fold(self, complete: Iterable[StepInfo]) -> None:
-        alike: Counter[tuple[tuple[str, ...], tuple[tuple[tuple[int, str], int], ...]]] = Counter()
+        alike: defaultdict[tuple[tuple[str, ...], tuple[Any, ...]], int] = defaultdict(int)
         for info in complete:
             kinds = labels(info)
-            for kind in kinds:
-                self.steps[kind] += 1
             entry = self._pending.pop(info.step, None)
+            alike[kinds, () if entry is None else tuple(entry.counts.items())] += 1
             if entry is not None:
-                alike[kinds, tuple(entry.counts.items())] += 1
                 self.lines.fold(kinds[-1], entry.copies, entry.calls)
         for (kinds, counts), steps in alike.items():
             for kind in kinds:
+                self.steps[kind] += steps
                 for (stream, counter), count in counts:
                     self._seen[CounterKey(kind, stream, counter)][count] += steps
 

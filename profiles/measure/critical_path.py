@@ -31,7 +31,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ...sched.observe import SLEEP
-from ..record.timeline import Call, Window
+from ..record.timeline import Call, Op, Range, Window, transposed
 from .steps import StepPeriod
 
 KERNEL, COPY, LAUNCH, WAIT, GAP, NO_WORK, UNNAMED = (
@@ -78,16 +78,18 @@ class CriticalPathSink:
     def feed(self, window: Window, periods: Sequence[StepPeriod]) -> None:
         """``periods``: of the steps that the window completes, in order."""
         _, kernel, copy, _, _ = self._numbers
-        kinds = [kernel if op.kind == "kernel" else copy for op in window.ops]
-        self._ops.append(np.array([*_columns(window.ops, *_OP_FIELDS), kinds], np.int64))
-        names = [entry.name for entry in window.ranges]
+        ops, calls = transposed(Op, window.ops), transposed(Call, window.calls)
+        ranges = transposed(Range, window.ranges)
+        kinds = [kernel if kind == "kernel" else copy for kind in ops.kind]
+        self._ops.append(_table(ops.stream, ops.start, ops.end, ops.launched, kinds))
         labels = {
-            name: self._names[NO_WORK if name == SLEEP else f"host {name}"] for name in dict.fromkeys(names)
+            name: self._names[NO_WORK if name == SLEEP else f"host {name}"]
+            for name in dict.fromkeys(ranges.name)
         }
-        ranges = [*_columns(window.ranges, "start", "end"), [*map(labels.__getitem__, names)]]
-        self._ranges.append(_lasting(np.array(ranges, np.int64)))
-        self._calls.append(_lasting(np.array(_columns(window.calls, "start", "end"))))
-        self._waits += [call for call in window.calls if call.waited]
+        named = [labels[name] for name in ranges.name]
+        self._ranges.append(_lasting(_table(ranges.start, ranges.end, named)))
+        self._calls.append(_lasting(_table(calls.start, calls.end)))
+        self._waits += [call for call, waited in zip(window.calls, calls.waited, strict=True) if waited]
         self._held |= {(wait.stream, wait.end) for wait in window.waits}
         self._periods += periods
         if len(self._periods) >= _CHUNK + _AHEAD:
@@ -151,6 +153,10 @@ class _Numbers(dict[str, int]):
 
 def _columns(records: Sequence[Any], *fields: str) -> list[_Integers]:
     return [np.fromiter(map(attrgetter(field), records), np.int64, len(records)) for field in fields]
+
+
+def _table(*columns: Sequence[int]) -> _Integers:
+    return np.array([np.fromiter(column, np.int64, len(column)) for column in columns])
 
 
 def _lasting(records: _Integers) -> _Integers:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
-from ..record.timeline import Call, Op, Window
+from ..record.timeline import Call, Op, Range, Window, transposed
 from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered, partition
 from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
@@ -77,19 +77,8 @@ class IdlePiece(NamedTuple):
     step: int
 
 
-class _StepSpan:
-    """First to last forward kernel of one step, and how the first one was enqueued."""
-
-    __slots__ = ("end", "launched", "start", "stream")
-
-    def __init__(self, op: Op) -> None:
-        self.start, self.end, self.launched, self.stream = op.start, op.end, op.launched, op.stream
-
-    def extend(self, op: Op) -> None:
-        if op.start < self.start:
-            self.start, self.launched, self.stream = op.start, op.launched, op.stream
-        if op.end > self.end:
-            self.end = op.end
+# First to last forward kernel of one step, and when and where the first one was enqueued.
+_StepSpan = tuple[int, int, int, int]  # start, end, launched, stream
 
 
 class WaitingSink:
@@ -103,7 +92,7 @@ class WaitingSink:
         self._origin: int | None = None
         self._cursor = 0  # end of the spans folded so far
         self.forwards: defaultdict[str, Distribution] = defaultdict(Distribution)  # spans by kind of step, ns
-        self.requests: Counter[str] = Counter()  # of all those steps' batches, by kind
+        self.requests: defaultdict[str, int] = defaultdict(int)  # of all those steps' batches, by kind
         self.idle = Distribution()  # in front of each step but the first, without sleep, ns
         self._sleeps: IntervalTrack[str] = IntervalTrack()
         self._work: IntervalTrack[str] = IntervalTrack()
@@ -113,8 +102,8 @@ class WaitingSink:
         self._others: IntervalTrack[tuple[bool, int]] = IntervalTrack()
         self._kernels = IntervalUnion()
         self._forward_kernels = IntervalUnion()
-        self._totals: Counter[str] = Counter()
-        self._exposed: Counter[int] = Counter()
+        self._totals: defaultdict[str, int] = defaultdict(int)
+        self._exposed: defaultdict[int, int] = defaultdict(int)
         self._periods: list[StepPeriod] = []
 
     def feed(self, window: Window) -> None:
@@ -122,9 +111,10 @@ class WaitingSink:
         self._take_ops(window.ops)
         self._take_calls(window.calls)
         self._waits.add([(wait.start, wait.end, wait.stream) for wait in window.waits])
-        ranges = window.ranges
-        self._sleeps.add([(r.start, r.end, SLEEP) for r in ranges if r.name == SLEEP])
-        self._work.add([(r.start, r.end, r.name) for r in ranges if r.name != SLEEP])
+        of = transposed(Range, window.ranges)
+        spans = [*zip(of.start, of.end, of.name, strict=True)]
+        self._sleeps.add([span for span in spans if span[2] == SLEEP] if SLEEP in of.name else ())
+        self._work.add([span for span in spans if span[2] != SLEEP] if SLEEP in of.name else spans)
         self._gate.reject_late(self._spans, what="a forward kernel")
         for info in self._gate.feed(window):
             self._fold(info.step, info.kind, info.batch_size)
@@ -160,51 +150,58 @@ class WaitingSink:
         spans = self._spans
         others: list[tuple[int, int, tuple[bool, int]]] = []
         forwards: list[tuple[int, int]] = []
-        for op in ops:
-            kernel = op.kind == "kernel"
-            if not (kernel and op.forward and op.step >= 0):
-                others.append((op.start, op.end, (kernel, op.stream)))
+        kernels: list[tuple[int, int]] = []
+        of = transposed(Op, ops)
+        fields = zip(of.kind, of.stream, of.start, of.end, of.forward, of.step, of.launched, strict=True)
+        for kind, stream, start, end, forward, step, launched in fields:
+            if kind == "kernel":
+                kernels.append((start, end))
+            if kind != "kernel" or not forward or step < 0:
+                others.append((start, end, (kind == "kernel", stream)))
                 continue
-            forwards.append((op.start, op.end))
-            span = spans.get(op.step)
-            if span is None:
-                spans[op.step] = _StepSpan(op)
-            else:
-                span.extend(op)
+            forwards.append((start, end))
+            first, last, enqueued, on = spans.get(step) or (start, end, launched, stream)
+            if start < first:
+                first, enqueued, on = start, launched, stream
+            spans[step] = first, end if end > last else last, enqueued, on
         self._others.add(others)
         self._forward_kernels.add(forwards)
-        self._kernels.add([(op.start, op.end) for op in ops if op.kind == "kernel"])
+        self._kernels.add(kernels)
 
     def _take_calls(self, calls: list[Call]) -> None:
-        stalls = [(call.end - call.waited, call.end, call.end) for call in calls if call.waited]
-        self._totals["stall"] += sum(end - start for start, end, _ in stalls)
+        of = transposed(Call, calls)
+        stalls = [(end - waited, end, end) for end, waited in zip(of.end, of.waited, strict=True) if waited]
+        self._totals["stall"] += sum(of.waited)
         self._stalls.add(stalls)
-        self._work.add([(call.start, call.end, call.name) for call in calls if not call.range])
+        outside = zip(of.start, of.end, of.name, of.range, strict=True)
+        self._work.add([(start, end, name) for start, end, name, where in outside if not where])
 
     def _fold(self, step: int, kind: str, requests: int) -> None:
         span = self._spans.pop(step, None)
         if span is None:
             return
+        first, last, _, _ = span
         if self._origin is None:
-            self._origin = self._cursor = span.start
+            self._origin = self._cursor = first
         else:
-            self.idle.add(self._split_idle(span, step) if span.start > self._cursor else 0)
-        start = max(span.start, self._cursor)
-        if span.end > start:
-            self._totals["forward"] += span.end - start
-            self._periods.append(StepPeriod(kind, self._cursor, span.end))
-            self._cursor = span.end
+            self.idle.add(self._split_idle(span, step) if first > self._cursor else 0)
+        start = max(first, self._cursor)
+        if last > start:
+            self._totals["forward"] += last - start
+            self._periods.append(StepPeriod(kind, self._cursor, last))
+            self._cursor = last
         self._totals["steps"] += kind not in PARTS
-        self.forwards[kind].add(span.end - span.start)
+        self.forwards[kind].add(last - first)
         self.requests[kind] += requests
 
     def _split_idle(self, span: _StepSpan, step: int) -> int:
         """The idle from the cursor to the span's start, split at the instant its first op was enqueued. Returns the
         part in which the scheduler did not sleep."""
-        begin, end = self._cursor, span.start
-        enqueued = min(max(span.launched, begin), end)
+        end, _, launched, stream = span
+        begin = self._cursor
+        enqueued = min(max(launched, begin), end)
         asleep, stalled = self._split_host(begin, enqueued)
-        holders = self._holders(span.stream, start=enqueued, end=end)
+        holders = self._holders(stream, start=enqueued, end=end)
         held = covered(holders)
         unheld: Cause = "launch_latency" if enqueued > begin else "kernel_gap"
         self._totals["dependency"] += held

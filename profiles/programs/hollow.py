@@ -74,7 +74,8 @@ class HollowPackages:
             )
         self.used.add(name)
         if (gpu := CURRENT.get(None)) is not None:
-            self.used_in[gpu.runtime.context.step].add(name)
+            _, step, _ = gpu.runtime.context
+            self.used_in[step].add(name)
         if len(args) == 1 and isinstance(args[0], (types.FunctionType, type)):
             return args[0]  # as a decorator
         return HollowObject(self, f"{name}()")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from itertools import repeat
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ...sched.observe import StepInfo
 
@@ -94,6 +95,12 @@ class Window:
     waits: list[Wait] = field(default_factory=list)
     launched: list[StepInfo] = field(default_factory=list)  # steps whose forward was enqueued
     settled: list[StepInfo] = field(default_factory=list)
+
+
+def transposed(kind: Any, records: Sequence[Any]) -> Any:
+    """The fields of all records of that kind: a record whose fields are tuples, with one value per record. It is made
+    and read in a fraction of the time that attributes of the records take."""
+    return kind._make(zip(*records, strict=True) if records else repeat((), len(kind._fields)))
 
 
 class Sink(Protocol):

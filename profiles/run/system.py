@@ -97,10 +97,16 @@ class ObserverGroup(Observer):
         self.members = tuple(observers)
         for hook in _HOOKS:
             setattr(self, hook, _call_all([getattr(x, hook) for x in observers if _overrides(x, hook)]))
-        self._rangers = _RangersByName([x for x in observers if _overrides(x, "range")])
+        self._ranging = [x for x in observers if _overrides(x, "range")]
+        self._rangers: dict[str, Ranger] = {}
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        return self._rangers[name](name, step, size)
+        try:
+            ranger = self._rangers[name]
+        except KeyError:
+            asking = [x for x in self._ranging if x.range_names is None or name in x.range_names]
+            ranger = self._rangers[name] = _nested([x.range for x in asking])
+        return ranger(name, step, size)
 
 
 def _overrides(observer: Observer, hook: str) -> bool:
@@ -120,18 +126,6 @@ def _call_all(calls: list[Callable[..., None]]) -> Callable[..., None]:
 
 _NO_RANGE = Observer().range("", NO_STEP, 0)  # of an observer that does nothing when the range ends
 Ranger = Callable[[str, int, int], AbstractContextManager[object]]
-
-
-class _RangersByName(dict[str, Ranger]):
-    """Opens a range by its name, as all observers do that ask for it."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-
-    def __missing__(self, name: str) -> Ranger:
-        asking = [x for x in self._observers if x.range_names is None or name in x.range_names]
-        self[name] = _nested([x.range for x in asking])
-        return self[name]
 
 
 def _nested(rangers: Sequence[Ranger]) -> Ranger:

@@ -47,11 +47,12 @@ class Costs:
 
     def work(self, work: Work, dtype: torch.dtype) -> int:
         """A kernel by its own formula; bytes of host memory move at the bandwidth of the bus."""
-        time = work.bytes * self._ns_per_byte
-        if work.flops:
-            time = max(time, work.flops * self._ns_per_flop[work.unit, dtype])
-        if work.host_bytes:
-            time = max(time, work.host_bytes * self._copy_ns_per_byte["h2d", True])
+        size, flops, unit, host_bytes, _ = work
+        time = size * self._ns_per_byte
+        if flops:
+            time = max(time, flops * self._ns_per_flop[unit, dtype])
+        if host_bytes:
+            time = max(time, host_bytes * self._copy_ns_per_byte["h2d", True])
         return self.fixed + round(time)
 
     def copy(self, direction: str, size: int, *, pinned: bool) -> int:
@@ -86,8 +87,13 @@ def gathered(args: Sequence[Any], out: torch.Tensor) -> int:
 
 def scattered(args: Sequence[Any], out: torch.Tensor) -> int:  # noqa: ARG001
     """Bytes of a scatter: the values read and written, and the indices; not the table."""
-    sizes = [arg.nbytes if isinstance(arg, torch.Tensor) else nbytes((arg,)) for arg in args[1:]]
-    return sum(sizes) + max(sizes, default=0)
+    total = largest = 0
+    for arg in args[1:]:
+        size = arg.nbytes if isinstance(arg, torch.Tensor) else nbytes((arg,))
+        total += size
+        if size > largest:
+            largest = size
+    return total + largest
 
 
 def filled(args: Sequence[Any], out: Any) -> int:  # noqa: ARG001

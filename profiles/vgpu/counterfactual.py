@@ -75,8 +75,9 @@ class CounterfactualRuntime(Runtime):
     def _is_left_out(self) -> bool:
         """Whether the present call is left out. A line that takes longer does so here, before its first call of a
         step."""
-        if self._has("longer") and self.context.step != self._last_step:
-            self._last_step = self.context.step
+        _, step, _ = self.context
+        if self._has("longer") and step != self._last_step:
+            self._last_step = step
             self.now += self._changed.extra
         return self._has("absent")
 

@@ -19,6 +19,7 @@ UNKNOWN = 10_000  # ns, for a kernel whose time follows from values that are not
 
 def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
     runtime, name, cost, fixed = gpu.runtime, kernel.name, kernel.cost, kernel.fixed_cost
+    costs = runtime.costs
     returns = len(kernel.op._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -33,9 +34,10 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
         elif runtime.capture is not None and not fixed:
             runtime.capture.variable(kernel, held, named)
         elif fixed or executor.eager:
-            work = cost(*held, **named)
-            time, engine = duration(runtime.costs, work, held), BESIDE if work.beside else COMPUTE
-            runtime.kernel(name, time, host_size=work.host_bytes, engine=engine)
+            work = cost(*held, **named) if named else cost(*held)
+            size, flops, _, host_size, beside = work
+            time = duration(costs, work, held) if flops or host_size else costs.memory(size)
+            runtime.kernel(name, time, host_size=host_size, engine=BESIDE if beside else COMPUTE)
         else:
             runtime.kernel(name, UNKNOWN)
         out = executor.launch(kernel, held, named)

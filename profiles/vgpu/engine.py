@@ -9,10 +9,12 @@ Time is in integer nanoseconds. The simulation is independent of tensors and cal
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 COMPUTE, H2D, D2H, BESIDE, LINK = range(5)
 FOREVER = 1 << 62
@@ -21,6 +23,7 @@ PENDING = 256  # operations left unsettled before a launch settles what the cloc
 
 Row = tuple[Any, ...]
 Served = tuple[Row, int, int]  # with start and end
+Instants = NDArray[np.int64]
 
 
 class EventRecording:
@@ -74,23 +77,24 @@ class QueueWait(NamedTuple):
 
 class Replay:
     """A run of a graph's kernels as one operation, with ``gap`` between two of them. ``index`` is the next kernel to
-    start. ``rows`` has one row per kernel, or is empty if the run is reported as a whole, by ``row``.
+    start, and ``begin`` its instant. ``rows`` has one row per kernel, or is empty if the run is reported as a whole, by
+    ``row``.
 
-    ``begin(k)`` is the instant at which kernel k of ``count`` starts, from the start of the first; ``begin(count)`` is
-    the end of the last one and a gap.
+    ``begins()`` [count + 1] are the instants at which the kernels start, from the start of the first, and the end of
+    the last one and a gap.
     """
 
-    __slots__ = ("begin", "count", "gap", "index", "row", "rows", "start")
+    __slots__ = ("begin", "begins", "count", "gap", "index", "row", "rows", "start")
 
     def __init__(
-        self, begin: Callable[[int], int], count: int, gap: int, row: Row, rows: Sequence[Row] = ()
+        self, begins: Callable[[], Instants], count: int, gap: int, row: Row, rows: Sequence[Row] = ()
     ) -> None:
-        self.begin = begin
+        self.begins = begins
         self.count = count
         self.gap = gap
         self.row = row
         self.rows = rows
-        self.index = self.start = 0
+        self.index = self.begin = self.start = 0
 
 
 # What a queue holds are tuples, since a step makes many:
@@ -127,13 +131,13 @@ class StreamQueue:
         """Remove the recordings and the ended waits at the head; returns whether there was a recording, which may end
         other queues' waits."""
         items, recorded = self.items, False
-        while items and items[0][0] < 0:
+        while items:
             head = items[0]
             if head[0] == _RECORD:
                 _, launched, recording = head
                 recording.time = launched if launched > self.tail else self.tail
                 recorded = True
-            elif (time := head[1].time) is not None:
+            elif head[0] == _WAIT and (time := head[1].time) is not None:
                 self.delay_until(time)
             else:
                 break
@@ -145,9 +149,9 @@ class StreamQueue:
 _Candidate = tuple[int, int, int, StreamQueue]
 
 
-def _peers_awaited(busy: Sequence[StreamQueue]) -> list[PeerEventRecording]:
+def _peers_awaited(queues: Sequence[StreamQueue]) -> list[PeerEventRecording]:
     """The recordings of other devices for which queues wait."""
-    waits = [queue.items[0][1] for queue in busy if queue.items[0][0] == _WAIT]
+    waits = [queue.items[0][1] for queue in queues if queue.items and queue.items[0][0] == _WAIT]
     return [awaited for awaited in waits if isinstance(awaited, PeerEventRecording)]
 
 
@@ -193,7 +197,7 @@ class Simulation:
         if renumbered.partition != COMPUTE:
             renumbered.id = number
 
-    def submit(self, queue: StreamQueue, engine: int, *, now: int, duration: int, row: Row | Replay) -> None:
+    def submit(self, queue: StreamQueue, engine: int, now: int, duration: int, row: Row | Replay) -> None:
         """Enqueue an operation at the host's time ``now``."""
         free, items = self._free, queue.items
         at_once = not self.pending and queue.ready <= now and free[engine] <= now and not items
@@ -249,9 +253,9 @@ class Simulation:
         """Valid until this device changes, or another device reaches a recording that blocks a queue."""
         cached = self._cached_next
         if cached is None or (cached.waits and any(peer.time is not None for peer in cached.waits)):
-            busy = self._settled()
-            first, waits = self._first(busy), _peers_awaited(busy)
-            cached = self._cached_next = NextStart(None if first is None else first[0], waits)
+            first, _ = self._first()
+            cached = NextStart(None if first is None else first[0], _peers_awaited(self._queues))
+            self._cached_next = cached
         return cached
 
     def run(self, horizon: int, until: EventTime | None = None, *, alone: bool = False) -> None:
@@ -259,97 +263,118 @@ class Simulation:
         ``alone``, when a queue waits for another device."""
         self._cached_next = None
         while True:
-            busy = self._settled()
-            if not busy or (until is not None and until.time is not None):
+            first, rival = self._first()
+            if first is None or first[0] > horizon or (until is not None and until.time is not None):
                 return
-            if alone and _peers_awaited(busy):
+            if alone and _peers_awaited(self._queues):
                 return
-            left: deque[Entry] | None = None
-            while left is None or (left and left[0][0] >= 0):  # no marker has come to the head of a queue
-                first = self._first(busy)
-                if first is None or first[0] > horizon:
-                    return
-                left = self._serve(first, busy, horizon)
+            self._serve(first, rival, horizon)
 
-    def _settled(self) -> list[StreamQueue]:
-        """The queues that have entries after all markers that can be removed are removed."""
-        busy = [queue for queue in self._queues if queue.items]
-        recorded = True
-        while recorded:
-            recorded = False
-            for queue in busy:
-                if queue.items and queue.items[0][0] < 0 and queue.settle_markers():
-                    recorded = True
-        return [queue for queue in busy if queue.items]
-
-    def _first(self, busy: Sequence[StreamQueue]) -> _Candidate | None:
-        """The operation that starts first; None if all queues are blocked. An engine that becomes free takes the
-        candidate with the lowest (ready, serial)."""
-        best: _Candidate | None = None
-        for queue in busy:
-            head = queue.items[0]
-            engine, ready = head[0], head[1]
-            if engine >= 0:
+    def _first(self) -> tuple[_Candidate | None, int]:
+        """The operation that starts first, after all markers that can be removed are removed; None if nothing is
+        enqueued or all queues are blocked. An engine that becomes free takes the candidate with the lowest (ready,
+        serial). Returns also the earliest start in the other queues."""
+        free = self._free
+        while True:
+            best, rival, blocked, released = None, FOREVER, False, False
+            for queue in self._queues:
+                items = queue.items
+                if not items:
+                    continue
+                head = items[0]
+                if head[0] < 0:
+                    if head[0] == _RECORD or head[1].time is not None:
+                        # A recording may release a queue that was looked at before.
+                        released |= queue.settle_markers() and blocked
+                    if not items or items[0][0] < 0:
+                        blocked = True
+                        continue
+                    head = items[0]
+                engine, ready, serial, _, _ = head
                 if queue.ready > ready:
                     ready = queue.ready
-                free = self._free[engine]
-                candidate = (free if free > ready else ready, ready, head[2], queue)
-                if best is None or candidate < best:
+                start = free[engine]
+                candidate = (start if start > ready else ready, ready, serial, queue)
+                if best is None:
                     best = candidate
-        return best
+                elif candidate < best:
+                    best, rival = candidate, best[0]
+                elif candidate[0] < rival:
+                    rival = candidate[0]
+            if not released:
+                return best, rival
 
-    def _serve(self, first: _Candidate, busy: Sequence[StreamQueue], horizon: int) -> deque[Entry]:
-        """Serve the operation that starts first, of a replay at least one kernel. Returns the rest of its queue."""
-        start, _, serial, queue = first
-        items = queue.items
-        engine, launched, _, duration, row = items[0]
-        end = start + duration
-        if queue.ready_before_wait is not None:
-            self._note_wait(queue, launched, row.row if type(row) is Replay else row)
-        if type(row) is Replay:
-            limit = self._undisturbed(queue, serial, busy, horizon)
-            if not row.index:
-                row.start = start
-            if row.index or row.rows or end > limit:
-                last_end = self._serve_some(queue, row, start, limit)
+    def _serve(self, first: _Candidate, rival: int, horizon: int) -> None:
+        """Serve the operation that starts first, of a replay at least one kernel, and those behind it on its queue that
+        start before the ``rival``: an operation of another queue starts no earlier than it would now."""
+        start, _, _, queue = first
+        items, free, served, gap = queue.items, self._free, self.served, self._gap
+        while True:
+            engine, launched, serial, duration, row = items[0]
+            end = start + duration
+            if queue.ready_before_wait is not None:
+                self._note_wait(queue, launched, row.row if type(row) is Replay else row)
+            if type(row) is not Replay:
+                served.append((row, start, end))
+            else:
+                limit = self._undisturbed(queue, serial, horizon)
+                last_end = self._serve_replay(queue, row, start, duration, limit)
                 if last_end is None:
-                    return items
+                    return
                 end = last_end
-            if not row.rows:
-                self.served.append((row.row, row.start, end))
-        else:
-            self.served.append((row, start, end))
-        self._free[engine] = queue.tail = end
-        queue.ready = end + self._gap if engine == COMPUTE else end
-        items.popleft()
-        self.pending -= 1
-        return items
+            free[engine] = queue.tail = end
+            queue.ready = start = end + gap if engine == COMPUTE else end
+            items.popleft()
+            self.pending -= 1
+            if not items:
+                return
+            head = items[0]
+            if head[0] < 0:
+                queue.settle_markers()
+                return
+            if head[1] > start:
+                start = head[1]
+            if free[head[0]] > start:
+                start = free[head[0]]
+            if start >= rival or start > horizon:
+                return
 
-    def _undisturbed(self, queue: StreamQueue, serial: int, busy: Sequence[StreamQueue], horizon: int) -> int:
+    def _undisturbed(self, queue: StreamQueue, serial: int, horizon: int) -> int:
         """The time up to which the kernels of the queue's replay begin before another queue's head, or a kernel that is
         released by it at once, has to be considered."""
         limit = horizon
-        for other in busy:
-            engine, launched = other.items[0][:2]
-            if engine >= 0 and other is not queue:
-                start = max(other.ready, launched, 0 if engine == COMPUTE else self._free[engine])
-                limit = min(limit, start if other.items[0][2] > serial else start - 1)
+        for other in self._queues:
+            if other is queue or not other.items or other.items[0][0] < 0:
+                continue
+            engine, launched, other_serial, _, _ = other.items[0]
+            start = max(other.ready, launched, 0 if engine == COMPUTE else self._free[engine])
+            limit = min(limit, start if other_serial > serial else start - 1)
         return limit
 
-    def _serve_some(self, queue: StreamQueue, replay: Replay, start: int, limit: int) -> int | None:
+    def _serve_replay(
+        self, queue: StreamQueue, replay: Replay, start: int, duration: int, limit: int
+    ) -> int | None:
         """Serve the next kernel and all later ones that begin no later than the limit. Returns the end of the replay,
-        or None if kernels are left."""
-        first, begin, count, gap = replay.index, replay.begin, replay.count, replay.gap
-        origin = start - begin(first)
-        last = bisect_right(range(count), limit - origin, first + 1, key=begin)
-        for k in range(first, last) if replay.rows else ():
-            self.served.append((replay.rows[k], origin + begin(k), origin + begin(k + 1) - gap))
-        replay.index, ready = last, origin + begin(last)
-        if last == count:
-            return ready - gap
-        self._free[COMPUTE] = queue.tail = ready - gap
-        queue.ready = ready
-        return None
+        or None if kernels are left. ``duration`` is that of a replay which is not interrupted."""
+        if not replay.index:
+            replay.start = start
+        origin = start - replay.begin
+        end = origin + duration
+        if replay.rows or end > limit:
+            first, begins, count = replay.index, replay.begins(), replay.count
+            last = min(max(int(begins.searchsorted(limit - origin, "right")), first + 1), count)
+            if replay.rows:
+                bounds = (origin + begins[first : last + 1]).tolist()
+                ends = [bound - replay.gap for bound in bounds[1:]]
+                self.served.extend(zip(replay.rows[first:last], bounds[:-1], ends, strict=True))
+            if last < count:
+                replay.index, replay.begin = last, int(begins[last])
+                queue.ready = ready = origin + replay.begin
+                self._free[COMPUTE] = queue.tail = ready - replay.gap
+                return None
+        if not replay.rows:
+            self.served.append((replay.row, replay.start, end))
+        return end
 
     def _note_wait(self, queue: StreamQueue, launched: int, row: Row) -> None:
         since, queue.ready_before_wait = queue.ready_before_wait, None

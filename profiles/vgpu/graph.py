@@ -12,13 +12,14 @@ from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ...sched.kernels.declare import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu
-from .engine import COMPUTE, D2H, H2D, EventRecording, Replay, Row
+from .engine import COMPUTE, D2H, H2D, EventRecording, Instants, Replay, Row
 from .executor import (
     Args,
     Executor,
@@ -200,47 +201,51 @@ class KernelRun:
         self._name = f"graph[{len(nodes)}]"
         self._duration = sum(node.duration for node in nodes) + gap * (len(nodes) - 1)
         self._host_size = sum(node.host_size for node in nodes)
-        self._begins = list(accumulate((node.duration + gap for node in nodes), initial=0))
+        self._begins = np.array([0, *accumulate(node.duration + gap for node in nodes)], np.int64)
         # Of each variable that has nodes here: its place, and how many there are before each node and in all.
-        self._variables: list[tuple[int, list[int]]] = []
+        self._variables: list[tuple[int, Instants]] = []
         for place, variable in enumerate(capture.variables.values()):
-            own = list(accumulate((k in variable.nodes for k in part), initial=0))
+            own = [0, *accumulate(k in variable.nodes for k in part)]
             if own[-1]:
-                self._variables.append((place, own))
+                self._variables.append((place, np.array(own, np.int64)))
 
     def submit(self, gpu: VirtualGpu, costs: Sequence[tuple[int, int]], site: int) -> None:
         """``costs`` are the present times of variable nodes, and their bytes of host memory."""
         runtime, nodes, duration = gpu.runtime, self._nodes, self._duration
         kind, name, _, size, host_size = nodes[0]
-        context, stream, now = runtime.context, runtime.stream, runtime.now
+        (where, step, forward), stream, now = runtime.context, runtime.stream, runtime.now
         if kind != "kernel":
             memory = "pinned" if kind in _ENGINES else ""
-            row: Row = (kind, name, stream.id, size, host_size, memory, False, context, site, now, 1)
+            row: Row = (
+                kind, name, stream.id, size, host_size, memory, False, where, forward, step, site, now, 1,
+            )  # fmt: skip
             engine = _ENGINES.get(kind, COMPUTE)
-            runtime.simulation.submit(stream, engine, now=now, duration=duration, row=row)
+            runtime.simulation.submit(stream, engine, now, duration, row)
             return
         host_size = self._host_size
         for place, own in self._variables:
-            time, bytes_each = costs[place]
-            duration += own[-1] * time
-            host_size += own[-1] * bytes_each
-        row = ("kernel", self._name, stream.id, 0, host_size, "", False, context, site, now, len(nodes))
+            (time, bytes_each), count = costs[place], int(own[-1])
+            duration += count * time
+            host_size += count * bytes_each
+        row = (
+            "kernel", self._name, stream.id, 0, host_size, "", False, where, forward, step, site, now, len(nodes),
+        )  # fmt: skip
         rows = self._rows(row, costs) if gpu.graph_trace == "node" else ()
-        replay = Replay(partial(self._begin, costs), len(nodes), self._gap, row, rows)
-        runtime.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=replay)
+        replay = Replay(partial(self._present_begins, costs), len(nodes), self._gap, row, rows)
+        runtime.simulation.submit(stream, COMPUTE, now, duration, replay)
 
-    def _begin(self, costs: Sequence[tuple[int, int]], node: int) -> int:
-        """From the start of the first node to that of the given one."""
-        at = self._begins[node]
+    def _present_begins(self, costs: Sequence[tuple[int, int]]) -> Instants:
+        """Of each node, and of what follows the last one: from the start of the first node to its own."""
+        begins = self._begins
         for place, own in self._variables:
-            at += costs[place][0] * own[node]
-        return at
+            begins = begins + costs[place][0] * own
+        return begins
 
     def _rows(self, whole: Row, costs: Sequence[tuple[int, int]]) -> list[Row]:
         """A row for each node."""
         sizes = [node.host_size for node in self._nodes]
         for place, own in self._variables:
-            for k, (before, behind) in enumerate(pairwise(own)):
+            for k, (before, behind) in enumerate(pairwise(own.tolist())):
                 sizes[k] = costs[place][1] if behind > before else sizes[k]
         kind, _, queue, size, _, *rest, _ = whole
         nodes = zip(self._nodes, sizes, strict=True)

@@ -17,6 +17,7 @@ from .device import VirtualGpu
 from .tensor import DeviceTensor, refuse_mixed, wrap
 from .torch_ops import COUNT_BYTES, MASKS
 
+_NO_KWARGS: Mapping[str, Any] = {}
 _NONZERO = torch.ops.aten.nonzero.default._op
 
 
@@ -32,7 +33,7 @@ class IndexHandlers:
                 f"({source.device})"
             )
         held = (source.held, self._resolved(indices))
-        out = self._gpu.executor.compute(torch_ops.index, held, {})
+        out = self._gpu.executor.compute(torch_ops.index, held, _NO_KWARGS)
         self._launch("index", gathered(held, out))
         return wrap(out)
 
@@ -46,7 +47,7 @@ class IndexHandlers:
             self._masked_fill(target.held, mask, values)
             return target
         held = (target.held, self._resolved(indices), self._value(values), accumulate)
-        self._gpu.executor.mutate(torch_ops.index_put_, held, {})
+        self._gpu.executor.mutate(torch_ops.index_put_, held, _NO_KWARGS)
         self._launch("index_put_", scattered(held, target.held))
         return target
 

@@ -7,16 +7,18 @@ operation of a settled step, so that no step's forward is split between windows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...sched.observe import RANGES, StepInfo
 from ..record.timeline import Call, Op, Range, Sink, Wait, Window
 
 if TYPE_CHECKING:
     from .engine import QueueWait, Row, Served
+
+Record = TypeVar("Record", Range, Op, Call)
 
 STEPS = 64
 RECORDS = 10_000  # calls after which the next settled step ends a window
@@ -32,14 +34,16 @@ class LedgerContext(NamedTuple):
 
     def inside(self, name: str, step: int) -> LedgerContext:
         category = RANGES.get(name)
-        # Without the constructor of named tuples, which takes twice as long.
-        return tuple.__new__(LedgerContext, (name, step, category == "forward" if category else self.forward))
+        return LedgerContext(name, step, category == "forward" if category else self.forward)
 
 
 NO_CONTEXT = LedgerContext("", -1, False)
+PlainContext = tuple[str, int, bool]
+"""The fields of a LedgerContext. A plain tuple is made and taken apart in a third of the time."""
 
-# (kind, name, stream, bytes, host_bytes, host_memory, blocking, context, site, launched, count)
-# A row of an operation; see timeline.Op.
+# (kind, name, stream, bytes, host_bytes, host_memory, blocking, range, forward, step, site, launched, kernels)
+# A row of an operation: the fields of timeline.Op without its start and end.
+_FORWARD, _STEP = 8, 9
 
 
 class Ledger:
@@ -68,7 +72,7 @@ class Ledger:
 
     def quiet_point(self, step: int, now: int) -> int:
         """The instant after that step's last forward operation."""
-        ends: list[int] = [end for row, _, end in self._served if row[7].step == step and row[7].forward]
+        ends: list[int] = [end for row, _, end in self._served if row[_STEP] == step and row[_FORWARD]]
         return min(max(ends) + 1, now) if ends else now
 
     def cut(self, at: int) -> None:
@@ -100,29 +104,20 @@ class Ledger:
 
     def _window(self, at: int, ranges: int, calls: int) -> Window:
         """The first ``ranges`` and ``calls``, and the operations and waits that ended before ``at``."""
+        ops = [(*row[:3], start, end, *row[3:]) for row, start, end in self._served if end < at]
         return Window(
             self._start,
             at,
-            ranges=[*map(_RANGE, self.ranges[:ranges])],
-            ops=list(_ops(s for s in self._served if s[2] < at)),
-            calls=[*map(_CALL, self.calls[:calls])],
-            waits=[Wait(h.queue, h.start, h.end, h.row[7].step) for h in self._waits if h.end < at],
+            ranges=_named(Range, self.ranges[:ranges]),
+            ops=_named(Op, ops),
+            calls=_named(Call, self.calls[:calls]),
+            waits=[Wait(h.queue, h.start, h.end, h.row[_STEP]) for h in self._waits if h.end < at],
             launched=self._launched,
             settled=self._settled,
         )
 
 
-# Without the constructors of named tuples, which take twice as long.
-_CALL: Callable[[Row], Call] = partial(tuple.__new__, Call)
-_RANGE: Callable[[Row], Range] = partial(tuple.__new__, Range)
-
-
-def _ops(served: Iterable[Served]) -> Iterable[Op]:
-    new = tuple.__new__
-    for row, start, end in served:
-        kind, name, stream, size, host_size, memory, blocking, context, site, launched, count = row
-        where, step, forward = context
-        yield new(Op, (
-            kind, name, stream, start, end, size, host_size, memory, blocking, where, forward, step, site, launched,
-            count,
-        ))  # fmt: skip
+def _named(kind: type[Record], rows: Iterable[Row]) -> list[Record]:
+    """The rows as records, without the constructor of named tuples, which takes twice as long."""
+    make: Any = tuple.__new__
+    return [*map(make, repeat(kind), rows)]

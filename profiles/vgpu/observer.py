@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...sched.observe import RANGES, Observer, StepInfo, StepKind
-from .ledger import LedgerContext
 
 if TYPE_CHECKING:
     import torch
 
     from ..platform.hardware import HardwareProfile
+    from .ledger import PlainContext
     from .runtime import Runtime
-
-
-_new = tuple.__new__  # without the constructors of named tuples, which take twice as long
 
 
 class VirtualClock:
@@ -39,12 +36,14 @@ class HostObserver(Observer):
 
     def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:
         self._runtime = runtime
+        self._ranges = runtime.ledger.ranges
         self.streams: dict[int, str] = {runtime.default.id: "default"}
-        self._phases = _Phases(hardware)
+        self._hardware = hardware
+        self._phases: dict[tuple[str, StepKind | None], tuple[float, float, bool | None]] = {}
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
         self._asked: tuple[str, int, int]
         self._open: list[
-            tuple[str, int, int, int, LedgerContext]
+            tuple[str, int, int, int, PlainContext]
         ] = []  # with the start, and the context around
 
     def range(self, name: str, step: int, size: int) -> HostObserver:
@@ -53,17 +52,28 @@ class HostObserver(Observer):
 
     def __enter__(self) -> None:
         runtime, (name, step, size) = self._runtime, self._asked
-        a, b, forward = self._phases[name, self._kinds.get(step)]
+        kind = self._kinds.get(step)
+        a, b, forward = self._phases.get((name, kind)) or self._phase(name, kind)
         now, outer = runtime.now, runtime.context
         self._open.append((name, step, size, now, outer))
-        # What ``outer.inside(name, step)`` returns, with the category looked up once for all ranges of the name.
-        runtime.context = _new(LedgerContext, (name, step, outer.forward if forward is None else forward))
+        if forward is None:
+            _, _, forward = outer
+        runtime.context = (name, step, forward)
         runtime.now = now + round(a + b * size)
 
     def __exit__(self, *raised: object) -> None:
         runtime = self._runtime
         name, step, size, start, runtime.context = self._open.pop()
-        runtime.ledger.ranges.append((name, step, size, start, runtime.now))
+        self._ranges.append((name, step, size, start, runtime.now))
+
+    def _phase(self, name: str, kind: StepKind | None) -> tuple[float, float, bool | None]:
+        """What a range of that name costs the host in a step of that kind, a + b * size in ns; and whether it is the
+        forward's, None if that follows from the range around it."""
+        phase, category = self._hardware.phases.get(name), RANGES.get(name)
+        line = None if phase is None else phase.kinds.get(kind, phase) if kind else phase
+        cost = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
+        found = self._phases[name, kind] = (*cost, None if category is None else category == "forward")
+        return found
 
     def stream(self, name: str, stream: torch.Stream) -> None:
         """A stream on a share of the GPU gets the number of the stream of the same name, with which it takes turns."""
@@ -81,19 +91,3 @@ class HostObserver(Observer):
         self._kinds.pop(info.step, None)
         if self._runtime.ledger.settled(info):
             self._runtime.cut(info.step)
-
-
-class _Phases(dict[tuple[str, StepKind | None], tuple[float, float, bool | None]]):
-    """What a range of that name costs the host in a step of that kind, a + b * size in ns; and whether it is the
-    forward's, None if that follows from the range around it."""
-
-    def __init__(self, hardware: HardwareProfile) -> None:
-        self._phases = hardware.phases
-
-    def __missing__(self, key: tuple[str, StepKind | None]) -> tuple[float, float, bool | None]:
-        name, kind = key
-        phase, category = self._phases.get(name), RANGES.get(name)
-        line = None if phase is None else phase.kinds.get(kind, phase) if kind else phase
-        cost = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
-        self[key] = found = (*cost, None if category is None else category == "forward")
-        return found

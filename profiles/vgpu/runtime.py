@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
 from .engine import COMPUTE, D2H, H2D, LINK, EventRecording, PeerEventRecording, Simulation, StreamQueue
-from .ledger import NO_CONTEXT, OVERFLOW, Ledger, LedgerContext
+from .ledger import NO_CONTEXT, OVERFLOW, Ledger, PlainContext
 from .sites import Sites
 
 if TYPE_CHECKING:
@@ -85,11 +85,12 @@ class Runtime:
         self.costs = Costs(hardware)
         self.multiprocessors = hardware.gpu.multiprocessors
         self.now = 0
-        self.context: LedgerContext = NO_CONTEXT
+        self.context: PlainContext = NO_CONTEXT
         self.simulation = inputs.simulation or Simulation(gap=self.costs.gap)
         self.default = self.stream = self.simulation.queue()
         self.sites = Sites(inputs.watch)
         self.ledger = Ledger(inputs.sink, served=self.simulation.served, waits=self.simulation.waits)
+        self._calls = self.ledger.calls
         self.capture: LaunchRecorder | None = None
         host = hardware.host
         self.torch_call = round(host.torch_call.value)
@@ -108,13 +109,13 @@ class Runtime:
             return
         start = self.now + self.torch_call
         self.now = now = start + self._launch
-        stream, context, calls, site = self.stream, self.context, self.ledger.calls, self.sites.here()
-        where, step, _ = context
+        stream, calls, site = self.stream, self._calls, self.sites.here()
+        where, step, forward = self.context
         calls.append(("launch", LAUNCH, start, now, 0, stream.id, where, step, site))
         if stream.partition != COMPUTE:
             engine, duration = self._on_partition(stream, duration)
-        row = ("kernel", name, stream.id, 0, host_size, "", False, context, site, now, 1)
-        self.simulation.submit(stream, engine, now=now, duration=duration, row=row)
+        row = ("kernel", name, stream.id, 0, host_size, "", False, where, forward, step, site, now, 1)
+        self.simulation.submit(stream, engine, now, duration, row)
         if len(calls) >= OVERFLOW:
             self.cut()
 
@@ -132,8 +133,9 @@ class Runtime:
         self.now = now = start + self._copy_call
         stream, site = self.stream, self.sites.here()
         self._call("copy", name, start, 0, site)
-        row = (kind, name, stream.id, size, 0, "", False, self.context, site, now, 1)
-        self.simulation.submit(stream, COMPUTE, now=now, duration=duration, row=row)
+        where, step, forward = self.context
+        row = (kind, name, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
+        self.simulation.submit(stream, COMPUTE, now, duration, row)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
         """Copy between host and device on the current stream; ``blocking`` adds a stream sync, as torch does. Returns
@@ -152,9 +154,10 @@ class Runtime:
         stream, site = self.stream, self.sites.here()
         memory: HostMemory = "pinned" if pinned else "pageable"
         name, waits = _COPIES[direction, memory], blocking or waits_inside
-        row = (direction, name, stream.id, size, 0, memory, waits, self.context, site, self.now, 1)
+        where, step, forward = self.context
+        row = (direction, name, stream.id, size, 0, memory, waits, where, forward, step, site, self.now, 1)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
-        self.simulation.submit(stream, _ENGINES[direction], now=self.now, duration=duration, row=row)
+        self.simulation.submit(stream, _ENGINES[direction], self.now, duration, row)
         waited = self._wait(self._record_now(stream)) if waits_inside else 0
         self._call("copy", MEMCPY, start, waited, site)
         if blocking:
@@ -207,8 +210,9 @@ class Runtime:
         self._refuse_in_capture(name)
         start, self.now = self.now, self.now + self._launch
         site = self.sites.here()
-        row = ("send", name, queue.id, size, 0, "", False, self.context, site, self.now, 1)
-        self.simulation.submit(queue, LINK, now=self.now, duration=duration, row=row)
+        where, step, forward = self.context
+        row = ("send", name, queue.id, size, 0, "", False, where, forward, step, site, self.now, 1)
+        self.simulation.submit(queue, LINK, self.now, duration, row)
         self._call("launch", name, start, 0, site, queue)
         return self.simulation.record(queue, self.now)
 
@@ -297,7 +301,7 @@ class Runtime:
     ) -> None:
         where, step, _ = self.context
         on = (stream or self.stream).id
-        self.ledger.calls.append((kind, name, start, self.now, waited, on, where, step, site))
+        self._calls.append((kind, name, start, self.now, waited, on, where, step, site))
 
     def _refuse_in_capture(self, name: str) -> None:
         if self.capture is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from ..record.timeline import NO_SITE, Site
 
@@ -35,23 +36,29 @@ class Sites:
         """The index of the stack's innermost watched line, or NO_SITE. The ``inner`` innermost frames, this one
         included, are the tool's: none of them is looked at."""
         try:
-            frame: FrameType | None = sys._getframe(inner)
+            frame: Any = sys._getframe(inner)
         except ValueError:  # the call was made by a thread of torch's own
             frame = None
         known = self._indices
-        while frame is not None:
-            code = frame.f_code
-            try:
-                indices = known[id(code)]
-            except KeyError:
-                indices = self._add_code(code)
-            if indices is not None:
-                index = indices.get(frame.f_lasti)
-                self.last = self._place(indices, code, frame.f_lasti) if index is None else index
-                return self.last
-            frame = frame.f_back
+        try:
+            while (indices := known[id(frame.f_code)]) is None:
+                frame = frame.f_back
+            self.last = index = indices[frame.f_lasti]
+        except (KeyError, AttributeError):  # code or a place that is new, or no frame is left
+            return self._searched(frame)
+        return index
+
+    def _searched(self, frame: FrameType | None) -> int:
+        """What ``here`` returns for a stack that it does not know yet, from that frame on."""
         self.last = NO_SITE
-        return NO_SITE
+        while frame is not None:
+            code, offset = frame.f_code, frame.f_lasti
+            indices = self._indices[id(code)] if id(code) in self._indices else self._add_code(code)
+            if indices is not None:
+                self.last = indices[offset] if offset in indices else self._place(indices, code, offset)
+                break
+            frame = frame.f_back
+        return self.last
 
     def resolved(self) -> Sequence[Site]:
         """All lines so far, by index."""

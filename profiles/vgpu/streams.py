@@ -46,7 +46,9 @@ class Stream:
         CURRENT.get().runtime.stream = self._outer.pop()
 
     def wait_stream(self, stream: Stream) -> None:
-        self.wait_event(stream.record_event())
+        _require_events()
+        runtime = CURRENT.get().runtime
+        runtime.wait_event(self.queue, runtime.record(stream.queue))
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
@@ -104,8 +106,7 @@ class Event:
         external: bool = False,
     ) -> None:
         """``external``: a graph under capture records the event anew whenever it is replayed."""
-        if not CURRENT.get().capabilities.events:
-            raise RuntimeError("this device has one queue: events are not available")
+        _require_events()
         self._timed, self._external = enable_timing, external
         self._recording: EventRecording | None = None
 
@@ -151,6 +152,11 @@ class Event:
             and end._recording.time is not None
         )
         return (end._recording.time - self._recording.time) / 1e6
+
+
+def _require_events() -> None:
+    if not CURRENT.get().capabilities.events:
+        raise RuntimeError("this device has one queue: events are not available")
 
 
 class StreamContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -84,10 +85,10 @@ def submit_graph(
     *,
     node_trace: bool,
 ) -> None:
-    begins = list(itertools.accumulate((duration + GRAPH_GAP for duration in durations), initial=0))
+    begins = np.array([0, *itertools.accumulate(duration + GRAPH_GAP for duration in durations)])
     rows = [(serial, k) for k in range(len(durations))] if node_trace else ()
-    replay = Replay(begins.__getitem__, len(durations), GRAPH_GAP, (serial, 0), rows)
-    simulation.submit(queue, COMPUTE, now=now, duration=begins[-1] - GRAPH_GAP, row=replay)
+    replay = Replay(lambda: begins, len(durations), GRAPH_GAP, (serial, 0), rows)
+    simulation.submit(queue, COMPUTE, now=now, duration=int(begins[-1]) - GRAPH_GAP, row=replay)
 
 
 class Oracle:
