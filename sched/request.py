@@ -79,7 +79,7 @@ class Request:
     grammar: Any = None
     # Of its tokens, only those from the may_end_at-th on and those in stops can end it (loop/settle.py).
     may_end_at: int = 0
-    stops: frozenset[int] = frozenset()
+    stops: tuple[int, ...] = ()
 
     # instants, ns
     first_scheduled_at: int | None = None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from operator import itemgetter
 from typing import Generic, TypeVar
-
-import numpy as np
 
 T = TypeVar("T")
 _start = itemgetter(0)
@@ -106,10 +104,17 @@ class IntervalUnion:
         """Adds the length of the union in [origin, until). Later calls count from ``until`` on."""
         reached = origin if self._from is None else self._from
         self._from = until
-        count = len(self._pending)
-        bounds = np.fromiter(chain.from_iterable(self._pending), np.int64, 2 * count).reshape(count, 2)
-        starts, ends = bounds[np.argsort(bounds[:, 0])].T
-        cut = np.minimum(ends, until)
-        covered_before = np.maximum.accumulate(np.insert(cut, 0, reached))[:-1]
-        self.length += int(np.maximum(cut - np.maximum(starts, covered_before), 0).sum())
-        self._pending = [item for item in self._pending if item[1] > until]
+        self._pending.sort()
+        length = 0
+        keep = []
+        for item in self._pending:
+            start, end = item
+            if end > until:
+                keep.append(item)
+                end = until
+            if end > reached:
+                if start < end:
+                    length += end - (start if start > reached else reached)
+                reached = end
+        self.length += length
+        self._pending = keep

@@ -46,9 +46,7 @@ class Stream:
         CURRENT.get().runtime.stream = self._outer.pop()
 
     def wait_stream(self, stream: Stream) -> None:
-        _require_events()
-        runtime = CURRENT.get().runtime
-        runtime.wait_event(self.queue, runtime.record(stream.queue))
+        self.wait_event(stream.record_event())
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
@@ -106,7 +104,8 @@ class Event:
         external: bool = False,
     ) -> None:
         """``external``: a graph under capture records the event anew whenever it is replayed."""
-        _require_events()
+        if not CURRENT.get().capabilities.events:
+            raise RuntimeError("this device has one queue: events are not available")
         self._timed, self._external = enable_timing, external
         self._recording: EventRecording | None = None
 
@@ -152,11 +151,6 @@ class Event:
             and end._recording.time is not None
         )
         return (end._recording.time - self._recording.time) / 1e6
-
-
-def _require_events() -> None:
-    if not CURRENT.get().capabilities.events:
-        raise RuntimeError("this device has one queue: events are not available")
 
 
 class StreamContext:

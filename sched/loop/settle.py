@@ -164,9 +164,7 @@ def _ending(req: Request, token: int, eos: Collection[int]) -> tuple[Status, str
     """
     sampling, grammar = req.sampling, req.grammar
     if not req.may_end_at:
-        req.stops = frozenset(
-            sampling.stop_token_ids if sampling.ignore_eos else [*sampling.stop_token_ids, *eos]
-        )
+        req.stops = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos))
     if grammar is not None:
         try:
             grammar.accept_token(token)
