@@ -40,6 +40,8 @@ class Processes:
     def __init__(self, tree: Path | None = None) -> None:
         path = {} if tree is None else {"PYTHONPATH": str(tree / SOURCES)}
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **path}
+        # A start without compiled modules would count their compilation.
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._known: dict[tuple[str, ...], Usage] = {}
 
     def usage(self, *arguments: str) -> Usage:

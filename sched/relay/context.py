@@ -105,18 +105,15 @@ def _like(one: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.full((rows, *one.shape[1:]), value, dtype=one.dtype, device=one.device)
 
 
-class SamplingIsolated(AbstractContextManager[None]):
-    """The forward samples with a copy of the sampling state. Entered in every step, so that it is no generator."""
-
-    def __init__(self, batch: ScheduleBatch) -> None:
-        self._batch = batch
-        self._kept = batch.sampling_info
-
-    def __enter__(self) -> None:
-        self._batch.sampling_info = self._kept.copy_for_forward()
-
-    def __exit__(self, *raised: object) -> None:
-        self._batch.sampling_info = self._kept
+@contextmanager
+def sampling_isolated(batch: ScheduleBatch) -> Iterator[None]:
+    """The forward samples with a copy of the sampling state."""
+    kept = batch.sampling_info
+    batch.sampling_info = kept.copy_for_forward()
+    try:
+        yield
+    finally:
+        batch.sampling_info = kept
 
 
 @contextmanager
@@ -124,7 +121,7 @@ def fields_isolated(batch: ScheduleBatch) -> Iterator[None]:
     """Restore all fields of the batch, which a speculative worker may have changed."""
     kept = batch.set_fields()
     try:
-        with SamplingIsolated(batch):
+        with sampling_isolated(batch):
             yield
     finally:
         batch.unset(*batch.set_fields().keys() - kept.keys())
@@ -146,7 +143,7 @@ class RelayContext:
     kept_alive: list[list[object]] = field(default_factory=lambda: [[], []])
     launches: int = 0
     # Keeps a forward from changing its batch.
-    isolated: Callable[[ScheduleBatch], AbstractContextManager[None]] = SamplingIsolated
+    isolated: Callable[[ScheduleBatch], AbstractContextManager[None]] = sampling_isolated
     publish_ready: Any = None  # event behind which the lengths that were published last may be read
     draft_buffers: DraftBuffers | None = None  # from the first stash of a speculating run on
 

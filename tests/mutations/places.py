@@ -177,7 +177,7 @@ def _contexts(found: Found, statement: ast.stmt, function: str) -> None:
     if isinstance(statement, ast.With):
         for item in statement.items:
             name = _called(item.context_expr)
-            if name == "on" or "isolate" in name.lower():
+            if name == "on" or "isolate" in name:
                 found.add(item.context_expr, statement, function, "context", PLAIN)
     for node in _expressions(statement):
         if _called(node) == "stream":
