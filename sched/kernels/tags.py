@@ -136,7 +136,7 @@ def kv_tags(
     new = ONE if extend_lens is None else extend_lens.numpy().astype(np.int64)
     flat, starts = table.reshape(-1), row_starts(req_to_token).take(rows, mode="wrap") - ONE
     first = lens - new
-    before = _at(flat, starts + first)
+    before = _at(flat, starts + first).astype(np.int64)  # other indices are converted at every use
     positions = _positions(first, new, input_ids.shape[0])
     prefix, prefix_sum = tag.take(before, mode="clip"), total.take(before, mode="clip")
     if min(first.tolist(), default=1) <= 0:  # a request without a prefix begins with 0
