@@ -18,10 +18,14 @@ from .factories import new
 from .tensor import DeviceTensor, is_pinned, pin, wrap
 from .torch_ops import clone, copy_
 
+_FORM = ("dtype", "memory_format")
+_empty_like = torch.empty_like  # without the parameter that an emulated device adds
+
 
 class CopyHandlers:
     def __init__(self, gpu: VirtualGpu) -> None:
         self._gpu = gpu
+        self._device_type = gpu.device.type
 
     def copy_(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         target, source, *rest = args
@@ -47,8 +51,8 @@ class CopyHandlers:
         """``.to(...)`` of a device tensor: to the host, or to another type or format on the device."""
         source: DeviceTensor = args[0]
         device = kwargs.get("device")
-        options = {k: v for k, v in kwargs.items() if v is not None and k in ("dtype", "memory_format")}
-        if device is None or device.type == source.device.type:
+        options = {name: kwargs[name] for name in _FORM if kwargs.get(name) is not None}
+        if device is None or device.type == self._device_type:
             result = self._gpu.executor.compute(
                 _converted, (source.held,), {"dtype": source.dtype, **options}
             )
@@ -109,6 +113,8 @@ class CopyHandlers:
 
 def _host_like(held: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
     """Host memory for a copy of device memory, in its order unless that has gaps or another one is asked for."""
+    if not options and not held.is_meta and held.is_contiguous():
+        return _empty_like(held)
     if options or not held.is_contiguous():
         held = torch.empty_like(held, device="meta", **options)
     return empty_strided(held.size(), held.stride(), dtype=held.dtype)

@@ -89,7 +89,12 @@ def scattered(args: Sequence[Any], out: torch.Tensor) -> int:  # noqa: ARG001
     """Bytes of a scatter: the values read and written, and the indices; not the table."""
     total = largest = 0
     for arg in args[1:]:
-        size = arg.nbytes if isinstance(arg, torch.Tensor) else nbytes((arg,))
+        if isinstance(arg, torch.Tensor):
+            size = arg.nbytes
+        elif isinstance(arg, (list, tuple)):
+            size = nbytes(arg)
+        else:
+            continue
         total += size
         if size > largest:
             largest = size

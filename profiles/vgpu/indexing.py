@@ -42,11 +42,14 @@ class IndexHandlers:
         accumulate = bool(rest[0]) if rest else kwargs.get("accumulate", False)
         if type(target) is not DeviceTensor or (type(values) is not DeviceTensor and values.dim()):
             refuse_mixed(target.device if type(target) is not DeviceTensor else values.device)
-        mask = self._only_mask(indices)
-        if mask is not None and type(values) is not DeviceTensor and not accumulate:
-            self._masked_fill(target.held, mask, values)
-            return target
-        held = (target.held, self._resolved(indices), self._value(values), accumulate)
+        if type(values) is DeviceTensor:
+            held = (target.held, self._resolved(indices), values.held, accumulate)
+        else:
+            mask = None if accumulate else self._only_mask(indices)
+            if mask is not None:
+                self._masked_fill(target.held, mask, values)
+                return target
+            held = (target.held, self._resolved(indices), self._uploaded(values), accumulate)
         self._gpu.executor.mutate(torch_ops.index_put_, held, _NO_KWARGS)
         self._launch("index_put_", scattered(held, target.held))
         return target
@@ -84,11 +87,6 @@ class IndexHandlers:
     def _masked_fill(self, target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:
         self._gpu.executor.mutate(_masked_fill, (target, mask, value.to(target.dtype, copy=True)), {})
         self._launch("masked_fill_", target.nbytes + mask.nbytes)
-
-    def _value(self, values: torch.Tensor) -> torch.Tensor:
-        if type(values) is DeviceTensor:
-            return values.held
-        return self._uploaded(values)
 
     def _uploaded(self, values: torch.Tensor) -> torch.Tensor:
         self._gpu.runtime.copy("h2d", values.nbytes, pinned=False, blocking=True)

@@ -132,7 +132,7 @@ class DeviceTensor(torch.Tensor):
 
 def wrap(held: torch.Tensor) -> DeviceTensor:
     """The device tensor of these values."""
-    size, stride, offset = held.size(), held.stride(), held.storage_offset()
+    size, stride, offset = held.shape, held.stride(), held.storage_offset()
     tensor: DeviceTensor = _make(DeviceTensor, size, stride, offset, None, held.dtype, held.layout, device())
     tensor.held, tensor.block, tensor.span = held, None, None
     return tensor

@@ -7,10 +7,11 @@ microsecond less than a call of the overload.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
+
+from ...sched.kernels.arrays import array_of, kept_array, tensor_of
 
 _FUNCTIONS = ("add", "sub", "mul", "cat", "index_select", "where", "eq", "ne", "lt", "le", "gt", "ge")
 _METHODS = ("copy_", "clone", "select", "view")
@@ -32,31 +33,38 @@ def _slice(
 
 def index(held: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     """index.Tensor. Python's brackets would make a view of an index without dimensions."""
-    if len(indices) == 1 and indices[0].dim():
-        if held.dim() == 1 and _few_integers(held, indices):
-            with suppress(IndexError):  # torch's own follows
-                return torch.from_numpy(held.numpy()[indices[0].numpy()])
+    if len(indices) != 1 or not indices[0].dim():
+        out: torch.Tensor = _INDEX(held, indices)
+        return out
+    if held.dim() != 1 or not _few_integers(held, indices):
         return held[indices[0]]
-    out: torch.Tensor = _INDEX(held, indices)
-    return out
+    try:
+        return tensor_of(kept_array(held)[array_of(indices[0])])
+    except IndexError:  # torch's own follows
+        return held[indices[0]]
 
 
 def index_put_(held: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool) -> None:
     """index_put_.default."""
     # NumPy also takes values of more dimensions.
     fits = values.dtype is held.dtype and values.dim() <= held.dim()
-    if fits and not accumulate and _few_integers(held, indices):
-        with suppress(IndexError, ValueError):  # torch's own follows
-            held.numpy()[tuple([part.numpy() for part in indices])] = values.numpy()
-            return
-    _INDEX_PUT(held, indices, values, accumulate)
+    if accumulate or not fits or not _few_integers(held, indices):
+        _INDEX_PUT(held, indices, values, accumulate)
+        return
+    try:
+        kept_array(held)[tuple([array_of(part) for part in indices])] = array_of(values)
+    except (IndexError, ValueError):  # torch's own follows
+        _INDEX_PUT(held, indices, values, accumulate)
 
 
 def _few_integers(held: torch.Tensor, indices: Sequence[Any]) -> bool:
     """Whether NumPy does the same in a third of torch's time."""
     if held.dtype not in _INTEGERS:
         return False
-    return all(part is not None and part.dtype is torch.int64 and part.numel() <= _FEW for part in indices)
+    for part in indices:  # noqa: SIM110  (a generator takes longer)
+        if part is None or part.dtype is not torch.int64 or part.numel() > _FEW:
+            return False
+    return True
 
 
 _BINDINGS: Mapping[str, Callable[..., Any]] = {

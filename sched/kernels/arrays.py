@@ -22,11 +22,9 @@ class _Arrays:
     """The arrays of one tensor's memory. A copy of the tensor, or what is unpickled from it, has none."""
 
     __slots__ = ("array", "starts", "words")
+    array: NDArray[Any]
     starts: NDArray[np.int64]  # both are set when they are first asked for
     words: NDArray[np.uint64]
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
@@ -40,14 +38,21 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
 
 def kept_array(tensor: Tensor) -> NDArray[Any]:
     """``array_of`` a tensor that is read in many steps."""
-    return _kept(tensor).array
+    kept: _Arrays | None = getattr(tensor, _NAME, None)
+    return _kept(tensor).array if kept is None else kept.array
 
 
 def _kept(tensor: Tensor) -> _Arrays:
     kept: _Arrays | None = getattr(tensor, _NAME, None)
     if kept is None:  # an array of the tensor itself would keep it alive for good
-        kept = _Arrays(tensor.detach().numpy())
-        setattr(tensor, _NAME, kept)
+        kept = _keep(tensor, tensor.detach().numpy())
+    return kept
+
+
+def _keep(tensor: Tensor, array: NDArray[Any]) -> _Arrays:
+    kept = _Arrays()
+    kept.array = array
+    setattr(tensor, _NAME, kept)
     return kept
 
 
@@ -75,13 +80,14 @@ def row_starts(table: Tensor) -> NDArray[np.int64]:
 def tensor_of(array: NDArray[Any]) -> Tensor:
     """A tensor of the array's memory, for others that read it as an array."""
     tensor = torch.from_numpy(array)
-    setattr(tensor, _NAME, _Arrays(array))
+    _keep(tensor, array)
     return tensor
 
 
 def largest(lens: Tensor) -> int:
     """The largest of a batch's lengths; 0 without requests."""
-    return max(array_of(lens).tolist(), default=0)
+    values = array_of(lens).tolist()
+    return max(values) if values else 0  # an argument ``default`` takes longer than the maximum of few
 
 
 def one_more(lens: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_t
 import torch
 from torch import Tensor
 
+from .arrays import array_of
+
 T = TypeVar("T")
 Op = Callable[..., T]  # an ``OpOverload``, with the type that the implementation returns
 
@@ -273,7 +275,7 @@ def nbytes(*tensors: Tensor | None) -> int:
 
 def total_length(lens: Tensor) -> int:
     """The sum of lengths [b] in the host's memory. A list is added in less time than torch or NumPy need for few."""
-    total: int = sum(lens.tolist())
+    total: int = sum(array_of(lens).tolist())
     return total
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import kept_words
+from .arrays import kept_words, tensor_of
 from .declare import INT64, Access, Work, Written, kernel, meta_tensor, meta_tensors, nbytes, reads
 from .invariant import halving_sum
 from .tags import mixed
@@ -147,7 +147,7 @@ def _tagged_ids(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) 
     words = hashed.view(np.int64)
     if vocab_mask is None:
         words %= logits.shape[1]
-        return torch.from_numpy(words)
+        return tensor_of(words)
     allowed = unpack_mask(vocab_mask, logits.shape[1]).cumsum(1)
     nth = torch.from_numpy(words).unsqueeze(1) % allowed[:, -1:] + 1
     return torch.searchsorted(allowed, nth).squeeze(1)

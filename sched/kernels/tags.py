@@ -136,10 +136,11 @@ def kv_tags(
     new = ONE if extend_lens is None else extend_lens.numpy().astype(np.int64)
     flat, starts = table.reshape(-1), row_starts(req_to_token).take(rows, mode="wrap") - ONE
     first = lens - new
-    before = _at(flat, starts + first)
+    before = _at(flat, starts + first).astype(np.int64)  # other indices are converted at every use
     positions = _positions(first, new, input_ids.shape[0])
     prefix, prefix_sum = tag.take(before, mode="clip"), total.take(before, mode="clip")
-    if min(first.tolist(), default=1) <= 0:  # a request without a prefix begins with 0
+    prefix_lens = first.tolist()
+    if prefix_lens and min(prefix_lens) <= 0:  # a request without a prefix begins with 0
         prefix[first <= ZERO] = prefix_sum[first <= ZERO] = 0
 
     # The offset keeps token 0 at position 0 from hashing to 0, the value of a slot that was never written.
