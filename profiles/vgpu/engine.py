@@ -221,7 +221,8 @@ class Simulation:
         if queue.items:
             queue.items.append((_RECORD, now, recording))
         else:
-            recording.time = max(queue.tail, now)
+            tail = queue.tail
+            recording.time = tail if tail > now else now
         return recording
 
     def wait_event(self, queue: StreamQueue, recording: EventTime) -> None:

@@ -27,6 +27,20 @@ class VirtualClock:
         self._runtime.now = max(self._runtime.now, at)
 
 
+class _PhaseCost(dict[int, int]):
+    """What a range costs the host in ns, by its size: a + b * size. ``forward``: whether it is the forward's, None if
+    that follows from the range around it."""
+
+    def __init__(self, a: float, b: float, forward: bool | None) -> None:
+        self.a = a
+        self.b = b
+        self.forward = forward
+
+    def __missing__(self, size: int) -> int:
+        cost = self[size] = round(self.a + self.b * size)
+        return cost
+
+
 class HostObserver(Observer):
     """Charges each phase's host cost when the phase begins, and labels the records inside it.
 
@@ -39,7 +53,7 @@ class HostObserver(Observer):
         self._ranges = runtime.ledger.ranges
         self.streams: dict[int, str] = {runtime.default.id: "default"}
         self._hardware = hardware
-        self._phases: dict[tuple[str, StepKind | None], tuple[float, float, bool | None]] = {}
+        self._phases: dict[tuple[str, StepKind | None], _PhaseCost] = {}
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
         self._asked: tuple[str, int, int]
         self._open: list[
@@ -53,26 +67,28 @@ class HostObserver(Observer):
     def __enter__(self) -> None:
         runtime, (name, step, size) = self._runtime, self._asked
         kind = self._kinds.get(step)
-        a, b, forward = self._phases.get((name, kind)) or self._phase(name, kind)
+        try:
+            cost = self._phases[name, kind]
+        except KeyError:
+            cost = self._phase(name, kind)
         now, outer = runtime.now, runtime.context
         self._open.append((name, step, size, now, outer))
-        if forward is None:
-            _, _, forward = outer
-        runtime.context = (name, step, forward)
-        runtime.now = now + round(a + b * size)
+        forward = cost.forward
+        runtime.context = (name, step, outer[2] if forward is None else forward)
+        runtime.now = now + cost[size]
 
     def __exit__(self, *raised: object) -> None:
         runtime = self._runtime
         name, step, size, start, runtime.context = self._open.pop()
         self._ranges.append((name, step, size, start, runtime.now))
 
-    def _phase(self, name: str, kind: StepKind | None) -> tuple[float, float, bool | None]:
-        """What a range of that name costs the host in a step of that kind, a + b * size in ns; and whether it is the
-        forward's, None if that follows from the range around it."""
+    def _phase(self, name: str, kind: StepKind | None) -> _PhaseCost:
+        """The cost of a range of that name in a step of that kind."""
         phase, category = self._hardware.phases.get(name), RANGES.get(name)
         line = None if phase is None else phase.kinds.get(kind, phase) if kind else phase
-        cost = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
-        found = self._phases[name, kind] = (*cost, None if category is None else category == "forward")
+        a, b = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
+        forward = None if category is None else category == "forward"
+        found = self._phases[name, kind] = _PhaseCost(a, b, forward)
         return found
 
     def stream(self, name: str, stream: torch.Stream) -> None:
