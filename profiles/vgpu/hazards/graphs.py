@@ -37,7 +37,6 @@ class StorageGroup:
     def add(self, shadow: ShadowMemory) -> None:
         self._shadows[shadow] = None
         self._uncompared.add(shadow)
-        shadow.uncompared.append(self._uncompared)
 
     def __iter__(self) -> Iterator[ShadowMemory]:
         return iter(self._shadows)
@@ -56,6 +55,7 @@ class StorageGroup:
                 shadow.share(history, write=write)
                 if shadow.settled(actor, clocks.floor(actor), write=write) and shadow.sharing == {actor}:
                     self._uncompared.discard(shadow)
+                    shadow.uncompared.append(self._uncompared)
         for named in self._named.values():
             named.note(launch, write=write)
         history.add(launch, footprint)

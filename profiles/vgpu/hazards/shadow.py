@@ -148,7 +148,7 @@ class ShadowMemory:
     size: int  # bytes
     pinned: bool = False
     epoch: int = 0  # how often the storage was written
-    # Of the groups of a graph's storages that it is in: those of their storages that were accessed otherwise.
+    # Of the groups of a graph's storages that need not compare this one: the storages that they have to compare.
     uncompared: list[set[ShadowMemory]] = field(default_factory=list)
     only: int = NONE  # the actor of all accesses, NONE without accesses, or SEVERAL
     sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
@@ -275,6 +275,7 @@ class ShadowMemory:
         """Groups of a graph's storages have to compare this one at the next replay."""
         for uncompared in self.uncompared:
             uncompared.add(self)
+        self.uncompared.clear()
 
     def prune(self, known: Clock) -> None:
         """Drop the accesses that every later operation comes after."""
