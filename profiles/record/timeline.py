@@ -102,7 +102,8 @@ class Window:
         with one value per record. It is made and read in a fraction of the time that attributes of the records take.
         """
         if kind not in self._columns:
-            records = {Range: self.ranges, Op: self.ops, Call: self.calls}[kind]
+            every: dict[Any, Sequence[Any]] = {Range: self.ranges, Op: self.ops, Call: self.calls}
+            records = every[kind]
             fields = zip(*records, strict=True) if records else repeat((), len(kind._fields))
             self._columns[kind] = kind._make(fields)
         return self._columns[kind]
