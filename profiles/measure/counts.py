@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
 from ..record.result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
-from ..record.timeline import Call, Names, Op, Window
+from ..record.timeline import Call, Names, Op, Window, transposed
 from .steps import OUTSIDE, STEADY, StepGate, labels
 
 KERNEL_COPY = "kernel"  # direction of a kernel that reads or writes pinned host memory
@@ -157,7 +157,7 @@ class CountsSink:
     def feed(self, window: Window) -> None:
         """Raises TimelineError if a copy, sync or kernel arrives after its step is complete."""
         pending = self._pending
-        of = window.columns(Op)
+        of = transposed(Op, window.ops)
         for (step, stream, kind), count in Counter(zip(of.step, of.stream, of.kind, strict=True)).items():
             pending[step].counts[stream, kind] += count
         for op, kind, host_bytes, kernels in zip(window.ops, of.kind, of.host_bytes, of.kernels, strict=True):
@@ -165,7 +165,7 @@ class CountsSink:
                 pending[op.step].counts[op.stream, kind] += kernels - 1
             if kind in _COPIES or host_bytes:
                 self._take_copy(op)
-        calls = window.columns(Call)
+        calls = transposed(Call, window.calls)
         for call, kind, waited in zip(window.calls, calls.kind, calls.waited, strict=True):
             if waited or kind == "sync" or kind == "copy":
                 self._take_call(call)

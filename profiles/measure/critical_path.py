@@ -31,7 +31,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ...sched.observe import SLEEP
-from ..record.timeline import Call, Op, Range, Window
+from ..record.timeline import Call, Op, Range, Window, transposed
 from .steps import StepPeriod
 
 KERNEL, COPY, LAUNCH, WAIT, GAP, NO_WORK, UNNAMED = (
@@ -78,8 +78,8 @@ class CriticalPathSink:
     def feed(self, window: Window, periods: Sequence[StepPeriod]) -> None:
         """``periods``: of the steps that the window completes, in order."""
         _, kernel, copy, _, _ = self._numbers
-        ops, calls = window.columns(Op), window.columns(Call)
-        ranges = window.columns(Range)
+        ops, calls = transposed(Op, window.ops), transposed(Call, window.calls)
+        ranges = transposed(Range, window.ranges)
         kinds = [kernel if kind == "kernel" else copy for kind in ops.kind]
         self._ops.append(_table(ops.stream, ops.start, ops.end, ops.launched, kinds))
         labels = {

@@ -36,9 +36,8 @@ class Distribution:
         self._seen[sample] = self._seen.get(sample, 0) + 1
 
     def extend(self, samples: Iterable[int]) -> None:
-        seen = self._seen
-        for sample, times in Counter(samples).items():
-            seen[sample] = seen.get(sample, 0) + times
+        for sample in samples:
+            self.add(sample)
 
     def __len__(self) -> int:
         return sum(self._seen.values())

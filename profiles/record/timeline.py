@@ -95,18 +95,12 @@ class Window:
     waits: list[Wait] = field(default_factory=list)
     launched: list[StepInfo] = field(default_factory=list)  # steps whose forward was enqueued
     settled: list[StepInfo] = field(default_factory=list)
-    _columns: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def columns(self, kind: Any) -> Any:
-        """The fields of all records of that kind, which are not changed from then on: a record whose fields are tuples,
-        with one value per record. It is made and read in a fraction of the time that attributes of the records take.
-        """
-        if kind not in self._columns:
-            every: dict[Any, Sequence[Any]] = {Range: self.ranges, Op: self.ops, Call: self.calls}
-            records = every[kind]
-            fields = zip(*records, strict=True) if records else repeat((), len(kind._fields))
-            self._columns[kind] = kind._make(fields)
-        return self._columns[kind]
+
+def transposed(kind: Any, records: Sequence[Any]) -> Any:
+    """The fields of all records of that kind: a record whose fields are tuples, with one value per record. It is made
+    and read in a fraction of the time that attributes of the records take."""
+    return kind._make(zip(*records, strict=True) if records else repeat((), len(kind._fields)))
 
 
 class Sink(Protocol):
