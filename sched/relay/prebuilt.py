@@ -55,7 +55,7 @@ def _upload_rows(context: RelayContext, batch: ScheduleBatch) -> torch.Tensor:
 
 def _mirror(batch: ScheduleBatch, rows: _Array, lens: _Array) -> None:
     batch.req_pool_indices_cpu = torch.from_numpy(rows)
-    batch.seq_lens_cpu = torch.from_numpy(lens.copy())
+    batch.seq_lens_cpu = torch.from_numpy(lens)
 
 
 _Array = np.ndarray[tuple[int], np.dtype[np.int64]]
