@@ -20,6 +20,7 @@ from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, HazardFinding, Hazards, Result
 from ..run.crash import Crash
+from ..run.system import NO_PROGRESS
 from ..vgpu.adversary.order import STRATEGIES, described
 from ..vgpu.hazards.findings import FREED
 from . import adversaries, drafts, tokens
@@ -155,9 +156,12 @@ def run_ended(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
     ]
     if not scripted:
         return verdict("run", failed, about=f"{len(requests)} requests ended")
-    missed = [Evidence(f"did not happen: {fault}") for fault in result.run.missed]
+    wrong = [Evidence(f"did not happen: {fault}") for fault in result.run.missed]
+    failure = result.run.failure or "every rank ended"
+    if NO_PROGRESS in failure:  # no script stops a loop: its rank dies, or gives requests up
+        wrong.append(Evidence(failure))
     ends = f"{len(requests)} requests ended, {len(failed)} of them failed"
-    return verdict("run", missed, about=f"{ends}; {result.run.failure or 'every rank ended'}")
+    return verdict("run", wrong, about=f"{ends}; {failure}")
 
 
 def invariants(guard: Invariants, outcome: RunOutcome | Crash) -> Check:

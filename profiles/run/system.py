@@ -201,8 +201,12 @@ SHORTEST_WAIT: Final = 10_000
 """ns. A loop that waits for less polls, and its turns count."""
 
 
+NO_PROGRESS: Final = "no request advances"
+
+
 class NoProgressError(RuntimeError):
-    """No request advances. The message says since when, and how far an unfinished request is."""
+    """No request advances. The message begins with NO_PROGRESS, and says since when, and how far an unfinished request
+    is."""
 
 
 class ProgressWatch(Observer):
@@ -256,7 +260,7 @@ class ProgressWatch(Observer):
         if found and tokens == self._tokens:
             first = found[0]
             raise NoProgressError(
-                f"no request advances: since step {self._since} the loop took {self._turns} turns with"
+                f"{NO_PROGRESS}: since step {self._since} the loop took {self._turns} turns with"
                 f" {self._steps} steps, and none of {len(found)} unfinished requests got a token ({first.id} is"
                 f" {first.status.value}, with {len(first.output_ids)} tokens)"
             )

@@ -66,8 +66,9 @@ def test_a_loop_without_progress_ends(
     assert failure is not None and failure.startswith("no request advances: since step 0") and says in failure
     assert "none of 3 unfinished requests got a token (r0 is waiting, with 0 tokens)" in failure
     assert outcome_exit_code(outcome) == WORKLOAD_FAILED
-    ended = run_ended(outcome)
-    assert ended.verdict == "failed" and "no request advances" in ended.evidence[0].says
+    for scripted in (False, True):
+        ended = run_ended(outcome, scripted=scripted)
+        assert ended.verdict == "failed" and "no request advances" in ended.evidence[0].says
 
 
 def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.MonkeyPatch) -> None:
