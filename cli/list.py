@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
@@ -23,10 +25,38 @@ def show(
     engines that can be named."""
     from .page import show_entries
 
+    for name in _UNUSED:
+        _import_unloaded(name)
     entries = _entries(what)
     paragraph = _PARAGRAPHS.get(what)
     text = "\n\n".join(map(paragraph, entries)) if paragraph else table(entries)
     show_entries(form, what, entries, text)
+
+
+# What modules with names and texts import, and use in the functions of a run only.
+_UNUSED = (
+    *("torch", "numpy"),
+    *(f"schedbench.sched.kernels.{name}" for name in ("allocation", "arrays", "drafts", "rows")),
+)
+
+
+class _UnusedModule(ModuleType):
+    """A module that is loaded at the first use of one of its attributes. importlib's LazyLoader loads it as soon as it
+    is imported twice."""
+
+    def __getattr__(self, name: str) -> Any:
+        assert self.__spec__ is not None and self.__spec__.loader is not None
+        self.__class__ = ModuleType
+        vars(self).update(vars(module_from_spec(self.__spec__)))
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def _import_unloaded(name: str) -> None:
+    spec = None if name in sys.modules else find_spec(name)
+    if spec is not None:
+        sys.modules[name] = module = _UnusedModule(name)
+        module.__spec__ = spec
 
 
 def table(entries: list[Entry]) -> str:

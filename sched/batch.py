@@ -66,7 +66,7 @@ class DraftInput:
     gathered_from: DraftFuture | None = None  # keeps the tensors alive that the gathering forward reads
 
 
-ExtendLens = tuple[torch.Tensor, torch.Tensor]
+ExtendLens = tuple["torch.Tensor", "torch.Tensor"]
 """New tokens of each request, and tokens before them: [b] int32 each."""
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import torch
-
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, RelaySection, Scenario, Speculative
@@ -118,7 +116,7 @@ def _model(scenario: Scenario) -> ModelConfig:
         raise LookupError(unknown("preset", wanted.preset, sorted(PRESETS)))
     if wanted.deeper_scale is not None:
         found = replace(found, deeper_scale=wanted.deeper_scale)
-    return found if wanted.dtype == "auto" else replace(found, dtype=getattr(torch, wanted.dtype))
+    return found if wanted.dtype == "auto" else replace(found, dtype_name=wanted.dtype)
 
 
 def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:

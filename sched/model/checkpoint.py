@@ -48,14 +48,14 @@ class CheckpointError(Exception):
         self.reason = reason
 
 
-def read_config(directory: Path, *, dtype: torch.dtype | None = None) -> ModelConfig:
-    """The model in ``directory``; ``dtype`` replaces the one it was saved in."""
+def read_config(directory: Path, *, dtype_name: str | None = None) -> ModelConfig:
+    """The model in ``directory``; ``dtype_name`` replaces that of the dtype it was saved in."""
     file = directory / "config.json"
     try:
         config = model_config(directory.name, _json_object(file))
     except ValueError as error:
         raise CheckpointError(file, str(error)) from None
-    return config if dtype is None else replace(config, dtype=dtype)
+    return config if dtype_name is None else replace(config, dtype_name=dtype_name)
 
 
 def load_weights(
@@ -157,12 +157,7 @@ class Tensors:
 
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_DTYPES: Mapping[str, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Far above the values of any model, and low enough that products of several of them cannot overflow.
 _MOST: Mapping[str, int] = {
     "num_hidden_layers": 2**12,
@@ -239,7 +234,7 @@ def model_config(name: str, raw: Mapping[str, Any]) -> ModelConfig:
         attention_bias=architecture == "Qwen2ForCausalLM",
         tied_embeddings=bool(fields.any("tie_word_embeddings", False)),
         eos_token_ids=_eos(fields),
-        dtype=_DTYPES[dtype],
+        dtype_name=dtype,
     )
     if heads % config.num_kv_heads:
         raise ValueError(

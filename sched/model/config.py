@@ -70,7 +70,12 @@ class ModelConfig:
     # Seeded weights only: token ids from here on are hardly ever the likeliest, like ids of a trained model that are
     # not text, so that a draft without the grammar often proposes tokens that the grammar allows.
     faint_from: int | None = None
-    dtype: torch.dtype = torch.float32
+    dtype_name: str = "float32"  # as text, since a list of the presets has no use for torch
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype_name)
+        return found
 
     @property
     def q_size(self) -> int:
@@ -123,7 +128,7 @@ _LLAMA_3_8B = ModelConfig(
     rope_theta=5e5,
     rope_scaling=_LLAMA_3_1,
     eos_token_ids=(128001, 128008, 128009),
-    dtype=torch.bfloat16,
+    dtype_name="bfloat16",
 )
 
 _ALL = (
@@ -160,7 +165,7 @@ _ALL = (
         qk_norm=True,
         tied_embeddings=True,
         eos_token_ids=(151645, 151643),
-        dtype=torch.bfloat16,
+        dtype_name="bfloat16",
     ),
     _LLAMA_3_8B,
     ModelConfig(
@@ -177,7 +182,7 @@ _ALL = (
         rms_norm_eps=1e-6,
         indexer=Indexer(heads=64, head_dim=128, top_k=2048),
         eos_token_ids=(151645, 151643),
-        dtype=torch.bfloat16,
+        dtype_name="bfloat16",
     ),
     replace(
         _LLAMA_3_8B,

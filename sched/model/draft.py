@@ -47,7 +47,7 @@ def empty_draft_weights(config: ModelConfig, target: Weights) -> DraftWeights:
 
 def read_draft_config(directory: Path, target: ModelConfig) -> ModelConfig:
     """The draft in ``directory``: one layer, as wide as the target. Raises CheckpointError."""
-    config = read_config(directory, dtype=target.dtype)
+    config = read_config(directory, dtype_name=target.dtype_name)
     for key in ("hidden_size", "vocab_size"):
         if getattr(config, key) != getattr(target, key):
             wanted, found = getattr(target, key), getattr(config, key)

@@ -10,7 +10,7 @@ import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..config import EngineConfig
-from ..kernels.rows import assert_all
+from ..kernels import rows as row_kernels
 from . import drafts, ordering, tokens
 from .context import FutureMap, FutureRing, RelayContext
 
@@ -58,7 +58,7 @@ def resolve_ids_first(context: RelayContext, batch: ScheduleBatch) -> None:
     tokens.resolve_placeholders(context, batch)
     if batch.forward_mode.is_decode:
         batch.seq_lens = context.futures.new_seq_lens_buf[-batch.seq_lens]
-        assert_all((batch.seq_lens > 0).all())
+        row_kernels.assert_all((batch.seq_lens > 0).all())
 
 
 def resolve_with_sentinels(context: RelayContext, batch: ScheduleBatch) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..batch import DraftFuture, DraftInput, DraftState, FutureIndices, ScheduleBatch, StepResult
-from ..kernels.drafts import rotate_ids
-from ..kernels.rows import assert_all
+from ..kernels import drafts as draft_kernels
+from ..kernels import rows as row_kernels
 from ..model.upload import Upload, upload
 from .context import RelayContext, Step
 from .ordering import copy_rows_ahead
@@ -29,7 +29,7 @@ def resolve_lengths_and_extras(context: RelayContext, prompts: Step, batch: Sche
     future = batch.spec_info
     if isinstance(future, DraftFuture):
         batch.seq_lens = context.futures.new_seq_lens_buf[future.future_indices.indices]
-        assert_all((batch.seq_lens > 0).all())
+        row_kernels.assert_all((batch.seq_lens > 0).all())
     resolve_extras(context, prompts, batch)
 
 
@@ -89,7 +89,7 @@ def rotate_by_uploaded_lens(
 ) -> torch.Tensor:
     """Rotate all ids at once, by lengths that are uploaded for it (#25819)."""
     lens = torch.tensor(batch.extend_lens, device=context.device)
-    rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, lens)
+    rotated: torch.Tensor = draft_kernels.rotate_ids(batch.input_ids, next_ids, lens)
     return rotated
 
 
@@ -98,7 +98,7 @@ def rotate_along_the_prompt(
 ) -> torch.Tensor:
     """Rotate all ids at once, by the lengths of the target's forward. An unfinished prompt is followed by its own next
     token; the other policies use the token that was sampled there, which the scheduler throws away."""
-    rotated: torch.Tensor = rotate_ids(batch.input_ids, next_ids, extend_lens)
+    rotated: torch.Tensor = draft_kernels.rotate_ids(batch.input_ids, next_ids, extend_lens)
     req = batch.chunked_req
     if req is not None:
         last = sum(batch.extend_lens[: batch.reqs.index(req) + 1])

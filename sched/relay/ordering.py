@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from ..batch import ScheduleBatch, StepResult, draft_step
-from ..kernels.allocation import copy_pages
-from ..kernels.arrays import largest
+from ..kernels import allocation, arrays
 from .context import RelayContext, Step
 
 
@@ -138,8 +137,10 @@ def copy_tables(context: RelayContext, batch: ScheduleBatch) -> None:
     if batch.spec_info is not None:
         copy_rows_ahead(context, batch)
     elif not batch.is_empty:
-        longest = largest(batch.seq_lens_cpu)
-        copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, batch.seq_lens, longest)
+        longest = arrays.largest(batch.seq_lens_cpu)
+        allocation.copy_pages(
+            context.pages, context.req_to_token, batch.req_pool_indices, batch.seq_lens, longest
+        )
     mark_read(context, batch)
 
 
@@ -148,7 +149,7 @@ def copy_rows_ahead(context: RelayContext, batch: ScheduleBatch) -> None:
     spec = context.config.speculative
     assert spec is not None
     lens = batch.seq_lens + spec.overhang
-    copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, lens, batch.longest)
+    allocation.copy_pages(context.pages, context.req_to_token, batch.req_pool_indices, lens, batch.longest)
 
 
 def copy_prompt_tables(context: RelayContext, batch: ScheduleBatch) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..batch import ScheduleBatch
-from ..model.penalties import PenalizerOrchestrator
-from ..model.sampling import SamplingInfo
 from ..request import Request
 from .context import RelayContext
 
-Latest = Callable[[RelayContext, ScheduleBatch], torch.Tensor]
+if TYPE_CHECKING:
+    from ..model.penalties import PenalizerOrchestrator
+    from ..model.sampling import SamplingInfo
+
+Latest = Callable[[RelayContext, ScheduleBatch], "torch.Tensor"]
 
 
 class PenaltyTokens:

@@ -4,7 +4,7 @@ other workers compute; and for the transfers that bring them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def _mirror(batch: ScheduleBatch, rows: _Array, lens: _Array) -> None:
     batch.seq_lens_cpu = torch.from_numpy(lens)
 
 
-_Array = np.ndarray[tuple[int], np.dtype[np.int64]]
+_Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 def _host_rows(batch: ScheduleBatch) -> tuple[_Array, _Array, _Array]:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from ..batch import FutureIndices, ScheduleBatch, StepResult
-from ..kernels.allocation import decode_inputs
-from ..kernels.arrays import largest
-from ..kernels.rows import assert_all, resolve_negative
+from ..kernels import allocation, arrays
+from ..kernels import rows as row_kernels
 from .context import RelayContext
 
 Parts = Sequence["array[int]"]
@@ -77,7 +76,7 @@ def resolve_placeholders(context: RelayContext, batch: ScheduleBatch) -> None:
     """Replace placeholders in place among all input ids, those of prompts included."""
     assert batch.input_ids is not None
     if batch.input_ids.shape[0]:
-        resolve_negative(batch.input_ids, context.futures.output_tokens_buf)
+        row_kernels.resolve_negative(batch.input_ids, context.futures.output_tokens_buf)
 
 
 def resolve_lengths_too(context: RelayContext, batch: ScheduleBatch) -> None:
@@ -85,7 +84,7 @@ def resolve_lengths_too(context: RelayContext, batch: ScheduleBatch) -> None:
     tensor and the ids are resolved in place."""
     if batch.forward_mode.is_decode:
         batch.seq_lens = context.futures.new_seq_lens_buf[batch.req_pool_indices]
-        assert_all((batch.seq_lens > 0).all())
+        row_kernels.assert_all((batch.seq_lens > 0).all())
     resolve_placeholders(context, batch)
 
 
@@ -221,13 +220,13 @@ def resolve_fused(context: RelayContext, batch: ScheduleBatch) -> None:
         _append_running(context, batch, batch.mix_running_indices)
         batch.mix_running_indices = None
     elif batch.input_ids is None:
-        batch.input_ids, batch.positions = decode_inputs(
+        batch.input_ids, batch.positions = allocation.decode_inputs(
             context.futures.output_tokens_buf,
             batch.req_pool_indices,
             batch.seq_lens,
             context.req_to_token,
             None if context.pages is context.req_to_token else context.pages,
-            largest(batch.seq_lens_cpu),
+            arrays.largest(batch.seq_lens_cpu),
         )
 
 

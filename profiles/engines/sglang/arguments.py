@@ -120,9 +120,7 @@ def _decided_by(argument: str, spec: SpeculativeConfig | None) -> str:
 
 def _dtype(resolved: Resolved, *, own: bool) -> str:
     """SGLang's own graphs have room for what stages send in its type. The stub's pools are never used."""
-    return (
-        str(resolved.model.dtype).removeprefix("torch.") if own and staged(resolved.scenario) else "bfloat16"
-    )
+    return resolved.model.dtype_name if own and staged(resolved.scenario) else "bfloat16"
 
 
 def _speculation(spec: SpeculativeConfig | None, model: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from schedbench.profiles.measure.achieved import decode_load, prompt_load
@@ -128,5 +127,5 @@ def test_idle_between_steps_sums_to_forward_idle() -> None:
 def test_the_load_follows_the_dtype() -> None:
     """Only the shape of the model is used: in float32 it reads twice as many bytes."""
     model = PRESETS["qwen3-0.6b"]
-    wide = decode_load(replace(model, dtype=torch.float32))
+    wide = decode_load(replace(model, dtype_name="float32"))
     assert wide.step.bytes > 1.99 * decode_load(model).step.bytes

@@ -46,7 +46,9 @@ class QueueLink:
 
 
 def weights(preset: str, dtype: torch.dtype) -> Weights:
-    return seeded_weights(replace(PRESETS[preset], dtype=dtype), seed=3, device=CPU)
+    return seeded_weights(
+        replace(PRESETS[preset], dtype_name=str(dtype).removeprefix("torch.")), seed=3, device=CPU
+    )
 
 
 def rows_of(counts: tuple[int, ...]) -> ForwardBatch:

@@ -77,7 +77,7 @@ def test_no_schedule_changes_a_bit(
 ) -> None:
     if not numba:
         monkeypatch.setattr(compiled, "_compiled", lambda _: None)
-    config = replace(PRESETS[preset], dtype=dtype)
+    config = replace(PRESETS[preset], dtype_name=str(dtype).removeprefix("torch."))
     weights: Weights = seeded_weights(config, seed=1, device=CPU)
     tokens = sequences(config.vocab_size)
     truth = one_by_one(stage(config, weights), tokens)

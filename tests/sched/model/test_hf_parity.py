@@ -102,7 +102,7 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path, stage: Callable[
 def test_weights_are_converted_to_the_given_dtype(tmp_path: Path) -> None:
     build("qwen3").to(torch.bfloat16).save_pretrained(tmp_path)
 
-    saved, asked = read_config(tmp_path), read_config(tmp_path, dtype=torch.float32)
+    saved, asked = read_config(tmp_path), read_config(tmp_path, dtype_name="float32")
     weights = load_weights(tmp_path, asked, device=CPU)
 
     assert (saved.dtype, asked.dtype) == (torch.bfloat16, torch.float32)
