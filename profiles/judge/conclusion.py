@@ -98,10 +98,14 @@ def _spread(found: Comparison) -> str:
 
 
 def _metrics(found: Comparison) -> str:
+    """Metrics with the verdict of the comparison come first, those without a verdict last."""
     if found.metrics and all(judged.values_a == judged.values_b for judged in found.metrics.values()):
         return "every metric equal to the last digit"
-    shown = [(name, found.metrics[name].judgement) for name in found.headline if name in found.metrics]
-    return ", ".join(f"{_TITLES.get(name, name)} {_effect(judged)}" for name, judged in shown)
+    shown: defaultdict[bool, list[str]] = defaultdict(list)
+    judged = [(name, found.metrics[name].judgement) for name in found.headline if name in found.metrics]
+    for name, one in sorted(judged, key=lambda entry: entry[1].verdict != found.verdict):
+        shown[one.verdict == "inconclusive"].append(f"{_TITLES.get(name, name)} {_effect(one)}")
+    return "; undecided: ".join(", ".join(shown[undecided]) for undecided in sorted(shown))
 
 
 def _effect(judged: Judgement) -> str:

@@ -218,6 +218,14 @@ def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials):
     )
 
 
+def test_the_conclusion_begins_with_the_metrics_that_decide(trials):
+    seen = trials([100.3, 99.8, 101.0, 99.0, 100.0])
+    slower = tuple(s._replace(result=altered_metric(s.result, "tpot_ms", 4.2)) for s in seen.b)
+    text = conclusion(judge(Trials("seeds", seen.a, slower)), a="x", b="y")
+    assert "5 seeds): worse; TPOT +34.40 % [+34.40, +34.40], TTFT" in text
+    assert "; undecided: output throughput +0.00 % [-1.00, +1.00]; tokens" in text
+
+
 def altered_metric(result, name, value):
     document = json.loads(result.to_json())
     document["metrics"][name]["values"] = [value]
