@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from rich.table import Table
 from rich.text import Text
@@ -109,9 +109,10 @@ def notes(found: Document, most: int) -> list[str]:
             remarks.append(f"{name} has no {', '.join(lacking)} steps")
     if found["one_run"]:
         remarks.append("the workload has no randomness: a second seed gave the same run, so one is compared")
-    if found["draws"]["abstained"] and found["design"] == "seeds":
+    if found["draws"]["abstained"] and found["design"] == "seeds" and "NOT_ENGAGED" not in found["reasons"]:
         remarks.append(
-            f"not asked again under draws of the hardware's constants: {found['draws']['abstained']}"
+            "not asked: whether the verdict holds over the ranges of the hardware's constants, because "
+            + found["draws"]["abstained"]
         )
     if found["hint"]:
         remarks.append(found["hint"])
@@ -164,11 +165,13 @@ def metrics(found: Document, *, headline: bool) -> Table:
     title, basis = "headline" if headline else _OTHERS, _BASES[found["design"]]
     table = framed(title, *headings, caption=basis, no_wrap=True)
     table.padding = (0, 1, 0, 0)
+    every_reason = [metric["reasons"] for metric in found["metrics"].values()]
+    stated = [reason for reason in found["reasons"] if all(reason in reasons for reasons in every_reason)]
     for name, metric in sorted(found["metrics"].items()):
         if (name in found["headline"]) != headline:
             continue
         over_draws = [_over_draws(metric["firmness"])] if drawn else []
-        table.add_row(f"{name}\n{metric['unit']}", *_figures(metric), *over_draws, _verdict(metric))
+        table.add_row(f"{name}\n{metric['unit']}", *_figures(metric), *over_draws, _verdict(metric, stated))
     return table
 
 
@@ -188,9 +191,10 @@ def _figures(metric: Document) -> tuple[str, ...]:
     return number(metric["a"]), number(metric["b"]), f"{signed(metric['delta_pct'])}\n{interval}"
 
 
-def _verdict(metric: Document) -> Text:
-    reasons = f"\n{', '.join(metric['reasons'])}" if metric["reasons"] else ""
-    return Text(metric["verdict"] + reasons, style=_MARKS.get(metric["verdict"], ""))
+def _verdict(metric: Document, stated: Collection[str]) -> Text:
+    """Without the reasons that all metrics have, which the conclusion states."""
+    own = ", ".join(reason for reason in metric["reasons"] if reason not in stated)
+    return Text(f"{metric['verdict']}\n{own}".rstrip(), style=_MARKS.get(metric["verdict"], ""))
 
 
 def lines(found: Document, *, width: int, most: int) -> Table:

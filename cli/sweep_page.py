@@ -73,7 +73,8 @@ def notes(document: Document) -> list[str]:
         remarks.append("≠ the sides' tokens differ: their work is not the same")
     if document["break_even"] and document["sweep"].get("not_drawn"):
         remarks.append(
-            f"not asked again under draws of the hardware's constants: {document['sweep']['not_drawn']}"
+            "not asked: between which values the break-evens lie over the ranges of the hardware's constants, because "
+            + document["sweep"]["not_drawn"]
         )
     if document["sweep"]["exact"] is False and _compares(document):
         remarks.append(

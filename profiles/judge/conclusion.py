@@ -17,6 +17,8 @@ from .verdict import Judgement
 _SHOWN: Final = 3  # counts
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECIDED: Final = ("no change", "better", "worse")
+_EQUAL_METRICS: Final = "every metric equal to the last digit"
+_EQUAL_COUNTS: Final = "copies and syncs per step equal"
 _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 
 
@@ -25,6 +27,9 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     said = _added(found)
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
     parts = [said, verdict, *(part(found) for part in (_metrics, _worth, _tokens, _engagement, _counts))]
+    if Reason.NOT_ENGAGED in found.reasons:
+        parts = [f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), _counts(found)]
+        parts = [part for part in parts if part not in (_EQUAL_METRICS, _EQUAL_COUNTS)]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_verdict(found), _tokens(found)]
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
@@ -100,7 +105,7 @@ def _spread(found: Comparison) -> str:
 def _metrics(found: Comparison) -> str:
     """Metrics with the verdict of the comparison come first, those without a verdict last."""
     if found.metrics and all(judged.values_a == judged.values_b for judged in found.metrics.values()):
-        return "every metric equal to the last digit"
+        return _EQUAL_METRICS
     shown: defaultdict[bool, list[str]] = defaultdict(list)
     judged = [(name, found.metrics[name].judgement) for name in found.headline if name in found.metrics]
     for name, one in sorted(judged, key=lambda entry: entry[1].verdict != found.verdict):
@@ -188,7 +193,7 @@ def _counts(found: Comparison) -> str:
     if not changed:
         alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
         which = " of the kinds of steps that both have" if alone else ""
-        return f"copies and syncs per step equal{which}{_uncounted(found)}"
+        return f"{_EQUAL_COUNTS}{which}{_uncounted(found)}"
     shown = [f"{one.kind} {one.stream} {one.counter} {a:.4g} -> {b:.4g}" for one, a, b in changed]
     return f"per step {listed(shown, _SHOWN)}{_uncounted(found)}"
 

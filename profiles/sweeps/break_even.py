@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any, Final, NamedTuple
 
-from ..judge.draws import HARDWARE, Profiles, drawn_profile, draws, followed, uncertain
+from ..judge.draws import DRAWS, HARDWARE, Profiles, drawn_profile, draws, followed, uncertain
 from ..judge.local import run_each
 from ..platform.hardware import HardwareProfile
 from ..platform.pool import MapFunction, pool
@@ -74,7 +74,7 @@ def _signed(found: Sequence[Cell], row: tuple[str, ...]) -> list[Cell]:
 def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossing], count: int) -> str:
     keys = {axis.key for axis in plan.axes} | {key for side in plan.sides for key in side.varied}
     reasons = (
-        ("not asked for", not count),
+        (f"--draws 0 leaves it out; --draws {DRAWS} asks it", not count),
         ("times were measured", not all(result.labels.exact for cell in found for result in cell.results)),
         (f"the sweep sets {HARDWARE}", HARDWARE in keys),
         (

@@ -78,7 +78,11 @@ def test_a_command_ends_with_the_code_of_the_signal(
     ("options", "text", "says"),
     [
         (("--draws", "2"), "2 of 4 runs under draws", "interrupted after 2 of 4 runs under draws"),
-        (("--draws", "0", "--worth"), "counterfactual runs", "not asked for"),
+        (
+            ("--draws", "0", "--worth"),
+            "counterfactual runs",
+            "--quick or --draws 0 leaves it out; --draws 16 asks it",
+        ),
     ],
     ids=["draws", "worth"],
 )
@@ -98,7 +102,7 @@ def test_what_follows_the_verdict_of_compare_may_be_interrupted(
     document = json.loads((tmp_path / "compare.json").read_text())
     assert document["run"]["cancelled"]
     assert document["comparison"]["draws"] == {"count": 0, "abstained": says}
-    assert f"hardware's constants: {says}" in " ".join(done.out.split())
+    assert f"hardware's constants, because {says}" in " ".join(done.out.split())
     assert document["comparison"]["verdict"] in done.out
     assert set(active_children()) <= before
 
