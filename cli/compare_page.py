@@ -21,11 +21,12 @@ _COMPARED = ("engine.", "relay.", "labels.engine")
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _BASES = {
-    "seeds": "exact, no statistics: medians over workload seeds, Δ of the changes seed by seed; "
-    "a verdict takes the same sign on all of them",
+    "seeds": "exact, no statistics: A and B are medians over workload seeds, Δ is the median of the changes seed by "
+    "seed; better or worse needs the same sign in each seed",
     "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
     "stored": "measured, not in pairs: drift between the runs counts as effect",
 }
+_CONTRARY = "; of {} most changes go in another direction than from the median A to the median B"
 _SHOWED = "where the host's waiting showed"
 _FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
 CASE_COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
@@ -162,14 +163,16 @@ def metrics(found: Document, *, headline: bool) -> Table:
     interval = "of the median" if found["design"] == "seeds" else "95 % CI"
     headings = ["metric\nunit", ">A", ">B", f">Δ %, range\n{interval}"]
     headings += [">Δ %, range\nover draws", "verdict"] if drawn else ["verdict"]
-    title, basis = "headline" if headline else _OTHERS, _BASES[found["design"]]
-    table = framed(title, *headings, caption=basis, no_wrap=True)
+    shown = {name: one for name, one in found["metrics"].items() if (name in found["headline"]) == headline}
+    contrary = sorted(
+        name for name, one in shown.items() if (one["b"] - one["a"]) * (one["delta_pct"] or 0) < 0
+    )
+    basis = _BASES[found["design"]] + (_CONTRARY.format(", ".join(contrary)) if contrary else "")
+    table = framed("headline" if headline else _OTHERS, *headings, caption=basis, no_wrap=True)
     table.padding = (0, 1, 0, 0)
     every_reason = [metric["reasons"] for metric in found["metrics"].values()]
     stated = [reason for reason in found["reasons"] if all(reason in reasons for reasons in every_reason)]
-    for name, metric in sorted(found["metrics"].items()):
-        if (name in found["headline"]) != headline:
-            continue
+    for name, metric in sorted(shown.items()):
         over_draws = [_over_draws(metric["firmness"])] if drawn else []
         table.add_row(f"{name}\n{metric['unit']}", *_figures(metric), *over_draws, _verdict(metric, stated))
     return table

@@ -215,6 +215,15 @@ def test_a_measured_page_shows_intervals_and_missing_ones(document):
     assert [line.count("–") for line in lines[start : start + 2]] == [1, 1]
 
 
+def test_a_change_against_the_direction_of_the_medians_is_explained(document):
+    metric = document["comparison"]["metrics"]["ttft_ms"]
+    explained = "of ttft_ms most changes go in another direction than from the median A to the median B"
+    assert explained not in " ".join(page(document).split())
+    metric |= {"a": 46.7, "b": 46.8, "delta_pct": -0.23}
+    assert explained in " ".join(page(document).split())
+    assert explained in markdown(compare_page.page(document, 160))
+
+
 def test_charts_have_the_effects_and_where_the_gpu_waited(document):
     found = document["comparison"]
     effects, waits = compare_page.charts(found)
