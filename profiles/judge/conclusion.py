@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..record.conclusion import attributed, listed
@@ -19,6 +19,7 @@ _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECIDED: Final = ("no change", "better", "worse")
 _EQUAL_METRICS: Final = "every metric equal to the last digit"
 _EQUAL_COUNTS: Final = "copies and syncs per step equal"
+RUNS: Final = {"seeds": "seeds", "blocks": "pairs", "stored": "runs of each side"}  # by design
 _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 
 
@@ -85,21 +86,25 @@ def _verdict(found: Comparison) -> str:
     named: defaultdict[str, list[str]] = defaultdict(list)
     for name in found.headline:
         if name in found.metrics:
-            named[found.metrics[name].judgement.verdict].append(_TITLES.get(name, name))
+            named[found.metrics[name].judgement.verdict].append(name)
     undecided = ", ".join(found.reasons)
     if len(named) < 2:
         return f"{found.verdict}: {undecided}"
-    names = {verdict: " and ".join(titles) for verdict, titles in named.items()}
+    names = {verdict: titles(those) for verdict, those in named.items()}
     said = [f"{verdict} in {names[verdict]}" for verdict in _DECIDED if verdict in names]
     return f"{', '.join(said)}; inconclusive in {names['inconclusive']}: {undecided}{_spread(found)}"
+
+
+def titles(names: Iterable[str]) -> str:
+    return " and ".join(_TITLES.get(name, name) for name in names)
 
 
 def _spread(found: Comparison) -> str:
     """The least obvious of the reasons, in the terms of this comparison."""
     if found.reasons != (Reason.LOW_N,):
         return ""
-    of = "seeds" if found.trials.design == "seeds" else "pairs" if found.trials.design == "blocks" else "runs"
-    return f", the {of} differ by more than the smallest effect of interest, {found.rules.min_effect:g} %"
+    runs, least = RUNS[found.trials.design], found.rules.min_effect
+    return f", the {runs} differ by more than the smallest effect of interest, {least:g} %"
 
 
 def _metrics(found: Comparison) -> str:

@@ -11,10 +11,11 @@ from ...scenarios.schema import Case
 from ..record.environment import environment, tool
 from ..record.result import Abstained, Result
 from .compare import Comparison, MetricComparison
-from .conclusion import conclusion
+from .conclusion import RUNS, conclusion, titles
 from .draws import Firmness
 from .effects import CounterEffect, LineEffect
 from .engagement import StepEngagement
+from .reasons import Reason
 
 # History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive;
 # 1.2 has the conclusion where every document has it, what B adds to every step, and whether seeds are one run.
@@ -69,15 +70,24 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
 
 
 def hint(found: Comparison) -> str | None:
-    """The number of further pairs that would allow a verdict, where noise prevented one."""
-    open_metrics = [found.metrics[name].judgement for name in found.headline if name in found.metrics]
-    wanting = [judged for judged in open_metrics if judged.needed is not None]
-    if not wanting:
-        return None
-    worst = max(wanting, key=lambda judged: (judged.needed or 0) - judged.n)
-    more = (worst.needed or 0) - worst.n
-    minutes = more * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results) / 60
-    return f"{more} more pairs, about {max(round(minutes), 1)} minutes, would resolve {worst.resolve:g} %"
+    """The number of runs that would allow a verdict, where too few of them or their spread prevented one."""
+    open_metrics = {name: found.metrics[name].judgement for name in found.headline if name in found.metrics}
+    wanting = {name: one for name, one in open_metrics.items() if one.reasons == (Reason.LOW_N,)}
+    known = {name: one for name, one in wanting.items() if one.needed is not None}
+    said, runs = [], RUNS[found.trials.design]
+    if known:
+        worst = max(known.values(), key=lambda judged: (judged.needed or 0) - judged.n)
+        more = (worst.needed or 0) - worst.n
+        minutes = more * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results) / 60
+        said.append(
+            f"a verdict on {titles(known)} needs at least {worst.needed} {runs}, if they spread as these {worst.n}"
+            if worst.resolve is None
+            else f"{more} more {runs}, about {max(round(minutes), 1)} minutes, would resolve {worst.resolve:g} %"
+        )
+    never = [name for name in wanting if name not in known]
+    if never and found.trials.design == "seeds":
+        said.append(f"more seeds would not decide {titles(never)}, which they change in both directions")
+    return "; ".join(said) or None
 
 
 def _side(label: str, results: Sequence[Result]) -> Document:

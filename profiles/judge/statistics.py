@@ -196,6 +196,13 @@ def pairs_needed(interval: Interval, *, n: int, resolve: float, band: float) -> 
     return max(needed + needed % 2, 2)  # whole ABBA blocks
 
 
+def values_needed(interval: Interval, *, median: float, n: int, band: float) -> int | None:
+    """Values with which the interval of ``order_interval`` lies within ``band``, if it narrows with the root of their
+    number. None where the median itself is not within ``band``."""
+    reach, room = max(interval.high - median, median - interval.low), band - abs(median)
+    return math.ceil(n * (reach / room) ** 2) if room > 0 else None
+
+
 def levelled(blocks: Sequence[float]) -> Floats:
     """Percent by which each block departs from its side's median."""
     values = np.asarray(blocks, dtype=float)

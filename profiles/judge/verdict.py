@@ -28,7 +28,8 @@ RESOLVE: Final = 1.0  # percent that the power hint is about, at least twice the
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """One metric. Effects, intervals, floor and slot-order effect are in percent of A. ``n`` counts pairs or seeds,
-    or the smaller side where nothing is paired; ``needed`` pairs would resolve ``resolve`` percent."""
+    or the smaller side where nothing is paired. ``needed`` is the number of them that a verdict needs, if they spread
+    as these do; it would resolve ``resolve`` percent where times were measured."""
 
     a: float
     b: float
@@ -82,10 +83,13 @@ def judge_seeds(
     if list(a) == list(b):
         return found
     if len(a) < MIN_SEEDS and not one_run:
-        return found.void(Reason.LOW_N)
+        return replace(found.void(Reason.LOW_N), needed=MIN_SEEDS)
     if abs(delta) >= min_effect and (min(differences) > 0 or max(differences) < 0):
         return replace(found, verdict=_sided(delta, direction))
-    return found if interval.within(min_effect) else found.void(Reason.LOW_N)
+    if interval.within(min_effect):
+        return found
+    needed = statistics.values_needed(interval, median=delta, n=len(a), band=min_effect)
+    return replace(found.void(Reason.LOW_N), needed=needed)
 
 
 def judge_blocks(
@@ -151,7 +155,7 @@ def corrected(judged: Mapping[str, Judgement], gated: Sequence[str]) -> dict[str
 def _settled(found: Judgement, direction: Direction, reasons: Sequence[Reason]) -> Judgement:
     band = max(found.min_effect, found.floor or 0.0)
     if reasons:
-        return found.void(*reasons)
+        return replace(found.void(*reasons), needed=MIN_PAIRS if Reason.LOW_N in reasons else None)
     if found.interval.beyond(band) and (found.p_value or 0.0) <= ALPHA:
         return replace(found, verdict=_sided(found.delta, direction))
     return found if found.interval.within(found.min_effect) else _undecided(found)

@@ -194,6 +194,27 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
     assert hint.endswith(" minutes, would resolve 1 %")
 
 
+@pytest.mark.parametrize(
+    ("throughputs", "hint"),
+    [
+        ([103.0] * 3, "a verdict on output throughput needs at least 5 seeds, if they spread as these 3"),
+        (
+            [100.0, 99.2, 99.8, 100.3, 100.9],
+            "a verdict on output throughput needs at least 17 seeds, if they spread",
+        ),
+        (
+            [102.0, 103.0, 99.0, 102.0, 104.0],
+            "more seeds would not decide output throughput, which they change in",
+        ),
+        (FASTER, None),
+    ],
+)
+def test_too_few_seeds_name_the_number_that_a_verdict_needs(trials, throughputs, hint):
+    found = document(judge(trials(throughputs)), a="a", b="b", run={"command": "schedbench compare x y"})
+    assert (found["comparison"]["hint"] or "").startswith(hint or "")
+    assert (found["comparison"]["hint"] is None) == (hint is None)
+
+
 def test_the_conclusion_of_a_faster_side(trials):
     text = conclusion(judge(trials()), a="barrier=top", b="barrier=off")
     assert text == (

@@ -11,6 +11,8 @@ import pytest
 from schedbench.profiles.judge.compare import overall
 from schedbench.profiles.judge.verdict import (
     DEFAULT_PAIRS,
+    MIN_PAIRS,
+    MIN_SEEDS,
     Reason,
     corrected,
     judge_blocks,
@@ -93,7 +95,7 @@ def test_a_doubtful_run_gets_no_verdict_and_a_reason(rng, trouble, reason):
 
 def test_few_pairs_are_a_screen(rng):
     found = judge_blocks(blocks(rng, pairs=5, cv=0.001, effect=0.1), "higher")
-    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
+    assert (found.verdict, found.reasons, found.needed) == ("inconclusive", (Reason.LOW_N,), MIN_PAIRS)
     assert found.delta == pytest.approx(10, abs=1)
 
 
@@ -138,11 +140,20 @@ def test_seeds_of_both_signs_give_no_verdict():
     found = judge_seeds([100.0] * 5, [102.0, 103.0, 99.0, 102.0, 104.0], "higher")
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
     assert (found.interval.low, found.interval.high) == (-1.0, 4.0)
+    assert found.needed is None
 
 
 def test_four_seeds_are_too_few_even_when_they_agree():
     found = judge_seeds([100.0] * 4, [110.0] * 4, "higher")
     assert (found.verdict, found.reasons, found.delta) == ("inconclusive", (Reason.LOW_N,), 10.0)
+    assert found.needed == MIN_SEEDS
+
+
+def test_a_spread_around_no_change_names_the_seeds_that_would_suffice():
+    values = [100.0, 99.2, 99.8, 100.3, 100.9]
+    found = judge_seeds([100.0] * 5, values, "higher")
+    assert (found.reasons, found.needed) == ((Reason.LOW_N,), 17)  # 5 x (0.9 / 0.5) ** 2
+    assert judge_seeds([100.0] * 20, values * 4, "higher").verdict == "no change"
 
 
 def test_an_effect_below_the_minimum_is_no_change():
