@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, INTERRUPTED, UsageError, ends_interrupted
+from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError, ends_interrupted
+from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
@@ -99,6 +100,7 @@ class Compared(NamedTuple):
     broken: bool
     undecided: bool
     cancelled: bool  # by the user, once the verdict was known
+    failed: str  # why there are no runs under draws, where one of them ended in an error
 
 
 Quick = Annotated[bool, typer.Option("--quick", help="Without the draws: --draws 0.")]
@@ -137,7 +139,8 @@ def compare(
     scenario: compare A B.
 
     Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or sides that
-    are not alike; 3 this machine cannot; 4 a side crashed; 130 interrupted, 143 terminated: runs are in --output-dir.
+    are not alike; 3 this machine cannot; 4 a side crashed, if only under draws; 130 interrupted, 143 terminated: runs
+    are in --output-dir.
     """
     scenario, a, b = _named(names or [], a, b, overrides or [])
     from ..profiles.captures.files import Reader
@@ -163,7 +166,8 @@ def compare(
         found = [_compared(wanted, scenario, a, b, output_dir)]
         found[0].answer.show(form, every_table=every_table, picture=found[0].picture)
     failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
-    raise typer.Exit(INTERRUPTED if found[-1].cancelled else GATE_FAILED if failed else 0)
+    code = WORKLOAD_FAILED if any(one.failed for one in found) else GATE_FAILED if failed else 0
+    raise typer.Exit(INTERRUPTED if found[-1].cancelled else code)
 
 
 def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: arguments.Format) -> list[Compared]:
@@ -196,6 +200,8 @@ def _compared(
         notice = _kept(output_dir, wanted.plan, update)
         found = compared(wanted, scenario, sides, case, notice=notice, update=update)
     found.answer.keep(output_dir, "compare.json")
+    if found.failed:
+        echo(f"schedbench: the verdict was not asked under draws: {found.failed}", err=True)
     return found
 
 
@@ -238,6 +244,7 @@ def compared(
         broken=found.broken,
         undecided=found.undecided,
         cancelled=cancelled,
+        failed=drawn.abstained if drawn.failed else "",
     )
 
 

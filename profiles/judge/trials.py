@@ -223,13 +223,14 @@ def conduct(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
 
 class DrawnRuns(NamedTuple):
     """Results of both sides under the same draws of the hardware's constants. Without them, ``abstained`` is the
-    reason. ``cancelled``: the user interrupted them."""
+    reason. ``cancelled``: the user interrupted them; ``failed``: a run ended in an error."""
 
     draws: Sequence[Draw] = ()
     a: tuple[Result, ...] = ()
     b: tuple[Result, ...] = ()
     abstained: str = ""
     cancelled: bool = False
+    failed: bool = False
 
 
 NOT_DRAWN: Final = DrawnRuns(abstained=f"--quick or --draws 0 leaves it out; --draws {DRAWS} asks it")
@@ -238,8 +239,8 @@ NOT_DRAWN: Final = DrawnRuns(abstained=f"--quick or --draws 0 leaves it out; --d
 def conduct_draws(
     a: Side, b: Side, trials: Trials, plan: TrialPlan, report: Callable[[str], None] = lambda _: None
 ) -> DrawnRuns:
-    """Run the first seed of both sides again under the draws. Where the user interrupts them, the runs under draws are
-    dropped, since the draws of a Latin hypercube mean what they say only together. Raises what the sides raise."""
+    """Run the first seed of both sides again under the draws. Where the user interrupts them or a run fails, in
+    whatever way, all runs under draws are dropped: the draws of a Latin hypercube mean what they say only together."""
     first = trials.a[0].result
     stored = a.seeds is not None or b.seeds is not None
     why = "stored results cannot be run again" if stored else _no_draws(trials, plan)
@@ -261,6 +262,11 @@ def conduct_draws(
     except KeyboardInterrupt:
         why = f"interrupted after {len(found)} of {count} runs under draws"
         return DrawnRuns(abstained=why, cancelled=True)
+    except Exception as error:
+        side = a if len(found) < len(drawn) else b
+        said = str(error).partition("\n")[0] or type(error).__name__
+        why = f"run {len(found) + 1} of {count} under draws, of {side.label}, failed: {said}"
+        return DrawnRuns(abstained=why, failed=True)
     return DrawnRuns(drawn, tuple(found[: len(drawn)]), tuple(found[len(drawn) :]))
 
 

@@ -41,8 +41,8 @@ class CrashError(RuntimeError):
     """The worker of a side ended without a response."""
 
     def __init__(self, label: str, stderr: str) -> None:
-        shown = "\n".join(stderr.rstrip().splitlines()[-_TAIL:]) or "(stderr is empty)"
-        super().__init__(f"{label} crashed; its stderr:\n{shown}")
+        shown = stderr.rstrip().splitlines()[-_TAIL:] or ["(stderr is empty)"]
+        super().__init__("\n".join([f"{label} crashed: {shown[-1]}", *shown]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class WorkerSide(Side):
                     yield replace(self, order=order).run(known.scenario.seed).result
                 except SideError as error:
                     raise SideError(
-                        f"{error}\nThis side ran with its own hardware profile, and refuses one whose constants are "
-                        "drawn from their ranges: compare it with --draws 0"
+                        "this side ran with its own hardware profile, and refuses one whose constants are drawn from "
+                        f"their ranges: compare it with --draws 0\n{error}"
                     ) from None
 
     def margin(self, seed: int, request: str, position: int) -> float | None:

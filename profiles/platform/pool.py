@@ -120,7 +120,7 @@ def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
     others = active_children()
     try:
         yield executor, at_once
-    except KeyboardInterrupt:  # without waiting for what is running
+    except BaseException:  # without waiting for what is running
         for process in active_children():
             if process not in others:
                 process.kill()
@@ -138,7 +138,7 @@ def _results(
             result = started.popleft().result()
         except BrokenProcessPool:
             raise WorkersError(
-                "a process ended abruptly, maybe for want of memory: try fewer --jobs"
+                "a worker process ended abruptly, by a signal or a crash (where memory ran out, fewer --jobs help)"
             ) from None
         started.extend(_submit(executor, function, islice(waiting, 1)))
         yield result

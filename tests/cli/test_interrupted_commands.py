@@ -4,10 +4,12 @@ failed check."""
 from __future__ import annotations
 
 import json
+import operator
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
@@ -104,6 +106,32 @@ def test_what_follows_the_verdict_of_compare_may_be_interrupted(
     assert document["comparison"]["draws"] == {"count": 0, "abstained": says}
     assert f"hardware's constants, because {says}" in " ".join(done.out.split())
     assert document["comparison"]["verdict"] in done.out
+    assert set(active_children()) <= before
+
+
+@pytest.mark.parametrize(
+    ("runs", "why"),
+    [((operator.neg, "x"), "bad operand type"), ((os._exit, 3), "a worker process ended abruptly")],
+    ids=["raised", "killed"],
+)
+def test_a_run_under_draws_that_fails_does_not_lose_the_verdict(
+    run_command: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    runs: tuple[Callable[..., object], object],
+    why: str,
+) -> None:
+    function, task = runs
+    monkeypatch.setattr(local.LocalSide, "run_each", lambda *them: them[-1](function, [task] * len(them[-2])))
+    before = set(active_children())
+    sides = ("--a", "relay=pr25945", "--b", "relay=latest", "--seeds", "5", "--draws", "2")
+    done = run_command("compare", "mixed", *SMALL, *sides, "--output-dir", tmp_path)
+    assert done.code == 4, done.err
+    found = json.loads((tmp_path / "compare.json").read_text())["comparison"]
+    assert found["verdict"] == "better" and found["draws"]["count"] == 0
+    lost = f"run 1 of 4 under draws, of relay=pr25945, failed: {why}"
+    assert lost in " ".join(done.out.split()) and lost in done.err
+    assert "Traceback" not in done.err
     assert set(active_children()) <= before
 
 

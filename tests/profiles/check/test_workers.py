@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_answers_come_in_order() -> None:
 def test_a_process_that_ends_abruptly_is_an_error_of_the_workers() -> None:
     with pytest.raises(WorkersError, match="ended abruptly"), pool(2) as each:
         list(each(os._exit, [3, 3]))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_no_process_stays_behind_an_error(error: type[BaseException]) -> None:
+    before = set(active_children())
+    with pytest.raises(error), pool(2) as each:
+        results = iter(each(time.sleep, [0, 3600, 3600]))
+        next(results)
+        raise error
+    assert set(active_children()) <= before
 
 
 def test_a_scenario_error_travels_between_processes() -> None:
