@@ -10,7 +10,7 @@ from rich.text import Text
 from ..profiles.record.conclusion import listed
 from ..profiles.record.definitions import IDLE_NAMES
 from .charts import Chart, Point
-from .page import UNLIMITED, Document, Page, framed, to_csv
+from .page import UNLIMITED, WIDE, Document, Page, framed, to_csv
 from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent, signed
@@ -39,7 +39,7 @@ _WORTH: Figures = {  # of B's throughput against A's, the part of the whole line
 _REST = (_OTHERS, _COUNTS, _SHOWED)
 
 
-def page(document: Document, width: int, *, few: bool = False) -> Page:
+def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     """In Markdown it can be pasted into a pull request. ``few``: only some source lines are shown in a table."""
     found, most = document["comparison"], FEW if few else LINES
     return Page(
@@ -47,7 +47,7 @@ def page(document: Document, width: int, *, few: bool = False) -> Page:
         [
             Text(setting(document)),
             *map(Text, notes(found, most)),
-            *every(found, width=width, most=most),
+            *every(found, most=most),
             *charts(found),
         ],
         document["conclusion"],
@@ -147,13 +147,13 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def every(found: Document, *, width: int, most: int) -> list[Table]:
+def every(found: Document, *, most: int) -> list[Table]:
     headline, others = metrics(found, headline=True), metrics(found, headline=False)
-    tables = [headline, lines(found, width=width, most=most), gpu_waits(found), others, counts(found)]
+    tables = [headline, lines(found, most=most), gpu_waits(found), others, counts(found)]
     if any(found[side]["unrecorded"] for side in ("baseline", "candidate")):  # a note has the reason
         tables = [*(table for table in (headline, others) if table.row_count), counts(found)]
     exposed = [line for line in found["lines"] if line["exposed_a"] or line["exposed_b"]]
-    tables += [stalls(exposed, width=width, most=most, worth=_worth_asked(found))] if exposed else []
+    tables += [stalls(exposed, most=most, worth=_worth_asked(found))] if exposed else []
     return [gates(found), *tables] if found["gates"] else tables
 
 
@@ -200,7 +200,7 @@ def _verdict(metric: Document, stated: Collection[str]) -> Text:
     return Text(f"{metric['verdict']}\n{own}".rstrip(), style=_MARKS.get(metric["verdict"], ""))
 
 
-def lines(found: Document, *, width: int, most: int) -> Table:
+def lines(found: Document, *, most: int) -> Table:
     """Source lines whose copies or syncs per step changed."""
     changed = [line for line in found["lines"] if line["a"] != line["b"]]
     equal = len(found["lines"]) - len(changed)
@@ -209,7 +209,7 @@ def lines(found: Document, *, width: int, most: int) -> Table:
     if _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
         figures |= _WORTH
-    return _sites("copies & syncs per step", caption, changed, figures, width=width, most=most)
+    return _sites("copies & syncs per step", caption, changed, figures, most=most)
 
 
 def _delta(line: Document) -> str:
@@ -261,7 +261,7 @@ def gpu_waits(found: Document) -> Table:
     return table
 
 
-def stalls(exposed: list[Document], *, width: int, most: int, worth: bool) -> Table:
+def stalls(exposed: list[Document], *, most: int, worth: bool) -> Table:
     """Source lines at which the host waited while the GPU had no forward to run. What a line is worth is not how long
     that was."""
     exposed.sort(key=lambda line: -max(line["exposed_a"] or 0, line["exposed_b"] or 0))
@@ -270,7 +270,7 @@ def stalls(exposed: list[Document], *, width: int, most: int, worth: bool) -> Ta
         "B": lambda line: number(line["exposed_b"]),
     }
     figures |= _WORTH if worth else {}
-    return _sites(_SHOWED, "µs per step of the kind", exposed, figures, width=width, most=most)
+    return _sites(_SHOWED, "µs per step of the kind", exposed, figures, most=most)
 
 
 def gates(found: Document) -> Table:
@@ -283,20 +283,17 @@ def gates(found: Document) -> Table:
     return table
 
 
-def _sites(
-    title: str, caption: str, rows: list[Document], figures: Figures, *, width: int, most: int
-) -> Table:
+def _sites(title: str, caption: str, rows: list[Document], figures: Figures, *, most: int) -> Table:
     """At most so many of the rows. ``figures``: the text of each column behind the source line, by its heading."""
-    room = width if width == UNLIMITED else min(max(width - 64, 24), 80)  # which the other columns leave
     hidden = len(rows) - most
     table = framed(title, caption=f"and {hidden} more; {caption}" if hidden > 0 else caption)
-    table.add_column("source line", no_wrap=True, min_width=min(36, room))
+    table.add_column("source line", overflow="fold")
     table.add_column("what", no_wrap=True)
     for heading in figures:
         table.add_column(heading, justify="right", no_wrap=True)
     for line in rows[:most]:
         what = Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim"))
-        table.add_row(source_line(line, room), what, *(figure(line) for figure in figures.values()))
+        table.add_row(source_line(line, UNLIMITED), what, *(figure(line) for figure in figures.values()))
     return table
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LINE_S = 10.0  # between two lines of progress where stderr is not a terminal
 PATIENCE_S = 1.0  # shorter runs show no progress
 REFRESH_S = 0.1  # of a bar
-PIPED_WIDTH = 120  # of files and pipes, unless COLUMNS is set
+PIPED_WIDTH = 160  # of files and pipes, which no terminal limits, unless COLUMNS is set
 
 
 class PrintableConsole(Console):

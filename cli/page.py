@@ -20,14 +20,14 @@ from ..profiles.picture.model import Picture, Scene
 from ..sched.observe import StepKind
 from .arguments import Format
 from .charts import Chart, svg
-from .console import results
+from .console import PIPED_WIDTH, results
 from .errors import UsageError
 from .strip import strips
 from .text import MISSING, echo, printable, printable_json
 
 Document = dict[str, Any]
 
-WIDE: Final = 160  # columns of a page in a file, which no terminal limits
+WIDE: Final = PIPED_WIDTH
 NARROW: Final = 100  # of a picture in Markdown
 UNLIMITED: Final = 100_000  # of a page that wraps and scrolls by itself: nothing is cut
 

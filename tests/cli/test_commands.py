@@ -202,7 +202,7 @@ def test_doctor_wraps_its_lines_but_for_the_command_of_pip(cli, monkeypatch):
         run_checks.DoctorCheck("import", False, detail),
     ]
     monkeypatch.setattr(run_checks, "run_checks", lambda: checks)
-    for columns, env in ((120, {}), (60, {"COLUMNS": "60"})):
+    for columns, env in ((160, {}), (60, {"COLUMNS": "60"})):
         first, *wrapped, last = cli.invoke(app, ["doctor"], env=env).output.splitlines()
         assert (first, last) == ("ok  source  toy", command)
         assert len(wrapped) > 1 and max(map(len, wrapped)) <= columns

@@ -158,6 +158,18 @@ def test_no_line_of_a_page_is_too_wide(document, width):
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_source_lines_are_folded_and_never_cut(document, width):
+    site = {"file": "python/srt/managers/" + "batch_result_processor/" * 3 + "x.py", "line": 1127}
+    site |= {"function": "f", "statement": "ids = " + "some(tokens) if here else " * 12}
+    line = next(line for line in document["comparison"]["lines"] if line["a"] != line["b"])
+    document["comparison"]["lines"] = [line | {"site": site}]
+    text = page(document, width=width)
+    heading, _, *shown = text[text.index("source line") :].splitlines()
+    column = "".join(row[: heading.index("what")] for row in shown)
+    assert f"{site['file']}:1127{site['statement']}".replace(" ", "") in column.replace(" ", "")
+
+
 def test_a_page_has_all_its_parts(document):
     text = page(document)
     for part in (
