@@ -162,8 +162,7 @@ def _evidence(name: str, evidence: list[Document], most: int | None) -> Iterator
     for first, *others in groups[:most]:
         yield Text.assemble((f"{name}: ", "bold"), first["says"])
         for site in first["sites"]:
-            where = f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}"
-            yield Text(where, style="dim", no_wrap=True, overflow="ellipsis")
+            yield Text(f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}", style="dim")
         yield from _others(others, most)
         yield Text()
     if hidden := sum(map(len, groups[most:])) if most is not None else 0:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -169,7 +170,13 @@ def print_page(page: Page, console: Console) -> None:
         if isinstance(block, Table) and number:
             console.print()
         for part in _printed(block, console.width):
-            console.print(part, markup=False)
+            console.print(_indented_whole(part) if isinstance(part, Text) else part, markup=False)
+
+
+def _indented_whole(line: Text) -> Text | Padding:
+    """The line with its indent also in front of what is folded."""
+    indent = len(line.plain) - len(line.plain.lstrip(" "))
+    return Padding.indent(line[indent:], indent) if indent else line
 
 
 def _printed(block: Block, width: int) -> Iterable[Text | Table]:

@@ -18,6 +18,7 @@ from schedbench.profiles.check.conclusion import conclusion
 from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
 from schedbench.profiles.check.report import plain
 from schedbench.profiles.record.result import HazardAccess, HazardFinding, Hazards, SitePart
+from tests.cli.pages import printed
 from tests.conftest import RunCommand
 from tests.profiles.cuda import vgpu_as_cuda
 
@@ -381,6 +382,20 @@ def test_hazards_between_the_same_streams_are_shown_as_one() -> None:
         "",
         "",
     ]
+
+
+def test_folded_evidence_keeps_its_indent_and_all_of_its_text() -> None:
+    found = [hazard("table", "schedule", "forward", 3)]
+    content = of_hazards(
+        *found, hazard("result of a copy that a long sentence is about", "schedule", "forward", 8)
+    )
+    item = content["reports"][0]["checks"][0]["evidence"][0]
+    item["sites"][0] |= {"file": "a" * 90 + ".py", "statement": "statement of many words " * 5}
+    rows = printed(check_page.page(content), 60).splitlines()
+    begin = rows.index("hazards: table: missing 3")
+    end = rows.index("", begin)
+    assert "aaa.py:1statementofmanywords" in "".join("".join(rows[begin:end]).split())
+    assert {len(row) - len(row.lstrip()) for row in rows[begin + 1 : end]} == {4, 8}
 
 
 def test_the_conclusion_of_relays_that_pass_names_them() -> None:
