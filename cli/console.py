@@ -49,12 +49,19 @@ def progress() -> Console:
 
 
 class WorkLog:
-    """Reports the progress of a long command, with the time left. ``N of M`` in a text: N of M parts have ended."""
+    """Reports the progress of a long command, with the time left. ``N of M`` in a text: N of M parts have ended.
+    ``apart``: the seconds so far that the parts to come do not take, such as an engine's import."""
 
     def __init__(
-        self, write: Callable[[str], None], *, every: float = 0.0, now: Callable[[], float] = time.monotonic
+        self,
+        write: Callable[[str], None],
+        *,
+        every: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+        apart: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._write = write
+        self._apart = apart
         self._every = every  # seconds between two texts that are written
         self._now = now
         self._written = self._since = now()
@@ -62,7 +69,7 @@ class WorkLog:
 
     def __call__(self, text: str) -> None:
         now = self._now()
-        left = self._left(text, now)
+        left = self._left(text, now - self._apart())
         if now - self._written >= self._every:
             self._written = now
             self._write(f"{text}{left}")
@@ -79,18 +86,21 @@ class WorkLog:
 
 
 @contextmanager
-def status(text: str = "", *, lines: bool = False) -> Iterator[Callable[[str], None]]:
+def status(text: str = "", *, lines: bool = False, imports: bool = False) -> Iterator[Callable[[str], None]]:
     """A status line on stderr, and the function that changes it. Where stderr is not a terminal, a change is printed as
-    a line: every one if ``lines`` is set, else at most one in LINE_S."""
+    a line: every one if ``lines`` is set, else at most one in LINE_S. ``imports``: the parts to come import engines
+    that have not been imported before."""
     console = progress()
+    apart = (lambda: 0.0) if imports else partial(sum, _worked)
     if not console.is_terminal:
-        yield WorkLog(partial(echo, err=True), every=0.0 if lines else LINE_S)
+        yield WorkLog(partial(echo, err=True), every=0.0 if lines else LINE_S, apart=apart)
         return
     with _status_line(console, text) as line:
-        yield WorkLog(lambda changed: line.update(Text(changed)))
+        yield WorkLog(lambda changed: line.update(Text(changed)), apart=apart)
 
 
 _lines: list[Status] = []  # on the terminal, which has room for one
+_worked: list[float] = []  # seconds of each block of ``working``
 
 
 @contextmanager
@@ -105,11 +115,18 @@ def _status_line(console: Console, text: str) -> Iterator[Status]:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Shows the work of the block on a terminal, in place of the status line if there is one."""
-    console = progress()
-    if not console.is_terminal:
-        yield
-        return
+    """Shows the work of the block on a terminal, in place of the status line if there is one. Such work is not done
+    again in each part of a command."""
+    console, began = progress(), time.monotonic()
+    try:
+        with _in_status(console, text) if console.is_terminal else nullcontext():
+            yield
+    finally:
+        _worked.append(time.monotonic() - began)
+
+
+@contextmanager
+def _in_status(console: Console, text: str) -> Iterator[None]:
     with nullcontext(_lines[0]) if _lines else _status_line(console, "") as line:
         before = line.status
         line.update(Text(text))

@@ -101,13 +101,14 @@ def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) ->
 
 def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCrossings, bool]:
     """The cells, their break-evens under draws of the hardware's constants, and whether the user interrupted them."""
+    from ..profiles.judge.sides import ENGINE
     from ..profiles.sweeps.break_even import DrawnCrossings, ask_again
     from ..profiles.sweeps.sweep import SweepError, cells
     from .console import status
 
     found: list[Cell] = []
     try:
-        with status("starting") as update:
+        with status("starting", imports=any(axis.key == ENGINE for axis in plan.axes)) as update:
             found.extend(cells(plan, runs, update))
             if not any(cell.values for cell in found):
                 raise SweepError(f"no cell could run: {found[0].refusal}")

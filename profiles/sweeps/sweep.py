@@ -174,8 +174,8 @@ def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _:
     asked = [(place, questions_at(plan, place)) for place in plan.places]
     _require_usable(plan, [place for place, found in asked if isinstance(found, str)], ask)
     answers = runs.answers([one for _, found in asked if not isinstance(found, str) for one in found])
-    for number, (place, questions) in enumerate(asked, start=1):
-        report(f"cell {number} of {len(asked)}: {', '.join(place)}")
+    for number, (place, questions) in enumerate(asked):
+        report(f"{number} of {len(asked)} cells; next: {', '.join(place)}")
         if isinstance(questions, str):
             yield Cell(place, refusal=questions)
         else:

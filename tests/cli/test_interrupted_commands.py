@@ -51,7 +51,7 @@ def send_at(monkeypatch: pytest.MonkeyPatch, text: str, number: signal.Signals) 
         (("check", "mixed"), "watched run"),
         (("check", "mixed", "--seeds", "0"), "2 of 4 adversaries: "),
         (("compare", "mixed", "--a", "relay=pr25945", "--b", "relay=latest"), "3 of 10 runs"),
-        (("sweep", "mixed", *TWO), "cell 2 of 2"),
+        (("sweep", "mixed", *TWO), "1 of 2 cells"),
     ],
     ids=["check", "check-adversaries", "compare", "sweep"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -60,6 +61,21 @@ def test_work_has_the_time_left_and_few_lines(wall):
         log(f"{done} of 8 runs")
     left = {2: ", about 30 s left", 4: ", about 20 s left", 6: ", about 10 s left", 8: ""}
     assert lines == [f"{done} of 8 runs{text}" for done, text in left.items()]
+
+
+@pytest.mark.parametrize(("imports", "left"), [(False, 60), (True, 110)])
+def test_the_time_left_has_no_import_that_is_not_made_again(monkeypatch, capsys, wall, imports, left):
+    monkeypatch.setattr(console, "LINE_S", 0.0)
+    monkeypatch.setattr(console.time, "monotonic", wall)
+    monkeypatch.setattr(console, "WorkLog", partial(WorkLog, now=wall))
+    with console.status(imports=imports) as update:
+        update("1 of 10 runs")
+        with console.working("importing the other side's engine"):
+            wall.time += 25
+        for done in (2, 3, 4):
+            wall.time += 10
+            update(f"{done} of 10 runs")
+    assert capsys.readouterr().err.splitlines()[-1] == f"4 of 10 runs, about {left} s left"
 
 
 def test_a_short_run_shows_no_progress(wall):
