@@ -89,8 +89,7 @@ def opened_source(name: EngineName, place: PackagePlace, *, wheels: Path) -> Ite
     if in_place is not None and place.is_in_its_place(in_place.path):
         yield in_place
         return
-    with tempfile.TemporaryDirectory(prefix="schedbench-engine-") as folder:
-        tree = Path(folder).resolve()
+    with _temporary() as tree:
         if in_place is not None:
             source = in_place
         elif name.version is None:
@@ -98,6 +97,19 @@ def opened_source(name: EngineName, place: PackagePlace, *, wheels: Path) -> Ite
         else:
             source = _unpacked(name, place, tree, wheels)
         yield replace(_in_its_place(source, place, tree), temporary=tree)
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    """A folder. A process of its own removes it, because thousands of files take seconds on a busy disk, and Ctrl-C is
+    to end the program at once."""
+    folder = Path(tempfile.mkdtemp(prefix="schedbench-engine-")).resolve()
+    try:
+        yield folder
+    finally:
+        remove = ["sh", "-c", 'rm -rf "$0" &', str(folder)]
+        none = subprocess.DEVNULL
+        subprocess.run(remove, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)
 
 
 def _in_its_place(source: EngineSource, place: PackagePlace, tree: Path) -> EngineSource:

@@ -270,6 +270,23 @@ def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+def test_an_interrupted_import_ends_with_its_processes(toy: WriteEngine) -> None:
+    engine = toy(f"import subprocess\nsubprocess.run(['sleep', '98765'])\n{QUIET}")
+    program = subprocess.Popen(
+        [sys.executable, "-m", "schedbench", "doctor", "--engine", engine], stderr=subprocess.PIPE, text=True
+    )
+    while not sleepers(98765):
+        assert program.poll() is None
+        time.sleep(0.05)
+    program.send_signal(signal.SIGINT)
+    _, said = program.communicate()
+    assert (program.returncode, said) == (130, "schedbench: interrupted before everything was tried\n")
+    deadline = time.monotonic() + 2
+    while sleepers(98765):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def adapter_with(folder: Path, text: str, other: str) -> Path:
     """Returns the toy's adapter with one piece of text replaced."""
     file = folder / "changed.py"

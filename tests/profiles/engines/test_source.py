@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tarfile
+import time
 import zipfile
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -25,6 +28,13 @@ def opened(text: str, wheels: Path = Path()) -> EngineSource:
     with opened_source(parse_engine(text), PLACE, wheels=wheels) as source:
         assert (source.path / "toy" / "loop.py").is_file()
     return source
+
+
+def wait_for_removal(folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def refusal(text: str, wheels: Path = Path()) -> str:
@@ -100,7 +110,7 @@ def test_a_commit_is_taken_from_git_and_not_from_the_working_tree(tmp_path: Path
     assert (source.commit, source.ref, source.dirty) == (commit, "v1", False)
     assert source.sha256 == clean.sha256
     assert source.watched.name == "python"
-    assert not source.path.exists()
+    wait_for_removal(source.path)
 
 
 def test_only_the_folder_of_the_package_is_written(tmp_path: Path) -> None:
@@ -139,6 +149,20 @@ def test_a_release_is_unpacked_in_the_layout_of_a_checkout(tmp_path: Path) -> No
     source = opened("toy==2.0", tmp_path)
     assert (source.version, source.commit) == ("2.0", None)
     assert source.watched.name == "python"
+
+
+def test_no_one_waits_for_the_removal_of_what_was_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, allowed = tmp_path / "rm", tmp_path / "allowed"
+    remove.write_text(f'#!/bin/sh\nuntil [ -e {allowed} ]; do sleep 0.01; done\nexec {which("rm")} "$@"\n')
+    remove.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    wheel(tmp_path, "2.0")
+    unpacked = opened("toy==2.0", tmp_path).temporary
+    assert unpacked is not None and unpacked.exists()
+    allowed.touch()
+    wait_for_removal(unpacked)
 
 
 @pytest.mark.parametrize("folder", ["", "python/"], ids=["of the package's folder", "of the checkout"])
