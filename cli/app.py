@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from contextlib import AbstractContextManager
+from itertools import pairwise, takewhile
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -25,6 +26,7 @@ from .compare import compare
 from .errors import (
     DEFECT,
     INTERRUPTED,
+    UsageError,
     closed_pipe_noticed,
     exit_code,
     interruptible,
@@ -59,6 +61,17 @@ class _Commands(typer.core.TyperGroup):
                 said += meant(found[1], re.findall(r"'([^']*)'", found[2]))
             error.message = said
             raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises UsageError where an option follows another one that needs a value, which it would be taken for."""
+        name, command, rest = super().resolve_command(ctx, args)
+        params = [param for param in command.params if isinstance(param, typer.core.TyperOption)]
+        options = {option: param for param in params for option in param.opts}
+        for option, value in pairwise(takewhile(lambda text: text != "--", rest)):
+            if option in options and value in options and not options[option].is_flag:
+                missing = options[option].metavar or "its value"
+                raise UsageError(f"{option}: {missing} is missing: the option {value} follows")
+        return name, command, rest
 
 
 app = typer.Typer(

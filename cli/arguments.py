@@ -50,7 +50,7 @@ Faults = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
+        metavar="ENGINE",
         help="Run another project's scheduler: sglang:FOLDER, sglang:FOLDER@REF, sglang==VERSION.",
     ),
 ]
