@@ -55,6 +55,9 @@ SIGNALLED: Final = (
     128  # and the signal's number: the supervisor's exit code where a signal has ended the zygote
 )
 _LINES: Final = 40  # of an engine's traceback that are shown
+_OURS: Final = str(Path(__file__).parents[2])
+_DEVICE: Final = tuple(os.path.join(_OURS, "profiles", part, "") for part in ("vgpu", "programs"))
+_OF_TORCH: Final = (AttributeError, IndexError, MemoryError, RuntimeError, TypeError, ValueError)
 
 Answer = dict[str, Any]
 
@@ -289,11 +292,27 @@ def failure(error: BaseException, engine: str) -> Answer:
         return {"raised": packed(error)}
     name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)
     root = f"{os.path.dirname(engine)}{os.sep}"
-    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_in(frame.filename, engine)]
-    where = f" (at {inside[-1].filename.removeprefix(root)}:{inside[-1].lineno})" if inside else ""
     shown = traceback.format_exception(type(error), error, _from_engine(error.__traceback__, engine))
     lines = "".join(shown).replace(root, "").rstrip().splitlines()
-    return {"failed": f"{name}{where}", "traceback": "\n".join(lines[-_LINES:])}
+    return {"failed": _placed(name, error, engine).replace(root, ""), "traceback": "\n".join(lines[-_LINES:])}
+
+
+def _placed(name: str, error: BaseException, engine: str) -> str:
+    """The error with the engine's line. An error of schedbench's code that the engine has called says so, unless it is
+    an answer of the virtual GPU: what that raises, or what torch raises for an operation of the engine."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [index for index, frame in enumerate(frames) if _is_in(frame.filename, engine)]
+    if not inside:
+        return name
+    at = f"{frames[inside[-1]].filename}:{frames[inside[-1]].lineno}"
+    ours = [frame for frame in frames[inside[-1] :] if _is_in(frame.filename, _OURS)]
+    if not ours or (
+        ours[-1].filename.startswith(_DEVICE)
+        and (str(ours[-1].line).startswith("raise ") or isinstance(error, _OF_TORCH))
+    ):
+        return f"{name} (at {at})"
+    own = f"{ours[-1].filename.removeprefix(_OURS + os.sep)}:{ours[-1].lineno}"
+    return f"an error in schedbench's own code, not the engine's: {name} (at {own}, called at {at})"
 
 
 def _in_words(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,10 +135,45 @@ def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripte
             "the run failed: ModuleNotFoundError: No module named 'gone' (at python/toy/script.py:1)\n",
         ),
         ("import os; os.close(2); os.closerange(3, 99)", "the run did not end: its process exited with "),
+        (
+            "import torch; torch.zeros(2, device=device) + torch.zeros(3, device=device)",
+            "must match the size of tensor b (3) at non-singleton dimension 0 (at python/toy/script.py:1)\n",
+        ),
+        (
+            "import torch; torch.cuda.Stream().wait_event(None)",
+            "'NoneType' object has no attribute 'wait' (at python/toy/script.py:1)\n",
+        ),
+        (
+            "import torch; torch.cuda.CUDAGraph().replay()",
+            "the run failed: RuntimeError: replay of a graph that was not captured (at python/toy/script.py:1)\n",
+        ),
     ],
 )
 def test_a_failing_run_is_described(question: Resolved, scripted: Scripted, text: str, says: str) -> None:
     assert says in failure(question, scripted(text))
+
+
+STREAMS = "schedbench.profiles.vgpu.streams"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "file"),
+    [
+        ("from schedbench.sched.batch import draft_step\ndraft_step(None)", "TypeError", "sched/batch.py"),
+        (
+            f"import {STREAMS} as ours; del ours.CURRENT\nours.Event()",
+            "NameError",
+            "profiles/vgpu/streams.py",
+        ),
+    ],
+    ids=["scheduler", "device"],
+)
+def test_an_error_of_our_own_is_not_the_engines(
+    question: Resolved, scripted: Scripted, text: str, error: str, file: str
+) -> None:
+    said = failure(question, scripted(text))
+    assert f"the run failed: an error in schedbench's own code, not the engine's: {error}: " in said
+    assert re.search(rf" \(at {file}:\d+, called at python/toy/script\.py:2\)\n", said)
 
 
 def test_an_engine_error_keeps_its_message(question: Resolved, scripted: Scripted) -> None:
