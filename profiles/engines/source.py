@@ -198,7 +198,7 @@ def _unpacked(name: EngineName, place: PackagePlace, tree: Path, wheels: Path) -
     found = [file for pattern in names for file in sorted(wheels.expanduser().glob(pattern))]
     if not found:
         raise EngineError(
-            f"{name}: no {' and no '.join(names)} in {wheels}: "
+            f"{name}: no {' and no '.join(names)} in {wheels}{_others(release, wheels)}: "
             f"pip download --no-deps {project}=={name.version} -d {wheels}, or --engine-wheels DIR"
         )
     try:
@@ -213,6 +213,21 @@ def _unpacked(name: EngineName, place: PackagePlace, tree: Path, wheels: Path) -
     if path is None:
         raise EngineError(f"{name}: {found[0].name} has no package {place.package}")
     return _source(name, place, path)
+
+
+def _others(release: str, wheels: Path) -> str:
+    """The releases that the folder has instead of that one, the nearest first."""
+    project, _, asked = release.partition("-")
+    files = re.compile(rf"{re.escape(project)}-([^-]+)(?:-.*\.whl|\.tar\.gz)")
+    names = filter(None, (files.fullmatch(file.name) for file in wheels.expanduser().glob("*")))
+    ordered = sorted({asked, *(found[1] for found in names)}, key=_numbers)
+    at = ordered.index(asked)
+    near = sorted(ordered, key=lambda version: abs(ordered.index(version) - at))[1:]
+    return f", which has {', '.join(near)}" if near else ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def _sdist(file: Path, place: PackagePlace, tree: Path) -> Path:

@@ -203,6 +203,15 @@ def test_a_commit_without_the_package_is_refused(tmp_path: Path) -> None:
     assert "the commit has no python/toy and no toy" in refusal(f"toy:{tmp_path}@main")
 
 
+def test_a_missing_release_lists_those_of_the_folder_from_the_nearest_on(tmp_path: Path) -> None:
+    for version in ("0.5.4", "0.5.9", "0.5.10.post1", "0.5.12"):
+        wheel(tmp_path, version)
+    (tmp_path / "toy-0.5.11.tar.gz").touch()
+    (tmp_path / "toys-0.5.10-py3-none-any.whl").touch()
+    said = refusal("toy==0.5.10", tmp_path)
+    assert f"in {tmp_path}, which has 0.5.9, 0.5.10.post1, 0.5.4, 0.5.11, 0.5.12: pip download" in said
+
+
 def test_a_missing_release_names_the_command_that_fetches_it(tmp_path: Path) -> None:
     assert f"pip download --no-deps toy==9 -d {tmp_path}" in refusal("toy==9", tmp_path)
     wheel(tmp_path, "9", package="other")
