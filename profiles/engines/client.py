@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -155,7 +156,12 @@ class EngineProcess:
             [self._ours, *([] if temporary is None else [temporary])],
         )
         requires = {**NEEDED, **self._adapter.requires}
-        opening = {"source": packed(self.source), "watched": str(self.source.watched), "requires": requires}
+        opening = {
+            "source": packed(self.source),
+            "watched": str(self.source.watched),
+            "requires": requires,
+            "ours": self._choice.python == sys.executable,
+        }
         with working(f"importing {self._choice.name}"):
             answer = self._ask(opening, "its import")
         if "loaded" not in answer:

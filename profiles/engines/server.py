@@ -54,6 +54,7 @@ NEEDED: Final = {
 SIGNALLED: Final = (
     128  # and the signal's number: the supervisor's exit code where a signal has ended the zygote
 )
+_VENV: Final = "engine-venv"  # in the working folder
 _LINES: Final = 40  # of an engine's traceback that are shown
 _OURS: Final = str(Path(__file__).parents[2])
 _DEVICE: Final = tuple(os.path.join(_OURS, "profiles", part, "") for part in ("vgpu", "programs"))
@@ -159,7 +160,7 @@ class Zygote:
         opening = json.loads(next(commands, "null"))
         if opening is None:
             return
-        lacks = lacking(sys.version_info[:2], opening["requires"])
+        lacks = lacking(sys.version_info[:2], opening["requires"], ours=opening["ours"])
         if lacks:
             self._answers.write(refused=lacks)
             return
@@ -269,8 +270,9 @@ class LoadedEngine:
         return run_stages(ranks, run, failed)
 
 
-def lacking(version: tuple[int, ...], requires: Mapping[str, str]) -> str:
-    """What this interpreter lacks of ``requires``, and the line that mends it; empty if nothing."""
+def lacking(version: tuple[int, ...], requires: Mapping[str, str], *, ours: bool) -> str:
+    """What this interpreter lacks of ``requires``, and the line that mends it; empty if nothing. ``ours``: it is the
+    one that runs schedbench, whose packages are not to change, so that the line makes another one."""
     if version < OLDEST:
         return (
             f"is Python {'.'.join(map(str, version))}; schedbench needs {'.'.join(map(str, OLDEST))} or newer"
@@ -278,8 +280,15 @@ def lacking(version: tuple[int, ...], requires: Mapping[str, str]) -> str:
     missing = {module: what for module, what in requires.items() if find_spec(module) is None}
     if not missing:
         return ""
-    packages = " ".join(f"'{what}'" for what in missing.values())
-    return f"lacks {', '.join(missing)}: {sys.executable} -m pip install {packages}"
+    python = f"{_VENV}/bin/python"
+    packages = " ".join(f"'{what}'" for what in (requires if ours else missing).values())
+    mended = (
+        f"; this line makes an interpreter of the engine's own, for --engine-python {python}:"
+        f" {sys.executable} -m venv {_VENV} && {python}"
+        if ours
+        else f": {sys.executable}"
+    )
+    return f"lacks {', '.join(missing)}{mended} -m pip install {packages}"
 
 
 def failure(error: BaseException, engine: str) -> Answer:

@@ -172,7 +172,8 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
     )
     said = run_command("doctor", "--engine", engine.replace(str(ADAPTER), str(needing)))
     assert said.code == 3
-    assert "-m pip install 'not-installed==1'" in said.out
+    assert "for --engine-python engine-venv/bin/python:" in " ".join(said.out.split())
+    assert said.out.endswith(" 'not-installed==1'\n")
     said = run_command("doctor", "--engine", f"{engine}@gone")
     assert (said.code, "no such commit" in said.out) == (3, True)
 
@@ -181,6 +182,7 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
     ("arguments", "code", "says"),
     [
         (("run", "mixed", "--engine", "gone:."), 3, "there is no adapter for 'gone'"),
+        (("run", "mixed", "--engine", "sglnag:."), 3, "nano-vllm, vllm, did you mean 'sglang'?"),
         (("run", "mixed", "--engine", "gone"), 3, "expected NAME:FOLDER"),
         (("run", "mixed", "--engine", "sglang:.", "--relay", "latest"), 2, "--relay is about the relay"),
         (("run", "ladder", "--engine", "sglang:."), 2, "engine.relays is about the relay"),

@@ -22,7 +22,7 @@ _HOLLOW: Final = (
 )
 _REQUIRES: Final = (
     "aiohttp dill einops fastapi IPython msgspec orjson partial_json_parser PIL prometheus_client psutil"
-    " pybase64 sentencepiece setproctitle tiktoken transformers triton uvicorn zmq"
+    " pybase64 sentencepiece setproctitle tiktoken transformers uvicorn zmq"
 )
 # What of SGLang stands in the way of each mode.
 _REFUSED: Final = {
