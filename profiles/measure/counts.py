@@ -6,8 +6,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress, repeat
-from operator import attrgetter, or_
+from itertools import repeat
+from operator import attrgetter
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -120,7 +120,6 @@ def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Ca
 
 LAG: Final = 8  # more than the waiting sink's, whose exposures are taken when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
-_COUNTED: Final = frozenset(("sync", "copy"))  # calls, besides those that waited
 
 
 class CounterKey(NamedTuple):
@@ -161,13 +160,15 @@ class CountsSink:
         of = transposed(Op, window.ops)
         for (step, stream, kind), count in Counter(zip(of.step, of.stream, of.kind, strict=True)).items():
             pending[step].counts[stream, kind] += count
-        for op in compress(window.ops, map((1).__lt__, of.kernels)):
-            pending[op.step].counts[op.stream, op.kind] += op.kernels - 1
-        for op in compress(window.ops, map(or_, map(_COPIES.__contains__, of.kind), of.host_bytes)):
-            self._take_copy(op)
+        for op, kind, host_bytes, kernels in zip(window.ops, of.kind, of.host_bytes, of.kernels, strict=True):
+            if kernels > 1:
+                pending[op.step].counts[op.stream, kind] += kernels - 1
+            if kind in _COPIES or host_bytes:
+                self._take_copy(op)
         calls = transposed(Call, window.calls)
-        for call in compress(window.calls, map(or_, map(_COUNTED.__contains__, calls.kind), calls.waited)):
-            self._take_call(call)
+        for call, kind, waited in zip(window.calls, calls.kind, calls.waited, strict=True):
+            if waited or kind == "sync" or kind == "copy":
+                self._take_call(call)
         self._newest = max((info.step for info in window.launched), default=self._newest)
         self._gate.reject_late(pending, what="a record")
         self._fold(self._gate.feed(window))

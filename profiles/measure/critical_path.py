@@ -25,7 +25,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -81,16 +80,16 @@ class CriticalPathSink:
         _, kernel, copy, _, _ = self._numbers
         ops, calls = transposed(Op, window.ops), transposed(Call, window.calls)
         ranges = transposed(Range, window.ranges)
-        kinds = [*map((copy, kernel).__getitem__, map("kernel".__eq__, ops.kind))]
+        kinds = [kernel if kind == "kernel" else copy for kind in ops.kind]
         self._ops.append(_table(ops.stream, ops.start, ops.end, ops.launched, kinds))
         labels = {
             name: self._names[NO_WORK if name == SLEEP else f"host {name}"]
             for name in dict.fromkeys(ranges.name)
         }
-        named = [*map(labels.__getitem__, ranges.name)]
+        named = [labels[name] for name in ranges.name]
         self._ranges.append(_lasting(_table(ranges.start, ranges.end, named)))
         self._calls.append(_lasting(_table(calls.start, calls.end)))
-        self._waits += compress(window.calls, calls.waited)
+        self._waits += [call for call, waited in zip(window.calls, calls.waited, strict=True) if waited]
         self._held |= {(wait.stream, wait.end) for wait in window.waits}
         self._periods += periods
         if len(self._periods) >= _CHUNK + _AHEAD:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-import numpy as np
-
 T = TypeVar("T")
-_start, _end = itemgetter(0), itemgetter(1)
+_start = itemgetter(0)
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:
@@ -53,7 +51,6 @@ class IntervalTrack(Generic[T]):
 
     def __init__(self) -> None:
         self._items: list[tuple[int, int, T]] = []  # by start
-        self._reached: list[int] = []  # the latest end of those up to each
         self._head = 0
 
     def __len__(self) -> int:
@@ -68,11 +65,15 @@ class IntervalTrack(Generic[T]):
             at = bisect_right(self._items, arrived[0][0], key=_start)
             late = self._items[at:]
             self._items[at:] = sorted(late + arrived, key=_start) if late else arrived
-        self._reached = [*accumulate(map(_end, self._items), max)]
 
     def forget(self, until: int) -> None:
         """Drops intervals that ended by ``until``, which no later query can reach."""
-        self._head = bisect_right(self._reached, until, self._head)
+        items = self._items
+        count = len(items)
+        at = self._head
+        while at < count and items[at][1] <= until:
+            at += 1
+        self._head = at
 
     def overlaps(self, start: int, end: int) -> list[tuple[int, int, T]]:
         """Parts of the intervals inside [start, end). ``start`` never decreases between calls."""
@@ -93,23 +94,27 @@ class IntervalUnion:
 
     def __init__(self) -> None:
         self.length = 0
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._pending: list[tuple[int, int]] = []
         self._from: int | None = None
 
-    def add(self, starts: Iterable[int], ends: Iterable[int]) -> None:
-        self._starts += starts
-        self._ends += ends
+    def add(self, intervals: Iterable[tuple[int, int]]) -> None:
+        self._pending.extend(intervals)
 
     def settle(self, origin: int, until: int) -> None:
         """Adds the length of the union in [origin, until). Later calls count from ``until`` on."""
-        starts, ends = np.array(self._starts, np.int64), np.array(self._ends, np.int64)
-        within = np.minimum(ends, until)
-        order = starts.argsort()
-        reached = np.maximum.accumulate(
-            np.append(origin if self._from is None else self._from, within[order])
-        )
-        self.length += int((within[order] - np.maximum(starts[order], reached[:-1])).clip(0).sum())
+        reached = origin if self._from is None else self._from
         self._from = until
-        late = ends > until
-        self._starts, self._ends = starts[late].tolist(), ends[late].tolist()
+        self._pending.sort()
+        length = 0
+        keep = []
+        for item in self._pending:
+            start, end = item
+            if end > until:
+                keep.append(item)
+                end = until
+            if end > reached:
+                if start < end:
+                    length += end - (start if start > reached else reached)
+                reached = end
+        self.length += length
+        self._pending = keep

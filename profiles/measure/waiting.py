@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from itertools import compress
-from operator import and_, not_, sub
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
@@ -149,27 +147,34 @@ class WaitingSink:
         return taken
 
     def _take_ops(self, ops: list[Op]) -> None:
-        of, spans = transposed(Op, ops), self._spans
-        kernels = [*map("kernel".__eq__, of.kind)]
-        forwards = [*map(and_, map(and_, kernels, of.forward), map((0).__le__, of.step))]
-        self._kernels.add(compress(of.start, kernels), compress(of.end, kernels))
-        self._forward_kernels.add(compress(of.start, forwards), compress(of.end, forwards))
-        holders = zip(of.start, of.end, zip(kernels, of.stream, strict=True), strict=True)
-        self._others.add(compress(holders, map(not_, forwards)))
-        fields = zip(of.stream, of.start, of.end, of.step, of.launched, strict=True)
-        for stream, start, end, step, launched in compress(fields, forwards):
+        spans = self._spans
+        others: list[tuple[int, int, tuple[bool, int]]] = []
+        forwards: list[tuple[int, int]] = []
+        kernels: list[tuple[int, int]] = []
+        of = transposed(Op, ops)
+        fields = zip(of.kind, of.stream, of.start, of.end, of.forward, of.step, of.launched, strict=True)
+        for kind, stream, start, end, forward, step, launched in fields:
+            if kind == "kernel":
+                kernels.append((start, end))
+            if kind != "kernel" or not forward or step < 0:
+                others.append((start, end, (kind == "kernel", stream)))
+                continue
+            forwards.append((start, end))
             first, last, enqueued, on = spans.get(step) or (start, end, launched, stream)
             if start < first:
                 first, enqueued, on = start, launched, stream
             spans[step] = first, end if end > last else last, enqueued, on
+        self._others.add(others)
+        self._forward_kernels.add(forwards)
+        self._kernels.add(kernels)
 
     def _take_calls(self, calls: list[Call]) -> None:
         of = transposed(Call, calls)
+        stalls = [(end - waited, end, end) for end, waited in zip(of.end, of.waited, strict=True) if waited]
         self._totals["stall"] += sum(of.waited)
-        waited = compress(zip(map(sub, of.end, of.waited), of.end, of.end, strict=True), of.waited)
-        self._stalls.add(waited)
-        outside = compress(zip(of.start, of.end, of.name, strict=True), map(not_, of.range))
-        self._work.add(outside)
+        self._stalls.add(stalls)
+        outside = zip(of.start, of.end, of.name, of.range, strict=True)
+        self._work.add([(start, end, name) for start, end, name, where in outside if not where])
 
     def _fold(self, step: int, kind: str, requests: int) -> None:
         span = self._spans.pop(step, None)

@@ -45,11 +45,11 @@ class Range(NamedTuple):
 class Op(NamedTuple):
     """Something the device executed."""
 
-    start: int
-    end: int
     kind: OpKind
     name: str
     stream: int
+    start: int
+    end: int
     bytes: int  # copied, for copies; 0 for kernels
     host_bytes: int  # pinned host memory touched by a kernel ("kernel copy"); 0 otherwise
     host_memory: HostMemory

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from itertools import compress, repeat
-from operator import concat, itemgetter
+from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...sched.observe import RANGES, StepInfo
@@ -44,7 +44,6 @@ PlainContext = tuple[str, int, bool]
 # (kind, name, stream, bytes, host_bytes, host_memory, blocking, range, forward, step, site, launched, kernels)
 # A row of an operation: the fields of timeline.Op without its start and end.
 _FORWARD, _STEP = 8, 9
-_END = itemgetter(2)  # of what was served
 
 
 class Ledger:
@@ -84,7 +83,7 @@ class Ledger:
             self._sink.feed(self._window(at, ranges, calls))
         del self.ranges[:ranges]
         del self.calls[:calls]
-        self._served[:] = compress(self._served, map(at.__le__, map(_END, self._served)))
+        self._served[:] = [s for s in self._served if s[2] >= at]
         self._waits[:] = [h for h in self._waits if h.end >= at]
         self._start, self._steps = at, 0
         self._launched, self._settled = [], []
@@ -105,9 +104,7 @@ class Ledger:
 
     def _window(self, at: int, ranges: int, calls: int) -> Window:
         """The first ``ranges`` and ``calls``, and the operations and waits that ended before ``at``."""
-        done = [*compress(self._served, map(at.__gt__, map(_END, self._served)))]
-        rows, starts, ends = zip(*done, strict=True) if done else ((), (), ())
-        ops = map(concat, zip(starts, ends, strict=True), rows)
+        ops = [(*row[:3], start, end, *row[3:]) for row, start, end in self._served if end < at]
         return Window(
             self._start,
             at,

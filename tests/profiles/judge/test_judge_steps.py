@@ -41,7 +41,7 @@ class FakeRequest:
 
 def copy(step, *, start=0, bytes=8, site=0, blocking=False, memory="pinned", stream=0) -> Op:
     return Op(
-        start, start + 5, "h2d", "n", stream, bytes, 0, memory, blocking, "prepare", False, step, site, start
+        "h2d", "n", stream, start, start + 5, bytes, 0, memory, blocking, "prepare", False, step, site, start
     )
 
 

@@ -269,7 +269,7 @@ def late_steps(first: int) -> Window:
     for step in range(first, first + BLOCK):
         at = 100 * step
         kernel = Op(
-            at + 50, at + 90, "kernel", "k", FORWARD, 0, 0, "", False, "model", True, step, -1, at + 50
+            "kernel", "k", FORWARD, at + 50, at + 90, 0, 0, "", False, "model", True, step, -1, at + 50
         )
         copy = kernel._replace(kind="h2d", stream=SCHEDULE, forward=False, start=at + 10, end=at + 12)
         window.ops += [copy, kernel]
