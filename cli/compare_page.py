@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 
 from rich.table import Table
@@ -202,14 +203,35 @@ def _verdict(metric: Document, stated: Collection[str]) -> Text:
 
 def lines(found: Document, *, most: int) -> Table:
     """Source lines whose copies or syncs per step changed."""
-    changed = [line for line in found["lines"] if line["a"] != line["b"]]
-    equal = len(found["lines"]) - len(changed)
+    compared = _moves_joined(found["lines"])
+    changed = [line for line in compared if line["a"] != line["b"] or "moved_from" in line]
+    equal = len(compared) - len(changed)
     caption = f"{equal} more source lines are the same on both sides; exact"
     figures: Figures = {"A": lambda line: number(line["a"]), "B": lambda line: number(line["b"]), "Δ": _delta}
     if _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
         figures |= _WORTH
     return _sites("copies & syncs per step", caption, changed, figures, most=most)
+
+
+def _moves_joined(found: list[Document]) -> list[Document]:
+    """The lines, in the end those that have moved: A alone and B alone have the same statement, in other places."""
+    gone: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
+    for line in found:
+        if line["site"] and line["a"] and line["b"] == 0:
+            gone[_statement(line)].append(line)
+    moved, joined = [], []
+    for line in found:
+        if line["site"] and line["b"] and line["a"] == 0 and (before := gone[_statement(line)]):
+            joined += [line, origin := before.pop(0)]
+            worth = [one["worth_pct"] for one in (line, origin) if one["worth_pct"] is not None]
+            of_a = {"a": origin["a"], "worth_pct": sum(worth) if worth else None}
+            moved.append(line | of_a | {"moved_from": origin["site"]})
+    return [*(line for line in found if line not in joined), *moved]
+
+
+def _statement(line: Document) -> tuple[str, ...]:
+    return line["kind"], line["stream"], line["what"], line["site"]["statement"]
 
 
 def _delta(line: Document) -> str:
@@ -293,7 +315,10 @@ def _sites(title: str, caption: str, rows: list[Document], figures: Figures, *, 
         table.add_column(heading, justify="right", no_wrap=True)
     for line in rows[:most]:
         what = Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim"))
-        table.add_row(source_line(line, UNLIMITED), what, *(figure(line) for figure in figures.values()))
+        place = source_line(line, UNLIMITED)
+        if origin := line.get("moved_from"):
+            place.append(f"\nmoved from {origin['file']}:{origin['line']}", "dim")
+        table.add_row(place, what, *(figure(line) for figure in figures.values()))
     return table
 
 

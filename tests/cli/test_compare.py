@@ -170,6 +170,22 @@ def test_source_lines_are_folded_and_never_cut(document, width):
     assert f"{site['file']}:1127{site['statement']}".replace(" ", "") in column.replace(" ", "")
 
 
+def test_a_line_that_only_moved_is_neither_new_nor_gone(document):
+    found = document["comparison"]
+    site = {"file": "sched/new.py", "function": "g", "line": 7, "statement": "ids.item()"}
+    line = {"range": "prepare", "kind": "decode", "stream": "schedule", "what": "d2h", "worth_pct": None}
+    line |= {"site": site, "a": 0.0, "b": 1.0, "exposed_a": 0.0, "exposed_b": 0.0}
+    before = line | {"site": site | {"file": "sched/old.py", "line": 3}, "a": 1.0, "b": 0.0}
+    found["lines"] = [line, before]
+    shown = [row.split() for row in page(document).splitlines()]
+    start = shown.index(["sched/new.py:7", "d2h", "1.00", "1.00", "+0"])
+    assert shown[start + 1][0] == "ids.item()"
+    assert shown[start + 2] == ["moved", "from", "sched/old.py:3"]
+    assert shown[start + 3][0] == "0"  # more lines
+    found["lines"][1]["site"]["statement"] = "other.item()"
+    assert "moved from" not in page(document)
+
+
 def test_a_page_has_all_its_parts(document):
     text = page(document)
     for part in (
