@@ -121,13 +121,27 @@ def _reshape(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
         target, runtime.now = args[0], runtime.now + runtime.torch_call
         made = _ALIAS(target.held)  # pending work keeps the geometry that it was launched with
         before = made.untyped_storage().nbytes()
-        op(made, *unwrap(args[1:]), **unwrap_named(kwargs))
+        try:
+            op(made, *unwrap(args[1:]), **unwrap_named(kwargs))
+        except RuntimeError:
+            if made.untyped_storage().resizable():
+                raise
+            made = _copied(
+                target.held
+            )  # an array is kept of the memory, which torch therefore does not resize
+            op(made, *unwrap(args[1:]), **unwrap_named(kwargs))
         if 0 < before < made.untyped_storage().nbytes() and func._schema.name != "aten::set_":
             runtime.move("d2d", runtime.costs.memory(2 * before), size=before)
         target.data = wrap(made)
         return target
 
     return handler
+
+
+def _copied(held: torch.Tensor) -> torch.Tensor:
+    """The tensor in a copy of its whole storage."""
+    storage = held.untyped_storage().clone()
+    return torch.empty(0, dtype=held.dtype).set_(storage, held.storage_offset(), held.shape, held.stride())
 
 
 def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:

@@ -63,6 +63,29 @@ def test_new_values_of_a_parameter_are_used() -> None:
             weight.data = torch.ones(2)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.set_(x + 5),
+        lambda x: setattr(x, "data", x + 5),
+        lambda x: x.resize_(6).copy_(torch.arange(5, 11, device=x.device)),
+    ],
+    ids=["set_", "data", "resize_"],
+)
+def test_elements_are_those_of_the_memory_that_a_tensor_has_now(
+    change: Callable[[torch.Tensor], object],
+) -> None:
+    """What reads and writes few integers keeps NumPy's array of them with the tensor, see sched/kernels/arrays.py."""
+    with open_vgpu(load("h200")) as gpu:
+        x, places = (torch.tensor(values, device=gpu.device) for values in ([0, 1, 2, 3], [1, 2]))
+        x[places] = places
+        assert x[places].tolist() == [1, 2]
+        change(x)
+        assert x[places].tolist() == [6, 7]
+        x[places] = places
+        assert x[:4].tolist() == [5, 1, 2, 8]
+
+
 def test_an_empty_tensor_can_be_filled() -> None:
     with open_vgpu(load("h200")) as gpu:
         empty = torch.empty(0, device=gpu.device)
