@@ -74,8 +74,10 @@ class AdversarialExecutor(Executor):
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
         """Work of other streams may be done between any two nodes."""
+        runtime = self._runtime
+        describe = partial(self._description, "graph", runtime.sites.here())
         for node in nodes:
-            self._defer("graph", node)
+            runtime.order.launch(runtime.stream.id, DeferredTask(node, describe))
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
         """Pinned memory is read when the copy is executed; other memory is read inside the call."""

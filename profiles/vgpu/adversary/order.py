@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..engine import EventRecording
@@ -40,10 +40,9 @@ Item = DeferredTask | DeferredRecord | DeferredWait
 
 class OrderStrategy:
     """Chooses the stream that goes on although nothing waits for it. By default none does: all work is done as late as
-    possible. ``ready`` returns the streams that can go on; it costs more than most choices, so it is called only where
-    the choice depends on it."""
+    possible."""
 
-    def choose(self, ready: Callable[[], Sequence[int]]) -> int | None:  # noqa: ARG002
+    def choose(self, order: DeferredOrder) -> int | None:  # noqa: ARG002
         return None
 
 
@@ -60,8 +59,11 @@ class StreamFirst(OrderStrategy):
         self._name = name
         self._streams = streams
 
-    def choose(self, ready: Callable[[], Sequence[int]]) -> int | None:
-        return next((stream for stream in ready() if self._streams.get(stream) == self._name), None)
+    def choose(self, order: DeferredOrder) -> int | None:
+        for stream in order.queues:
+            if self._streams.get(stream) == self._name and order.is_ready(stream):
+                return stream
+        return None
 
 
 class RandomOrder(OrderStrategy):
@@ -70,10 +72,10 @@ class RandomOrder(OrderStrategy):
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, ready: Callable[[], Sequence[int]]) -> int | None:
+    def choose(self, order: DeferredOrder) -> int | None:
         if self._random.random() >= _CHANCE:
             return None
-        streams = ready()
+        streams = list(filter(order.is_ready, order.queues))
         return self._random.choice(streams) if streams else None
 
 
@@ -93,12 +95,12 @@ def described(seed: int) -> str:
 class DeferredOrder:
     def __init__(self, strategy: OrderStrategy) -> None:
         self._strategy = strategy
-        self._queues: dict[int, deque[Item]] = {}
+        self.queues: dict[int, deque[Item]] = {}
         self._pending: dict[EventRecording, int] = {}  # recordings that are not reached, with their streams
 
     @property
     def idle(self) -> bool:
-        return not any(self._queues.values())
+        return not any(self.queues.values())
 
     # ---- enqueueing ----------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class DeferredOrder:
         self._enqueue(stream, task)
 
     def record(self, stream: int, recording: EventRecording) -> None:
-        if self._queues.get(stream):
+        if self.queues.get(stream):
             self._pending[recording] = stream
             self._enqueue(stream, DeferredRecord(recording))
 
@@ -115,20 +117,20 @@ class DeferredOrder:
             self._enqueue(stream, DeferredWait(recording))
 
     def _enqueue(self, stream: int, item: Item) -> None:
-        self._queues.setdefault(stream, deque()).append(item)
+        self.queues.setdefault(stream, deque()).append(item)
         self._run_early()
 
     # ---- the host waits ------------------------------------------------------------------------------------
 
     def finish(self, stream: int) -> None:
         """Do everything that the stream has been given, and everything that this waits for."""
-        queue = self._queues.get(stream)
+        queue = self.queues.get(stream)
         while queue:
             self._step(stream)
 
     def finish_all(self) -> None:
         while not self.idle:
-            for stream in list(self._queues):
+            for stream in list(self.queues):
                 self.finish(stream)
 
     def reach(self, recording: EventRecording) -> None:
@@ -138,7 +140,7 @@ class DeferredOrder:
 
     def _step(self, stream: int) -> None:
         """Do one item of the stream that the next item waits for, or that item; then what the strategy chooses."""
-        queue = self._queues[stream]
+        queue = self.queues[stream]
         head = queue[0]
         if type(head) is DeferredWait and head.recording in self._pending:
             self._step(self._pending[head.recording])
@@ -149,16 +151,13 @@ class DeferredOrder:
     # ---- chosen by the strategy ---------------------------------------------------------------------------------
 
     def _run_early(self) -> None:
-        while (stream := self._strategy.choose(self._ready)) is not None:
-            self._do(self._queues[stream].popleft())
+        while (stream := self._strategy.choose(self)) is not None:
+            self._do(self.queues[stream].popleft())
 
-    def _ready(self) -> Sequence[int]:
-        """Streams whose next item is not blocked by a wait."""
-        return [
-            stream
-            for stream, queue in self._queues.items()
-            if queue and not (type(queue[0]) is DeferredWait and queue[0].recording in self._pending)
-        ]
+    def is_ready(self, stream: int) -> bool:
+        """Whether the stream has a next item, and no wait blocks it."""
+        queue = self.queues[stream]
+        return bool(queue) and not (type(queue[0]) is DeferredWait and queue[0].recording in self._pending)
 
     def _do(self, item: Item) -> None:
         if type(item) is DeferredTask:
