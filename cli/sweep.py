@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import arguments
-from .errors import INTERRUPTED, UsageError
+from .errors import INTERRUPTED, WORKLOAD_FAILED, UsageError
 
 if TYPE_CHECKING:
     from ..profiles.sweeps.break_even import DrawnCrossings
@@ -54,7 +54,8 @@ def sweep(
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
-    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 130 interrupted, 143 terminated, runs are kept.
+    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 4 a run under draws failed; 130 interrupted,
+    143 terminated, runs are kept.
     """
     from ..profiles.platform.names import refuse_mistyped
 
@@ -79,7 +80,7 @@ def sweep(
     answer = SweepAnswer(document(plan, found, drawn, run=clock.run(cancelled=cancelled)))
     answer.keep(output_dir, "sweep.json")
     answer.show(form, every_table=every_table)
-    raise typer.Exit(INTERRUPTED if cancelled else 0)
+    raise typer.Exit(INTERRUPTED if cancelled else WORKLOAD_FAILED if drawn.failed else 0)
 
 
 def _require_usable(*, resume: bool, kept: bool, alone: bool, sided: bool) -> None:
@@ -115,4 +116,4 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
             update("the break-evens under draws of the hardware's constants")
             return found, ask_again(plan, found, draws), False
     except KeyboardInterrupt:
-        return found, DrawnCrossings({}, "interrupted"), True
+        return found, DrawnCrossings({}, "the user interrupted"), True

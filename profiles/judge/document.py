@@ -80,7 +80,8 @@ def hint(found: Comparison) -> str | None:
         more = (worst.needed or 0) - worst.n
         minutes = more * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results) / 60
         said.append(
-            f"a verdict on {titles(known)} needs at least {worst.needed} {runs}, if they spread as these {worst.n}"
+            f"a verdict on {titles(known)} needs at least {worst.needed} {runs} instead of {worst.n}, "
+            "if they spread alike"
             if worst.resolve is None
             else f"{more} more {runs}, about {max(round(minutes), 1)} minutes, would resolve {worst.resolve:g} %"
         )

@@ -260,14 +260,18 @@ def conduct_draws(
                 found.append(result)
                 report(f"{len(found)} of {count} runs under draws of the hardware's constants")
     except KeyboardInterrupt:
-        why = f"interrupted after {len(found)} of {count} runs under draws"
+        why = f"the user interrupted after {len(found)} of {count} runs under draws"
         return DrawnRuns(abstained=why, cancelled=True)
     except Exception as error:
         side = a if len(found) < len(drawn) else b
-        said = str(error).partition("\n")[0] or type(error).__name__
-        why = f"run {len(found) + 1} of {count} under draws, of {side.label}, failed: {said}"
+        why = f"run {len(found) + 1} of {count} under draws, of {side.label}, failed: {in_short(error)}"
         return DrawnRuns(abstained=why, failed=True)
     return DrawnRuns(drawn, tuple(found[: len(drawn)]), tuple(found[len(drawn) :]))
+
+
+def in_short(error: Exception) -> str:
+    """The first line of its message."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _no_draws(trials: Trials, plan: TrialPlan) -> str:

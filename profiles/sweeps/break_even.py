@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from ..judge.draws import DRAWS, HARDWARE, Profiles, drawn_profile, draws, followed, uncertain
 from ..judge.local import run_each
+from ..judge.trials import in_short
 from ..platform.hardware import HardwareProfile
 from ..platform.pool import MapFunction, pool
 from ..record.environment import environment, tool
@@ -50,10 +51,12 @@ class DrawnCrossing(NamedTuple):
 
 
 class DrawnCrossings(NamedTuple):
-    """The crossings that were run again; ``abstained`` is the reason where there are none."""
+    """The crossings that were run again; ``abstained`` is the reason where there are none. ``failed``: a run ended in
+    an error."""
 
     found: Mapping[Crossing, DrawnCrossing]
     abstained: str = ""
+    failed: bool = False
 
 
 def crossings(plan: SweepPlan, found: Sequence[Cell]) -> tuple[Crossing, ...]:
@@ -87,13 +90,16 @@ def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossin
 
 def ask_again(plan: SweepPlan, found: Sequence[Cell], count: int) -> DrawnCrossings:
     """Run each crossing again under ``count`` draws: first the cells on either side of it, then the whole row under
-    those draws that move it."""
+    those draws that move it. Where a run fails, in whatever way, there are none."""
     crossed = crossings(plan, found)
     why = _not_drawn(plan, found, crossed, count)
     if why or not crossed:
         return DrawnCrossings({}, why)
-    with pool(4 * count) as each:  # two sides, at either end
-        return DrawnCrossings({one: _drawn(plan, found, one, count, each) for one in crossed})
+    try:
+        with pool(4 * count) as each:  # two sides, at either end
+            return DrawnCrossings({one: _drawn(plan, found, one, count, each) for one in crossed})
+    except Exception as error:
+        return DrawnCrossings({}, f"a run under draws failed: {in_short(error)}", failed=True)
 
 
 def _profile(plan: SweepPlan, crossing: Crossing) -> HardwareProfile:

@@ -197,10 +197,13 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
 @pytest.mark.parametrize(
     ("throughputs", "hint"),
     [
-        ([103.0] * 3, "a verdict on output throughput needs at least 5 seeds, if they spread as these 3"),
+        (
+            [103.0] * 3,
+            "a verdict on output throughput needs at least 5 seeds instead of 3, if they spread alike",
+        ),
         (
             [100.0, 99.2, 99.8, 100.3, 100.9],
-            "a verdict on output throughput needs at least 17 seeds, if they spread",
+            "a verdict on output throughput needs at least 17 seeds instead of 5, if they",
         ),
         (
             [102.0, 103.0, 99.0, 102.0, 104.0],

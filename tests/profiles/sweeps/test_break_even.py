@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 
+import pytest
+
 from schedbench.profiles.ranks.execute import Options
+from schedbench.profiles.sweeps import break_even
 from schedbench.profiles.sweeps.break_even import Crossing, DrawnCrossings, ask_again, crossings
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import cells, planned
@@ -23,6 +27,14 @@ def asked_again(folder: Path, slope: tuple[float, float], *more: str) -> tuple[C
     found = list(cells(plan, Runs(Options(device="vgpu"))))
     crossing, *_ = crossings(plan, found)
     return crossing, ask_again(plan, found, DRAWS)
+
+
+def test_a_run_under_draws_that_fails_does_not_lose_the_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(break_even, "run_each", lambda each, *_: each(operator.neg, ["no number"]))
+    _, drawn = asked_again(tmp_path, (30.0, 80.0))
+    assert drawn.failed and drawn.abstained.startswith("a run under draws failed: bad operand type")
 
 
 def test_a_break_even_has_its_range_under_draws(tmp_path: Path) -> None:
