@@ -139,8 +139,7 @@ def compare(
     scenario: compare A B.
 
     Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or sides that
-    are not alike; 3 this machine cannot; 4 a side crashed, if only under draws; 130 interrupted, 143 terminated: runs
-    are in --output-dir.
+    are not alike; 3 this machine cannot; 4 a run failed; 130 interrupted, 143 terminated: runs are in --output-dir.
     """
     scenario, a, b = _named(names or [], a, b, overrides or [])
     from ..profiles.captures.files import Reader
@@ -165,9 +164,15 @@ def compare(
     else:
         found = [_compared(wanted, scenario, a, b, output_dir)]
         found[0].answer.show(form, every_table=every_table, picture=found[0].picture)
-    failed = any(one.broken or (exit_on_inconclusive and one.undecided) for one in found)
-    code = WORKLOAD_FAILED if any(one.failed for one in found) else GATE_FAILED if failed else 0
-    raise typer.Exit(INTERRUPTED if found[-1].cancelled else code)
+    raise typer.Exit(_exit_code(found, exit_on_inconclusive=exit_on_inconclusive))
+
+
+def _exit_code(found: Sequence[Compared], *, exit_on_inconclusive: bool) -> int:
+    if found[-1].cancelled:
+        return INTERRUPTED
+    if any(one.failed for one in found):
+        return WORKLOAD_FAILED
+    return GATE_FAILED if any(one.broken or (exit_on_inconclusive and one.undecided) for one in found) else 0
 
 
 def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: arguments.Format) -> list[Compared]:

@@ -54,8 +54,7 @@ def sweep(
 ) -> None:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
-    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 4 a run under draws failed; 130 interrupted,
-    143 terminated, runs are kept.
+    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 4 a draw failed; 130 or 143 interrupted.
     """
     from ..profiles.platform.names import refuse_mistyped
 

@@ -17,8 +17,6 @@ from .verdict import Judgement
 _SHOWN: Final = 3  # counts
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECIDED: Final = ("no change", "better", "worse")
-_EQUAL_METRICS: Final = "every metric equal to the last digit"
-_EQUAL_COUNTS: Final = "copies and syncs per step equal"
 RUNS: Final = {"seeds": "seeds", "blocks": "pairs", "stored": "runs of each side"}  # by design
 _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 
@@ -29,8 +27,8 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
     parts = [said, verdict, *(part(found) for part in (_metrics, _worth, _tokens, _engagement, _counts))]
     if Reason.NOT_ENGAGED in found.reasons:
-        parts = [f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), _counts(found)]
-        parts = [part for part in parts if part not in (_EQUAL_METRICS, _EQUAL_COUNTS)]
+        counts = _counts(found) if found.engagement.engaged.differing else ""
+        parts = [f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), counts]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_verdict(found), _tokens(found)]
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
@@ -110,7 +108,7 @@ def _spread(found: Comparison) -> str:
 def _metrics(found: Comparison) -> str:
     """Metrics with the verdict of the comparison come first, those without a verdict last."""
     if found.metrics and all(judged.values_a == judged.values_b for judged in found.metrics.values()):
-        return _EQUAL_METRICS
+        return "every metric equal to the last digit"
     shown: defaultdict[bool, list[str]] = defaultdict(list)
     judged = [(name, found.metrics[name].judgement) for name in found.headline if name in found.metrics]
     for name, one in sorted(judged, key=lambda entry: entry[1].verdict != found.verdict):
@@ -198,7 +196,7 @@ def _counts(found: Comparison) -> str:
     if not changed:
         alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
         which = " of the kinds of steps that both have" if alone else ""
-        return f"{_EQUAL_COUNTS}{which}{_uncounted(found)}"
+        return f"copies and syncs per step equal{which}{_uncounted(found)}"
     shown = [f"{one.kind} {one.stream} {one.counter} {a:.4g} -> {b:.4g}" for one, a, b in changed]
     return f"per step {listed(shown, _SHOWN)}{_uncounted(found)}"
 

@@ -260,7 +260,7 @@ def test_the_conclusion_of_equal_sides(trials):
     text = conclusion(judge(trials([100.0] * 5, steps=STEPS)), a="x", b="y")
     assert text == (
         "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED, the same device operations in all "
-        "50 steps; tokens equal."
+        "50 steps; every metric equal to the last digit; tokens equal."
     )
     text = conclusion(judge(trials(steps=STEPS)), a="x", b="y")
     assert "NOT_ENGAGED, the same device operations in all 50 steps; output throughput +3.00 %" in text
