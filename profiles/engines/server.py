@@ -308,17 +308,16 @@ def failure(error: BaseException, engine: str) -> Answer:
 
 def _placed(name: str, error: BaseException, engine: str) -> str:
     """The error with the engine's line. An error of schedbench's code that the engine has called says so, unless it is
-    an answer of the virtual GPU: what that raises, or what torch raises for an operation of the engine."""
+    an answer of the virtual GPU: what that raises, or what torch raises in an operation or a kernel of the engine."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [index for index, frame in enumerate(frames) if _is_in(frame.filename, engine)]
     if not inside:
         return name
     at = f"{frames[inside[-1]].filename}:{frames[inside[-1]].lineno}"
     ours = [frame for frame in frames[inside[-1] :] if _is_in(frame.filename, _OURS)]
-    if not ours or (
-        ours[-1].filename.startswith(_DEVICE)
-        and (str(ours[-1].line).startswith("raise ") or isinstance(error, _OF_TORCH))
-    ):
+    on_device = any(frame.filename.startswith(_DEVICE) for frame in ours)
+    raised = on_device and str(ours[-1].line).startswith("raise ")
+    if not ours or raised or (on_device and isinstance(error, _OF_TORCH)):
         return f"{name} (at {at})"
     own = f"{ours[-1].filename.removeprefix(_OURS + os.sep)}:{ours[-1].lineno}"
     return f"an error in schedbench's own code, not the engine's: {name} (at {own}, called at {at})"

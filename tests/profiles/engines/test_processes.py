@@ -140,6 +140,11 @@ def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripte
             "must match the size of tensor b (3) at non-singleton dimension 0 (at python/toy/script.py:1)\n",
         ),
         (
+            "import torch; from schedbench.sched.kernels.rows import resolve_negative\n"
+            "resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))",
+            "index 9 is out of bounds for dimension 0 with size 1 (at python/toy/script.py:2)\n",
+        ),
+        (
             "import torch; torch.cuda.Stream().wait_event(None)",
             "'NoneType' object has no attribute 'wait' (at python/toy/script.py:1)\n",
         ),
