@@ -25,9 +25,10 @@ class EngineAdapter(Protocol):
         str, str
     ]  # modules that cannot be absent, with the requirement that pip installs them by
 
-    # These may be left out. ``stages``: ``open`` makes the scheduler of one stage of a pipeline, too. ``transfers``: it
-    # makes one worker of a pair, and KV travels between them. ``own_runner``: the engine's own model runner can prepare
-    # the forwards.
+    # These may be left out. ``needs``: what a scenario's modes that the engine cannot run would need, with the engine's
+    # function in the way; asked before the import. ``stages``: ``open`` makes the scheduler of one stage of a
+    # pipeline, too. ``transfers``: it makes one worker of a pair, and KV travels between them. ``own_runner``: the
+    # engine's own model runner can prepare the forwards.
 
     def load(self) -> None:
         """Import all that a run needs of the engine."""
@@ -68,9 +69,3 @@ def adapter_named(name: str) -> EngineAdapter:
 def needed(scenario: Scenario, refused: Mapping[str, str]) -> list[str]:
     """What modes of the scenario need that an engine refuses."""
     return [f"{mode} needs {what}" for mode, what in refused.items() if MODES[mode].on(scenario)]
-
-
-def refuse(engine: str, needs: Sequence[str]) -> None:
-    """Raises EngineError where the engine lacks something."""
-    if needs:
-        raise EngineError(f"{engine}'s scheduler cannot be run with this scenario: {'; '.join(needs)}")

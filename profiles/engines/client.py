@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from ...scenarios.combinations import MODES
+from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice
 from ..platform.engine_choice import EngineChoice, working
 from ..platform.resolve import Resolved
@@ -59,6 +60,7 @@ def run_engine(
         )
     engine = resolved.scenario.engine
     opened = _opened(choice)
+    opened.refuse(resolved.scenario)
     staged = ranks[0].stage is not None and opened.has_stages
     apart = MODES["fake transfer"].on(resolved.scenario)
     linked = (MODES["disaggregation"].on(resolved.scenario) and opened.has_transfers and not apart) or (
@@ -143,6 +145,13 @@ class EngineProcess:
         self.import_s = 0.0
         self.threads: Sequence[str] = ()  # that the import has started, and a run does not have
         self.hollow: Sequence[str] = ()  # packages that are absent
+
+    def refuse(self, scenario: Scenario) -> None:
+        """Raises EngineError where the adapter refuses the scenario, before anything is imported."""
+        if needs := getattr(self._adapter, "needs", lambda _: ())(scenario):
+            raise EngineError(
+                f"{self.source.name}: the engine cannot be run with this scenario: {'; '.join(needs)}"
+            )
 
     def start(self) -> None:
         """Raises EngineError where the interpreter lacks something, EngineFailedError where the import fails."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from ...scenarios.combinations import overlaps
+from ...scenarios.schema import Scenario
 from ...sched.batch import ForwardBatch, ForwardMode
 from ...sched.config import SamplingParams
 from ...sched.observe import StepInfo
@@ -25,7 +26,7 @@ from ..record.provenance import NO_RELAY, RelayPart
 from ..run.compose import engine_config
 from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
-from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
+from .adapter import NOT_IN_SMALL_ENGINES, needed
 from .bridge import AllEnded, EndOfRequest, RunBridge
 from .model import EngineModel, long, model_folder, process_group_of_one
 from .names import ADAPTERS, EngineError
@@ -54,9 +55,10 @@ class MiniSglangAdapter:
         for name in ("kernel", "utils", "models", "core", "distributed", "message", "scheduler", "engine"):
             import_module(f"minisgl.{name}")
 
+    def needs(self, scenario: Scenario) -> Sequence[str]:
+        return needed(scenario, _REFUSED)
+
     def open(self, parts: SystemParts) -> System:
-        scenario = parts.resolved.scenario
-        refuse("mini-sglang", needed(scenario, _REFUSED))
         return MiniSglangSystem(parts)
 
 

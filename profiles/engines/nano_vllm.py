@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...scenarios.combinations import MODES
+from ...scenarios.schema import Scenario
 from ...sched.config import SamplingParams
 from ...sched.observe import NO_STEP, StepInfo
 from ...sched.request import Request, Status
@@ -23,7 +24,7 @@ from ..record.provenance import NO_RELAY, RelayPart
 from ..run.compose import engine_config
 from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
-from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
+from .adapter import NOT_IN_SMALL_ENGINES, needed
 from .bridge import AllEnded, EndOfRequest, RunBridge
 from .names import ADAPTERS, EngineError
 from .paged import PagedModel
@@ -52,8 +53,7 @@ class NanoVllmAdapter:
     def load(self) -> None:
         import_module("nanovllm.engine.llm_engine")
 
-    def open(self, parts: SystemParts) -> System:
-        scenario = parts.resolved.scenario
+    def needs(self, scenario: Scenario) -> Sequence[str]:
         needs = needed(scenario, _REFUSED)
         if not MODES["radix cache"].on(scenario):
             needs.append("no prefix cache needs a block manager without one (BlockManager.can_allocate)")
@@ -61,7 +61,9 @@ class NanoVllmAdapter:
             needs.append(
                 f"pages need a multiple of {_PAGE} tokens (Config.__post_init__): engine.page_size={_PAGE}"
             )
-        refuse("nano-vllm", needs)
+        return needs
+
+    def open(self, parts: SystemParts) -> System:
         return NanoVllmSystem(parts)
 
 

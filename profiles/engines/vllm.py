@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...scenarios.combinations import MODES, overlaps
+from ...scenarios.schema import Scenario
 from ...sched.observe import NO_STEP, StepInfo, StepKind
 from ...sched.request import Request, Status
 from ..record.provenance import NO_RELAY, RelayPart
@@ -22,7 +23,7 @@ from ..run.compose import engine_config
 from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.fused import run_as_one_kernel
 from ..vgpu.tensor import wrap
-from .adapter import NOT_IN_SMALL_ENGINES, needed, refuse
+from .adapter import NOT_IN_SMALL_ENGINES, needed
 from .bridge import AllEnded, EndOfRequest, RunBridge
 from .names import ADAPTERS
 from .paged import PagedModel
@@ -90,8 +91,7 @@ class VllmAdapter:
         ):
             import_module(f"vllm.{name}")
 
-    def open(self, parts: SystemParts) -> System:
-        scenario = parts.resolved.scenario
+    def needs(self, scenario: Scenario) -> Sequence[str]:
         needs = needed(scenario, _REFUSED)
         if not MODES["mixed chunk"].on(scenario):
             needs.append("prompts apart from decodes need another scheduler (Scheduler.schedule mixes them)")
@@ -99,7 +99,9 @@ class VllmAdapter:
             needs.append(
                 f"pages need a multiple of {_PAGE} tokens (TritonAttentionBackend): engine.page_size={_PAGE}"
             )
-        refuse("vLLM", needs)
+        return needs
+
+    def open(self, parts: SystemParts) -> System:
         return VllmSystem(parts)
 
 

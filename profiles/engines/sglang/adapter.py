@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Final
 
 from ....scenarios.combinations import MODES
 from ....scenarios.schema import Scenario
 from ...run.system import System, SystemParts
-from ..names import ADAPTERS, EngineError
+from ..names import ADAPTERS
 
 # Packages with compiled kernels, servers and clients: none of them takes part in a scheduler's step of a dense model.
 _HOLLOW: Final = (
@@ -27,9 +27,9 @@ _REQUIRES: Final = (
 # What of SGLang stands in the way of each mode.
 _REFUSED: Final = {
     "shared MLP": "layers that several ranks compute (dp_gather_partial)",
-    "replicas": "a router, which is a program of its own (sglang_router)",
-    "split prefill": "a CUDA kernel (create_greenctx_stream_by_value in initialize_stream_groups)",
-    "hidden states": "the states of its model, which is a stub (LogitsProcessorOutput.hidden_states)",
+    "replicas": "a router, which is a program of its own (launch_router)",
+    "split prefill": "streams with a share of the GPU each (initialize_stream_groups)",
+    "hidden states": "the states of its model, which is a stub (LogitsProcessorOutput)",
     "controls": "messages that this version does not send (Scheduler.pause_generation)",
     "deferred": "Apple's MLX (SchedulerMlxOverlapMixin.event_loop_overlap_mlx)",
     "embedding": "a pooled model (TpModelWorker.forward_batch_embedding)",
@@ -44,8 +44,8 @@ _REFUSED_OWN: Final = {
 # The same with KV on the host.
 _REFUSED_HOSTED: Final = {
     "values none": "tags in the host's pool, which SGLang has not (MLATokenToKVPoolHost)",
-    "disaggregation": "KV that lands on the host (HiSparseCoordinator.admit_request_direct)",
-    "speculation": "a CUDA kernel for several tokens of a request (HiSparseCoordinator.swap_in_selected_pages)",
+    "disaggregation": "KV that lands on the host, beside buffers that begin empty"
+    " (HiSparseCoordinator.admit_request_direct)",
 }
 _NO_IDS: Final = "values: what stages send has no place for the ids by which KV is tagged (PPProxyTensors)"
 _PIP_NAMES: Final = {
@@ -80,11 +80,12 @@ class SglangAdapter:
             import_module(f"sglang.srt.managers.{name}")
         import_module("sglang.srt.models.registry")  # which imports all models: otherwise each run would
 
+    def needs(self, scenario: Scenario) -> Sequence[str]:
+        return list(_refusals(scenario))
+
     def open(self, parts: SystemParts) -> System:
         from .system import SglangSystem
 
-        if refused := "; ".join(_refusals(parts.resolved.scenario)):
-            raise EngineError(f"SGLang's own scheduler cannot be run with this scenario yet: {refused}")
         return SglangSystem(parts)
 
 
@@ -96,7 +97,7 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
     if pair.mode == "pair" and pair.transfer == "nixl":
         yield "disaggregation by nixl needs memory of a device (register_buffer_to_engine); use {transfer: local}"
     if pair.mode == "pair" and pair.transfer != "fake" and MODES["speculation"].on(scenario):
-        yield "speculation in a pair needs the KV of SGLang's own draft (draft_token_to_kv_pool)"
+        yield "speculation in a pair needs the KV of SGLang's own draft (DecodePreallocQueue._init_kv_manager)"
     if MODES["own model runner"].on(scenario):
         for mode, reason in _REFUSED_OWN.items():
             if MODES[mode].on(scenario):
@@ -110,7 +111,10 @@ def _refusals(scenario: Scenario) -> Iterator[str]:
     if MODES["speculation"].on(scenario):
         acceptance = scenario.engine.speculative.acceptance
         if acceptance != "measured" and acceptance.per == "request":
-            yield "simulated acceptance needs {per: batch}: SGLang draws once for a batch (sample_simulated_acc_len)"
+            yield (
+                "simulated acceptance needs {per: batch}: SGLang draws once for a batch"
+                " (generate_simulated_accept_index)"
+            )
 
 
 ADAPTER = SglangAdapter()

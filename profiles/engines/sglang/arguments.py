@@ -142,7 +142,9 @@ def _stages(engine: EngineSection) -> dict[str, Any]:
         return {}
     if engine.pipeline.skip_chunk_outputs:
         if not hasattr(import_module("sglang.srt.environ").envs, _SKIP):
-            raise EngineError(f"this SGLang sends the outputs of every chunk: it has no {_SKIP}")
+            raise EngineError(
+                f"this SGLang sends the outputs of every chunk: it has no {_SKIP} (event_loop_pp)"
+            )
         os.environ[_SKIP] = "1"
     depth, chunks = engine.pipeline.async_depth, {}
     if engine.pipeline.dynamic_chunks:

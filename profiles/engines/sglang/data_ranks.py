@@ -63,6 +63,7 @@ def require_shares(scheduler: Any, args: Any, config: EngineConfig) -> None:
         raise EngineError(
             f"a rank of SGLang has chunks of {chunk} tokens and a conservativeness of {kept}; the scenario"
             f" needs {config.chunked_prefill_size} and {config.schedule_conservativeness}"
+            " (ServerArgs._handle_data_parallelism)"
         )
 
 

@@ -36,10 +36,15 @@ def arguments(engine: EngineSection, model: ModelConfig) -> dict[str, Any]:
     if not engine.hisparse.enabled:
         return {}
     if engine.page_size != PAGE:
-        raise EngineError(f"SGLang's hisparse has pages of {PAGE} tokens: set engine.page_size={PAGE}")
+        raise EngineError(
+            f"SGLang's hisparse has pages of {PAGE} tokens (ServerArgs._handle_model_specific_adjustments):"
+            f" set engine.page_size={PAGE}"
+        )
     wanted = engine.hisparse
     if wanted.host_ratio != int(wanted.host_ratio):
-        raise EngineError("SGLang's hisparse needs a whole number as engine.hisparse.host_ratio")
+        raise EngineError(
+            "SGLang's hisparse needs a whole number as engine.hisparse.host_ratio (parse_hisparse_config)"
+        )
     assert model.indexer is not None
     config = {
         "top_k": model.indexer.top_k,

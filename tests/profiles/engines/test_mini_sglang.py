@@ -15,12 +15,10 @@ import pytest
 
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
-from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Result
-from schedbench.profiles.run.system import SystemParts
 
 CHECKOUT = os.environ.get("SCHEDBENCH_MINI_SGLANG", "")
 PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
@@ -47,10 +45,8 @@ def run(engine: bool, *overrides: str, hazards: bool = False) -> Result:
 
 @pytest.mark.parametrize("override", ["engine.mixed_chunk=true", "engine.page_size=16"])
 def test_missing_features_are_refused(override: str) -> None:
-    question = ask("mixed", [override])
-    parts: SystemParts = SystemParts(question, question.relays[0], *[None] * 4)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match="cannot be run with this scenario: "):
-        adapter_named("mini-sglang").open(parts)
+    needs = adapter_named("mini-sglang").needs(ask("mixed", [override]).scenario)
+    assert needs and all("(" in need for need in needs)
 
 
 @given

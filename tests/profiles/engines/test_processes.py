@@ -355,6 +355,20 @@ def test_a_missing_requirement_is_named_with_what_pip_installs(
 
 
 @pytest.mark.usefixtures("ended_engines")
+def test_what_an_adapter_refuses_is_refused_before_the_import(
+    question: Resolved, toy: WriteEngine, tmp_path: Path
+) -> None:
+    refusing = (
+        "needs = lambda self, scenario: [f'{scenario.name} needs a mixer (Loop.mix)']\n\n    def load(self"
+    )
+    adapter = adapter_with(tmp_path, "def load(self", refusing)
+    with pytest.raises(
+        EngineError, match=r"cannot be run with this scenario: mixed needs a mixer \(Loop\.mix\)$"
+    ):
+        run(question, toy("raise OSError").replace(str(ADAPTER), str(adapter)))
+
+
+@pytest.mark.usefixtures("ended_engines")
 def test_a_file_other_than_an_interpreter_is_refused(
     question: Resolved, toy: WriteEngine, tmp_path: Path
 ) -> None:
