@@ -89,9 +89,10 @@ def scattered(args: Sequence[Any], out: torch.Tensor) -> int:  # noqa: ARG001
     """Bytes of a scatter: the values read and written, and the indices; not the table."""
     total = largest = 0
     for arg in args[1:]:
-        if isinstance(arg, torch.Tensor):
+        kind = type(arg)
+        if kind is torch.Tensor:
             size = arg.nbytes
-        elif isinstance(arg, (list, tuple)):
+        elif kind is list or kind is tuple:
             size = nbytes(arg)
         else:
             continue

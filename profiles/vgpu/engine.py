@@ -32,11 +32,8 @@ class EventRecording:
     ``clock`` is the vector clock of the recording; empty unless hazards are checked.
     """
 
-    __slots__ = ("clock", "time")
-
-    def __init__(self) -> None:
-        self.clock: Sequence[int] = ()
-        self.time: int | None = None
+    clock: Sequence[int] = ()
+    time: int | None = None
 
 
 class PeerEventRecording:
@@ -310,11 +307,11 @@ class Simulation:
         start before the ``rival``: an operation of another queue starts no earlier than it would now."""
         start, _, _, queue = first
         items, free, served, gap = queue.items, self._free, self.served, self._gap
+        if queue.ready_before_wait is not None:
+            self._note_wait(queue, items[0])
         while True:
-            engine, launched, serial, duration, row = items[0]
+            engine, _, serial, duration, row = items[0]
             end = start + duration
-            if queue.ready_before_wait is not None:
-                self._note_wait(queue, launched, row.row if type(row) is Replay else row)
             if type(row) is not Replay:
                 served.append((row, start, end))
             else:
@@ -377,9 +374,12 @@ class Simulation:
             self.served.append((replay.row, replay.start, end))
         return end
 
-    def _note_wait(self, queue: StreamQueue, launched: int, row: Row) -> None:
+    def _note_wait(self, queue: StreamQueue, operation: Entry) -> None:
+        """The operation, the next one of the queue, is ready only behind a wait."""
+        _, launched, _, _, row = operation
         since, queue.ready_before_wait = queue.ready_before_wait, None
         assert since is not None
         begin = max(since, launched)
         if begin < queue.ready:
-            self.waits.append(QueueWait(queue.id, begin, queue.ready, row))
+            held = row.row if isinstance(row, Replay) else row
+            self.waits.append(QueueWait(queue.id, begin, queue.ready, held))

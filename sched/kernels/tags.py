@@ -138,7 +138,7 @@ def kv_tags(
     first = lens - new
     before = _at(flat, starts + first).astype(np.int64)  # other indices are converted at every use
     positions = _positions(first, new, input_ids.shape[0])
-    prefix, prefix_sum = tag.take(before, mode="clip"), total.take(before, mode="clip")
+    prefix, prefix_sum = _at(tag, before), _at(total, before)
     prefix_lens = first.tolist()
     if prefix_lens and min(prefix_lens) <= 0:  # a request without a prefix begins with 0
         prefix[first <= ZERO] = prefix_sum[first <= ZERO] = 0
@@ -151,7 +151,7 @@ def kv_tags(
     _put(total, slots, new_sums)
 
     last = _at(flat, starts + lens)
-    result = tag.take(last, mode="clip")
+    result = _at(tag, last)
     sampled = (rows + lens) % _ROTATION == ZERO
     chosen = (sampled if extend_lens is None else sampled | (new > 1)).nonzero()[0]
     if len(chosen):
