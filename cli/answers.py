@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
 from . import check_page, compare_page, ladder_page, onebatch, result_page, result_tables, sweep_page
 from .arguments import Format
-from .console import results
 from .errors import UsageError
 from .html_page import to_html
 from .page import UNLIMITED, WIDE, Document, Drawn, Page, show, tables_csv, with_picture
@@ -140,7 +139,7 @@ class RunAnswer(Answer):
 
         super().show(form, every_table=every_table, picture=picture)
         if form != "table" and self.outcome.breaches:
-            for line in result_tables.budget(self.outcome.breaches, width=results().width):
+            for line in result_tables.budget(self.outcome.breaches):
                 echo(line.plain, err=True)
         if form != "table" and self.outcome.undeclared:
             echo(hazard_lines(self.document["hazards"]), err=True)
@@ -160,7 +159,7 @@ class RunAnswer(Answer):
         if untested(budget, self.result):
             raise AssertionError(untested_text(kind, self.result))
         if broken := breaches(budget, self.result):
-            raise AssertionError("\n".join(line.plain for line in result_tables.budget(broken, width=WIDE)))
+            raise AssertionError("\n".join(line.plain for line in result_tables.budget(broken)))
 
     def assert_same_tokens(self, other: RunAnswer) -> None:
         """Raises AssertionError where the runs have different tokens, with the first difference, and where one of them

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..profiles.record.conclusion import listed
 from ..profiles.record.definitions import IDLE_NAMES
 from .charts import Chart, Point
-from .page import UNLIMITED, WIDE, Document, Page, framed, to_csv
+from .page import WIDE, Document, Page, framed, to_csv
 from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent, signed
@@ -315,7 +315,7 @@ def _sites(title: str, caption: str, rows: list[Document], figures: Figures, *, 
         table.add_column(heading, justify="right", no_wrap=True)
     for line in rows[:most]:
         what = Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim"))
-        place = source_line(line, UNLIMITED)
+        place = source_line(line)
         if origin := line.get("moved_from"):
             place.append(f"\nmoved from {origin['file']}:{origin['line']}", "dim")
         table.add_row(place, what, *(figure(line) for figure in figures.values()))

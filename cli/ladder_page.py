@@ -20,7 +20,6 @@ _STREAMS = ("schedule", "forward")
 _COUNTERS = ("h2d", "d2h", "sync", "kernel")
 _EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 _DIGITS = 6  # of a digest
-_ROOM = 44  # columns of a source line
 _LEAST = 0.1  # percent; lines that are worth less are not shown
 _SCHEDULE, _FORWARD = "schedule", "forward stream and tokens"
 
@@ -107,7 +106,7 @@ def _worth(ladder: Document) -> Iterator[Table]:
             "what the lines are worth", "relay, barrier", "source line", ">worth, %", caption=caption
         )
         for label, line in rows:
-            found.add_row(label, source_line(line, _ROOM), f"{line['worth_pct']:+.2f}")
+            found.add_row(label, source_line(line), f"{line['worth_pct']:+.2f}")
         yield found
 
 

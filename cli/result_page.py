@@ -48,7 +48,7 @@ _CSV = (
 def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines: int = LINES) -> Page:
     """``lines``: the source lines that are shown of those that cost least, of a run that came to its end."""
     name = str(result["scenario"]["expanded"].get("name", ""))
-    broken = [Lines([Text(), *result_tables.budget(breaches, width=width)])] if breaches else []
+    broken = [Lines([Text(), *result_tables.budget(breaches)])] if breaches else []
     not_asked = result.get("not_asked", {}).items()
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked]
     whole = result_tables.is_capture(result) or result_tables.is_partial(result)
@@ -67,14 +67,14 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
     )
 
 
-def worth_page_of(result: Document, width: int, *, few: bool = False) -> Page:
+def worth_page_of(result: Document, *, few: bool = False) -> Page:
     """Only what lines and host phases are worth; ``few`` hidden ones, beside those whose room was searched for."""
     asked = sum(1 for row in result["worth"]["rows"] if row["room_us"])
     lines = max(FEW, asked) if few else LINES
     name = str(result["scenario"]["expanded"].get("name", ""))
     return Page(
         f"worth of {name} · {labels(result)}",
-        [Lines(headline(result)), *worth_tables(result, width=width, lines=lines), *run_charts(result)],
+        [Lines(headline(result)), *worth_tables(result, lines=lines), *run_charts(result)],
         conclusion(result),
         footer=(f"`{result['run']['command']}`",),
     )

@@ -14,7 +14,7 @@ from ..profiles.record.result import IDLE_PARTS, PROGRAM
 from ..scenarios.schema import Stream
 from .page import Document, framed, ordered, ordered_kinds
 from .source_lines import LINES, copies, hazard_table, host_waits, worth_tables
-from .text import MISSING, cut_right, number, percent, whole
+from .text import MISSING, number, percent, whole
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import Breach
@@ -33,7 +33,7 @@ def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table, 
     """The tables of a run, for a page of ``width`` columns. A run without meaningful times has no tables of times.
     ``lines``: the source lines that are shown of those that cost least."""
     if is_capture(result):
-        return _capture_tables(result, width=width)
+        return _capture_tables(result)
     last = by_rank(result, width=width) if result.get("ranks") else []
     last += [hazard_table(result["hazards"])] if result["hazards"].get("findings") else []
     if has_no_times(result):
@@ -44,26 +44,26 @@ def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table, 
         workload(result),
         latency(result),
         *((drawn_ranges(result),) if "ranges" in result else ()),
-        *(worth_tables(result, width=width, lines=lines) if "worth" in result else ()),
+        *(worth_tables(result, lines=lines) if "worth" in result else ()),
         counts(result),
-        copies(result, width=width),
-        host_waits(result, width=width, lines=lines),
+        copies(result),
+        host_waits(result, lines=lines),
         gpu_waits(result),
         *((critical_path(result),) if "critical_path" in result else ()),
         *last,
     )
 
 
-def _capture_tables(result: Document, *, width: int) -> tuple[Table, ...]:
+def _capture_tables(result: Document) -> tuple[Table, ...]:
     """A capture has no tables of requests, tables of the device only where it recorded one, and tables of steps only
     where it has steps."""
     found = (hazard_table(result["hazards"]),) if result["hazards"].get("findings") else ()
     if PROGRAM in result["per_step"]:
-        return counts(result), copies(result, width=width), host_waits(result, width=width), *found
+        return counts(result), copies(result), host_waits(result), *found
     first = summary(result), latency(result), ranges(result)
     if "abstained" in result["idle"] and not result["copies"]:
         return *first, steps_without_device(result)
-    lines = copies(result, width=width), host_waits(result, width=width)
+    lines = copies(result), host_waits(result)
     return *first, counts(result), *lines, gpu_waits(result), *found
 
 
@@ -311,7 +311,7 @@ def _rank_cell(metric: Document | None) -> str:
     return percent(value) if metric["unit"] == "ratio" else number(whole(value))
 
 
-def budget(breaches: Sequence[Breach], *, width: int) -> Iterator[Text]:
+def budget(breaches: Sequence[Breach]) -> Iterator[Text]:
     """For each broken budget: the limit, the count in the worst step, and the source lines that caused it."""
     yield Text("budget broken", style="bold red")
     for breach in breaches:
@@ -322,4 +322,4 @@ def budget(breaches: Sequence[Breach], *, width: int) -> Iterator[Text]:
         for offender in breach.offenders:
             site, where = offender.site, offender.range or "unknown line"
             where = f"{site.file}:{site.line}  {site.statement}" if site else where
-            yield Text(cut_right(f"    {number(offender.times)} × {where}", width))
+            yield Text(f"    {number(offender.times)} × {where}")

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.result import PROGRAM
-from .page import UNLIMITED, Document, framed, ordered_kinds
-from .text import MISSING, cut_left, cut_right, number, size
+from .page import Document, framed, ordered_kinds
+from .text import MISSING, number, size
 
 LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
-_BESIDE = 31  # columns that a table of source lines needs beside them
+_WHAT: Final = 22  # columns, so that most source lines are not folded on 80
 _CHANGES: Final = {
     "no wait": "does not wait",
     "pinned": "pinned, async",
@@ -28,19 +28,17 @@ _FIGURES: Final = {  # heading by field
     "tpot_ms": "TPOT\nms",
     "idle_us_per_step": "idle\nµs/step",
 }
-_IF: Final = 13  # columns of a change
-_TAKEN: Final = 52  # columns of everything but the source line
 
 
-def copies(result: Document, *, width: int) -> Table:
+def copies(result: Document) -> Table:
     """All kinds of steps together. Includes kernel copies, whose direction is ``kernel``."""
     rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
-    table = _lines("copies by source line", rows, width=width)
+    table = _lines("copies by source line", rows)
     for heading in ("count", "bytes"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows[:LINES]:
-        table.add_row(*_line(row, _copy(row), width=width), number(row["count"]), size(row["bytes"]))
+        table.add_row(*_line(row, _copy(row)), number(row["count"]), size(row["bytes"]))
     return table
 
 
@@ -64,7 +62,7 @@ def _copy(row: Document) -> str:
     return f"{direction}{memory}{' blocking' if row['blocking'] else ''}"
 
 
-def host_waits(result: Document, *, width: int, lines: int = LINES) -> Table:
+def host_waits(result: Document, *, lines: int = LINES) -> Table:
     """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden; in a
     program without steps it is neither. What a line is worth is neither of the two: a wait also keeps the host's work
     behind it from overlapping the forward."""
@@ -75,7 +73,7 @@ def host_waits(result: Document, *, width: int, lines: int = LINES) -> Table:
     rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]
     rows = [(row, what) for row, what in rows if row["host_us"] > 0]
     rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
-    table = _lines("where the host waited", rows, width=width, lines=lines)
+    table = _lines("where the host waited", rows, lines=lines)
     table.padding = table.padding if worth is None else (0, 1, 0, 0)
     figures = ("hidden\nµs/step", "exposed\nµs/step") if steps else ("waited\nµs",)
     for heading in ("count", *figures) if worth is None else (*figures, "worth\nµs/step"):
@@ -84,7 +82,7 @@ def host_waits(result: Document, *, width: int, lines: int = LINES) -> Table:
         waited, exposed = row["host_us"], row["exposed_us"]
         shown = [(waited - exposed) / steps, exposed / steps] if steps else [waited]
         shown = [row["count"], *shown] if worth is None else [*shown, worth.get(_place(row))]
-        table.add_row(*_line(row, what, width=width), *map(number, shown))
+        table.add_row(*_line(row, what), *map(number, shown))
     return table
 
 
@@ -108,37 +106,26 @@ def _steps(result: Document) -> int:
     return sum(kind["steps"] for part in parts for name, kind in part.items() if "." not in name)
 
 
-def _lines(title: str, rows: Sequence[object], *, width: int, lines: int = LINES) -> Table:
+def _lines(title: str, rows: Sequence[object], *, lines: int = LINES) -> Table:
     """A table whose first two columns are a source line and what it did."""
     hidden = len(rows) - lines
     caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else "" if rows else "none"
     table = framed(title, caption=caption)
-    table.add_column("source line", width=_room(width), no_wrap=True)
-    table.add_column("what", width=_what(width), no_wrap=True)
+    table.add_column("source line", overflow="fold")
+    table.add_column("what", overflow="fold", max_width=_WHAT)
     return table
 
 
-def source_line(row: Document, room: int) -> Text:
-    """File, line and statement, cut to ``room`` columns; without a line the range."""
+def source_line(row: Document) -> Text:
+    """File, line and statement; without a line the range."""
     site = row["site"]
     where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
-    statement = cut_right(site["statement"], room) if site else MISSING
-    return Text.assemble(cut_left(where, room), ("\n" + statement, "dim"))
+    return Text.assemble(where, ("\n" + (site["statement"] if site else MISSING), "dim"))
 
 
-def _line(row: Document, what: str, *, width: int) -> tuple[Text, Text]:
+def _line(row: Document, what: str) -> tuple[Text, Text]:
     place = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
-    said = Text.assemble(what, ("\n" + cut_right(place, _what(width)), "dim"))
-    return source_line(row, _room(width)), said
-
-
-def _room(width: int) -> int:
-    return width if width == UNLIMITED else min(max(width - _BESIDE - _what(width), 24), 90)
-
-
-def _what(width: int) -> int:
-    """Width of the second column: operation, stream, range and kinds of steps."""
-    return width if width == UNLIMITED else 25 + min(max(width - 98, 0) // 2, 20)
+    return source_line(row), Text.assemble(what, ("\n" + place, "dim"))
 
 
 def hazard_count(hazards: Document) -> str:
@@ -179,15 +166,15 @@ def _access(access: Document) -> Text:
     return Text.assemble(f"{access['op']} on {access['stream']}\n{where}", (statement, "dim"))
 
 
-def worth_tables(result: Document, *, width: int, lines: int) -> tuple[Table, ...]:
+def worth_tables(result: Document, *, lines: int) -> tuple[Table, ...]:
     """``lines``: hidden ones that are shown."""
     rows = result["worth"]["rows"]
     hidden = [row for row in rows if row["hidden"]]
-    gains = _gains([row for row in rows if not row["hidden"]], width=width)
-    return gains, *((_hidden(hidden, width=width, lines=lines),) if hidden else ())
+    gains = _gains([row for row in rows if not row["hidden"]])
+    return gains, *((_hidden(hidden, lines=lines),) if hidden else ())
 
 
-def _gains(rows: list[Document], *, width: int) -> Table:
+def _gains(rows: list[Document]) -> Table:
     void = Counter(row["abstained"] for row in rows if row["abstained"])
     notes = ["differences to the run as it is, in this scenario"]
     notes += [f"{count} without figures: {reason}" for reason, count in void.items()]
@@ -195,45 +182,37 @@ def _gains(rows: list[Document], *, width: int) -> Table:
         "what would it be worth", caption="; ".join(notes) if rows else "nothing gains in this scenario"
     )
     table.padding = (0, 1, 0, 0)  # more columns on 80
-    table.add_column("source line, or host phase", width=_worth_room(width), no_wrap=True)
-    table.add_column("if it", width=_IF, no_wrap=True)
+    table.add_column("source line, or host phase", overflow="fold")
+    table.add_column("if it", overflow="fold")
     for heading in _FIGURES.values():
         table.add_column(heading, justify="right", no_wrap=True)
-    room = width if width == UNLIMITED else _IF
     for row in rows:
-        said = Text.assemble(
-            _CHANGES[row["change"]], ("\n" + cut_right(", ".join(row["kinds"]), room), "dim")
-        )
-        table.add_row(_where(row, _worth_room(width)), said, *(_signed(row[name]) for name in _FIGURES))
+        said = Text.assemble(_CHANGES[row["change"]], ("\n" + ", ".join(row["kinds"]), "dim"))
+        table.add_row(_where(row), said, *(_signed(row[name]) for name in _FIGURES))
     return table
 
 
-def _hidden(rows: list[Document], *, width: int, lines: int) -> Table:
+def _hidden(rows: list[Document], *, lines: int) -> Table:
     more = f"; and {len(rows) - lines} more{' with --all' * (lines < LINES)}" if len(rows) > lines else ""
-    what = width if width == UNLIMITED else min(max(width - _worth_room(width) - 20, 24), 44)
     if not all(row["room_us"] for row in rows):
         more += (
             f"; {MISSING}: --rooms {len(rows)} finds how much longer all of them would have to take to show"
         )
     table = framed("hidden here", caption=f"no figure gains 0.1 % without them{more}")
     table.padding = (0, 1, 0, 0)
-    table.add_column("source line, or host phase", width=_worth_room(width), no_wrap=True)
-    table.add_column("what", width=what, no_wrap=True)
+    table.add_column("source line, or host phase", overflow="fold")
+    table.add_column("what", overflow="fold", max_width=_WHAT)
     table.add_column("shows with\nµs/step more", justify="right", no_wrap=True)
     for row in rows[:lines]:
-        kinds = ("\n" + cut_right(", ".join(row["kinds"]), what), "dim")
-        table.add_row(
-            _where(row, _worth_room(width)),
-            Text.assemble(cut_right(row["what"], what), kinds),
-            _shows(row["room_us"]),
-        )
+        said = Text.assemble(row["what"], ("\n" + ", ".join(row["kinds"]), "dim"))
+        table.add_row(_where(row), said, _shows(row["room_us"]))
     return table
 
 
-def _where(row: Document, room: int) -> Text:
+def _where(row: Document) -> Text:
     if row["site"] is None:
         return Text.assemble(f"phase {row['phase']}", ("\nits own host time", "dim"))
-    return source_line(row, room)
+    return source_line(row)
 
 
 def _shows(room: list[float] | None) -> str:
@@ -246,7 +225,3 @@ def _shows(room: list[float] | None) -> str:
 def _signed(value: float | None) -> str:
     text = number(value)
     return f"+{text}" if value and value > 0 and text[0] != "<" else text
-
-
-def _worth_room(width: int) -> int:
-    return width if width == UNLIMITED else min(max(width - _TAKEN, 24), 76)

@@ -60,7 +60,7 @@ def worth(
     document, few = outcome.result.document(), form == "table" and not every_line
     show(
         form,
-        lambda width: worth_page_of(document, width, few=few),
+        lambda _: worth_page_of(document, few=few),
         json=outcome.result.to_json,
         csv=lambda: csv_of([document], only="worth."),
     )

@@ -70,10 +70,10 @@ def test_the_conclusion_names_the_line_and_its_worth(document: dict[str, Any]) -
 
 def test_a_hidden_line_without_a_limit_names_the_option_that_finds_it(document: dict[str, Any]) -> None:
     hidden = [row for row in document["worth"]["rows"] if row["hidden"]]
-    assert f"; –: --rooms {len(hidden)} finds" in markdown(worth_page_of(document, 160))
+    assert f"; –: --rooms {len(hidden)} finds" in markdown(worth_page_of(document))
     for row in hidden:
         row["room_us"] = [1.0, 2.0]
-    assert "; –: --rooms" not in markdown(worth_page_of(document, 160))
+    assert "; –: --rooms" not in markdown(worth_page_of(document))
 
 
 def test_the_first_screenful_has_the_hidden_lines_whose_room_was_searched_for(
@@ -82,9 +82,9 @@ def test_the_first_screenful_has_the_hidden_lines_whose_room_was_searched_for(
     hidden = [row for row in document["worth"]["rows"] if row["hidden"]]
     for number, row in enumerate(hidden):
         row["room_us"] = [1.0, 2.0] if number < 5 else None
-    few = markdown(worth_page_of(document, 160, few=True))
+    few = markdown(worth_page_of(document, few=True))
     assert f"; and {len(hidden) - 5} more with --all" in few and few.count("1 … 2") == 5
-    assert "with --all" not in markdown(worth_page_of(document, 160))
+    assert "with --all" not in markdown(worth_page_of(document))
 
 
 def test_every_format_has_the_rows(document: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def test_every_format_has_the_rows(document: dict[str, Any]) -> None:
     assert [point["x"] for point in chart.points] == [
         row["output_throughput_pct"] for row in document["worth"]["rows"] if row["output_throughput_pct"]
     ][:12]
-    text = markdown(worth_page_of(document, 160))
+    text = markdown(worth_page_of(document))
     assert text.startswith(f"**{document['conclusion']}**")
     assert any(line.startswith(f"| `{UPLOAD}:") and "is not there" in line for line in text.splitlines())
     rows = list(csv.DictReader(io.StringIO(csv_of([document], only="worth."))))
