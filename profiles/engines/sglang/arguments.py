@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import traceback
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -93,14 +96,15 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
     try:
-        args = fitted(kind, **wanted)
+        with _setters(kind) as setters:
+            args = fitted(kind, **wanted)
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise EngineError(f"SGLang refuses the scenario: {error} ({_raised_by(error)})") from error
     for name in decisive - shared.keys():
         if (kept := getattr(args, name, None)) != wanted[name]:
             raise EngineError(
-                f"SGLang takes {kept!r} for its argument {name}; the scenario needs {wanted[name]!r}"
-                f"{_decided_by(name, config.speculative)}"
+                f"SGLang takes {kept!r} for its argument {name}, which it sets itself ({setters.get(name)});"
+                f" the scenario needs {wanted[name]!r}"
             )
     return args
 
@@ -111,11 +115,21 @@ def _raised_by(error: BaseException) -> str:
     return frames[-1].f_code.co_qualname
 
 
-def _decided_by(argument: str, spec: SpeculativeConfig | None) -> str:
-    """Where it is known, the function of SGLang that has changed the argument."""
-    if argument != "disable_overlap_schedule" or spec is None or spec.topk == 1:
-        return ""
-    return ": its overlapped worker takes chains of drafts only (handle_speculative_decoding)"
+@contextmanager
+def _setters(kind: Any) -> Iterator[dict[str, str]]:
+    """The function of SGLang that has set each argument last."""
+    found: dict[str, str] = {}
+    original = kind.__setattr__
+
+    def record(args: Any, name: str, value: Any) -> None:
+        found[name] = sys._getframe(1).f_code.co_qualname
+        original(args, name, value)
+
+    kind.__setattr__ = record
+    try:
+        yield found
+    finally:
+        kind.__setattr__ = original
 
 
 def _dtype(resolved: Resolved, *, own: bool) -> str:

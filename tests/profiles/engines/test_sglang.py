@@ -247,7 +247,9 @@ def test_trees_of_the_overlapped_worker_give_the_same_tokens(overrides: tuple[st
 
 @given
 def test_trees_are_refused_where_the_overlapped_worker_takes_chains_only() -> None:
-    with pytest.raises(EngineError, match=r"chains of drafts only \(handle_speculative_decoding\)"):
+    with pytest.raises(
+        EngineError, match=r"disable_overlap_schedule, which it sets itself \(_handle_eagle_family\)"
+    ):
         run(f"sglang:{CLONE}@{AFTER}", *TREES, scenario="spec_v2")
 
 
