@@ -46,7 +46,7 @@ class _UnusedModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         assert self.__spec__ is not None and self.__spec__.loader is not None
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         vars(self).update(vars(module_from_spec(self.__spec__)))
         self.__spec__.loader.exec_module(self)
         return getattr(self, name)
