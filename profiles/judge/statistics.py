@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 2000
 POWER: Final = 0.8
+MOST_VALUES: Final = 200  # that are proposed
 
 DRIFT_LIMIT: Final = 10.0  # percent over the run, above which no verdict is given
 LEADING: Final = 2  # blocks at the start that a warm-up ramp affects
@@ -198,9 +199,10 @@ def pairs_needed(interval: Interval, *, n: int, resolve: float, band: float) -> 
 
 def values_needed(interval: Interval, *, median: float, n: int, band: float) -> int | None:
     """Values with which the interval of ``order_interval`` lies within ``band``, if it narrows with the root of their
-    number. None where the median itself is not within ``band``."""
+    number. None where the median is not within ``band``, or so near to its end that ``MOST_VALUES`` are too few."""
     reach, room = max(interval.high - median, median - interval.low), band - abs(median)
-    return math.ceil(n * (reach / room) ** 2) if room > 0 else None
+    needed = math.ceil(n * (reach / room) ** 2) if room > 0 else MOST_VALUES + 1
+    return needed if needed <= MOST_VALUES else None
 
 
 def levelled(blocks: Sequence[float]) -> Floats:

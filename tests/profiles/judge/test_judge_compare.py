@@ -207,7 +207,7 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
         ),
         (
             [102.0, 103.0, 99.0, 102.0, 104.0],
-            "more seeds would not decide output throughput, which they change in",
+            "more seeds would hardly decide output throughput, which changes in both",
         ),
         (FASTER, None),
     ],

@@ -154,6 +154,8 @@ def test_a_spread_around_no_change_names_the_seeds_that_would_suffice():
     found = judge_seeds([100.0] * 5, values, "higher")
     assert (found.reasons, found.needed) == ((Reason.LOW_N,), 17)  # 5 x (0.9 / 0.5) ** 2
     assert judge_seeds([100.0] * 20, values * 4, "higher").verdict == "no change"
+    near = judge_seeds([100.0] * 5, [100.3, 100.4, 100.49, 100.9, 101.0], "higher")
+    assert (near.reasons, near.needed) == ((Reason.LOW_N,), None)
 
 
 def test_an_effect_below_the_minimum_is_no_change():
