@@ -65,10 +65,9 @@ class _Commands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Raises UsageError where an option follows another one that needs a value, which it would be taken for."""
         name, command, rest = super().resolve_command(ctx, args)
-        params = [
-            param for param in getattr(command, "params", ()) if isinstance(param, typer.core.TyperOption)
-        ]
-        options = {option: param for param in params for option in param.opts}
+        params = command.params if command else ()
+        typed = [param for param in params if isinstance(param, typer.core.TyperOption)]
+        options = {option: param for param in typed for option in param.opts}
         for option, value in pairwise(takewhile(lambda text: text != "--", rest)):
             if option in options and value in options and not options[option].is_flag:
                 missing = options[option].metavar or "its value"

@@ -133,7 +133,7 @@ class DeviceTensor(torch.Tensor):
 def wrap(held: torch.Tensor) -> DeviceTensor:
     """The device tensor of these values."""
     stride: tuple[int, ...] | None = held.stride()
-    offset: int | None = held.storage_offset()
+    offset: Any = held.storage_offset()
     if stride == (1,) and not offset:
         stride = offset = None  # which torch reads in a fifth of the time of all else
     tensor: DeviceTensor = _make(

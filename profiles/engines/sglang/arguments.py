@@ -87,10 +87,9 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         "enable_metrics": False,
         "stream_interval": 1,
     }
-    hosted = hisparse_arguments(engine, resolved.model)
-    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine) | hosted
-    shared = _data_ranks(engine, config)
-    wanted |= more | shared
+    more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
+    more |= hisparse_arguments(engine, resolved.model)
+    wanted |= more | (shared := _data_ranks(engine, config))
     decisive = {*_DECISIVE, *(name for name in more if name.startswith(_DECISIVE_BEGINNINGS))}
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
