@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.result import PROGRAM
-from .page import Document, framed, ordered_kinds
+from .console import results
+from .page import WIDE, Document, framed, ordered_kinds
 from .text import MISSING, number, size
 
 LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
-_WHAT: Final = 22  # columns, so that most source lines are not folded on 80
 _CHANGES: Final = {
     "no wait": "does not wait",
     "pinned": "pinned, async",
@@ -112,8 +112,13 @@ def _lines(title: str, rows: Sequence[object], *, lines: int = LINES) -> Table:
     caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else "" if rows else "none"
     table = framed(title, caption=caption)
     table.add_column("source line", overflow="fold")
-    table.add_column("what", overflow="fold", max_width=_WHAT)
+    table.add_column("what", overflow="fold", max_width=_what_width())
     return table
+
+
+def _what_width() -> int:
+    """Columns, so that most source lines are not folded on 80."""
+    return 22 if results().width < WIDE else 40
 
 
 def source_line(row: Document) -> Text:
@@ -201,7 +206,7 @@ def _hidden(rows: list[Document], *, lines: int) -> Table:
     table = framed("hidden here", caption=f"no figure gains 0.1 % without them{more}")
     table.padding = (0, 1, 0, 0)
     table.add_column("source line, or host phase", overflow="fold")
-    table.add_column("what", overflow="fold", max_width=_WHAT)
+    table.add_column("what", overflow="fold", max_width=_what_width())
     table.add_column("shows with\nµs/step more", justify="right", no_wrap=True)
     for row in rows[:lines]:
         said = Text.assemble(row["what"], ("\n" + ", ".join(row["kinds"]), "dim"))

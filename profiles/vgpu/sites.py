@@ -9,21 +9,24 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Final
 
 from ..record.timeline import NO_SITE, Site
+
+_OWN: Final = Path(__file__).resolve().parents[1]  # a watched program may lie beside this checkout
 
 
 class Sites:
     """Source lines by small index, in the order of their first calls.
 
-    A line is watched if its file lies under one of ``watch`` (folders or files), is not ``unwatched``, and is not in an
-    environment of installed packages there. Files are named relative to the watched folder's parent.
+    A line is watched if its file lies under one of ``watch`` (folders or files), neither under one of ``unwatched`` nor
+    in ``profiles/``, and is not in an environment of installed packages there. Files are named relative to the watched
+    folder's parent.
     """
 
     def __init__(self, watch: Sequence[Path], unwatched: Sequence[Path] = ()) -> None:
         self._watch = tuple(path.resolve() for path in watch)
-        self._unwatched = tuple(path.resolve() for path in unwatched)
+        self._unwatched = (_OWN, *(path.resolve() for path in unwatched))
         # Indices by offset, of watched code; None for other code. By id, since hashing a code object hashes its
         # contents; all code objects are kept alive, so that no id is used twice.
         self._indices: dict[int, dict[int, int] | None] = {}
@@ -76,7 +79,8 @@ class Sites:
         return index
 
     def _is_watched(self, code: CodeType) -> bool:
-        if any(path in self._unwatched for path in _paths(code.co_filename)):
+        paths = _paths(code.co_filename)
+        if any(path.is_relative_to(own) for path in paths for own in self._unwatched):
             return False
         return any("site-packages" not in path.relative_to(root).parts for path, root in self._inside(code))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.cli.console import PIPED_WIDTH
 from schedbench.profiles.record.result import Metric, Outputs, Result
 from tests.acceptance.runs import command_line, plain_environment
 from tests.conftest import RunCommand
@@ -71,7 +72,7 @@ def test_table_fits_a_page(printed: Printed) -> None:
     assert any(line.startswith("mixed  Chunked prefill mixed with running decodes") for line in lines[1:4])
     assert "4 requests: 4 finished" in lines
     assert len(lines) <= 50
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= PIPED_WIDTH
 
 
 def test_json_is_a_result(printed: Printed) -> None:
@@ -186,7 +187,7 @@ def test_a_broken_budget_is_reported_on_stderr(run_command: RunCommand) -> None:
 def test_a_broken_budget_is_the_last_table(run_command: RunCommand) -> None:
     said = run_command(*BRIEF, "--expect", "decode.steady.forward.d2h=0")
     assert (said.code, said.err) == (1, "")
-    assert "decode.steady" in said.out.splitlines()[-2]
+    assert "decode.steady" in " ".join(said.out.splitlines()[-4:])  # the line may be folded
 
 
 def test_a_budget_that_holds_is_not_mentioned(run_command: RunCommand) -> None:

@@ -205,7 +205,7 @@ def test_a_terminal_shows_one_screen_and_the_rest_with_all(cli, kept):
     rest = ("other metrics", "counts per step: mean / worst step")
     assert all(f"\n{title}" not in few and f"\n{title}" in everything for title in rest)
     assert f"--all also shows: {', '.join(rest)}" in " ".join(few.split())
-    assert len(few.splitlines()) < 60 < len(everything.splitlines())
+    assert len(few.splitlines()) < 75 < len(everything.splitlines())
     [shown, all_shown] = (text.split("where the GPU waited")[0].count("sched/") for text in (few, everything))
     assert shown == compare_page.FEW < all_shown
 

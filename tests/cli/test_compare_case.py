@@ -56,7 +56,7 @@ def test_the_page_names_the_loop_and_explains_delta(case):
     shown = " ".join(compare(case, "--seeds", "2").stdout.split())
     assert "A overlap=true (relay pr25945, overlapped" in shown
     assert "B overlap=false (relay pr25945, serial" in shown
-    assert "medians over workload seeds, Δ of the changes seed by seed" in shown
+    assert "medians over workload seeds, Δ is the median of the changes seed by seed" in shown
 
 
 def test_sides_on_the_command_line_replace_the_case(case):
