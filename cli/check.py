@@ -13,6 +13,7 @@ from . import arguments
 from .errors import GATE_FAILED, UsageError, ends_interrupted
 
 if TYPE_CHECKING:
+    from ..profiles.platform.engine_choice import EngineChoice
     from ..profiles.platform.resolve import Resolved
 
 
@@ -37,6 +38,14 @@ Seeds = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="Without random adversaries: --seeds 0.")]
 Adversarial = Annotated[
     int | None, typer.Option("--adversarial", min=0, metavar="SEED", help="This adversary only.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="ENGINE",
+        help="Another source of the engine, such as the merge base: what its checks find, too, fails none.",
+    ),
 ]
 AllFaults = Annotated[
     bool,
@@ -64,6 +73,7 @@ def check(
     engine: arguments.Engine = None,
     engine_python: arguments.EnginePython = None,
     engine_wheels: arguments.EngineWheels = None,
+    against: Against = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
     every_table: arguments.EveryTable = False,
     form: arguments.Form = "table",
@@ -85,6 +95,9 @@ def check(
     ):
         raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
     other = arguments.engine_choice(engine, engine_python, engine_wheels)
+    base = arguments.engine_choice(against, engine_python, engine_wheels) if against and engine else None
+    if against and not engine:
+        raise UsageError("--against is about sources of an engine: name one with --engine")
     from .console import status
 
     arguments.make_output_dir(output_dir)
@@ -97,7 +110,7 @@ def check(
             question = arguments.resolved(
                 scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
             )
-            virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial)
+            virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial, against=base)
             content = (_on_cuda if device == "cuda" else virtual)(question, clock, report)
     from .answers import CheckAnswer
 
@@ -134,8 +147,10 @@ def examine_on_vgpu(
     *,
     seeds: int | None = None,
     only: int | None = None,
+    against: EngineChoice | None = None,
 ) -> dict[str, Any]:
-    """The document of all checks. ``seeds`` counts the random adversaries; ``only``: this adversary."""
+    """The document of all checks. ``seeds`` counts the random adversaries; ``only``: this adversary; ``against``: as
+    for ``examine_engine``."""
     from ..profiles.check import adversaries
     from ..profiles.check.engine import examine_engine
     from ..profiles.check.examine import Examiner, not_asked
@@ -145,7 +160,7 @@ def examine_on_vgpu(
     scenario = scenario_part(question)  # before the runs, which may outlast an edit
     numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
     if question.engine is not None:
-        reports = [examine_engine(question, numbers, report)]
+        reports = [examine_engine(question, numbers, report, against=against)]
     else:
         examiner = Examiner(question, numbers, report)
         reports = [examiner.examine(relay) for relay in question.relays]

@@ -88,6 +88,8 @@ def evidence(content: Document, most: int | None) -> Iterator[Text]:
     for report in content.get("reports", ()):
         for check in _failed(report["checks"]):
             yield from _evidence(check["name"], check["evidence"], most)
+        for check in report["checks"] if most is None else ():
+            yield from _evidence(f"known of {check['name']}", check.get("known", []), most)
 
 
 def checks(report: Document, content: Document) -> Table:

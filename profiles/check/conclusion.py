@@ -49,7 +49,14 @@ def _of_reports(content: Document) -> str:
     first, *others = content["reports"]
     passed = ", ".join(_named(first, "passed")) if not others else "all checks that apply"
     unproven = sum(len(report["unproven"]) for report in content["reports"])
-    return f"{name} passed with {relays}: {passed}{_skipped(content)}{_reach(unproven)}"
+    return f"{name} passed with {relays}: {passed}{_known(first)}{_skipped(content)}{_reach(unproven)}"
+
+
+def _known(report: Document) -> str:
+    """What the source has that an engine was checked against; documents before version 1.3 do not say so."""
+    counts = {check["name"]: len(check.get("known", ())) for check in report["checks"]}
+    known = [f"{count} finding{'s' * (count != 1)} of {name}" for name, count in counts.items() if count]
+    return f"; known from {report['against']}: {', '.join(known)}" if known else ""
 
 
 def _reach(unproven: int) -> str:

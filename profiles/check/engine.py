@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice
+from ..platform.engine_choice import EngineChoice
 from ..platform.pool import spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
@@ -25,8 +27,37 @@ OVERLAP: Final = "overlap"
 _OPTIONS: Final = Options(device="vgpu", save_tokens=True)
 
 
-def examine_engine(resolved: Resolved, seeds: Sequence[int], notice: Notice = silence) -> Report:
-    """``seeds`` are those of the adversaries. Raises MachineError, EngineError."""
+def examine_engine(
+    resolved: Resolved, seeds: Sequence[int], notice: Notice = silence, *, against: EngineChoice | None = None
+) -> Report:
+    """``seeds`` are those of the adversaries. Where a check fails, the source ``against`` is examined, too: evidence
+    against both is known, and fails no check. Raises MachineError, EngineError."""
+    report = _examine(resolved, seeds, notice)
+    if against is None or not report.failed or report.result is None:
+        return report
+    other = _examine(
+        replace(resolved, engine=against), seeds, lambda message: notice(f"{against.name}: {message}")
+    )
+    found = {_identity(check.name, one) for check in other.checks for one in check.evidence}
+    checks = tuple(_without_known(check, found) for check in report.checks)
+    return replace(report, checks=checks, against=against.name)
+
+
+def _without_known(check: Check, found: Collection[object]) -> Check:
+    known = tuple(one for one in check.evidence if _identity(check.name, one) in found)
+    if not known:
+        return check
+    new = [one for one in check.evidence if one not in known]
+    return replace(verdict(check.name, new, about=f"nothing new; {len(known)} known"), known=known)
+
+
+def _identity(check: str, evidence: Evidence) -> object:
+    """Equal for the same evidence against two sources of an engine, in which lines may have moved."""
+    sites = [(site.file, site.function, site.statement) for site in evidence.sites]
+    return check, re.sub(r"\.py:\d+", ".py", evidence.says), *sites
+
+
+def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report:
     begin, relay = time.perf_counter(), resolved.relays[0]
     notice("watched run")
     outcome = attempt(resolved, relay, replace(_OPTIONS, hazards=True))

@@ -40,24 +40,28 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``about`` says in a few words what passed, or why the check does not apply."""
+    """``about`` says in a few words what passed, or why the check does not apply. ``known`` is evidence against the
+    source that an engine was checked against, too."""
 
     name: str
     verdict: Verdict
     about: str
     evidence: tuple[Evidence, ...] = ()
+    known: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """All checks of one relay. ``result`` is the checked run's; None if it crashed. ``unproven``: what could be missing
-    without a failed check."""
+    without a failed check. ``against`` names the other source that an engine was checked against, because a check
+    failed."""
 
     relay: RelayChoice
     checks: tuple[Check, ...]
     result: Result | None
     wall_s: float
     unproven: Sequence[Unproven] = ()
+    against: str | None = None
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -75,8 +79,8 @@ def skipped(name: str, why: str) -> Check:
     return Check(name, "not applicable", why)
 
 
-# History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams.
-SCHEMA_VERSION: Final = "1.2"
+# History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams; 1.3 has what is known.
+SCHEMA_VERSION: Final = "1.3"
 
 Document = dict[str, Any]
 _PARTS: Final = TypeAdapter(tuple[Check | Unproven, ...])
@@ -104,6 +108,7 @@ def _report(report: Report) -> Document:
     engine = report.result.labels.engine if report.result else None
     return {
         "engine": None if engine is None else engine.model_dump(mode="json"),
+        "against": report.against,
         "relay": {
             "state": relay.state.name,
             "switches": dict(relay.overrides),

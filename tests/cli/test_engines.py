@@ -128,6 +128,35 @@ def test_check_explains_an_index_that_is_poison(run_command: RunCommand, tmp_pat
 
 
 @pytest.mark.wide
+def test_check_fails_only_by_what_the_other_source_does_not_have(
+    run_command: RunCommand, tmp_path: Path, engine: str
+) -> None:
+    """The tag has hazards, which the first source has in other lines, and the second has one more."""
+    found = []
+    for name, text in (("moved", "# A comment.\n" + LOOP.format(wait="")), ("other", UNORDERED)):
+        checkout(tmp_path / name, text)
+        asked = (
+            "--engine",
+            f"{ADAPTER}:{tmp_path / name}",
+            "--against",
+            f"{engine}@v1",
+            "--adversarial",
+            "1",
+        )
+        said = run_command("check", "mixed", *TINY, *asked, "--format", "json")
+        client.end_engines()
+        content = json.loads(said.out)
+        hazards = next(check for check in content["reports"][0]["checks"] if check["name"] == "hazards")
+        assert content["reports"][0]["against"] == f"{engine}@v1"
+        assert f"; known from {engine}@v1: 3 findings of hazards" in content["conclusion"] or said.code == 1
+        found.append((said.code, len(hazards["known"]), [item["says"] for item in hazards["evidence"]]))
+    (code, known, evidence), (other_code, other_known, others) = found
+    assert (code, known, evidence) == (0, 3, [])
+    assert (other_code, other_known) == (1, 3)
+    assert others and all("python/toy/loop.py:8" in says for says in others)
+
+
+@pytest.mark.wide
 def test_check_of_a_failing_engine_has_its_error(run_command: RunCommand, tmp_path: Path) -> None:
     checkout(tmp_path, "def step(device):\n    raise ValueError('bad batch')\n")
     said = run_command("check", "mixed", *TINY, "--engine", f"{ADAPTER}:{tmp_path}")
@@ -197,6 +226,7 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
         (("compare", "mixed", "--a", "--b", ""), 2, "--a: SIDE is missing: the option --b follows"),
         (("sweep", "mixed", "--over", "--metric", "ttft"), 2, "is missing: the option --metric follows"),
         (("check", "mixed", "--engine", "sglang:.", "--device", "cuda"), 2, "runs on the virtual GPU"),
+        (("check", "mixed", "--against", "sglang:."), 2, "--against is about sources of an engine"),
         (("compare", "mixed", "--a", "sglang==9", "--b", ""), 3, "pip download --no-deps sglang==9"),
     ],
 )
