@@ -35,9 +35,8 @@ def examine_engine(
     report = _examine(resolved, seeds, notice)
     if against is None or not report.failed or report.result is None:
         return report
-    other = _examine(
-        replace(resolved, engine=against), seeds, lambda message: notice(f"{against.name}: {message}")
-    )
+    notice(f"the same of {against.name}")
+    other = _examine(replace(resolved, engine=against), seeds, notice)
     found = {_identity(check.name, one) for check in other.checks for one in check.evidence}
     checks = tuple(_without_known(check, found) for check in report.checks)
     return replace(report, checks=checks, against=against.name)
