@@ -47,7 +47,7 @@ def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  
         document["conclusion"],
         [
             Text(setting(document)),
-            *map(Text, notes(found, most)),
+            *map(Text, notes(document, most)),
             *every(found, most=most),
             *charts(found),
         ],
@@ -73,7 +73,8 @@ def setting(document: Document) -> str:
     label, found = document["labels"], document["comparison"]
     kind = "emulated" if label["emulated"] else "measured"
     sides = (f"A {_program(found['baseline'])}", f"B {_program(found['candidate'])}")
-    return " · ".join((kind, document["hardware"]["name"], f"host time {label['host']}", *sides))
+    partial = ["cancelled: partial"] if document["run"]["cancelled"] else []
+    return " · ".join((kind, document["hardware"]["name"], f"host time {label['host']}", *sides, *partial))
 
 
 def _program(side: Document) -> str:
@@ -89,8 +90,9 @@ def _program(side: Document) -> str:
     return f"{side['label']} ({scheduler(side, side['relay'])}{at}{world})"
 
 
-def notes(found: Document, most: int) -> list[str]:
+def notes(document: Document, most: int) -> list[str]:
     """Remarks that qualify the verdict."""
+    found, cancelled = document["comparison"], document["run"]["cancelled"]
     differences = found["comparability"]["differences"]
     compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
@@ -111,7 +113,8 @@ def notes(found: Document, most: int) -> list[str]:
             remarks.append(f"{name} has no {', '.join(lacking)} steps")
     if found["one_run"]:
         remarks.append("the workload has no randomness: a second seed gave the same run, so one is compared")
-    if found["draws"]["abstained"] and found["design"] == "seeds" and "NOT_ENGAGED" not in found["reasons"]:
+    asked = found["design"] == "seeds" and (cancelled or "NOT_ENGAGED" not in found["reasons"])
+    if found["draws"]["abstained"] and asked:
         remarks.append(
             "not asked: whether the verdict holds over the ranges of the hardware's constants, because "
             + found["draws"]["abstained"]

@@ -99,6 +99,15 @@ def test_the_same_side_twice_is_not_engaged(cli, scenario):
     assert cli.invoke(app, [*arguments, "--exit-on-inconclusive"]).exit_code == 1
 
 
+def test_an_interruption_of_the_draws_is_shown_where_the_change_is_not_engaged(document):
+    found, why = document["comparison"], "the user interrupted after 1 of 4 runs under draws"
+    found |= {"reasons": ["NOT_ENGAGED"], "draws": {"count": 0, "abstained": why}}
+    assert why not in " ".join(page(document).split())
+    document["run"]["cancelled"] = True
+    shown = " ".join(page(document).split())
+    assert why in shown and "cancelled: partial" in shown
+
+
 @pytest.mark.parametrize(
     ("gate", "code"), [("decode.schedule.sync:0", 0), ("decode.forward.sync:0", 1), ("throughput:-99%", 0)]
 )
