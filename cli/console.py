@@ -119,17 +119,30 @@ def working(text: str) -> Iterator[None]:
     again in each part of a command."""
     console, began = progress(), time.monotonic()
     try:
-        with _in_status(console, text) if console.is_terminal else nullcontext():
+        with _in_status(console, _Lasting(text, began)) if console.is_terminal else nullcontext():
             yield
     finally:
         _worked.append(time.monotonic() - began)
 
 
+class _Lasting:
+    """Work that began at that time, with the seconds so far each time that it is drawn."""
+
+    def __init__(self, text: str, began: float) -> None:
+        self._text, self._began = text, began
+
+    def __str__(self) -> str:
+        return f"{self._text}: {time.monotonic() - self._began:.0f} s"
+
+    def __rich__(self) -> Text:
+        return Text(str(self))
+
+
 @contextmanager
-def _in_status(console: Console, text: str) -> Iterator[None]:
+def _in_status(console: Console, work: _Lasting) -> Iterator[None]:
     with nullcontext(_lines[0]) if _lines else _status_line(console, "") as line:
         before = line.status
-        line.update(Text(text))
+        line.update(work)
         try:
             yield
         finally:

@@ -110,11 +110,12 @@ def stderr(monkeypatch: pytest.MonkeyPatch):
     return replaced
 
 
-def test_work_is_shown_on_a_terminal_only(stderr):
+def test_work_is_shown_with_its_time_on_a_terminal_only(stderr, monkeypatch, wall):
+    monkeypatch.setattr(console.time, "monotonic", wall)
     shown = stderr(terminal=True)
     with console.working("importing sglang"):
-        pass
-    assert "importing sglang" in shown.getvalue()
+        wall.time += 12
+    assert "importing sglang: 12 s" in shown.getvalue()
     piped = stderr(terminal=False)
     with console.working("importing sglang"):
         pass
@@ -126,7 +127,7 @@ def test_work_takes_the_place_of_the_status_line(stderr):
     with console.status("3 of 10 runs") as update:
         [line] = console._lines
         with console.working("importing sglang"):
-            assert str(line.status) == "importing sglang"
+            assert str(line.status) == "importing sglang: 0 s"
         assert str(line.status) == "3 of 10 runs"
         update("4 of 10 runs")
         assert str(line.status) == "4 of 10 runs"
