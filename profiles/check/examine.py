@@ -14,7 +14,10 @@ from types import MappingProxyType
 
 from ...scenarios.combinations import MODES, overlaps, staged
 from ...sched.relay.choice import RelayChoice
+from ..engines.adapter_file import find_adapter
+from ..engines.names import parse_engine
 from ..measure.budget import Breach, Offender, RunOutcome
+from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pays_from, prepare_pool, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
@@ -29,7 +32,7 @@ from .contract import check_contract, speculating
 from .drafts import DraftReference
 from .invariants import Invariants
 from .report import Check, Evidence, Report, skipped, verdict
-from .runs import attempt
+from .runs import attempt, with_section
 from .unproven import unproven, without_references
 
 
@@ -291,10 +294,21 @@ def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) 
     yield "modes", _all_but([loop, *modes])
     if resolved.engine is not None:
         yield from OWN_ONLY.items()
+        yield "the engine's own model runner", _own_runner_left_out(resolved, resolved.engine)
         return
     yield "relays", _all_but(list(dict.fromkeys(relay.state.name for relay in relays)))
     yield "known bugs", _all_but(planted) + ("" if planted else " (--all-faults)")
     yield "scripted failures", "" if scenario.faults else "all"
+
+
+def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> str:
+    """How to run the engine's own model runner instead of the stub, or why it cannot run; empty where no stub ran."""
+    adapter = find_adapter(parse_engine(engine.name).adapter)
+    if MODES["own model runner"].on(resolved.scenario) or not getattr(adapter, "stub_runner", False):
+        return ""
+    owned = with_section(resolved, "engine", model_runner="own")
+    needs = getattr(adapter, "needs", lambda _: ())(owned.scenario)
+    return "; ".join(needs) or "--set engine.model_runner=own"
 
 
 def _ran(seed: int, report: Report) -> bool:

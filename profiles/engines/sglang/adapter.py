@@ -62,7 +62,7 @@ class SglangAdapter:
 
     package = ADAPTERS["sglang"].package
     python_path = "python"
-    stages = transfers = data_ranks = own_runner = True
+    stages = transfers = data_ranks = own_runner = stub_runner = True
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
         "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "0",  # otherwise NVML is asked

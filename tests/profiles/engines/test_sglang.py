@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.check.examine import not_asked
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.names import EngineError
@@ -113,6 +114,24 @@ REFUSED = (
 @pytest.mark.parametrize("arguments", REFUSED)
 def test_a_refused_mode_names_the_function_that_prevents_it(arguments: str) -> None:
     assert all(re.search(r" needs? .*\(\w+", need) for need in needs(arguments))
+
+
+@pytest.mark.parametrize(
+    ("engine", "overrides", "says"),
+    [
+        ("sglang:.", "mixed", "--set engine.model_runner=own"),
+        ("sglang:.", "spec_v2", "speculation with engine.model_runner=own needs"),
+        ("sglang:.", f"mixed {OWN}", ""),
+        ("mini-sglang:.", "mixed", ""),
+    ],
+)
+def test_a_check_with_a_stub_lists_the_own_model_runner_as_not_asked(
+    engine: str, overrides: str, says: str
+) -> None:
+    scenario, *given_overrides = overrides.split()
+    question = replace(ask(scenario, given_overrides), engine=EngineChoice(engine))
+    found = not_asked(question, (), ()).get("the engine's own model runner", "")
+    assert found.startswith(says) and bool(found) == bool(says)
 
 
 def needs(arguments: str) -> Sequence[str]:
