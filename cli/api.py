@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -101,7 +100,6 @@ def compare(
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
-    from .arguments import chosen_engine
     from .compare import ComparisonOptions, case_of, compared
 
     scenario, a, b = _sides(of, a, b)
@@ -111,7 +109,6 @@ def compare(
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
         VerdictRules(allow_divergence=allow_divergence, gates=tuple(map(parse, gates))),
         Reader(command=_typed("compare", *of, keys)),
-        partial(chosen_engine, python=None, wheels=None),
     )
     case = case_of(scenario, options.overrides) if scenario and not (a or b) else None
     sides = (case.a, case.b) if case else (a, b)
@@ -182,9 +179,9 @@ def _spec(side: SideOfComparison, label: str, options: ComparisonOptions) -> Sid
     from ..profiles.judge.sides import SideSpec, parse
 
     if isinstance(side, str | Path):
-        return parse(str(side), options.reader, options.choose)
+        return parse(str(side), options.reader, options.engines.choice)
     if isinstance(side, Mapping):
-        return parse(",".join(settings(side)), options.reader, options.choose)
+        return parse(",".join(settings(side)), options.reader, options.engines.choice)
     runs = [side] if isinstance(side, RunAnswer) else side
     return SideSpec(label, stored=tuple(run.result for run in runs))
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import typer
 
@@ -128,22 +128,40 @@ def resolved(
 
 def engine_choice(name: str | None, python: str | None, wheels: Path | None) -> EngineChoice | None:
     """The engine of another project, if one is named. Raises UsageError, EngineError."""
-    from ..profiles.engines.names import parse_engine
-
-    for option, given in (("--engine-python", python), ("--engine-wheels", wheels)):
-        if given is not None and name is None:
-            raise UsageError(f"{option}: no engine is named")
-    return None if name is None else chosen_engine(str(parse_engine(name)), python, wheels)
+    options = EngineOptions(python, wheels)
+    chosen = None if name is None else options.choice(name)
+    options.require_used([] if chosen is None else [chosen.name])
+    return chosen
 
 
-def chosen_engine(name: str, python: str | None, wheels: Path | None) -> EngineChoice:
-    """Raises EngineError."""
-    from ..profiles.engines.names import parse_engine
-    from ..profiles.engines.source import require_there
-    from ..profiles.platform.engine_choice import EngineChoice
+class EngineOptions(NamedTuple):
+    """The values of ``--engine-python`` and ``--engine-wheels``, which hold for every engine that a command names."""
 
-    require_there(parse_engine(name))
-    return EngineChoice(name, python or sys.executable, wheels or Path())
+    python: str | None = None
+    wheels: Path | None = None
+
+    def choice(self, name: str) -> EngineChoice:
+        """Raises EngineError."""
+        from ..profiles.engines.names import parse_engine
+        from ..profiles.engines.source import require_there
+        from ..profiles.platform.engine_choice import EngineChoice
+
+        engine = parse_engine(name)
+        require_there(engine)
+        return EngineChoice(str(engine), self.python or sys.executable, self.wheels or Path())
+
+    def require_used(self, engines: Collection[str]) -> None:
+        """Raises UsageError for an option that none of these engines, which are all of the command, uses."""
+        from ..profiles.engines.names import parse_engine
+
+        for option, given in (("--engine-python", self.python), ("--engine-wheels", self.wheels)):
+            if given is not None and not engines:
+                raise UsageError(f"{option}: no engine is named")
+        if self.wheels is not None and all(parse_engine(name).version is None for name in engines):
+            raise UsageError(
+                "--engine-wheels: only a release, NAME==VERSION, has a wheel: leave it out with"
+                f" {' and '.join(engines)}"
+            )
 
 
 def use_workers(jobs: int | None, executor: str | None) -> None:

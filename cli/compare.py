@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trials import DrawnRuns, Notice, Question, Sample, TrialPlan, Trials
-    from ..profiles.platform.engine_choice import EngineChoice
     from ..scenarios.schema import Case
     from .answers import ComparisonAnswer
     from .page import Drawn
@@ -89,7 +87,7 @@ class ComparisonOptions(NamedTuple):
     plan: TrialPlan
     rules: VerdictRules
     reader: Reader
-    choose: Callable[[str], EngineChoice]  # of an engine by its name
+    engines: arguments.EngineOptions = arguments.EngineOptions()
     picture: bool = False
     worth: bool = False
 
@@ -154,7 +152,7 @@ def compare(
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
         VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass"),
         Reader(meaning, nsys, arguments.command_line()),
-        partial(arguments.chosen_engine, python=engine_python, wheels=engine_wheels),
+        arguments.EngineOptions(engine_python, engine_wheels),
         arguments.wants_picture(form, picture),
         worth,
     )
@@ -288,11 +286,12 @@ def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpe
     for option, text in (("--a", a), ("--b", b)):
         try:
             with arguments.typed_as(option, [""]):
-                found.append(spec := parse(text, wanted.reader, wanted.choose))
+                found.append(spec := parse(text, wanted.reader, wanted.engines.choice))
             if spec.ref is not None:
                 commit_of(here(), spec.ref)
         except SideError as error:
             raise SideError(f"{option}: {error}") from None
+    wanted.engines.require_used([spec.engine.name for spec in found if spec.engine is not None])
     return found[0], found[1]
 
 

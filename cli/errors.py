@@ -60,6 +60,7 @@ EXIT_CODES: Final = MappingProxyType(
         "schedbench.profiles.platform.machine.MachineError": UNABLE,
         "schedbench.profiles.platform.pool.MeasuredAloneError": USAGE,
         "schedbench.profiles.platform.pool.WorkersError": UNABLE,
+        "schedbench.profiles.engines.names.EngineNameError": USAGE,
         "schedbench.profiles.engines.names.EngineError": UNABLE,
         "schedbench.profiles.engines.client.EngineFailedError": WORKLOAD_FAILED,
         "builtins.MemoryError": UNABLE,

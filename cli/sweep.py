@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,10 +62,13 @@ def sweep(
     from ..profiles.sweeps.sweep import planned
 
     arguments.use_workers(jobs, executor)
-    choose = partial(arguments.chosen_engine, python=engine_python, wheels=engine_wheels)
+    engines = arguments.EngineOptions(engine_python, engine_wheels)
     with arguments.typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
         sides = _sides(a, b, over, alone=alone)
-        plan = planned(scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=choose)
+        plan = planned(
+            scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=engines.choice
+        )
+    engines.require_used(plan.engines)
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.break_even import document
     from ..profiles.sweeps.runs import Runs

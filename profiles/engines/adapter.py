@@ -7,10 +7,9 @@ from importlib import import_module
 from typing import Final, Protocol
 
 from ...scenarios.combinations import MODES
-from ...scenarios.problems import meant
 from ...scenarios.schema import Scenario
 from ..run.system import System, SystemParts
-from .names import ADAPTERS, EngineError
+from .names import shipped_adapter
 
 
 class EngineAdapter(Protocol):
@@ -58,11 +57,8 @@ NOT_IN_SMALL_ENGINES: Final[Mapping[str, str]] = {
 
 
 def adapter_named(name: str) -> EngineAdapter:
-    """Raises EngineError where there is none of that name."""
-    if name not in ADAPTERS:
-        known = f"{', '.join(ADAPTERS)}{meant(name, ADAPTERS)}"
-        raise EngineError(f"there is no adapter for {name!r}: there is one for {known}")
-    adapter: EngineAdapter = import_module(f".{ADAPTERS[name].module}", __package__).ADAPTER
+    """Raises EngineNameError."""
+    adapter: EngineAdapter = import_module(f".{shipped_adapter(name).module}", __package__).ADAPTER
     return adapter
 
 

@@ -244,8 +244,11 @@ class EngineProcess:
             self.end()
             why = f"{what} made no progress for {patience:g} s, and was ended{self._printed()}"
             raise self._failed(why) from None
-        code = self._pipes.process.wait()
+        code, answered = self._pipes.process.wait(), self._pipes.answered
         self.end()
+        if not answered:
+            python = self._choice.python
+            raise EngineError(f"no Python interpreter: {python}, which {_ending(code)}{self._printed()}")
         raise self._failed(f"{what} did not end: the engine's process {_ending(code)}{self._printed()}")
 
     def _raise(self, answer: Answer, what: str) -> None:
@@ -270,13 +273,14 @@ class EngineProcess:
 
 class EnginePipes:
     """The started process, whose ``output`` gets what it prints, and the pipes to it. ``run`` is the number of the
-    process that runs at present."""
+    process that runs at present. ``answered``: the process has written an answer, as its supervisor does first."""
 
     def __init__(self, python: str, ours: Path, output: IO[bytes], removed: Sequence[Path]) -> None:
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         self._buffer = b""
         self.run: int | None = None
+        self.answered = False
         path = os.pathsep.join(part for part in (str(ours), os.environ.get("PYTHONPATH", "")) if part)
         try:
             self.process = subprocess.Popen(
@@ -291,7 +295,8 @@ class EnginePipes:
         except OSError as error:
             os.close(self._commands)
             os.close(self._answers)
-            raise EngineError(f"{python} cannot be started: {error.strerror}") from None
+            why = "is a folder" if os.path.isdir(python) else f"cannot be started: {error.strerror}"
+            raise EngineError(f"no Python interpreter: {python} {why}") from None
         finally:
             os.close(commands)
             os.close(answers)
@@ -315,6 +320,7 @@ class EnginePipes:
             with suppress(ValueError):  # a line that a process was ended in
                 answer: Answer = json.loads(line or b"0")
                 if answer:
+                    self.answered = True
                     return answer
 
     def _read(self, deadline: float) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ...scenarios.problems import meant
+
 _ENGINE: Final = re.compile(r"(?P<adapter>[A-Za-z][\w-]*|[^=:{}]+\.py)(?:==(?P<version>.+)|:(?P<tree>.+))")
 _CHOICES: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -32,6 +34,18 @@ class EngineError(RuntimeError):
     """An engine cannot be run as it was asked for."""
 
 
+class EngineNameError(EngineError):
+    """The name has no engine's form, or there is no adapter of that name."""
+
+
+def shipped_adapter(name: str) -> ShippedAdapter:
+    """Raises EngineNameError where there is none of that name."""
+    if name not in ADAPTERS:
+        known = f"{', '.join(ADAPTERS)}{meant(name, ADAPTERS)}"
+        raise EngineNameError(f"there is no adapter for {name!r}: there is one for {known}")
+    return ADAPTERS[name]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineName:
     """``adapter`` is the name of a shipped adapter, or the path of the file that defines one. The engine is a release,
@@ -54,10 +68,12 @@ def is_engine(text: str) -> bool:
 
 
 def parse_engine(text: str) -> EngineName:
-    """``@`` begins a ref unless a folder of the whole name exists. Raises EngineError."""
+    """``@`` begins a ref unless a folder of the whole name exists. Raises EngineNameError."""
     found = _ENGINE.fullmatch(text.strip())
     if found is None:
-        raise EngineError(f"{text!r} is no engine: expected NAME:FOLDER, NAME:FOLDER@REF or NAME==VERSION")
+        raise EngineNameError(
+            f"{text!r} is no engine: expected NAME:FOLDER, NAME:FOLDER@REF or NAME==VERSION"
+        )
     adapter, version, tree = found.group("adapter", "version", "tree")
     if version is not None:
         return EngineName(adapter, version=version)
@@ -65,7 +81,7 @@ def parse_engine(text: str) -> EngineName:
     if not at or not folder or Path(tree).expanduser().exists():
         return EngineName(adapter, tree)
     if not ref:
-        raise EngineError(f"{text!r}: a commit, branch or tag is missing after @")
+        raise EngineNameError(f"{text!r}: a commit, branch or tag is missing after @")
     return EngineName(adapter, folder, ref)
 
 

@@ -79,6 +79,7 @@ def main(arguments: list[str]) -> int:
     os.environ.pop("PYTHONSAFEPATH", None)  # it was set for the start of this process only
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    Answers(answers).write(beat=True)  # this is a Python interpreter
     zygote = os.fork()
     if zygote == 0:
         _begin_zygote(commands, answers)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ..record.environment import run_git
 from ..record.provenance import EdgePart, EnginePart
-from .names import EngineError, EngineName
+from .names import EngineError, EngineName, shipped_adapter
 
 _VERSION: Final = re.compile(r"^__version__\s*=(?:\s*version\s*=)?\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _VERSION_FILES: Final = ("version.py", "_version.py", "__init__.py")
@@ -243,7 +243,9 @@ def _sdist(file: Path, place: PackagePlace, tree: Path) -> Path:
 
 
 def require_there(name: EngineName) -> None:
-    """Refuse a folder that does not exist before an engine's process begins. Raises EngineError."""
+    """Refuse an adapter or a folder that does not exist before an engine's process begins. Raises EngineError."""
+    if Path(name.adapter).suffix != ".py":
+        shipped_adapter(name.adapter)
     if name.version is None:
         _folder(name)
 

@@ -70,6 +70,12 @@ class SweepPlan:
         """A value of each axis, the last axis fastest."""
         return product(*(axis.values for axis in self.axes))
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names of all engines of other projects."""
+        axes = [axis.values for axis in self.axes if axis.key == ENGINE]
+        return (*chain(*axes), *(side.engine.name for side in self.sides if side.engine is not None))
+
     def overrides_at(self, place: Sequence[str], side: SideSpec) -> tuple[str, ...]:
         at = zip(self.axes, place, strict=True)
         return (

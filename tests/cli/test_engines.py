@@ -210,13 +210,21 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("run", "mixed", "--engine", "gone:."), 3, "there is no adapter for 'gone'"),
-        (("run", "mixed", "--engine", "sglnag:."), 3, "nano-vllm, vllm, did you mean 'sglang'?"),
-        (("run", "mixed", "--engine", "gone"), 3, "expected NAME:FOLDER"),
+        (("run", "mixed", "--engine", "gone:/gone"), 2, "there is no adapter for 'gone'"),
+        (("doctor", "--engine", "sglnag:."), 2, "nano-vllm, vllm, did you mean 'sglang'?"),
+        (("run", "mixed", "--engine", "sglang:"), 2, "expected NAME:FOLDER"),
+        (("compare", "mixed", "--b", "gone:."), 2, "there is no adapter for 'gone'"),
         (("run", "mixed", "--engine", "sglang:.", "--relay", "latest"), 2, "--relay is about the relay"),
         (("run", "ladder", "--engine", "sglang:."), 2, "engine.relays is about the relay"),
         (("run", "mixed", "--engine", "sglang:."), 3, "no python/sglang and no sglang in that folder"),
         (("run", "mixed", "--engine-python", "python"), 2, "--engine-python: no engine is named"),
+        (("compare", "mixed", "--b", "overlap=true", "--engine-wheels", "."), 2, "no engine is named"),
+        (("check", "mixed", "--engine", "sglang:.", "--engine-wheels", "."), 2, "leave it out with sglang:."),
+        (
+            ("sweep", "mixed", "--over", "engine=sglang:{.,..}", "--engine-wheels", "."),
+            2,
+            "leave it out with sglang:. and sglang:..",
+        ),
         (("doctor", "--engine", "--engine-python", "python"), 2, "--engine: ENGINE is missing: the option"),
         (
             ("check", "mixed", "--engine", "--seeds", "1"),

@@ -372,10 +372,13 @@ def test_what_an_adapter_refuses_is_refused_before_the_import(
 def test_a_file_other_than_an_interpreter_is_refused(
     question: Resolved, toy: WriteEngine, tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineError, match="cannot be started: No such file"):
-        run(question, toy(), python=str(tmp_path / "python"))
-    with pytest.raises(EngineFailedError, match="did not end: the engine's process exited with 1"):
-        run(question, toy(), python="/bin/false")
+    for python, why in (
+        (str(tmp_path / "python"), " cannot be started: No such file"),
+        (str(tmp_path), " is a folder"),
+        ("/bin/false", ", which exited with 1"),
+    ):
+        with pytest.raises(EngineError, match=f"^no Python interpreter: {re.escape(python)}{why}"):
+            run(question, toy(), python=python)
 
 
 def interpreter(file: Path, *folders: str) -> str:
