@@ -26,15 +26,25 @@ if TYPE_CHECKING:
 LINE_S = 10.0  # between two lines of progress where stderr is not a terminal
 PATIENCE_S = 1.0  # shorter runs show no progress
 REFRESH_S = 0.1  # of a bar
+_TRAILING = re.compile(" +(?=\n)")
 PIPED_WIDTH = 160  # of files and pipes, which no terminal limits, unless COLUMNS is set
 
 
 class PrintableConsole(Console):
-    """A console that writes no control characters but its own."""
+    """A console that writes no control characters but its own, and no spaces at the end of a line."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        spaces: list[Segment] = []  # since the last other character of the line
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            text = "" if segment.control else _TRAILING.sub("", printable(segment.text))
+            written = text.rstrip(" ")
+            if segment.control or written:
+                yield from () if text.startswith("\n") else spaces
+                yield segment if segment.control else segment._replace(text=written)
+                spaces.clear()
+            if text != written:
+                spaces.append(segment._replace(text=text[len(written) :]))
+        yield from spaces
 
 
 def results() -> Console:

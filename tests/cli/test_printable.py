@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from schedbench.cli.console import PrintableConsole
-from schedbench.cli.page import Format
+from schedbench.cli.page import Format, framed
 from schedbench.scenarios.schema import Stream
 from schedbench.sched.observe import StreamName
 from tests.conftest import RunCommand
@@ -50,6 +50,18 @@ def test_a_console_writes_only_its_own_escapes(terminal: bool) -> None:
     written = file.getvalue()
     assert "␛[31m" in written and "\x1b[31m" not in written and "\x07" not in written
     assert ("\x1b" in written) == terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_line_ends_in_spaces(terminal: bool) -> None:
+    file = io.StringIO()
+    console = PrintableConsole(file=file, force_terminal=terminal, color_system=None, width=20)
+    table = framed("title", "column", "wider column")
+    table.add_row(Text("a", style="green"), "b\nc")
+    console.print(Text("a text that is folded; at its spaces", style="bold"), table, "end  ", sep="\n")
+    lines = [line.rstrip() for line in file.getvalue().split("\n")]
+    assert file.getvalue() == "\n".join(lines)
+    assert lines[:2] == ["a text that is", "folded; at its"] and lines[-3:] == ["         c", "end", ""]
 
 
 def test_every_stream_with_a_name_can_have_a_budget(run_command: RunCommand) -> None:
