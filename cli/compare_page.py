@@ -23,7 +23,7 @@ _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _BASES = {
     "seeds": "exact, no statistics: A and B are medians over workload seeds, Δ is the median of the changes seed by "
-    "seed; better or worse needs the same sign in each seed",
+    "seed; better or worse: the same sign in each seed, and Δ of {least:g} % or more",
     "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
     "stored": "measured, not in pairs: drift between the runs counts as effect",
 }
@@ -171,7 +171,10 @@ def metrics(found: Document, *, headline: bool) -> Table:
     contrary = sorted(
         name for name, one in shown.items() if (one["b"] - one["a"]) * (one["delta_pct"] or 0) < 0
     )
-    basis = _BASES[found["design"]] + (_CONTRARY.format(", ".join(contrary)) if contrary else "")
+    least = max((one["min_effect_pct"] for one in shown.values()), default=0)
+    basis = _BASES[found["design"]].format(least=least) + (
+        _CONTRARY.format(", ".join(contrary)) if contrary else ""
+    )
     table = framed("headline" if headline else _OTHERS, *headings, caption=basis, no_wrap=True)
     table.padding = (0, 1, 0, 0)
     every_reason = [metric["reasons"] for metric in found["metrics"].values()]

@@ -12,7 +12,7 @@ from .compare import Comparison
 from .effects import ADDABLE
 from .likeness import Divergence
 from .reasons import Reason
-from .verdict import Judgement
+from .verdict import MIN_SEEDS, Judgement
 
 _SHOWN: Final = 3  # counts
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
@@ -99,10 +99,12 @@ def titles(names: Iterable[str]) -> str:
 
 def _spread(found: Comparison) -> str:
     """The least obvious of the reasons, in the terms of this comparison."""
-    if found.reasons != (Reason.LOW_N,):
+    if found.reasons != (Reason.LOW_N,) or found.trials.design != "seeds":
         return ""
-    runs, least = RUNS[found.trials.design], found.rules.min_effect
-    return f", the {runs} differ by more than the smallest effect of interest, {least:g} %"
+    if len(found.trials.a) < MIN_SEEDS:
+        return f", which needs {MIN_SEEDS} seeds"
+    least = f"{found.rules.min_effect:g} %, the smallest effect of interest"
+    return f", the changes of the seeds lie neither all within {least}, nor all beyond it on one side"
 
 
 def _metrics(found: Comparison) -> str:

@@ -88,8 +88,8 @@ def hint(found: Comparison) -> str | None:
     never = [name for name in wanting if name not in known]
     if never and found.trials.design == "seeds":
         said.append(
-            f"more seeds would hardly decide {titles(never)}, which changes in both directions or by about "
-            f"{found.rules.min_effect:g} %, the smallest effect of interest"
+            f"more seeds would hardly decide {titles(never)}, which changes in both directions, or too widely "
+            f"around {found.rules.min_effect:g} %, the smallest effect of interest"
         )
     return "; ".join(said) or None
 

@@ -237,8 +237,9 @@ def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials):
     text = conclusion(found, a="x", b="y")
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
     assert (
-        "5 seeds): no change in output throughput and TPOT; inconclusive in TTFT: LOW_N, the seeds differ by more "
-        "than the smallest effect of interest, 0.5 %; output throughput" in text
+        "5 seeds): no change in output throughput and TPOT; inconclusive in TTFT: LOW_N, the changes of the seeds "
+        "lie neither all within 0.5 %, the smallest effect of interest, nor all beyond it on one side; output"
+        in text
     )
 
 
