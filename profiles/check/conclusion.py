@@ -12,7 +12,8 @@ _NAMED = 4  # relays, faults
 
 
 def conclusion(content: Document) -> str:
-    """Return which checks passed, or which failed with the first evidence; of all known bugs, which are not caught."""
+    """Return which checks passed, or which failed with the first evidence of each; of all known bugs, which are not
+    caught."""
     return f"{_of_faults(content) if 'faults' in content else _of_reports(content)}."
 
 
@@ -80,5 +81,9 @@ def _skipped(content: Document) -> str:
 
 
 def _first_evidence(report: Document) -> str:
-    found = [item["says"] for check in report["checks"] for item in check["evidence"]]
-    return f"; {found[0].rstrip('.')}" if found else ""
+    """Of each failed check, with the number of its other findings. A check that failed alone is not named again."""
+    failed = [check for check in report["checks"] if check["verdict"] == "failed"]
+    found = {check["name"]: check["evidence"] for check in failed if check["evidence"]}
+    named = {name: f"{name}: " if len(failed) > 1 else "" for name in found}
+    more = {name: f", and {len(items) - 1} more" if len(items) > 1 else "" for name, items in found.items()}
+    return "".join(f"; {named[name]}{found[name][0]['says'].rstrip('.')}{more[name]}" for name in found)

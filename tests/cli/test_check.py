@@ -311,7 +311,7 @@ def many_relays(states: int, findings: int) -> dict[str, Any]:
 def test_a_screenful_has_the_relays_that_failed_and_some_of_their_findings() -> None:
     content = many_relays(12, 9)
     shown = markdown(screenful(check_page.page(content, few=True)))
-    assert shown.startswith("**many FAILED: hazards with s11; finding 0.**")
+    assert shown.startswith("**many FAILED: hazards with s11; finding 0, and 8 more.**")
     assert (
         "**many · s11**" in shown
         and "**many · s0**" not in shown
@@ -319,6 +319,15 @@ def test_a_screenful_has_the_relays_that_failed_and_some_of_their_findings() -> 
     )
     assert "finding 3" in shown and "finding 4" not in shown and "hazards: and 5 more with --all" in shown
     assert markdown(check_page.page(content)).count("finding") == 10
+
+
+def test_the_sentence_has_the_first_finding_of_each_failed_check() -> None:
+    content = many_relays(1, 3)
+    checks = content["reports"][0]["checks"]
+    crash = {"name": "run", "verdict": "failed", "about": "", "evidence": [{"says": "a crash."}]}
+    checks.insert(0, crash)
+    said = "many FAILED: run, hazards with s0; run: a crash; hazards: finding 0, and 2 more."
+    assert conclusion(content) == said
 
 
 def of_hazards(*findings: HazardFinding) -> dict[str, Any]:
