@@ -7,7 +7,7 @@ from functools import cache
 from ..sched.relay.names import SWITCH_VALUES
 from .diagnosis import sections, walk
 from .document import Document, Value, compose
-from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, unknown
+from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, nearest, unknown
 from .schema import Scenario
 
 OPTION = SourceLocation("--set")
@@ -49,8 +49,12 @@ def override(document: Document, text: str) -> KeyPath:
 
 
 def split(key: str) -> KeyPath:
-    """``expect.decode.steady.copy`` has the step kind ``decode.steady`` in it; every other dot separates."""
-    return tuple(part.replace("\0", ".") for part in key.replace(".steady", "\0steady").split("."))
+    """``expect.decode.steady.copy`` has the step kind ``decode.steady`` in it, mistyped or not; every other dot
+    separates."""
+    first, *parts = key.split(".")
+    if first == "expect" and len(parts) > 1 and nearest(parts[1], ("steady",)):
+        parts[:2] = [".".join(parts[:2])]
+    return first, *parts
 
 
 def expand(key: str, *, switches: bool = True) -> str:
@@ -63,12 +67,12 @@ def expand(key: str, *, switches: bool = True) -> str:
     if head in Scenario.model_fields:
         return key
     found = [path for path in keys() if path[-1] == head]
-    nearest = [path for path in found if len(path) == min(map(len, found))]
-    if len(nearest) == 1:
-        return ".".join((*nearest[0], rest) if rest else nearest[0])
+    highest = [path for path in found if len(path) == min(map(len, found))]
+    if len(highest) == 1:
+        return ".".join((*highest[0], rest) if rest else highest[0])
     if not found and switches and key in SWITCH_VALUES:
         return f"engine.relay.{key}"
-    return _refuse(key, found=nearest)
+    return _refuse(key, found=highest)
 
 
 def _refuse(key: str, *, found: list[tuple[str, ...]]) -> str:

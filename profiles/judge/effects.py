@@ -84,6 +84,12 @@ def full_name(short: str) -> str:
     return whole
 
 
+def metric_names() -> tuple[str, ...]:
+    """What ``full_name`` understands, without percentiles and other variants."""
+    metrics = (entry.name for entry in DEFINITIONS.values() if has_verdict(entry))
+    return ("throughput", "ttft", "tpot", *metrics)
+
+
 class StepCounts(NamedTuple):
     """Per step, over all steps of a kind: the median (of the runs' medians), the mean, and the worst step."""
 

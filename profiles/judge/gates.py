@@ -20,7 +20,7 @@ from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import Abstained, Result
-from .effects import ADDABLE, CounterEffect, added, full_name, has_verdict
+from .effects import ADDABLE, CounterEffect, added, full_name, metric_names
 from .reasons import Reason
 from .verdict import Judgement
 
@@ -129,8 +129,7 @@ def _metric(name: str, text: str) -> str:
 
 def _names() -> Iterator[str]:
     """What a gate can be of."""
-    metrics = (entry.name for entry in DEFINITIONS.values() if has_verdict(entry))
-    yield from ("throughput", "ttft", "tpot", *metrics, _ADDED, *(f"{_ADDED}.{one}" for one in ADDABLE))
+    yield from (*metric_names(), _ADDED, *(f"{_ADDED}.{one}" for one in ADDABLE))
     yield from map(".".join, product(get_args(Kind), get_args(Stream), get_args(Counter)))
 
 

@@ -14,9 +14,9 @@ from itertools import chain, product
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ...scenarios.overrides import expand
-from ...scenarios.problems import ScenarioError
+from ...scenarios.problems import ScenarioError, meant
 from ..engines.names import expanded, is_engine
-from ..judge.effects import MetricValue, full_name, metric_values
+from ..judge.effects import MetricValue, full_name, metric_names, metric_values
 from ..judge.likeness import comparable, same_tokens
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
@@ -150,9 +150,8 @@ def planned(
     try:
         name = full_name(metric)
     except KeyError:
-        raise SweepError(
-            f"no metric {metric!r} that has a better side; schedbench explain lists them"
-        ) from None
+        near = meant(metric, metric_names()) or "; schedbench explain lists them"
+        raise SweepError(f"--metric: no metric {metric!r} that has a better side{near}") from None
     plan = SweepPlan(scenario, tuple(overrides), axes, specs, name, choose)
     _require_usable(plan, [place for place in plan.places if not _can_be_read(plan, place)], load_named)
     return plan

@@ -57,6 +57,10 @@ def test_set_takes_the_short_keys_that_sides_take() -> None:
             "expected at most max, 10, got 16",
         ),
         (
+            ["expect.decode.stedy.schedule.sync=0"],
+            "--set: expect.decode.stedy: unknown key, did you mean 'decode.steady'?",
+        ),
+        (
             ["prompt_tokens.min=900"],
             "--set: workload.prompt_tokens.min: expected at most max, 700, got 900",
         ),

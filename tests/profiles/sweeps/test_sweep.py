@@ -72,6 +72,7 @@ def test_values_may_hold_commas_in_brackets() -> None:
         (("overlap=true",), {}, SweepError, "engine.overlap: set twice"),
         (("page_size=1", "page_size=2"), {}, SweepError, "engine.page_size: set twice"),
         (("page_size=1",), {"metric": "speed"}, SweepError, "no metric 'speed'"),
+        (("page_size=1",), {"metric": "ttftt"}, SweepError, "did you mean 'ttft'"),
         (("page_size=1",), {"metric": "peak_kv_tokens"}, SweepError, "no metric 'peak_kv_tokens'"),
         (("page_size=1",), {"sides": ("git:HEAD", "")}, SweepError, "for compare"),
         (("page_size=1",), {"sides": ("latest", "")}, SideError, "is no side"),
