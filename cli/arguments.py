@@ -54,6 +54,14 @@ Engine = Annotated[
         help="Run another project's scheduler: sglang:FOLDER, sglang:FOLDER@REF, sglang==VERSION.",
     ),
 ]
+
+
+def _refuse_engine(name: str | None) -> None:
+    if name is not None:
+        raise UsageError(f"--engine: an engine is a side here, as in --a {name} --b {name},KEY=VALUE")
+
+
+SideEngine = Annotated[str | None, typer.Option("--engine", hidden=True, callback=_refuse_engine)]
 EnginePython = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="The interpreter that has the engine's dependencies, if not this one."),
@@ -82,6 +90,7 @@ Draws = Annotated[
         help="Ask emulated verdicts again under so many draws of the hardware's constants from their ranges.",
     ),
 ]
+Quick = Annotated[bool, typer.Option("--quick", help="Without the draws: --draws 0.")]
 Meaning = Annotated[
     str | None,
     typer.Option(

@@ -101,9 +101,6 @@ class Compared(NamedTuple):
     failed: str  # why there are no runs under draws, where one of them ended in an error
 
 
-Quick = Annotated[bool, typer.Option("--quick", help="Without the draws: --draws 0.")]
-
-
 def compare(
     names: Names = None,
     a: A = "",
@@ -117,12 +114,13 @@ def compare(
     gate: Gates = None,
     undecided: Undecided = "fail",
     draws: arguments.Draws = 16,
-    quick: Quick = False,
+    quick: arguments.Quick = False,
     worth: Worth = False,
     jobs: arguments.Jobs = None,
     executor: arguments.ExecutorName = None,
     allow_divergence: AllowDivergence = False,
     exit_on_inconclusive: ExitOnInconclusive = False,
+    engine: arguments.SideEngine = None,  # noqa: ARG001
     engine_python: arguments.EnginePython = None,
     engine_wheels: arguments.EngineWheels = None,
     output_dir: OutputDir = None,

@@ -42,6 +42,8 @@ def sweep(
     ] = None,
     device: arguments.Device = "auto",
     draws: arguments.Draws = 16,
+    quick: arguments.Quick = False,
+    engine: arguments.SideEngine = None,  # noqa: ARG001
     engine_python: arguments.EnginePython = None,
     engine_wheels: arguments.EngineWheels = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
@@ -77,7 +79,7 @@ def sweep(
     options = Options(device=device, command=arguments.command_line())
     runs = Runs(options, folder=output_dir and output_dir / "runs", resume=resume)
     clock = arguments.Stopwatch()
-    found, drawn, cancelled = _swept(plan, runs, draws)
+    found, drawn, cancelled = _swept(plan, runs, 0 if quick else draws)
     answer = SweepAnswer(document(plan, found, drawn, run=clock.run(cancelled=cancelled)))
     answer.keep(output_dir, "sweep.json")
     answer.show(form, every_table=every_table)

@@ -18,6 +18,7 @@ from ..platform.hardware import GemmRates, HardwareProfile, Quantity
 from ..record.result import Abstained, Result
 
 DRAWS: Final = 16
+LEFT_OUT: Final = f"--quick or --draws 0 leaves it out; --draws {DRAWS} asks it"  # as a reason
 
 HARDWARE: Final = "device.hardware"  # the key that a draw replaces
 

@@ -20,7 +20,7 @@ from ..platform import hardware
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pool, prepare_pool, spread
 from ..record.result import Result
-from .draws import DRAWS, HARDWARE, Draw, Profiles, drawn_profile, draws
+from .draws import HARDWARE, LEFT_OUT, Draw, Profiles, drawn_profile, draws
 from .engagement import StepPrint
 from .likeness import (
     Divergence,
@@ -233,7 +233,7 @@ class DrawnRuns(NamedTuple):
     failed: bool = False
 
 
-NOT_DRAWN: Final = DrawnRuns(abstained=f"--quick or --draws 0 leaves it out; --draws {DRAWS} asks it")
+NOT_DRAWN: Final = DrawnRuns(abstained=LEFT_OUT)
 
 
 def conduct_draws(

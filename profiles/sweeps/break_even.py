@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any, Final, NamedTuple
 
-from ..judge.draws import DRAWS, HARDWARE, Profiles, drawn_profile, draws, followed, uncertain
+from ..judge.draws import HARDWARE, LEFT_OUT, Profiles, drawn_profile, draws, followed, uncertain
 from ..judge.local import run_each
 from ..judge.trials import in_short
 from ..platform.hardware import HardwareProfile
@@ -77,7 +77,7 @@ def _signed(found: Sequence[Cell], row: tuple[str, ...]) -> list[Cell]:
 def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossing], count: int) -> str:
     keys = {axis.key for axis in plan.axes} | {key for side in plan.sides for key in side.varied}
     reasons = (
-        (f"--draws 0 leaves it out; --draws {DRAWS} asks it", not count),
+        (LEFT_OUT, not count),
         ("times were measured", not all(result.labels.exact for cell in found for result in cell.results)),
         (f"the sweep sets {HARDWARE}", HARDWARE in keys),
         (

@@ -144,6 +144,7 @@ def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
         (["SCENARIO", "--a", "requests=3"], "workload.requests: 3 against 4"),
         (["SCENARIO", "--a", "overlab=1"], "did you mean 'overlap'"),
         (["SCENARIO", "--a", "overlap=true", "--gate", "speed:-1%"], "is no metric"),
+        (["SCENARIO", "--engine", "sglang:folder"], "as in --a sglang:folder --b sglang:folder,KEY=VALUE"),
         (["SCENARIO", "--a", "nothing.json"], "No such file"),
         (["SCENARIO", "--a", "relay=nowhere"], "unknown relay state"),
     ],

@@ -135,15 +135,14 @@ def test_commits_are_looked_up_in_the_working_directory(
 
 @pytest.mark.wide
 def test_quick_leaves_out_what_takes_longest(run_command: RunCommand) -> None:
-    tiny = ("mixed", "--set", "requests=2", "--set", "output_tokens=4", "--set", "values=none", "--quick")
+    tiny = ("--set", "requests=4", "--set", "output_tokens=4", "--set", "values=none", "--quick")
     checked, worth = (
-        json.loads(run_command(verb, *tiny, "--format", "json").out) for verb in ("check", "worth")
+        json.loads(run_command(verb, "mixed", *tiny, "--format", "json").out) for verb in ("check", "worth")
     )
     [adversary] = [row for row in checked["reports"][0]["checks"] if row["name"] == "adversary"]
     assert "strategies" in adversary["about"] and "random" not in adversary["about"]
     assert {str(row["room_us"]) for row in worth["worth"]["rows"]} == {"None"}
-    sides = ("--a", "relay=pr25945", "--b", "relay=latest", "--seeds", "1")
-    compared = run_command("compare", *tiny, *sides)
-    assert "constants, because --quick or --draws 0 leaves it out; --draws 16" in " ".join(
-        compared.out.split()
-    )
+    sides = ("mixed", "--a", "relay=pr25945", "--b", "relay=latest", "--seeds", "1")
+    for command in (("compare", *sides), ("sweep", "start", "--over", "concurrency=1,4")):
+        said = " ".join(run_command(*command, *tiny).out.split())
+        assert "constants, because --quick or --draws 0 leaves it out; --draws 16" in said, command
