@@ -96,7 +96,7 @@ def watched(request: WatchRequest) -> Result:
     facts = {**environment(), "gpu": hardware.name, "cuda_graph_trace": "graph"}
     capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
     meaning = chosen(capture) if request.map is None else maps.load(request.map)
-    found = _reading(gpu, windows.window, spans, meaning, notes)
+    found = _reading(gpu, windows.window, spans, meaning, request.map, notes)
     hazards: Hazards | Abstained = Abstained(abstained="hazards were not watched for")
     if request.hazards:
         hazards = split_declared(gpu.findings, ())
@@ -121,14 +121,17 @@ def _reading(
     window: Window,
     spans: Sequence[CapturedRange],
     meaning: RangeMap,
+    named: str | None,
     notes: tuple[str, ...],
 ) -> CaptureReading:
+    """``named``: the map, if one was asked for."""
     steps = read_steps(spans, meaning, epoch=0)
     if not steps.launches:
         steps.log.contexts.change(-1, LedgerContext("", 0, False))
         steps.log.launched.append(_WHOLE)
         steps.log.settled.append(_WHOLE)
-        notes += ("no NVTX range of the map launches a step: the whole program counts as one",)
+        which = "of a shipped map" if named is None else f"of the map {named}"
+        notes += (f"no NVTX range {which} launches a step: the whole program counts as one",)
     context = steps.log.contexts.at
     places = ((op, context(op.launched)) for op in window.ops)
     window.ops = [op._replace(range=at.range, step=at.step, forward=at.forward) for op, at in places]
@@ -197,12 +200,15 @@ def main(arguments: Sequence[str]) -> int:
         print(file=answers, flush=True)
         try:
             answers.write(watched(request).to_json())
+        except ProgramError as error:
+            reason = str(error)
         except Exception as error:
             traceback.print_exception(type(error), error, _from_script(error.__traceback__, request.script))
-            reason = str(error) if isinstance(error, ProgramError) else f"{type(error).__name__}: {error}"
-            answers.write(json.dumps({"error": f"{request.script}: {reason}"}))
-            return FAILED
-    return 0
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            return 0
+        answers.write(json.dumps({"error": f"{request.script}: {reason}"}))
+    return FAILED
 
 
 def _end_with_reader(number: int) -> None:
