@@ -94,10 +94,11 @@ def check(
         device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial, engine) != (None,) * 7
     ):
         raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
-    other = arguments.engine_choice(engine, engine_python, engine_wheels)
-    base = arguments.engine_choice(against, engine_python, engine_wheels) if against and engine else None
-    if against and not engine:
+    if against is not None and engine is None:
         raise UsageError("--against is about sources of an engine: name one with --engine")
+    engines = arguments.EngineOptions(engine_python, engine_wheels)
+    other, base = (None if name is None else engines.choice(name) for name in (engine, against))
+    engines.require_used([chosen.name for chosen in (other, base) if chosen is not None])
     from .console import status
 
     arguments.make_output_dir(output_dir)

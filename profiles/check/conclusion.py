@@ -45,7 +45,8 @@ def _of_reports(content: Document) -> str:
         failures = [
             f"{', '.join(_named(report, 'failed'))} with {relay_name(report)}" for report in failed[:_NAMED]
         ]
-        return f"{name} FAILED: {'; '.join(failures)}{_first_evidence(failed[0])}"
+        new = f"; not found in {failed[0]['against']}" if failed[0].get("against") else ""
+        return f"{name} FAILED: {'; '.join(failures)}{new}{_first_evidence(failed[0])}"
     relays = listed([relay_name(report) for report in content["reports"]], _NAMED)
     first, *others = content["reports"]
     passed = ", ".join(_named(first, "passed")) if not others else "all checks that apply"
