@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from ...sched.observe import StepKind
@@ -109,8 +108,6 @@ def run_on_engine(
         simulation = None
         if link is not None:
             context = context._replace(link=cast("Link", link))  # a run sends and receives values alone
-            if isinstance(link, StageLink):  # whose network takes no time
-                options = replace(options, world="distributed")
             gap = round(resolved.hardware.kernels.gap.value)
             # Streams are numbered apart from other stages', for the hazard checker.
             simulation = Simulation(gap=gap, first=context.rank * QUEUES)
@@ -127,7 +124,7 @@ def run_on_engine(
         opened = stack.enter_context(machine)
         program, kernels = stack.enter_context(_answered(resolved.hardware))
         if isinstance(link, StageLink):
-            stack.enter_context(messages_answered(link, CURRENT.get()))
+            stack.enter_context(messages_answered(link, CURRENT.get(), link_profile(resolved)))
         elif link is not None:
             link.open(CURRENT.get(), link_profile(resolved))
         system: list[System] = []

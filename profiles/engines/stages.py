@@ -1,7 +1,7 @@
 """The stages of a pipeline: a process for each, forked from that of the run, and the messages between them.
 
-What an engine sends by ``torch.distributed`` from point to point takes no time, as the network is not emulated, and
-arrives no earlier than it was sent.
+What an engine sends by ``torch.distributed`` from point to point takes the times of the hardware's link. A stage waits
+for each message by its sender and its group, so that every run takes the same course.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 
 from ...sched.link import LinkError, Message
+from ..platform.hardware import LinkProfile
 from ..run.rank_context import RankContext
 from ..vgpu.copies import land, send
 from ..vgpu.device import VirtualGpu
@@ -223,8 +224,8 @@ class StageLink:
 
 
 class _Sent(NamedTuple):
-    """A tensor's values. ``at``: ns, when the host sent, or when the tensor had left its device. ``known``: the vector
-    clock of that, where one is kept."""
+    """A tensor's values. ``at``: ns, when a host's tensor arrives, or when a device's has left. ``known``: the vector
+    clock of the sender then, where one is kept."""
 
     tensor: HostTensor
     at: int
@@ -243,9 +244,9 @@ class _Work:
 
 
 @contextmanager
-def messages_answered(link: StageLink, gpu: VirtualGpu) -> Iterator[None]:
-    """Answer point-to-point messages of ``torch.distributed`` by the link."""
-    messages = _Messages(link, gpu)
+def messages_answered(link: StageLink, gpu: VirtualGpu, profile: LinkProfile) -> Iterator[None]:
+    """Answer point-to-point messages of ``torch.distributed`` by the link, with these times."""
+    messages = _Messages(link, gpu, profile)
     functions = ((name, getattr(messages, name)) for name in ("isend", "irecv", "send", "recv"))
     with attributes_set((torch.distributed, name, function) for name, function in functions):
         yield
@@ -257,23 +258,23 @@ def _channel(kind: str, group: Any) -> str:
 
 
 class _Messages:
-    def __init__(self, link: StageLink, gpu: VirtualGpu) -> None:
-        self._link, self._gpu = link, gpu
+    def __init__(self, link: StageLink, gpu: VirtualGpu, profile: LinkProfile) -> None:
+        self._link, self._gpu, self._profile = link, gpu, profile
         self._queue = gpu.runtime.simulation.queue()
         gpu.observer.streams[self._queue.id] = "link"
 
     def isend(self, tensor: torch.Tensor, dst: int, group: Any = None, *_: Any, **__: Any) -> _Work:
         """The current stream waits in ``wait`` until a device's tensor has left."""
-        runtime = self._gpu.runtime
+        runtime, profile = self._gpu.runtime, self._profile
         with torch._C.DisableTorchFunction():
+            runtime.now += round(profile.call.value)
             if type(tensor) is not DeviceTensor:
-                self._link.put(
-                    dst,
-                    _channel(_HOST, group),
-                    _Sent(HostTensor.of(tensor), runtime.now, runtime.host_clock()),
-                )
+                arrives = runtime.now + round(profile.host_latency.value)
+                sent = _Sent(HostTensor.of(tensor), arrives, runtime.host_clock())
+                self._link.put(dst, _channel(_HOST, group), sent)
                 return _Work()
-            [value], left = send(self._gpu, self._queue, [tensor], 0, name="send")
+            duration = round(tensor.nbytes * 1e9 / profile.bandwidth.value)
+            [value], left = send(self._gpu, self._queue, [tensor], duration, name="send")
             self._link.put(
                 dst,
                 _channel(_DEVICE, group),
@@ -289,7 +290,7 @@ class _Messages:
             if type(tensor) is DeviceTensor:
                 left = EventRecording()
                 left.time, left.clock = sent.at, sent.known
-                runtime.wait_peer_event(PeerEventRecording(left, 0))
+                runtime.wait_peer_event(PeerEventRecording(left, round(self._profile.latency.value)))
                 land(self._gpu, tensor, sent.tensor.value())
             else:
                 runtime.now = max(runtime.now, sent.at)

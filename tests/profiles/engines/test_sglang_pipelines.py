@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.record.result import Hazards
+from schedbench.profiles.record.result import Hazards, Metric
 
 from .test_sglang import AFTER, CLONE, LATER, OWN, ended_engines, given, run
 
@@ -44,7 +44,18 @@ def test_stages_give_the_tokens_of_one(overrides: tuple[str, ...], pipeline: str
     single = [text for text in overrides if text not in (OWN, SERIAL)]
     assert staged.outputs == run(None, *single).outputs
     assert staged.run.failure is None
+    tpot, bubble = staged.metrics["tpot_ms"], staged.metrics["bubble_pct"]
+    assert isinstance(tpot, Metric) and isinstance(bubble, Metric)
     assert len({rank.per_step["decode"].steps for rank in staged.ranks}) == 1
+
+
+@given
+def test_runs_of_stages_take_the_same_course() -> None:
+    one, other = (
+        run(f"sglang:{CLONE}@{AFTER}", SERIAL, NONE, "engine.pipeline={stages: 2}") for _ in range(2)
+    )
+    assert one.metrics == other.metrics
+    assert one.ranks == other.ranks
 
 
 @given

@@ -20,6 +20,7 @@ from schedbench.sched.pipeline import Stage
 
 RANKS = [RankContext(stage=Stage(index, 2, range(1))) for index in range(2)]
 LATER = 5_000_000  # ns
+LINK = load("h200").links["nvlink"]
 distributed: Any = torch.distributed
 
 
@@ -33,7 +34,7 @@ def exchange(_: RankContext, link: StageLink | None) -> dict[str, Any]:
     hardware, simulation = load("h200"), Simulation(gap=0, first=link.rank * QUEUES)
     with patched(hazards=False), open_vgpu(hardware, simulation=simulation):
         gpu = CURRENT.get()
-        with cuda_answered(gpu, hardware), messages_answered(link, gpu):
+        with cuda_answered(gpu, hardware), messages_answered(link, gpu, LINK):
             if link.rank == 0:
                 gpu.clock.sleep_until(LATER)
                 works = [
@@ -51,15 +52,19 @@ def exchange(_: RankContext, link: StageLink | None) -> dict[str, Any]:
             distributed.recv(host, 0)
             at = gpu.runtime.now
             distributed.recv(device, 0)
+            torch.cuda.synchronize()
+            arrived = gpu.runtime.now
             distributed.send(device.float() + host.cuda(), 0)
             torch.cuda.synchronize()
-            return {"document": at}
+            return {"document": (at, arrived)}
 
 
-def test_tensors_arrive_with_their_values_and_no_earlier_than_they_were_sent() -> None:
+def test_tensors_arrive_with_their_values_after_the_latency_of_the_link() -> None:
     first, second = run_stages(RANKS, exchange, failed)
     assert first["document"] == [2.5, 3.5, 4.5]
-    assert second["document"] >= LATER
+    on_host, on_device = second["document"]
+    assert on_host == round(LATER + LINK.call.value + LINK.host_latency.value)
+    assert on_device > LATER + 2 * LINK.call.value + LINK.latency.value
 
 
 def test_a_copy_of_a_stage_that_its_engine_forks_says_nothing() -> None:
