@@ -34,6 +34,7 @@ PATIENCE_S: Final = 300.0  # for an import, and between two signs of progress of
 _GRACE_S: Final = 10.0  # for a run that was interrupted to say what it has
 _MOST_ENGINES: Final = 4  # processes that are kept, each with an imported engine
 _ROOMS: Final = ("profiles", "scenarios", "sched")
+_TEMPORARY: Final = "temporary"
 _PACKAGE: Final = __name__.partition(".")[0]
 _SERVER: Final = f"{__package__}.server"
 _LINES: Final = 20  # of what an engine printed that are shown where it ended without an answer
@@ -289,7 +290,12 @@ class EnginePipes:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": path,
+                    "PYTHONSAFEPATH": "1",
+                    "TMPDIR": str(ours / _TEMPORARY),
+                },
                 start_new_session=True,  # signals of the terminal are for the parent alone
             )
         except OSError as error:
@@ -364,8 +370,10 @@ def _output() -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _our_package() -> Iterator[Path]:
-    """A folder to import schedbench from, without what is installed beside it."""
+    """A folder to import schedbench from, without what is installed beside it. It also has the temporary files of the
+    engine's processes, of which those that were killed leave theirs."""
     with tempfile.TemporaryDirectory(prefix="schedbench-package-") as folder:
+        (Path(folder) / _TEMPORARY).mkdir()
         root = Path(folder) / _PACKAGE
         root.mkdir()
         init = import_module(_PACKAGE).__file__

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import tomllib
@@ -309,6 +310,20 @@ def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
     while sleepers(87654) or list(tmp_path.glob("schedbench-*")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("ended_engines")
+def test_temporary_files_of_a_killed_run_end_with_the_engine(
+    question: Resolved, toy: WriteEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    killed = "def step(device):\n    tempfile.mkdtemp('of-the-run')\n    os._exit(9)\n"
+    failure(question, toy(f"import os, tempfile\n{killed}"))
+    assert len([*folder.rglob("*of-the-run")]) == 1
+    client.end_engines()
+    assert not [*folder.iterdir()]
 
 
 def test_an_interrupted_import_ends_with_its_processes(toy: WriteEngine) -> None:
