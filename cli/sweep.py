@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _SIDE = "key=value,..."
 
 
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
+]
+
+
 def sweep(
     scenario: arguments.Name,
     over: Annotated[
@@ -37,9 +42,7 @@ def sweep(
         bool, typer.Option("--alone", help="The metric itself instead of a comparison; one run per cell.")
     ] = False,
     metric: Annotated[str, typer.Option(help="throughput, ttft.p99, ...")] = "output_throughput",
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
-    ] = None,
+    overrides: Overrides = None,
     device: arguments.Device = "auto",
     draws: arguments.Draws = 16,
     quick: arguments.Quick = False,
@@ -59,7 +62,8 @@ def sweep(
     """
     from ..profiles.platform.names import refuse_mistyped
 
-    refuse_mistyped(scenario, overrides or ())
+    given = overrides or ()
+    refuse_mistyped(scenario, given)
     _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
     from ..profiles.sweeps.sweep import planned
 
@@ -67,9 +71,7 @@ def sweep(
     engines = arguments.EngineOptions(engine_python, engine_wheels)
     with arguments.typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
         sides = _sides(a, b, over, alone=alone)
-        plan = planned(
-            scenario, over, sides=sides, overrides=overrides or (), metric=metric, choose=engines.choice
-        )
+        plan = planned(scenario, over, sides=sides, overrides=given, metric=metric, choose=engines.choice)
     engines.require_used(plan.engines)
     from ..profiles.ranks.execute import Options
     from ..profiles.sweeps.break_even import document

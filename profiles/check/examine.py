@@ -308,7 +308,8 @@ def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> str:
         return ""
     owned = with_section(resolved, "engine", model_runner="own")
     needs = getattr(adapter, "needs", lambda _: ())(owned.scenario)
-    return "; ".join(needs) or "--set engine.model_runner=own"
+    why = f", because {' and '.join(needs)}" if needs else " (--set engine.model_runner=own runs it)"
+    return f"a stub took its place{why}"
 
 
 def _ran(seed: int, report: Report) -> bool:

@@ -119,8 +119,8 @@ def test_a_refused_mode_names_the_function_that_prevents_it(arguments: str) -> N
 @pytest.mark.parametrize(
     ("engine", "overrides", "says"),
     [
-        ("sglang:.", "mixed", "--set engine.model_runner=own"),
-        ("sglang:.", "spec_v2", "speculation with engine.model_runner=own needs"),
+        ("sglang:.", "mixed", "a stub took its place (--set engine.model_runner=own runs it)"),
+        ("sglang:.", "spec_v2", "a stub took its place, because speculation with engine.model_runner=own"),
         ("sglang:.", f"mixed {OWN}", ""),
         ("mini-sglang:.", "mixed", ""),
     ],
