@@ -33,6 +33,8 @@ PIPED_WIDTH = 160  # of files and pipes, which no terminal limits, unless COLUMN
 class PrintableConsole(Console):
     """A console that writes no control characters but its own, and no spaces at the end of a line."""
 
+    statement_lines: int | None = None  # that are shown at most of a folded statement
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         spaces: list[Segment] = []  # since the last other character of the line
         for segment in super().render(renderable, options):
@@ -47,7 +49,7 @@ class PrintableConsole(Console):
         yield from spaces
 
 
-def results() -> Console:
+def results() -> PrintableConsole:
     console = PrintableConsole(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH

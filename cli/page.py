@@ -30,6 +30,7 @@ Document = dict[str, Any]
 
 WIDE: Final = PIPED_WIDTH
 NARROW: Final = 100  # of a picture in Markdown
+FOLDED: Final = 2  # lines of a statement in the first screenful
 UNLIMITED: Final = 100_000  # of a page that wraps and scrolls by itself: nothing is cut
 
 
@@ -102,10 +103,11 @@ def show(
     every_table: bool = False,
 ) -> None:
     """Print a document on stdout in the format that the user chose. ``page`` makes its page for a width in columns.
-    ``every_table``: also the tables behind the first screenful, and none is folded."""
+    ``every_table``: also the tables behind the first screenful, none is folded, and no statement is cut."""
     console = results()
     match form:
         case "table":
+            console.statement_lines = None if every_table else FOLDED
             whole = page(console.width)
             print_page(whole if every_table else screenful(whole), console)
         case "md":

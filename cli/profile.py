@@ -63,7 +63,7 @@ def profile(
     else:
         arguments = [scenario, *(f"--set={text}" for text in with_relay(relay, overrides or []))]
         outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
-    RunAnswer(outcome).show(form)
+    RunAnswer(outcome).show(form, every_table=True)
     outcome.result.write(output_dir / "result.json")
 
 

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod
+from rich.containers import Lines
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.result import PROGRAM
-from .console import results
+from .console import PrintableConsole
 from .page import WIDE, Document, framed, ordered_kinds
 from .text import MISSING, number, size
 
@@ -112,25 +115,57 @@ def _lines(title: str, rows: Sequence[object], *, lines: int = LINES) -> Table:
     caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else "" if rows else "none"
     table = framed(title, caption=caption)
     table.add_column("source line", overflow="fold")
-    table.add_column("what", overflow="fold", max_width=_what_width())
+    table.add_column("what", overflow="fold")
     return table
 
 
-def _what_width() -> int:
-    """Columns, so that most source lines are not folded on 80."""
-    return 22 if results().width < WIDE else 40
+class _Statement(Text):
+    """A statement below its place, of which a console may show only the first lines."""
+
+    def wrap(
+        self,
+        console: Console,
+        width: int,
+        *,
+        justify: JustifyMethod | None = None,
+        overflow: OverflowMethod | None = None,
+        tab_size: int = 8,
+        no_wrap: bool | None = None,
+    ) -> Lines:
+        place, *others = self.split(allow_blank=True)
+        most = console.statement_lines if isinstance(console, PrintableConsole) else None
+        found = Lines()
+        for part in (place, *others):
+            lines = part.wrap(
+                console, width, justify=justify, overflow=overflow, tab_size=tab_size, no_wrap=no_wrap
+            )
+            if part is not place and most is not None and len(lines) > most:
+                lines = Lines(lines[:most])
+                lines[-1].truncate(width - 1)
+                lines[-1].rstrip()
+                lines[-1].append("…")
+            found.extend(lines)
+        return found
+
+
+class _What(Text):
+    """What a source line did, in a column that is narrow on a narrow console, so that most lines are not folded."""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widest = 22 if console.width < WIDE else 40
+        return super().__rich_measure__(console, options).clamp(max_width=widest)
 
 
 def source_line(row: Document) -> Text:
     """File, line and statement; without a line the range."""
     site = row["site"]
     where = f"{site['file']}:{site['line']}" if site else row["range"] or "unknown line"
-    return Text.assemble(where, ("\n" + (site["statement"] if site else MISSING), "dim"))
+    return _Statement.assemble(where, ("\n" + (site["statement"] if site else MISSING), "dim"))
 
 
 def _line(row: Document, what: str) -> tuple[Text, Text]:
     place = " · ".join(word for word in (row["stream"], row["range"], row["kind"]) if word)
-    return source_line(row), Text.assemble(what, ("\n" + place, "dim"))
+    return source_line(row), _What.assemble(what, ("\n" + place, "dim"))
 
 
 def hazard_count(hazards: Document) -> str:
@@ -206,10 +241,10 @@ def _hidden(rows: list[Document], *, lines: int) -> Table:
     table = framed("hidden here", caption=f"no figure gains 0.1 % without them{more}")
     table.padding = (0, 1, 0, 0)
     table.add_column("source line, or host phase", overflow="fold")
-    table.add_column("what", overflow="fold", max_width=_what_width())
+    table.add_column("what", overflow="fold")
     table.add_column("shows with\nµs/step more", justify="right", no_wrap=True)
     for row in rows[:lines]:
-        said = Text.assemble(row["what"], ("\n" + ", ".join(row["kinds"]), "dim"))
+        said = _What.assemble(row["what"], ("\n" + ", ".join(row["kinds"]), "dim"))
         table.add_row(_where(row), said, _shows(row["room_us"]))
     return table
 

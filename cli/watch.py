@@ -50,7 +50,7 @@ def watch(
     found = run_watched(python, request)
     found = found.model_copy(update={"run": found.run.model_copy(update=clock.run())})
     findings = found.hazards.findings if isinstance(found.hazards, Hazards) else ()
-    RunAnswer(RunOutcome(found, (), ())).show(form)
+    RunAnswer(RunOutcome(found, (), ())).show(form, every_table=True)
     if output_dir is not None:
         found.write(output_dir / "result.json")
     if findings:

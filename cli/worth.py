@@ -63,6 +63,7 @@ def worth(
         lambda _: worth_page_of(document, few=few),
         json=outcome.result.to_json,
         csv=lambda: csv_of([document], only="worth."),
+        every_table=every_line,
     )
     if output_dir is not None:
         outcome.result.write(output_dir / "result.json")

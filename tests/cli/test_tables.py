@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedbench.cli.console import PIPED_WIDTH, results
+from schedbench.cli.console import PIPED_WIDTH, PrintableConsole, results
 from schedbench.cli.page import framed, markdown, markdown_rows
 from schedbench.cli.result_page import page as result_page
-from schedbench.cli.source_lines import copies, host_waits
+from schedbench.cli.source_lines import copies, host_waits, source_line
 from schedbench.cli.text import cut_left, cut_right, number, percent, size, whole
 from schedbench.profiles.measure.budget import breaches
 from schedbench.profiles.record.result import read
@@ -58,6 +59,18 @@ def test_a_long_path_is_folded_and_not_cut(document):
     document["copies"][0]["site"]["file"] = path = "some/very/deep/folder/of/a/relay/file/lengths.py"
     rows = page(document, width=80).split("copies by source line")[1].splitlines()
     assert path in "".join(row[:30].strip() for row in rows)
+
+
+@pytest.mark.parametrize(("lines", "shown"), [(None, "a = f(b,\nc) + g(d,\ne)"), (2, "a = f(b,\nc) + g(d,…")])
+def test_a_statement_is_cut_at_as_many_lines_as_the_console_shows(lines, shown):
+    console = PrintableConsole(file=io.StringIO(), width=10)
+    console.statement_lines = lines
+    site = {"file": "some/folder/a.py", "line": 1, "statement": "a = f(b, c) + g(d, e)"}
+    table = framed("")
+    table.add_column("place", overflow="fold")
+    table.add_row(source_line({"site": site}))
+    console.print(table)
+    assert console.file.getvalue().endswith(f"──\nsome/folde\nr/a.py:1\n{shown}\n")
 
 
 def test_an_abstained_figure_is_a_dash_with_its_reason(document):
