@@ -1,4 +1,5 @@
-"""``schedbench explain``: print the definition of a metric, or the meaning of a scenario key or a reason code."""
+"""``schedbench explain``: print the definition of a metric, or the meaning of a word of the pages, a scenario key or a
+reason code."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -21,11 +21,13 @@ WIDTH = 80  # of prose where stdout is not a terminal
 def explain(
     name: Annotated[
         str | None,
-        typer.Argument(help="A metric, counter, scenario key or reason code; without one, all metrics."),
+        typer.Argument(
+            help="A metric, a word of a page, a scenario key or a reason code; without one, all metrics."
+        ),
     ] = None,
     form: Form = "table",
 ) -> None:
-    """Print how a metric is defined, or what a key of a scenario or a reason for no verdict means."""
+    """Print how a metric is defined, or what a word of a page, a key of a scenario or a reason for no verdict means."""
     from ..profiles.record.definitions import DEFINITIONS, PAGE
     from .page import show_entries
 
@@ -56,36 +58,48 @@ def _width() -> int | None:
     return None
 
 
-def _one(metric: str) -> str:
+def _one(word: str) -> str:
+    """Raises UsageError for a word that has no meaning."""
     from ..profiles.judge.reasons import ABOUT
-    from ..profiles.record.definitions import DEFINITIONS, definition
+    from ..profiles.record.definitions import DEFINITIONS, TERMS, full_name
+    from ..scenarios.describe import keys
+    from ..scenarios.problems import meant
 
-    if metric in ABOUT:
-        return _paragraphs(metric, ABOUT[metric])
+    if word in ABOUT:
+        return _paragraphs(word, ABOUT[word])
+    if (term := word.lower().replace("_", " ")) in TERMS:
+        return _paragraphs(term, TERMS[term])
+    facts = {".".join(fact.path): fact for fact in keys()}
+    if word not in DEFINITIONS and (key := _key(word)) in facts:
+        fact = facts[key]
+        default = fact.default or "none, it has to be given"
+        return _paragraphs(key, fact.about, values=fact.values, default=default)
     try:
-        entry = definition(metric)
+        return _metric(full_name(word))
     except KeyError:
-        return _key(metric, DEFINITIONS)
+        near = meant(word, [*DEFINITIONS, *TERMS, *facts, *(fact.path[-1] for fact in facts.values())])
+        listed = near or "; `schedbench explain` lists them"
+        raise UsageError(f"no metric and no scenario key '{word}'{listed}") from None
+
+
+def _metric(name: str) -> str:
+    from ..profiles.record.definitions import definition
+
+    entry = definition(name)
     better = {"higher": "higher is better", "lower": "lower is better", "none": "neither is better"}
-    head = f"{metric}  [{entry.unit}, {better[entry.direction]}]"
+    head = f"{name}  [{entry.unit}, {better[entry.direction]}]"
     return _paragraphs(head, entry.about, formula=entry.formula, source=entry.source)
 
 
-def _key(text: str, metrics: Collection[str]) -> str:
-    """What a scenario key means. Raises UsageError for what is no key either."""
-    from ..scenarios.describe import keys
+def _key(word: str) -> str:
+    """The key of a scenario that the word shortens; empty where there is none."""
     from ..scenarios.overrides import expand
-    from ..scenarios.problems import ScenarioError, meant
+    from ..scenarios.problems import ScenarioError
 
-    facts = {".".join(fact.path): fact for fact in keys()}
     try:
-        fact = facts[expand(text, switches=False)]
-    except (ScenarioError, KeyError):
-        near = meant(text, [*metrics, *facts, *(fact.path[-1] for fact in facts.values())])
-        listed = near or "; `schedbench explain` lists them"
-        raise UsageError(f"no metric and no scenario key '{text}'{listed}") from None
-    default = fact.default or "none, it has to be given"
-    return _paragraphs(".".join(fact.path), fact.about, values=fact.values, default=default)
+        return expand(word, switches=False)
+    except ScenarioError:
+        return ""
 
 
 def _paragraphs(head: str, about: str, **details: str) -> str:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
-from ..record.definitions import DEFINITIONS, PERCENTILES, Definition, definition
+from ..record.definitions import DEFINITIONS, PERCENTILES, Definition, definition, full_name
 from ..record.result import IDLE_PARTS, Abstained, CopyRow, Metric, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
@@ -73,19 +73,16 @@ def has_verdict(entry: Definition) -> bool:
     return entry.direction != "none" and not set(entry.tables) <= {"counts", "copies", "gpu waits"}
 
 
-def full_name(short: str) -> str:
-    """``throughput`` is ``output_throughput``, ``ttft.p99`` is ``ttft_ms.p99``. Raises KeyError."""
-    head, dot, rest = short.partition(".")
-    names = ("output_throughput",) if head == "throughput" else (head, f"{head}_throughput", f"{head}_ms")
-    name = next((name for name in names if name in DEFINITIONS), head)
-    whole = f"{name}{dot}{rest}"
+def judged_name(short: str) -> str:
+    """The full name of a metric that has a verdict. Raises KeyError."""
+    whole = full_name(short)
     if not has_verdict(definition(whole)):
         raise KeyError(short)
     return whole
 
 
 def metric_names() -> tuple[str, ...]:
-    """What ``full_name`` understands, without percentiles and other variants."""
+    """What ``judged_name`` understands, without percentiles and other variants."""
     metrics = (entry.name for entry in DEFINITIONS.values() if has_verdict(entry))
     return ("throughput", "ttft", "tpot", *metrics)
 

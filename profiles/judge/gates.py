@@ -20,7 +20,7 @@ from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import Abstained, Result
-from .effects import ADDABLE, CounterEffect, added, full_name, metric_names
+from .effects import ADDABLE, CounterEffect, added, judged_name, metric_names
 from .reasons import Reason
 from .verdict import Judgement
 
@@ -113,7 +113,7 @@ def _place(name: str) -> tuple[str, str, str] | None:
 
 def _metric(name: str, text: str) -> str:
     try:
-        return full_name(name)
+        return judged_name(name)
     except KeyError:
         if name in DEFINITIONS:
             why = f"neither more nor less {name} is better"

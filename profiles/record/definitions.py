@@ -1,4 +1,5 @@
-"""Every metric of a result: its name, unit, better direction and meaning, and the tables that show it.
+"""Every metric of a result: its name, unit, better direction and meaning, and the tables that show it; and the other
+words of the pages.
 
 A new metric is a row of ``metrics.md`` here and a computation in ``profiles.measure`` (see ``measure.metrics``). The
 definitions are read by ``explain``, by the reports and by the computations. Imports nothing but records and kinds of
@@ -89,6 +90,25 @@ def _rows() -> Iterator[Definition]:
 
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType({entry.name: entry for entry in _rows()})
+
+
+# What the pages call things that are no metrics.
+TERMS: Final[Mapping[str, str]] = MappingProxyType(
+    dict(re.findall(r"(?m)^\| \*\*(.+)\*\* \| (.+) \|$", PAGE))
+)
+
+
+def full_name(short: str) -> str:
+    """The metric that a page or a command line shortens: ``throughput`` is ``output_throughput``, ``ttft.p99`` is
+    ``ttft_ms.p99``, ``exposed host work`` is ``exposed_host_us_per_step``. Raises KeyError."""
+    parts = {title: part for part, title in IDLE_NAMES.items()}
+    head, dot, rest = parts.get(short, short).partition(".")
+    head = head.lower().replace(" ", "_")
+    suffixes = ("", "_throughput", "_ms", "_us_per_step", "_us")
+    names = ("output_throughput",) if head == "throughput" else tuple(f"{head}{end}" for end in suffixes)
+    whole = f"{next((name for name in names if name in DEFINITIONS), head)}{dot}{rest}"
+    definition(whole)
+    return whole
 
 
 def definition(metric: str) -> Definition:

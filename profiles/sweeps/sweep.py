@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from ...scenarios.overrides import expand
 from ...scenarios.problems import ScenarioError, meant
 from ..engines.names import expanded, is_engine
-from ..judge.effects import MetricValue, full_name, metric_names, metric_values
+from ..judge.effects import MetricValue, judged_name, metric_names, metric_values
 from ..judge.likeness import comparable, same_tokens
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
@@ -148,7 +148,7 @@ def planned(
     if twice:
         raise SweepError(f"{', '.join(twice)}: set twice, by --over or by a side")
     try:
-        name = full_name(metric)
+        name = judged_name(metric)
     except KeyError:
         near = meant(metric, metric_names()) or "; schedbench explain lists them"
         raise SweepError(f"--metric: no metric {metric!r} that has a better side{near}") from None

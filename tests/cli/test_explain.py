@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from pathlib import Path
+from typing import Final, get_args
 
 import pytest
 
+from schedbench.profiles.judge.compare import Overall
 from schedbench.profiles.judge.reasons import Reason
-from schedbench.profiles.record.definitions import definition
+from schedbench.profiles.record.definitions import IDLE_NAMES, definition
 from tests.conftest import RunCommand
 
+CHECKS: Final = Path(__file__).parents[2] / "docs" / "check.md"
 SMALL = (
     *("--set", "workload.requests=2"),
     *("--set", "workload.output_tokens={dist: uniform, min: 4, max: 8}"),
@@ -58,6 +63,16 @@ def test_every_name_of_a_result_has_a_definition(run_command: RunCommand, scenar
 def test_the_idle_time_of_each_rank_is_in_a_table(run_command: RunCommand) -> None:
     found = run_command("run", "pp2", *SMALL)
     assert any(line.split()[:2] == ["idle", "ms"] for line in found.out.splitlines())
+
+
+def test_the_words_of_pages_are_explained(run_command: RunCommand) -> None:
+    table, _ = CHECKS.read_text().split("\n\n`--device cuda`")
+    checks = re.findall(r"(?m)^\| (\w+) \|", table)[1:]
+    assert {"run", "tokens", "adversary"} < set(checks)
+    words = (*IDLE_NAMES.values(), *get_args(Overall), *checks, "share of A", "worst_step", "TTFT")
+    for word in words:
+        found = run_command("explain", word)
+        assert found.code == 0 and len(found.out.split("\n\n")) > 1, (word, found.err)
 
 
 def test_every_reason_for_no_verdict_is_explained(run_command: RunCommand) -> None:
