@@ -78,20 +78,26 @@ class Replay:
     ``row``.
 
     ``begins()`` [count + 1] are the instants at which the kernels start, from the start of the first, and the end of
-    the last one and a gap.
+    the last one and a gap. They are computed once, when the run is first interrupted.
     """
 
-    __slots__ = ("begin", "begins", "count", "gap", "index", "row", "rows", "start")
+    __slots__ = ("_begins", "_compute", "begin", "count", "gap", "index", "row", "rows", "start")
 
     def __init__(
         self, begins: Callable[[], Instants], count: int, gap: int, row: Row, rows: Sequence[Row] = ()
     ) -> None:
-        self.begins = begins
+        self._compute = begins
+        self._begins: Instants | None = None
         self.count = count
         self.gap = gap
         self.row = row
         self.rows = rows
         self.index = self.begin = self.start = 0
+
+    def begins(self) -> Instants:
+        if self._begins is None:
+            self._begins = self._compute()
+        return self._begins
 
 
 # What a queue holds are tuples, since a step makes many:

@@ -171,7 +171,7 @@ class ModelRunner:
 def _first_rows(output: ModelOutput, count: int) -> ModelOutput:
     fingerprint = output.fingerprint
     return ModelOutput(
-        output.logits[:count],
-        None if fingerprint is None else fingerprint[:count],
-        proxies=tuple(proxy[:count] for proxy in output.proxies),
+        output.logits.narrow(0, 0, count),
+        None if fingerprint is None else fingerprint.narrow(0, 0, count),
+        proxies=tuple(proxy.narrow(0, 0, count) for proxy in output.proxies),
     )
