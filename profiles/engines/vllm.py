@@ -55,6 +55,7 @@ class VllmAdapter:
 
     package = ADAPTERS["vllm"].package
     python_path = ""
+    own_runner = True
     environment = {  # noqa: RUF012
         "TRITON_INTERPRET": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
