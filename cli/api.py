@@ -1,7 +1,8 @@
 """The Python interface: the results of the command line as objects. ``import schedbench`` has these functions.
 
-Keyword arguments are keys of the scenario, shortened as for ``--set``: ``run("mixed", overlap=False)``. Errors are
-those of the command line, with the same messages. Nothing is printed.
+Keyword arguments are keys of the scenario, shortened as for ``--set``: ``run("mixed", overlap=False)``, or have the
+names of options: ``run("mixed", engine="sglang:../sglang", engine_python="venv/bin/python")``. Errors are those of the
+command line, with the same messages. Nothing is printed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .errors import UsageError
 
 if TYPE_CHECKING:
     from ..profiles.judge.sides import SideSpec
+    from ..profiles.platform.engine_choice import EngineChoice
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
@@ -36,14 +38,22 @@ def run(
     expect: Sequence[str] = (),
     hazards: bool = False,
     save_tokens: bool = False,
+    engine: str | None = None,
+    engine_python: str | None = None,
+    engine_wheels: Path | None = None,
     **keys: Value,
 ) -> RunAnswer:
     """Run a scenario once, as ``schedbench run`` does."""
     from ..profiles.ranks.execute import Options
+    from .arguments import engine_choice
 
-    question = _question(scenario, keys, faults, expect)
+    chosen = engine_choice(engine, engine_python, engine_wheels)
+    question = _question(scenario, keys, faults, expect, chosen)
     options = Options(
-        device=device, save_tokens=save_tokens, command=_typed("run", scenario, keys), hazards=hazards
+        device=device,
+        save_tokens=save_tokens,
+        command=_typed("run", scenario, {"engine": engine, **keys}),
+        hazards=hazards,
     )
     return _executed(question, options)
 
@@ -69,16 +79,20 @@ def check(
     seeds: int | None = None,
     faults: Sequence[str] = (),
     expect: Sequence[str] = (),
+    engine: str | None = None,
+    engine_python: str | None = None,
+    engine_wheels: Path | None = None,
+    against: str | None = None,
     **keys: Value,
 ) -> CheckAnswer:
     """Check tokens, hazards, invariants and budgets of a scenario, as ``schedbench check`` does."""
     from .arguments import Stopwatch
-    from .check import examine_on_vgpu
+    from .check import examine_on_vgpu, examined_engines
 
-    clock = Stopwatch(_typed("check", scenario, keys))
-    return CheckAnswer(
-        examine_on_vgpu(_question(scenario, keys, faults, expect), clock, _silence, seeds=seeds)
-    )
+    clock = Stopwatch(_typed("check", scenario, {"engine": engine, "against": against, **keys}))
+    chosen, other = examined_engines(engine, against, engine_python, engine_wheels)
+    question = _question(scenario, keys, faults, expect, chosen)
+    return CheckAnswer(examine_on_vgpu(question, clock, _silence, seeds=seeds, against=other))
 
 
 def compare(
@@ -91,6 +105,8 @@ def compare(
     gates: Sequence[str] = (),
     allow_divergence: bool = False,
     device: Literal["auto", "cuda", "vgpu"] = "auto",
+    engine_python: str | None = None,
+    engine_wheels: Path | None = None,
     **keys: Value,
 ) -> ComparisonAnswer:
     """Compare two results, or the two sides of a scenario: ``compare(first, second)`` or ``compare("mixed",
@@ -100,6 +116,7 @@ def compare(
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
+    from .arguments import EngineOptions
     from .compare import ComparisonOptions, case_of, compared
 
     scenario, a, b = _sides(of, a, b)
@@ -109,6 +126,7 @@ def compare(
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
         VerdictRules(allow_divergence=allow_divergence, gates=tuple(map(parse, gates))),
         Reader(command=_typed("compare", *of, keys)),
+        EngineOptions(engine_python, engine_wheels),
     )
     case = case_of(scenario, options.overrides) if scenario and not (a or b) else None
     sides = (case.a, case.b) if case else (a, b)
@@ -139,11 +157,15 @@ def _is_word(value: Value) -> bool:
 
 
 def _question(
-    scenario: str | Path, keys: Mapping[str, Value], faults: Sequence[str], expect: Sequence[str] = ()
+    scenario: str | Path,
+    keys: Mapping[str, Value],
+    faults: Sequence[str],
+    expect: Sequence[str] = (),
+    engine: EngineChoice | None = None,
 ) -> Resolved:
     from .arguments import resolved
 
-    return resolved(str(scenario), settings(keys), faults=faults, budgets=expect)
+    return resolved(str(scenario), settings(keys), faults=faults, budgets=expect, engine=engine)
 
 
 def _executed(question: Resolved, options: Options) -> RunAnswer:
@@ -191,7 +213,7 @@ def _typed(verb: str, *words: object) -> str:
     *names, keys = words
     shown = [repr(str(name)) for name in names if isinstance(name, str | Path)]
     given = (
-        [f"{key}={value!r}" for key, value in keys.items()]
+        [f"{key}={value!r}" for key, value in keys.items() if value is not None]
         if isinstance(keys, Mapping)
         else [repr(str(keys))]
     )

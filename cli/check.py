@@ -94,11 +94,7 @@ def check(
         device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial, engine) != (None,) * 7
     ):
         raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
-    if against is not None and engine is None:
-        raise UsageError("--against is about sources of an engine: name one with --engine")
-    engines = arguments.EngineOptions(engine_python, engine_wheels)
-    other, base = (None if name is None else engines.choice(name) for name in (engine, against))
-    engines.require_used([chosen.name for chosen in (other, base) if chosen is not None])
+    other, base = examined_engines(engine, against, engine_python, engine_wheels)
     from .console import status
 
     arguments.make_output_dir(output_dir)
@@ -119,6 +115,18 @@ def check(
     answer.keep(output_dir, "check.json")
     answer.show(form, every_table=every_table)
     raise typer.Exit(0 if answer.passed else GATE_FAILED)
+
+
+def examined_engines(
+    engine: str | None, against: str | None, python: str | None, wheels: Path | None
+) -> tuple[EngineChoice | None, EngineChoice | None]:
+    """The engine that is examined, and its other source. Raises UsageError, EngineError."""
+    if against is not None and engine is None:
+        raise UsageError("--against is about sources of an engine: name one with --engine")
+    engines = arguments.EngineOptions(python, wheels)
+    examined, other = (None if name is None else engines.choice(name) for name in (engine, against))
+    engines.require_used([chosen.name for chosen in (examined, other) if chosen is not None])
+    return examined, other
 
 
 def _require_cuda(engine: str | None, *, adversaries: bool) -> None:

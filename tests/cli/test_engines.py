@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import schedbench as sb
+from schedbench.cli.errors import UsageError
 from schedbench.profiles.engines import client
 from schedbench.profiles.vgpu.adversary.executor import POISONED
 from tests.conftest import RunCommand
@@ -89,6 +91,15 @@ def test_check_runs_the_checks_that_an_engine_supports(run_command: RunCommand, 
     assert report["engine"]["ref"] == "v1"
     assert {"contract", "invariants"} <= content["not_asked"].keys()
     assert "relays" not in content["not_asked"]
+
+
+def test_functions_of_python_take_an_engine(engine: str) -> None:
+    keys = {"model.preset": "tiny-deep", "device.values": "none", "workload.requests": 2, "expect": {}}
+    found = sb.run("mixed", engine=f"{engine}@v1", **keys)
+    assert found.document["labels"]["engine"]["ref"] == "v1"
+    assert f"engine='{engine}@v1'" in found.document["run"]["command"]
+    with pytest.raises(UsageError, match="--against is about sources"):
+        sb.check("mixed", against=engine, **keys)
 
 
 def test_check_compares_no_tokens_that_an_engine_draws(run_command: RunCommand, engine: str) -> None:
