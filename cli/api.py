@@ -52,7 +52,7 @@ def run(
     options = Options(
         device=device,
         save_tokens=save_tokens,
-        command=_typed("run", scenario, {"engine": engine, **keys}),
+        command=_typed("run", scenario, keys, engine=engine),
         hazards=hazards,
     )
     return _executed(question, options)
@@ -89,7 +89,7 @@ def check(
     from .arguments import Stopwatch
     from .check import examine_on_vgpu, examined_engines
 
-    clock = Stopwatch(_typed("check", scenario, {"engine": engine, "against": against, **keys}))
+    clock = Stopwatch(_typed("check", scenario, keys, engine=engine, against=against))
     chosen, other = examined_engines(engine, against, engine_python, engine_wheels)
     question = _question(scenario, keys, faults, expect, chosen)
     return CheckAnswer(examine_on_vgpu(question, clock, _silence, seeds=seeds, against=other))
@@ -208,16 +208,17 @@ def _spec(side: SideOfComparison, label: str, options: ComparisonOptions) -> Sid
     return SideSpec(label, stored=tuple(run.result for run in runs))
 
 
-def _typed(verb: str, *words: object) -> str:
-    """The call, as documents keep it."""
+def _typed(verb: str, *words: object, **options: str | None) -> str:
+    """The call, as documents keep it, with the options that were given."""
     *names, keys = words
     shown = [repr(str(name)) for name in names if isinstance(name, str | Path)]
     given = (
-        [f"{key}={value!r}" for key, value in keys.items() if value is not None]
+        [f"{key}={value!r}" for key, value in keys.items()]
         if isinstance(keys, Mapping)
         else [repr(str(keys))]
     )
-    return f"schedbench.{verb}({', '.join((*shown, *given))})"
+    chosen = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    return f"schedbench.{verb}({', '.join((*shown, *chosen, *given))})"
 
 
 def _silence(text: str) -> None: ...
