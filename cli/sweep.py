@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ..profiles.sweeps.sweep import Cell, SweepPlan
 
 _SIDE = "key=value,..."
+A = Annotated[
+    str | None, typer.Option("--a", metavar=_SIDE, help="The baseline; overlap=false without --a and --b.")
+]
+B = Annotated[str | None, typer.Option("--b", metavar=_SIDE, help="The candidate; overlap=true.")]
 
 
 Overrides = Annotated[
@@ -33,11 +37,8 @@ def sweep(
             help="An axis, also of engines. The first runs across; its sign changes are reported.",
         ),
     ],
-    a: Annotated[
-        str | None,
-        typer.Option("--a", metavar=_SIDE, help="The baseline; overlap=false without --a and --b."),
-    ] = None,
-    b: Annotated[str | None, typer.Option("--b", metavar=_SIDE, help="The candidate; overlap=true.")] = None,
+    a: A = None,
+    b: B = None,
     alone: Annotated[
         bool, typer.Option("--alone", help="The metric itself instead of a comparison; one run per cell.")
     ] = False,
