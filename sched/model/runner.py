@@ -169,9 +169,14 @@ class ModelRunner:
 
 
 def _first_rows(output: ModelOutput, count: int) -> ModelOutput:
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(
+            0, 0, min(count, tensor.shape[0])
+        )  # a stage that is not the last one has no logits
+
     fingerprint = output.fingerprint
     return ModelOutput(
-        output.logits.narrow(0, 0, count),
-        None if fingerprint is None else fingerprint.narrow(0, 0, count),
-        proxies=tuple(proxy.narrow(0, 0, count) for proxy in output.proxies),
+        rows(output.logits),
+        None if fingerprint is None else rows(fingerprint),
+        proxies=tuple(map(rows, output.proxies)),
     )

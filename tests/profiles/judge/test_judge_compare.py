@@ -20,6 +20,7 @@ from tests.cli.pages import printed
 from tests.profiles.judge.conftest import OTHER_STEPS, STEPS
 
 MEASURED = {"labels.emulated": False, "labels.host": "measured", "outputs": {"abstained": "CUDA"}}
+RUN = {"command": "schedbench compare x y", "cancelled": False}
 FASTER = [103.0, 102.5, 103.5, 103.0, 104.0]
 
 
@@ -188,7 +189,7 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
     )
     found = judge(Trials("blocks", trials.a, side_b))
     judged = found.metrics["output_throughput"].judgement
-    hint = document(found, a="a", b="b", run={"command": "schedbench compare x y"})["comparison"]["hint"]
+    hint = document(found, a="a", b="b", run=RUN)["comparison"]["hint"]
     assert judged.reasons == (Reason.LOW_N,) and judged.needed is not None
     assert hint.startswith(f"{judged.needed - 20} more pairs, about ")
     assert hint.endswith(" minutes, would resolve 1 %")
@@ -213,7 +214,7 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
     ],
 )
 def test_too_few_seeds_name_the_number_that_a_verdict_needs(trials, throughputs, hint):
-    found = document(judge(trials(throughputs)), a="a", b="b", run={"command": "schedbench compare x y"})
+    found = document(judge(trials(throughputs)), a="a", b="b", run=RUN)
     assert (found["comparison"]["hint"] or "").startswith(hint or "")
     assert (found["comparison"]["hint"] is None) == (hint is None)
 
@@ -286,7 +287,7 @@ def test_engagement_is_unknown_without_source_lines(trials):
     assert Reason.NOT_ENGAGED not in found.reasons
     text = conclusion(found, a="x", b="y")
     assert "which steps differ is not known, source lines were not recorded" in text and "engaged" not in text
-    content = document(found, a="x", b="y", run={"command": "schedbench compare x y"})
+    content = document(found, a="x", b="y", run=RUN)
     assert content["comparison"]["lines"] == []
     assert content["comparison"]["candidate"]["unrecorded"] == "clocks"
     shown = " ".join(page(content).split())
@@ -298,7 +299,7 @@ def test_kinds_of_steps_on_one_side_only_are_listed_and_not_judged(trials):
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
     more = {"per_step.prebuilt": {"steps": 10, "schedule": {"h2d": tally}}}
     found = judge(trials(b=more))
-    shown = page(document(found, a="x", b="y", run={"command": "schedbench compare x y"}))
+    shown = page(document(found, a="x", b="y", run=RUN))
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("prebuilt ") and " h2d " in line]
     assert row == ["prebuilt", "schedule", "h2d", "–", "1.00", "/", "1", "–"]
     assert "A has no prebuilt steps" in shown and "0 / 0" not in shown
@@ -307,15 +308,13 @@ def test_kinds_of_steps_on_one_side_only_are_listed_and_not_judged(trials):
 
 def test_the_page_has_the_reason_for_unknown_gpu_waits(trials):
     each = {"idle": {"abstained": "each rank has its own: see ranks"}}
-    shown = page(
-        document(judge(trials(a=each, b=each)), a="x", b="y", run={"command": "schedbench compare x y"})
-    )
+    shown = page(document(judge(trials(a=each, b=each)), a="x", b="y", run=RUN))
     assert "each rank has its own: see ranks" in " ".join(shown.split())
     assert "kernel gap" not in shown
 
 
 def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
-    content = document(judge(trials()), a="x", b="y", run={"command": "schedbench compare x y"})
+    content = document(judge(trials()), a="x", b="y", run=RUN)
     line = {
         "site": None,
         "range": "prepare",
