@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..record.timeline import Site
-from ..vgpu.hazards import HazardChecker
+from ..vgpu.hazards.checker import HazardChecker
 from ..vgpu.hazards.clocks import Clock, VectorClocks
 from ..vgpu.hazards.footprints import ByteSpan, span
 from ..vgpu.hazards.ops import checked, host_accesses

@@ -151,13 +151,11 @@ def receive(
     """The values in memory of this device; the current stream waits for their arrival."""
     if arrival is not None:
         gpu.runtime.wait_peer_event(arrival)
-    return tuple(_placed(gpu, value) for value in values)
-
-
-def _placed(gpu: VirtualGpu, value: torch.Tensor) -> DeviceTensor:
-    tensor = new(gpu, value.shape, value.stride(), value.dtype)
-    land(gpu, tensor, value)
-    return tensor
+    received = []
+    for value in values:
+        received.append(new(gpu, value.shape, value.stride(), value.dtype))
+        land(gpu, received[-1], value)
+    return tuple(received)
 
 
 def land(gpu: VirtualGpu, tensor: DeviceTensor, value: torch.Tensor) -> None:

@@ -81,7 +81,7 @@ class VirtualGpu:
     @property
     def findings(self) -> tuple[FoundHazard, ...]:
         """The hazards found so far; none unless the virtual GPU was opened with ``hazards``."""
-        return self.watcher.found(self.sites, {self.runtime.simulation.first - 1: "host", **self.streams})
+        return self.watcher.found(self.sites, self.streams)
 
 
 class _Closed:

@@ -23,7 +23,7 @@ from .device import CURRENT, GraphTrace, VgpuParts, VirtualGpu
 from .engine import Simulation
 from .executor import Executor, SkippingExecutor
 from .handlers import OpHandlers
-from .hazards import HazardChecker
+from .hazards.checker import HazardChecker
 from .hazards.ops import checked, host_accesses
 from .observer import HostObserver
 from .registration import register

@@ -5,6 +5,7 @@ Calls have the names of the CUDA runtime's, so that they are equal in every sour
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from .ledger import NO_CONTEXT, OVERFLOW, Ledger, PlainContext
 from .sites import Sites
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...sched.kernels.declare import Work
     from ..platform.hardware import HardwareProfile
@@ -49,10 +50,8 @@ class TimedByValues(Protocol):
     def cost(self) -> Callable[..., Work] | None: ...
 
 
-class Recorded(Protocol):
-    """Receives a recording and its stream."""
-
-    def __call__(self, queue: StreamQueue, recording: EventRecording) -> None: ...
+Recorded = Callable[[StreamQueue, EventRecording], None]
+"""Receives a recording and its stream."""
 
 
 class LaunchRecorder(Protocol):
@@ -112,16 +111,12 @@ class Runtime:
         stream, calls, site = self.stream, self._calls, self.sites.here()
         where, step, forward = self.context
         calls.append(("launch", LAUNCH, start, now, 0, stream.id, where, step, site))
-        if stream.partition != COMPUTE:
-            engine, duration = self._on_partition(stream, duration)
+        if stream.partition != COMPUTE:  # on a share of the GPU, as if it were bound by the multiprocessors
+            engine, duration = stream.partition, round(duration / stream.share) + self.costs.gap
         row = ("kernel", name, stream.id, 0, host_size, "", False, where, forward, step, site, now, 1)
         self.simulation.submit(stream, engine, now, duration, row)
         if len(calls) >= OVERFLOW:
             self.cut()
-
-    def _on_partition(self, stream: StreamQueue, duration: int) -> tuple[int, int]:
-        """The engine and the duration of a kernel on a share of the GPU: as if it were bound by the multiprocessors."""
-        return stream.partition, round(duration / stream.share) + self.costs.gap
 
     def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
         """Copy or set memory of the device on the current stream."""

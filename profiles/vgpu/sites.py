@@ -56,9 +56,15 @@ class Sites:
         self.last = NO_SITE
         while frame is not None:
             code, offset = frame.f_code, frame.f_lasti
-            indices = self._indices[id(code)] if id(code) in self._indices else self._add_code(code)
+            if id(code) not in self._indices:
+                self._codes.append(code)
+                self._indices[id(code)] = {} if self._is_watched(code) else None
+            indices = self._indices[id(code)]
             if indices is not None:
-                self.last = indices[offset] if offset in indices else self._place(indices, code, offset)
+                if offset not in indices:
+                    indices[offset] = len(self._places)
+                    self._places.append((code, offset))
+                self.last = indices[offset]
                 break
             frame = frame.f_back
         return self.last
@@ -67,16 +73,6 @@ class Sites:
         """All lines so far, by index."""
         self._sites.extend(self._site(*place) for place in self._places[len(self._sites) :])
         return self._sites
-
-    def _add_code(self, code: CodeType) -> dict[int, int] | None:
-        self._codes.append(code)
-        indices = self._indices[id(code)] = {} if self._is_watched(code) else None
-        return indices
-
-    def _place(self, indices: dict[int, int], code: CodeType, offset: int) -> int:
-        index = indices[offset] = len(self._places)
-        self._places.append((code, offset))
-        return index
 
     def _is_watched(self, code: CodeType) -> bool:
         paths = _paths(code.co_filename)

@@ -14,7 +14,7 @@ from ...sched import streams
 from .copies import CopyHandlers
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
-from .hazards import HazardChecker
+from .hazards.checker import HazardChecker
 from .hazards.footprints import ByteSpan, span
 from .hazards.probes import ProbedClocks
 from .hazards.shadow import Block

@@ -104,21 +104,18 @@ class DeferredOrder:
 
     # ---- enqueueing ----------------------------------------------------------------------------------------
 
-    def launch(self, stream: int, task: DeferredTask) -> None:
-        self._enqueue(stream, task)
+    def launch(self, stream: int, item: Item) -> None:
+        self.queues.setdefault(stream, deque()).append(item)
+        self._run_early()
 
     def record(self, stream: int, recording: EventRecording) -> None:
         if self.queues.get(stream):
             self._pending[recording] = stream
-            self._enqueue(stream, DeferredRecord(recording))
+            self.launch(stream, DeferredRecord(recording))
 
     def wait(self, stream: int, recording: EventRecording) -> None:
         if recording in self._pending and self._pending[recording] != stream:
-            self._enqueue(stream, DeferredWait(recording))
-
-    def _enqueue(self, stream: int, item: Item) -> None:
-        self.queues.setdefault(stream, deque()).append(item)
-        self._run_early()
+            self.launch(stream, DeferredWait(recording))
 
     # ---- the host waits ------------------------------------------------------------------------------------
 

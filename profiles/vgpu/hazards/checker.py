@@ -245,10 +245,10 @@ class HazardChecker(Watcher):
     # ---- reports -------------------------------------------------------------------------------------------
 
     def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
-        return self._findings.named(sites, streams)
+        return self._findings.named(sites, {self._clocks.host - 1: "host", **streams})
 
     def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
-        return unread(self._named, sites, streams)
+        return unread(self._named, sites, streams)  # the host writes none of this memory
 
     def places(self) -> tuple[OrderingPlace, ...]:
         """The source lines that ordered accesses, where their need is probed."""

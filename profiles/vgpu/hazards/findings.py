@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ...record.timeline import NO_SITE, FoundAccess, FoundHazard, HazardKind, Site
-from .clocks import HOST
 from .shadow import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory, ShadowMemory
 
 FREED: Final = "freed block of "  # a resource's name begins with it where the kind is "freed"
@@ -53,19 +52,13 @@ def unread(
     memories: Iterable[NamedMemory], sites: Sequence[Site], streams: Mapping[int, str]
 ) -> tuple[FoundHazard, ...]:
     """Named memory that was written and never read."""
-    return tuple(
-        _unread(memory, memory.last_write, sites, streams)
-        for memory in memories
-        if memory.last_write is not None and not memory.is_read
-    )
-
-
-def _unread(
-    memory: NamedMemory, last: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str]
-) -> FoundHazard:
-    access = _access(last, sites, streams, write=True)
-    missing = f"{_described(access)}, the last of {memory.writes} writes, is never read"
-    return FoundHazard("unread", memory.name, access, None, missing)
+    found = []
+    for memory in memories:
+        if memory.last_write is not None and not memory.is_read:
+            access = _access(memory.last_write, sites, streams, write=True)
+            missing = f"{_described(access)}, the last of {memory.writes} writes, is never read"
+            found.append(FoundHazard("unread", memory.name, access, None, missing))
+    return tuple(found)
 
 
 def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, str]) -> FoundHazard:
@@ -82,8 +75,8 @@ def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, 
 def _access(
     launch: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool
 ) -> FoundAccess:
-    actor = launch.actor
-    stream = streams.get(actor - 1, "host" if actor == HOST else f"stream {actor - 1}")
+    number = launch.actor - 1
+    stream = streams.get(number, f"stream {number}")
     return FoundAccess(launch.op, write, _site(launch.site, sites), stream)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from ....sched.kernels.declare import Kernel
 from ...platform.machine import VisitingKernel
@@ -64,16 +64,12 @@ class StorageGroup:
             self._limit = 2 * len(history.accesses) + WINDOW
 
 
-class _KernelNodes:
+class _KernelNodes(NamedTuple):
     """Nodes of one kernel whose footprints follow from the same values, as those of all layers do."""
 
-    def __init__(self, call: KernelCall, arguments: Sequence[Any]) -> None:
-        self.call = call
-        self._arguments = arguments  # kept, since a replay reads their memory
-        self.groups: dict[ArgumentAccess, StorageGroup] = {}
-
-    def add(self, shadow: ShadowMemory, access: ArgumentAccess) -> None:
-        self.groups.setdefault(access, StorageGroup(access)).add(shadow)
+    call: KernelCall
+    arguments: Sequence[Any]  # kept, since a replay reads their memory
+    groups: dict[ArgumentAccess, StorageGroup]
 
 
 class GraphFootprint:
@@ -103,10 +99,11 @@ class GraphFootprint:
             key = (kernel, declared.key(arguments))
             nodes = self._nodes.get(key)
             if nodes is None:
-                nodes = self._nodes[key] = _KernelNodes(declared.call(kernel, form, args, named), arguments)
+                call = declared.call(kernel, form, args, named)
+                nodes = self._nodes[key] = _KernelNodes(call, arguments, {})
             shadows = declared.shadows(form.scattered, arguments)
             for shadow, access in zip(shadows, form.scattered, strict=True):
-                nodes.add(shadow, access)
+                nodes.groups.setdefault(access, StorageGroup(access)).add(shadow)
 
     @cached_property
     def _written_spans(self) -> Sequence[tuple[ShadowMemory, ByteSpan]]:

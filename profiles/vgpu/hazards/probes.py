@@ -15,7 +15,7 @@ from ...record.timeline import OrderingPlace, OrderKind, Site
 from ..sites import Sites
 from .clocks import Clock, VectorClocks
 from .footprints import Footprint
-from .shadow import IssuedOp, MemoryAccess, ShadowMemory
+from .shadow import IssuedOp, ShadowMemory
 
 # After so many executions the clocks without a place start again from the real ones. Without a limit, the accesses that
 # have to be kept for a place that no access needs would grow with the run.
@@ -67,30 +67,26 @@ class ProbedClocks(VectorClocks):
 
     def compare(self, shadow: ShadowMemory, launch: IssuedOp, footprint: Footprint, *, write: bool) -> None:
         """Find the places without which an earlier access would race with this one."""
-        if self._without:
-            floor = self.floor(launch.actor)
-            for earlier in shadow.depending(launch, floor, footprint, write=write):
-                self._find_needed(earlier, launch)
-
-    def _find_needed(self, earlier: MemoryAccess, launch: IssuedOp) -> None:
-        actor, seq = earlier.launch.actor, earlier.launch.seq
-        for number, clocks in list(self._without.items()):
-            clock = clocks.of(launch.actor)
-            races = seq > (clock[actor] if actor < len(clock) else 0)
-            if races if earlier.kept_by is None else earlier.kept_by == number:
-                self._places[number].is_needed = True
-                del self._without[number]
-                self._floors.clear()
+        if not self._without:
+            return
+        for earlier in shadow.depending(launch, self.floor(launch.actor), footprint, write=write):
+            actor, seq = earlier.launch.actor, earlier.launch.seq
+            for number, clocks in list(self._without.items()):
+                clock = clocks.of(launch.actor)
+                races = seq > (clock[actor] if actor < len(clock) else 0)
+                if races if earlier.kept_by is None else earlier.kept_by == number:
+                    self._places[number].is_needed = True
+                    del self._without[number]
+                    self._floors.clear()
 
     # ---- clocks ----------------------------------------------------------------------------------------------
 
     def floor(self, actor: int) -> Clock:
         """What the actor comes after without any one of the places."""
-        return self._floors.get(actor) or self._least_known(actor)
-
-    def _least_known(self, actor: int) -> Clock:
-        clocks = [self.of(actor), *(clocks.of(actor) for clocks in self._without.values())]
-        floor = self._floors[actor] = _least(clocks)
+        floor = self._floors.get(actor)
+        if not floor:
+            floor = _least([self.of(actor), *(clocks.of(actor) for clocks in self._without.values())])
+            self._floors[actor] = floor
         return floor
 
     def _added(self, actor: int) -> Clock:
