@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import idle_parts, mean_value
-from ..profiles.record.definitions import DEFINITIONS, IDLE_NAMES, ReportTable, shown_in
-from ..profiles.record.result import IDLE_PARTS, PROGRAM
+from ..profiles.record.definitions import DEFINITIONS, IDLE_NAMES, IDLE_PARTS, ReportTable, shown_in
+from ..profiles.record.result import PROGRAM
 from ..scenarios.schema import Stream
 from .page import Document, framed, ordered, ordered_kinds
 from .source_lines import LINES, copies, hazard_table, host_waits, worth_tables

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
-from ..record.definitions import DEFINITIONS, PERCENTILES, Definition, definition, full_name
-from ..record.result import IDLE_PARTS, Abstained, CopyRow, Metric, Result, SitePart, SyncRow
+from ..record.definitions import DEFINITIONS, IDLE_PARTS, PERCENTILES, Definition, definition, full_name
+from ..record.result import Abstained, CopyRow, Metric, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from operator import attrgetter
@@ -131,15 +131,13 @@ class CounterKey(NamedTuple):
     counter: str
 
 
+@dataclass(slots=True)
 class _Pending:
-    """Records of a step that is not complete yet."""
+    """Records of a step that is not complete yet. ``counts`` is by stream and counter."""
 
-    __slots__ = ("calls", "copies", "counts")
-
-    def __init__(self) -> None:
-        self.counts: defaultdict[tuple[int, str], int] = defaultdict(int)
-        self.copies: list[Op] = []
-        self.calls: list[Call] = []
+    counts: defaultdict[tuple[int, str], int] = field(default_factory=partial(defaultdict, int))
+    copies: list[Op] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
 
 class CountsSink:
@@ -164,11 +162,19 @@ class CountsSink:
             if kernels > 1:
                 pending[op.step].counts[op.stream, kind] += kernels - 1
             if kind in _COPIES or host_bytes:
-                self._take_copy(op)
+                entry = pending[op.step]
+                entry.copies.append(op)
+                if kind in _COPIES and op.host_memory:
+                    entry.counts[op.stream, f"{kind}_{op.host_memory}"] += 1
+                if kind in _COPIES and op.blocking:
+                    entry.counts[op.stream, f"{kind}_blocking"] += 1
         calls = transposed(Call, window.calls)
         for call, kind, waited in zip(window.calls, calls.kind, calls.waited, strict=True):
             if waited or kind == "sync" or kind == "copy":
-                self._take_call(call)
+                entry = pending[call.step]
+                entry.calls.append(call)
+                if kind == "sync":
+                    entry.counts[call.stream, "sync"] += 1
         self._newest = max((info.step for info in window.launched), default=self._newest)
         self._gate.reject_late(pending, what="a record")
         self._fold(self._gate.feed(window))
@@ -182,21 +188,6 @@ class CountsSink:
 
     def tallies(self) -> dict[CounterKey, CountSummary]:
         return {place: _tally(seen, self.steps[place.kind]) for place, seen in sorted(self._seen.items())}
-
-    def _take_copy(self, op: Op) -> None:
-        entry = self._pending[op.step]
-        entry.copies.append(op)
-        if op.kind in _COPIES:
-            if op.host_memory:
-                entry.counts[op.stream, f"{op.kind}_{op.host_memory}"] += 1
-            if op.blocking:
-                entry.counts[op.stream, f"{op.kind}_blocking"] += 1
-
-    def _take_call(self, call: Call) -> None:
-        entry = self._pending[call.step]
-        entry.calls.append(call)
-        if call.kind == "sync":
-            entry.counts[call.stream, "sync"] += 1
 
     def _fold(self, complete: Iterable[StepInfo]) -> None:
         alike: defaultdict[tuple[tuple[str, ...], tuple[Any, ...]], int] = defaultdict(int)
@@ -251,34 +242,23 @@ def per_step(
 
 def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ...]:
     """Sorted by exposed time, then by waited time, then by count, largest first."""
-    rows = [
-        CopyRow(
-            direction=line.direction,
-            host_memory=line.host_memory,
-            blocking=line.blocking,
-            bytes=cost.bytes,
-            **_common(names, line, cost, steady),
-        )
-        for line, (cost, steady) in _without_steady(lines).items()
-    ]
+    found = _without_steady(lines).items()
+    rows = [CopyRow(bytes=cost.bytes, **_fields(line, cost, steady, names)) for line, (cost, steady) in found]
     return tuple(sorted(rows, key=_weight))
 
 
 def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ...]:
     """In the order of ``copy_rows``."""
-    rows = [
-        SyncRow(call=line.call, sync=line.sync, **_common(names, line, cost, steady))
-        for line, (cost, steady) in _without_steady(lines).items()
-    ]
+    found = _without_steady(lines).items()
+    rows = [SyncRow(**_fields(line, cost, steady, names)) for line, (cost, steady) in found]
     return tuple(sorted(rows, key=_weight))
 
 
-def _common(names: Names, line: CopyLine | CallLine, cost: Cost, steady: int) -> dict[str, Any]:
-    """The fields that both kinds of row have."""
+def _fields(line: CopyLine | CallLine, cost: Cost, steady: int, names: Names) -> dict[str, Any]:
+    """The fields of the line with its numbers resolved, and those that both kinds of row add."""
     return {
+        **line._asdict(),
         "site": site_part(names, line.site),
-        "range": line.range,
-        "kind": line.kind,
         "stream": stream_name(names, line.stream),
         "count": cost.count,
         "steady": steady,

@@ -100,12 +100,6 @@ def steady_rates(records: Sequence[RequestRecord], tokens: TokenLog) -> dict[str
     }
 
 
-def _cached_share(records: Sequence[RequestRecord]) -> float | None:
-    prompt_tokens = sum(record.prompt_tokens for record in records)
-    cached = sum(record.cached_tokens for record in records)
-    return cached / prompt_tokens if prompt_tokens else None
-
-
 Metrics = dict[str, Metric | Abstained]
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -189,11 +183,13 @@ def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
 @computes(*_REQUEST_VALUES, *_REQUEST_TIMES)
 def request_metrics(totals: RequestTotals, *, exact: bool) -> Metrics:
     """Metrics of requests and of the tokens that they got."""
+    records, prompt_tokens = totals.records, sum(record.prompt_tokens for record in totals.records)
+    cached_tokens = sum(record.cached_tokens for record in records)
     values: dict[str, float | None] = {
         **dict.fromkeys(_REQUEST_VALUES),
-        **rates(totals.records, totals.tokens),
-        **steady_rates(totals.records, totals.tokens),
-        "cache_hit_ratio": _cached_share(totals.records),
+        **rates(records, totals.tokens),
+        **steady_rates(records, totals.tokens),
+        "cache_hit_ratio": cached_tokens / prompt_tokens if prompt_tokens else None,
         "retractions": totals.retractions,
         "peak_kv_tokens": totals.peak_kv_tokens,
     }

@@ -6,15 +6,13 @@ from __future__ import annotations
 import os
 
 from ...scenarios.combinations import routed
-from ...sched.model.config import ModelConfig
 from .hardware import LinkName, LinkProfile
 from .machine import MachineError
 from .resolve import Resolved
 
 _INT16, _INT32, _INT64 = 2, 4, 8
 _ROTARY_COPIES = 3  # angles, their two halves and the table, while it is made
-# Share of the machine's memory that a run may take.
-_SHARE = 0.9
+_USABLE_SHARE = 0.9  # of the machine's memory, for one run
 
 
 def check(resolved: Resolved, *, ranks: int = 1) -> None:
@@ -22,7 +20,7 @@ def check(resolved: Resolved, *, ranks: int = 1) -> None:
     memory."""
     needed = ranks * needed_bytes(resolved)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > _SHARE * there:
+    if needed > _USABLE_SHARE * there:
         raise MachineError(
             f"this run needs {needed / 2**30:,.1f} GiB of memory and the machine has {there / 2**30:,.1f}: "
             f"fewer {'ranks, ' if ranks > 1 else ''}engine.kv_tokens or engine.max_running_requests, or "
@@ -53,16 +51,7 @@ def needed_bytes(resolved: Resolved) -> int:
     kv = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim * (slots + hosted) for m in models)
     index = model.num_layers * model.indexer.head_dim * max(slots, hosted) if model.indexer else 0
     rotary = model.max_positions * model.head_dim * _INT64 * _ROTARY_COPIES
-    return needed + rotary + model.dtype.itemsize * (kv + index + parameters(model))
-
-
-def parameters(model: ModelConfig) -> int:
-    """Weights of the decoder, norms and biases left out."""
-    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
-    attention += model.hidden_size * (model.indexer.size if model.indexer else 0)
-    layer = attention + 3 * model.hidden_size * model.intermediate_size
-    tables = 1 if model.tied_embeddings else 2
-    return model.num_layers * layer + tables * model.vocab_size * model.hidden_size
+    return needed + rotary + model.dtype.itemsize * (kv + index + model.num_parameters)
 
 
 def link_profile(resolved: Resolved) -> LinkProfile:

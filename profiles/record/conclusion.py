@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from .definitions import IDLE_NAMES
+from .definitions import IDLE_NAMES, IDLE_PARTS
 
 Document = dict[str, Any]
 
@@ -124,7 +124,7 @@ def idle_parts(result: Document) -> dict[str, float]:
     """Us per step of forward idle and of each of its parts, by the names of ``IDLE_NAMES``."""
     total = mean_value(result, "forward_idle_us_per_step") or 0.0
     idle = result["idle"]
-    whole = sum(idle[f"{name}_us"] for name in ("host_late", *_CAUSES[3:], "no_work", "residue"))
+    whole = sum(idle[f"{name}_us"] for name in IDLE_PARTS)
     parts = {name.removesuffix("_us"): total * us / whole if whole else 0.0 for name, us in idle.items()}
     exposed = {name: mean_value(result, f"{name}_us_per_step") or 0.0 for name in _CAUSES[:2]}
     return parts | exposed | {"forward_idle": total}

@@ -45,6 +45,13 @@ IDLE_NAMES: Final = {
     "residue": "residue",
     "forward_idle": "forward idle",
 }
+IDLE_PARTS: Final = (
+    "host_late",
+    "dependency",
+    "kernel_gap",
+    "no_work",
+    "residue",
+)  # which add up to all of it
 
 
 class Definition(NamedTuple):

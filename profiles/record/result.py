@@ -146,9 +146,6 @@ class SyncRow(ResultModel):
         return self.call
 
 
-IDLE_PARTS: Final = ("host_late", "dependency", "kernel_gap", "no_work", "residue")
-
-
 class IdlePart(ResultModel):
     """The time between forwards, split into ``IDLE_PARTS``."""
 
