@@ -123,7 +123,7 @@ class CriticalPathSink:
         kinds, names = _Numbers(), self._names
         kind = [period.kind for period in periods]
         end = periods[-1].end
-        [starts] = _columns(periods, "start")
+        [starts] = _table([period.start for period in periods])
         cuts, (kind_of, path_part, host_part) = _merged([(starts, kinds.of(kind)), *parts], [end, last])
         inside = np.flatnonzero((cuts[:-1] >= periods[0].start) & (np.diff(cuts) > 0) & (cuts[:-1] < last))
         part = np.where(path_part == names[_HOST], host_part, path_part)[inside]
@@ -151,10 +151,6 @@ class _Numbers(dict[str, int]):
         return np.array([self[name] for name in names], np.int64)
 
 
-def _columns(records: Sequence[Any], *fields: str) -> list[_Integers]:
-    return [np.fromiter(map(attrgetter(field), records), np.int64, len(records)) for field in fields]
-
-
 def _table(*columns: Sequence[int]) -> _Integers:
     return np.array([np.fromiter(column, np.int64, len(column)) for column in columns])
 
@@ -178,7 +174,7 @@ def _merged(values: Sequence[_Changes], others: Sequence[int]) -> tuple[_Integer
 def _innermost(ranges: _Integers, calls: _Integers, waits: Sequence[Call], names: _Numbers) -> _Changes:
     """When the innermost range or call of the host changes, in order, and which part it is from then on."""
     launch, wait, unnamed = names[LAUNCH], names[WAIT], names[UNNAMED]
-    wait_ends, waited = _columns(waits, "end", "waited")
+    wait_ends, waited = _table([call.end for call in waits], [call.waited for call in waits])
     starts = np.concatenate([ranges[0], calls[0], wait_ends - waited])
     ends = np.concatenate([ranges[1], calls[1], wait_ends])
     parts = np.concatenate([ranges[2], np.full(calls.shape[1], launch), np.full(len(waits), wait)])

@@ -53,9 +53,6 @@ class IntervalTrack(Generic[T]):
         self._items: list[tuple[int, int, T]] = []  # by start
         self._head = 0
 
-    def __len__(self) -> int:
-        return len(self._items) - self._head
-
     def add(self, items: Iterable[tuple[int, int, T]]) -> None:
         """Only those that start after the first of ``items`` are put in order again."""
         del self._items[: self._head]

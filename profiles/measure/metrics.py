@@ -3,7 +3,9 @@ computation elsewhere registers its metrics with ``computes``."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeVar
 
 from ..record.definitions import definition
@@ -26,9 +28,9 @@ class TimeSpan(NamedTuple):
 
 def full_window(records: Sequence[RequestRecord]) -> TimeSpan | None:
     """First arrival to last end; None when no time passed between."""
-    if not records:
-        return None
-    return _positive(min(r.arrival for r in records), max(r.finish for r in records))
+    start = min((record.arrival for record in records), default=0)
+    end = max((record.finish for record in records), default=0)
+    return TimeSpan(start, end) if end > start else None
 
 
 def steady_window(records: Iterable[RequestRecord]) -> TimeSpan | None:
@@ -51,26 +53,18 @@ def steady_window(records: Iterable[RequestRecord]) -> TimeSpan | None:
             if best is None or instant - start > best.end - best.start:
                 best = TimeSpan(start, instant)
             start = None
-    return best and _positive(*best)
+    return best
 
 
 def _levels(records: Iterable[RequestRecord]) -> list[tuple[int, int]]:
     """(instant, requests running from then on), in order."""
-    changes: dict[int, int] = {}
+    changes: Counter[int] = Counter()
     for record in records:
         if record.first_scheduled is not None:
-            changes[record.first_scheduled] = changes.get(record.first_scheduled, 0) + 1
-            changes[record.finish] = changes.get(record.finish, 0) - 1
-    levels = []
-    running = 0
-    for instant in sorted(changes):
-        running += changes[instant]
-        levels.append((instant, running))
-    return levels
-
-
-def _positive(start: int, end: int) -> TimeSpan | None:
-    return TimeSpan(start, end) if end > start else None
+            changes[record.first_scheduled] += 1
+            changes[record.finish] -= 1
+    instants = sorted(changes)
+    return [*zip(instants, accumulate(changes[instant] for instant in instants), strict=True)]
 
 
 def rates(records: Sequence[RequestRecord], tokens: TokenLog) -> dict[str, float]:

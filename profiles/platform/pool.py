@@ -31,12 +31,10 @@ from .own_process import claim_process, freeze_heap
 T = TypeVar("T")
 R = TypeVar("R")
 
-# What imports all that a run needs.
-_IMPORTED: Final = ["schedbench.profiles.platform.forked"]
+_PRELOADED: Final = ["schedbench.profiles.platform.forked"]  # imports all that a run needs
 _START_S: Final = 6.0  # what the processes of a pool take to start
-_AHEAD: Final = (
-    4  # tasks submitted for each process: none waits for the next, and few results wait to be read
-)
+# Tasks submitted for each process: none waits for the next, and few results wait to be read.
+_AHEAD: Final = 4
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 
 
@@ -165,7 +163,7 @@ def prepare_pool() -> None:
 def _context() -> BaseContext:
     """Processes are forked from one that only imports, once for all pools of this process."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
+    context.set_forkserver_preload(_PRELOADED)
     return context
 
 

@@ -22,7 +22,7 @@ import torch
 
 from ...sched.kernels.declare import Work
 from ..platform.machine import StorageAccess
-from ..vgpu import interpreted
+from ..vgpu import custom
 from ..vgpu.addresses import UNCOMPUTED, AddressTable, rounded
 from ..vgpu.device import VirtualGpu
 from ..vgpu.hazards.footprints import Offsets
@@ -237,7 +237,7 @@ class TritonPrograms:
 
             kernel = TritonKernel(executor.fn.__name__, run, given)
             tensors, given.tensors = given.tensors, []
-            interpreted.launch_interpreted(kernel, tensors)
+            custom.launch_interpreted(kernel, tensors)
 
         return launch
 

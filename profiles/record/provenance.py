@@ -77,9 +77,7 @@ class Labels(ResultModel):
     profiled: bool = False
     acceptance: Literal["measured", "simulated"] | None = None  # of drafts, where the run speculates
     host: Literal["modelled", "measured"]
-    capture: Literal["nsys", "torch", "vgpu"] | None = (
-        None  # the recording tool, where the program was not ours
-    )
+    capture: Literal["nsys", "torch", "vgpu"] | None = None  # what recorded a program that was not ours
     world: Literal["virtual", "distributed"] | None = None  # of several ranks; None: one, or an old document
     engine: EnginePart | None = None  # whose scheduler ran; None: our own
 

@@ -114,10 +114,9 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         context_len=model.max_positions,
         max_prefill_tokens=engine.max_prefill_tokens,
         schedule_conservativeness=engine.schedule_conservativeness,
+        # Only decodes are replayed.
         cuda_graph=engine.cuda_graph
-        and not (
-            engine.embedding or blocks.enabled or engine.split_prefill.enabled
-        ),  # only decodes are replayed
+        and not (engine.embedding or blocks.enabled or engine.split_prefill.enabled),
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         seed=scenario.measure.seed,
@@ -131,7 +130,7 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         else None,
         encoder=bool(model.cross_layers),
         controls=_controls(scenario),
-        speculative=speculative_config(scenario.engine.speculative),
+        speculative=speculative_config(engine.speculative),
     )
 
 

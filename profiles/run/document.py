@@ -44,16 +44,15 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
     outputs = outputs_of(done)
     if machine.traced is None:
         return MeasuredRun(done, parts, outputs, {})
-    if not traced:
-        return uncounted(MeasuredRun(done, parts, outputs, _passes(abstained="another tool counts")))
-    if done.cancelled:
-        return uncounted(MeasuredRun(done, parts, outputs, _passes(abstained="the run was interrupted")))
+    if not traced or done.cancelled:
+        why = "the run was interrupted" if traced else "another tool counts"
+        return uncounted(MeasuredRun(done, parts, outputs, _passes(abstained=why)))
     prepared.system.forget()
     with machine.traced() as counting:
         again = prepared.measure(unobserved)
     counted = again.collector.finish(machine.names, exact=machine.exact)
     length = done.end - done.start
-    why = "the traced pass was interrupted" if again.cancelled else counting.abstained
+    void = "the traced pass was interrupted" if again.cancelled else counting.abstained
     return MeasuredRun(
         done,
         parts._replace(per_step=counted.per_step, copies=counted.copies, syncs=counted.syncs),
@@ -61,7 +60,7 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
         _passes(
             trace_overhead=(again.end - again.start) / length if length else None,
             **counting.notes,
-            **({"abstained": why} if why else {}),
+            **({"abstained": void} if void else {}),
         ),
     )
 

@@ -20,7 +20,6 @@ from ..platform.user_files import UserState
 from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink
 from ..vgpu.counterfactual import Counterfactual
-from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import Simulation
 from ..vgpu.gpu import open_vgpu
 from ..vgpu.host_time import measured, without_own_time
@@ -109,26 +108,21 @@ def open_machine(
         ) as gpu,
         nullcontext(HostTime()) if modelled else measured(gpu) as host,
     ):
-        yield _machine(gpu, resolved, host, hazards=hazards)
-
-
-def _machine(gpu: VirtualGpu, resolved: Resolved, host: HostTime, *, hazards: bool) -> Machine:
-    scenario, hardware = resolved.scenario, resolved.hardware
-    return Machine(
-        device=gpu.device,
-        capabilities=gpu.capabilities,
-        clock=gpu.clock,
-        observer=gpu.observer,
-        names=gpu,
-        labels=Labels(emulated=True, host=scenario.device.host),
-        hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
-        exact=scenario.device.host == "modelled",
-        flush=gpu.flush,
-        peek=attrgetter("held"),
-        environment={},
-        host=host,
-        hazards=gpu.watcher if hazards else None,
-    )
+        yield Machine(
+            device=gpu.device,
+            capabilities=gpu.capabilities,
+            clock=gpu.clock,
+            observer=gpu.observer,
+            names=gpu,
+            labels=Labels(emulated=True, host=scenario.device.host),
+            hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
+            exact=modelled,
+            flush=gpu.flush,
+            peek=attrgetter("held"),
+            environment={},
+            host=host,
+            hazards=gpu.watcher if hazards else None,
+        )
 
 
 @contextmanager

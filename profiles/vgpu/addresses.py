@@ -10,9 +10,8 @@ import torch
 
 ALIGNMENT: Final = 512  # bytes, to which the allocator of CUDA aligns and rounds up blocks
 UNCOMPUTED: Final = 1 << 60  # from here on addresses are made up: no address of a process is as high
-_ADDRESS: Final = (
-    "_vgpu_address"  # attribute of a storage's Python object, which exists as long as the storage
-)
+# Attribute of a storage's Python object, which exists as long as the storage.
+_ADDRESS: Final = "_vgpu_address"
 
 
 def rounded(size: int) -> int:

@@ -1,16 +1,19 @@
-"""Custom kernels of the engine: each is dispatched as one op, and is one launch with its own cost formula."""
+"""Kernels that are no operators of torch, each one launch with its own cost: the custom ones of the engine, which torch
+dispatches, and those of other languages, whose accesses and time are known only once they were computed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ...sched.kernels.declare import Kernel, Work
+from ..platform.machine import VisitingKernel
 from .cost import Costs
-from .device import VirtualGpu
+from .device import CURRENT, VirtualGpu
 from .engine import BESIDE, COMPUTE
+from .runtime import TimedByValues
 from .tensor import HOST_TENSORS, PLAIN, DeviceTensor, is_pinned, refuse_mixed, wrap
 from .torch_ops import Handler
 
@@ -29,7 +32,7 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
         ]
         named = {key: _held(value) for key, value in kwargs.items()} if kwargs else kwargs
         executor = gpu.executor
-        if cost is None:
+        if cost is None:  # bookkeeping of the emulator's own, which no device executes
             pass
         elif runtime.capture is not None and not fixed:
             runtime.capture.variable(kernel, held, named)
@@ -72,3 +75,35 @@ def _passed(arg: Any) -> Any:
     if type(arg) in HOST_TENSORS and arg.dim() and arg.numel() and not is_pinned(arg):
         refuse_mixed(arg.device)
     return arg
+
+
+class InterpretedKernel(TimedByValues, VisitingKernel, Protocol):
+    def run(self) -> None:
+        """Compute the kernel on the values that its arguments hold now."""
+
+
+def launch_interpreted(kernel: InterpretedKernel, arguments: Sequence[torch.Tensor]) -> None:
+    """Launch the kernel on the current stream of the open virtual GPU. In a graph it is computed at each replay.
+
+    ``arguments`` are those in device memory and in pinned memory; the kernel itself may only keep the memory that holds
+    their values, since a graph does not keep its inputs.
+    """
+    gpu = CURRENT.get()
+    runtime = gpu.runtime
+
+    def run(reached: object) -> None:  # noqa: ARG001
+        kernel.run()
+
+    run.__name__ = kernel.name
+    with gpu.watcher.visiting(kernel, arguments):
+        # The program may free memory, whose address the kernel has, before pending work is done.
+        reached = () if gpu.executor.eager or runtime.capture is not None else kernel.storages()
+        gpu.executor.mutate(run, (reached,), {})
+        if runtime.capture is not None:
+            runtime.capture.variable(kernel, (), {})
+        elif kernel.cost is None or not gpu.executor.eager:
+            runtime.kernel(kernel.name, UNKNOWN)
+        else:
+            work = kernel.cost()
+            time = runtime.costs.work(work, torch.float32)
+            runtime.kernel(kernel.name, time, host_size=work.host_bytes)

@@ -253,9 +253,8 @@ def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
 def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """The form of the result of ``torch.cat`` on tensors that are not all empty. Torch's own function for the meta
     device imports a compiler."""
-    filled = [
-        tensor for tensor in tensors if tensor.size() != (0,)
-    ]  # torch.cat ignores those, whatever their dim
+    # torch.cat ignores empty tensors of one dimension, whatever the dimension of the others.
+    filled = [tensor for tensor in tensors if tensor.size() != (0,)]
     shape, dtype = list(filled[0].size()), filled[0].dtype
     if len(shape) > 3 or any(t.dtype != dtype for t in tensors) or any(t.dim() != len(shape) for t in filled):
         return torch.cat([_meta_like(tensor) for tensor in tensors], dim)

@@ -37,7 +37,7 @@ import torch
 from ...sched.model import tags
 from ..platform.hardware import HardwareProfile
 from ..platform.machine import HostTime
-from . import fused, interpreted, registration, streams
+from . import custom, fused, registration, streams
 from .copies import CopyHandlers
 from .device import VirtualGpu
 from .direct import dispatched
@@ -71,7 +71,7 @@ _ENTRY_FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (CopyHandlers, "copy"),  # uploads arrive through a registered kernel, not through dispatch
     (Runtime, "copy"),  # so do reads of one number
     (fused, "run_as_one_kernel"),
-    (interpreted, "launch_interpreted"),
+    (custom, "launch_interpreted"),
     (torch.Tensor, "pin_memory"),
     (Runtime, "pin"),
     (tags, "kv_tags"),  # of ``values: none``; a real device does not execute it

@@ -56,9 +56,8 @@ class HostObserver(Observer):
         self._phases: dict[tuple[str, StepKind | None], _PhaseCost] = {}
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
         self._asked: tuple[str, int, int]
-        self._open: list[
-            tuple[str, int, int, int, PlainContext]
-        ] = []  # with the start, and the context around
+        # Name, step, size and start of each open range, and the context around it.
+        self._open: list[tuple[str, int, int, int, PlainContext]] = []
 
     def range(self, name: str, step: int, size: int) -> HostObserver:
         self._asked = name, step, size

@@ -105,7 +105,7 @@ def register() -> object:
         _answer_dtensor_question()
     library: Any = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _empty, "PrivateUse1")
-    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("empty_strided", _empty, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
     for name in _GENERATED:
@@ -143,12 +143,8 @@ def _answer_dtensor_question() -> None:
         del sys.modules[_DTENSOR_MODULE]
 
 
-def _empty(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> DeviceTensor:
-    return new(CURRENT.get(), size, None, dtype)
-
-
-def _empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
+def _empty(
+    size: Sequence[int], stride: Sequence[int] | None = None, *, dtype: torch.dtype | None = None, **_: Any
 ) -> DeviceTensor:
     return new(CURRENT.get(), size, stride, dtype)
 

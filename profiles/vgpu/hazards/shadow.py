@@ -82,9 +82,8 @@ class AccessHistory:
         self.write = write
         self.accesses: dict[Footprint, IssuedOp] = {}
         self.recurring: dict[IssuedOp, Footprint] = {}  # a recurring launch touches a storage in one way
-        self.inherited: dict[
-            bool, MemoryAccess
-        ] = {}  # by whether recurring: the last one before the block was freed
+        # The last access before the block was freed, by whether its launch is recurring.
+        self.inherited: dict[bool, MemoryAccess] = {}
         self._last = 0  # an upper bound of the numbers of the launches in ``accesses``
 
     def after(self, known: int) -> bool:
@@ -132,9 +131,8 @@ class Block:
     shadow: ShadowMemory
     actor: int  # the stream it was allocated on
     on_free: Callable[[Block], None]
-    recorded: dict[int, int] = field(
-        default_factory=dict
-    )  # actors named by record_stream, with the call's place
+    # The streams that record_stream named, each with the place of the call.
+    recorded: dict[int, int] = field(default_factory=dict)
 
     def __del__(self) -> None:
         self.on_free(self)

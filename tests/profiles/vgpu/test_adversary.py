@@ -13,9 +13,9 @@ from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.triton_kernels import KernelArguments, TritonKernel
 from schedbench.profiles.vgpu.adversary.executor import POISON, POISONED
 from schedbench.profiles.vgpu.adversary.order import STRATEGIES, described
+from schedbench.profiles.vgpu.custom import launch_interpreted
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
-from schedbench.profiles.vgpu.interpreted import launch_interpreted
 from schedbench.profiles.vgpu.tensor import wrap
 from tests.profiles.vgpu.conftest import Scene
 
