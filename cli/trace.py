@@ -74,11 +74,11 @@ def _found(
 
 def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> tuple[dict[str, RecordedTimeline], Result]:
     """The timelines by the names of their ranks in the result, which exists once the run is over."""
-    from ..profiles.record.recording import RESULT, file_of
+    from ..profiles.record.recording import RESULT, timeline_file
     from ..profiles.record.result import read
 
     if not (folder / RESULT).is_file():
-        kept = ", ".join(str(folder / file_of(rank)) for rank in found)
+        kept = ", ".join(str(folder / timeline_file(rank)) for rank in found)
         raise UsageError(
             f"{folder}: no {RESULT}: the run is not over, or was cut short; what it recorded can be drawn alone: {kept}"
         )
@@ -90,7 +90,7 @@ def _of_ranks(found: dict[int, RecordedTimeline], folder: Path) -> tuple[dict[st
         )
     for rank, part in enumerate(result.ranks):
         if rank not in found:
-            echo(f"no {file_of(rank)}: nothing of {part.name} is drawn", err=True)
+            echo(f"no {timeline_file(rank)}: nothing of {part.name} is drawn", err=True)
     return named(found, result), result
 
 

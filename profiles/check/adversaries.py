@@ -14,7 +14,7 @@ from ..ranks.execute import Options
 from ..record.result import Abstained, Hazards, Metric, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.executor import POISONED
-from ..vgpu.adversary.order import ALWAYS, FAVOURED, STRATEGIES, described
+from ..vgpu.adversary.order import COMMON_STRATEGIES, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
 from .runs import attempt_result
 from .tokens import differences
@@ -68,7 +68,7 @@ def concerns(seed: int, result: Result) -> bool:
 
 def _favouring(seed: int) -> bool:
     """Whether the seed's strategy favours a stream that not every run has."""
-    return ALWAYS <= seed < len(STRATEGIES)
+    return COMMON_STRATEGIES <= seed < len(STRATEGIES)
 
 
 def _under(resolved: Resolved, relay: RelayChoice, seed: int) -> Result | Crash:

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple
 
 from ...sched.observe import StepInfo
-from ..measure.counts import LAG
+from ..measure.counts import COUNTS_LAG
 from ..measure.steps import StepGate
 from ..record.result import Result
 from ..record.timeline import NO_SITE, Names, Window
@@ -57,7 +57,7 @@ class Fingerprints:
         self.begin()
 
     def begin(self) -> None:
-        self._gate = StepGate(LAG)
+        self._gate = StepGate(COUNTS_LAG)
         # The number of each row, and of the sorted numbers of each step's rows.
         self._rows: defaultdict[_Row, int] = defaultdict(count().__next__)
         self._contents: defaultdict[tuple[int, ...], int] = defaultdict(count().__next__)

@@ -118,7 +118,7 @@ def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Ca
             call = next(ordered, None)
 
 
-LAG: Final = 8  # more than the waiting sink's, whose exposures are taken when a step is folded
+COUNTS_LAG: Final = 8  # more than WAITING_LAG, since the exposed parts must be there when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
 
 
@@ -146,7 +146,7 @@ class CountsSink:
     def __init__(self, exposed: Callable[[Call], int]) -> None:
         self.lines = LineTotals(exposed)
         self.steps: Counter[str] = Counter()
-        self._gate = StepGate(LAG)
+        self._gate = StepGate(COUNTS_LAG)
         self._pending: defaultdict[int, _Pending] = defaultdict(_Pending)
         self._outside: deque[tuple[int, _Pending]] = deque()  # folded once the step named has passed
         self._newest = -1

@@ -11,7 +11,7 @@ from ...sched.observe import NO_STEP, SLEEP, Clock, Observer, StepInfo
 from ..record.timeline import Window
 from .distribution import Distribution
 
-STEADY = ".steady"
+STEADY = ".steady"  # ending of the kind of a steady decode
 # Kinds of steps that are launched together with a step of another kind, and are no iterations of their own.
 PARTS = frozenset(("draft", "draft_extend"))
 OUTSIDE = "none"  # kind of what belongs to no launched step

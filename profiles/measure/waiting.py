@@ -29,7 +29,7 @@ from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered, partition
 from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
 
-LAG: Final = 4
+WAITING_LAG: Final = 4  # later steps that have settled when the records of a step are complete
 Cause = Literal[
     "exposed_stall", "exposed_host", "launch_latency", "dependency", "kernel_gap", "no_work"
 ]  # fields of Waiting
@@ -87,7 +87,7 @@ class WaitingSink:
 
     def __init__(self, note: Callable[[IdlePiece], None] | None = None) -> None:
         self._note = note
-        self._gate = StepGate(LAG)
+        self._gate = StepGate(WAITING_LAG)
         self._spans: dict[int, _StepSpan] = {}
         self._origin: int | None = None
         self._cursor = 0  # end of the spans folded so far

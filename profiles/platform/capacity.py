@@ -1,5 +1,5 @@
-"""Whether this machine has the memory for an emulated run, and the emulated hardware the link that joins its ranks. The
-virtual GPU's memory is the host's."""
+"""What a run needs of this machine, which is memory, since the virtual GPU's memory is the host's; and of the emulated
+hardware: the link between ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(resolved: Resolved, *, ranks: int = 1) -> None:
 
 
 def check_world(resolved: Resolved) -> None:
-    """The same for all ranks of this machine. Pipeline stages share the layers of one model."""
+    """``check`` for all ranks of the scenario on this machine. Pipeline stages share the layers of one model."""
     engine = resolved.scenario.engine
     check(resolved, ranks=1 if engine.pipeline.stages > 1 else engine.ranks)
 

@@ -210,7 +210,7 @@ def load(name_or_path: str | Path) -> HardwareProfile:
     return parse(_read(name_or_path), str(name_or_path))
 
 
-@lru_cache(maxsize=8)  # many questions are of one machine
+@lru_cache(maxsize=8)  # a process mostly reads the same few profiles
 def parse(raw: bytes, source: str) -> HardwareProfile:
     """A profile as YAML; ``source`` names it in messages. Raises HardwareError."""
     try:

@@ -15,7 +15,7 @@ from ...sched.relay.names import FAULT_NAMES, SWITCH_VALUES
 from .hardware import HardwareError, load
 
 # Keys that are checked against files, or against the shape of the model.
-_ASKED_LATER: Final[tuple[KeyPath, ...]] = (
+_CHECKED_LATER: Final[tuple[KeyPath, ...]] = (
     ("model", "path"),
     ("workload", "trace"),
     ("workload", "encoder_tokens"),
@@ -42,7 +42,7 @@ def refuse_mistyped(name: str, overrides: Sequence[str] = ()) -> None:
     except PartialScenarioError as error:
         scenario, problems = error.rest, error.problems
     found = [*problems, *(one for one in _misnamed(scenario) if not touches(one, problems))]
-    if found and not any(path in scenario.source.places for path in _ASKED_LATER):
+    if found and not any(path in scenario.source.places for path in _CHECKED_LATER):
         raise ScenarioError(found)
 
 

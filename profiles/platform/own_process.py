@@ -1,4 +1,4 @@
-"""Which processes run nothing but this program, and may therefore change torch for good."""
+"""Which processes run nothing but this program, and may therefore change torch permanently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def freeze_heap() -> None:
 
 
 def is_frozen() -> bool:
-    """Whether ``freeze_heap`` was called. The collector itself would have to count what is frozen."""
+    """Whether ``freeze_heap`` was called. ``gc.get_freeze_count`` would count all objects for it."""
     return _frozen
 
 

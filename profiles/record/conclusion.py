@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 _CAUSES: Final = ("exposed_host", "exposed_stall", "launch_latency", "dependency", "kernel_gap")
 _COPIES: Final = {"h2d": "upload", "d2h": "download", "d2d": "device copy", "kernel": "kernel copy"}
-_ACCOUNTS: Final = 0.1  # percent of throughput; less than that from one line is not named
+_LEAST_PERCENT: Final = 0.1  # percent of throughput; less than that from one line is not named
 _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -45,8 +45,8 @@ def attributed(delta: float, lines: Sequence[Document]) -> str:
     if not worth:
         return ""
     place = max(worth, key=lambda name: worth[name] * delta)
-    if worth[place] * delta <= 0 or abs(worth[place]) < _ACCOUNTS:
-        return f"no line alone accounts for {_ACCOUNTS:g}"
+    if worth[place] * delta <= 0 or abs(worth[place]) < _LEAST_PERCENT:
+        return f"no line alone accounts for {_LEAST_PERCENT:g}"
     return f"{worth[place]:+.2f} come from {place}"
 
 
@@ -145,12 +145,12 @@ def _costliest(result: Document) -> Iterator[str]:
     gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0]
     best = max(gains, key=lambda row: row["output_throughput_pct"], default=None)
     most = best["output_throughput_pct"] if best else 0.0
-    if best and most >= _ACCOUNTS:
+    if best and most >= _LEAST_PERCENT:
         done = _work(result, best["site"]) or best["what"]
         yield f"costliest line: {_place(best['site'])}, {done}, worth {most:.2g} % of throughput in this scenario"
     elif not result["run"]["cancelled"]:
         largest = f"; the largest gain is {most:.2g} %, of {_place(best['site'])}" if best else ""
-        yield f"no line is worth {_ACCOUNTS:g} % of throughput in this scenario{largest}"
+        yield f"no line is worth {_LEAST_PERCENT:g} % of throughput in this scenario{largest}"
 
 
 def _most_exposed(result: Document) -> Iterator[str]:

@@ -26,9 +26,9 @@ from .timeline import Names, Site, Window
 FILE: Final = "timeline.jsonl.gz"
 RESULT: Final = "result.json"  # in the same folder
 _NAMED: Final = re.compile(r"timeline(\.\d+)?\.jsonl\.gz$")
-MOST: Final = 2_000_000  # records, which take about a hundred megabytes when drawn
-MAX_LINE: Final = 2**28
-MANY_RANKS: Final = 256
+MAX_RECORDS: Final = 2_000_000  # records, which take about a hundred megabytes when drawn
+MAX_LINE_LENGTH: Final = 2**28
+MAX_RANKS: Final = 256
 
 _WINDOW: Final = TypeAdapter(Window)
 
@@ -63,8 +63,8 @@ class KvLog(Observer):
 class TimelineRecording:
     """An instrument. The file appears as a whole when the run is over; of several passes it holds the last."""
 
-    def __init__(self, path: Path, *, most: int = MOST) -> None:
-        self._path, self._most = path, most
+    def __init__(self, path: Path, *, max_records: int = MAX_RECORDS) -> None:
+        self._path, self._max_records = path, max_records
         self._pass = ExitStack()
         self._file: BinaryIO | None = None
         self._count = self._left_out = 0
@@ -89,7 +89,7 @@ class TimelineRecording:
 
     def feed(self, window: Window) -> None:
         size = len(window.ranges) + len(window.ops) + len(window.calls) + len(window.waits)
-        if self._left_out or self._count + size > self._most:
+        if self._left_out or self._count + size > self._max_records:
             self._left_out += size
         else:
             self._count += size
@@ -130,7 +130,7 @@ class RecordedTimeline:
     kv: Sequence[tuple[int, int]] = ()
 
 
-def file_of(rank: int) -> str:
+def timeline_file(rank: int) -> str:
     """The name of the file of a rank. A single rank has number 0."""
     return f"timeline.{rank}.jsonl.gz" if rank else FILE
 
@@ -143,9 +143,9 @@ def is_recording(name: str) -> bool:
 def read_ranks(folder: Path) -> dict[int, RecordedTimeline]:
     """Every rank's timeline in a folder, by rank. Raises as ``read_recording``."""
     return {
-        rank: read_recording(folder / file_of(rank))
-        for rank in range(MANY_RANKS)
-        if (folder / file_of(rank)).is_file()
+        rank: read_recording(folder / timeline_file(rank))
+        for rank in range(MAX_RANKS)
+        if (folder / timeline_file(rank)).is_file()
     }
 
 
@@ -155,7 +155,7 @@ def read_recording(path: Path) -> RecordedTimeline:
     foot: _Foot | None = None
     try:
         with gzip.open(path) as file, TextIOWrapper(cast(Any, file), encoding="utf-8") as text:
-            lines = iter(lambda: text.readline(MAX_LINE), "")
+            lines = iter(lambda: text.readline(MAX_LINE_LENGTH), "")
             _Head.model_validate_json(next(lines, ""))
             for line in lines:
                 if line.startswith('{"start"'):

@@ -206,7 +206,7 @@ def compose(parts: SystemParts) -> Composition:
     )
     name_pools(machine, engine)
     buffers = None if model.host is None else model.host.buffers
-    return Composition(_scheduler(config, context)(engine), model.tags, buffers)
+    return Composition(_scheduler_class(config, context)(engine), model.tags, buffers)
 
 
 def _streams(config: EngineConfig, observer: Observer) -> Streams:
@@ -271,7 +271,7 @@ def _transfer(
     return None, Inbox(components, observer, tier=tier, reserve=reserve)
 
 
-def _scheduler(config: EngineConfig, context: RankContext) -> type[Scheduler]:
+def _scheduler_class(config: EngineConfig, context: RankContext) -> type[Scheduler]:
     if config.blocks is not None:
         return BlockScheduler
     if context.share is not None:

@@ -85,7 +85,7 @@ def model_parts(
     index, locator = index_pool(resolved, config), None if host is None else host.locator
     sparse = sparse_attention(resolved, weights, kv=kv, index=index, pages=pages, locator=locator)
     mlp = _mlp(resolved, context)
-    whole = _kind(config)(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
+    whole = _decoder_class(config)(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
     if tags is not None:
         places = None if host is None else host.locator
@@ -134,7 +134,7 @@ def sparse_attention(
     )
 
 
-def _kind(config: EngineConfig) -> type[Decoder]:
+def _decoder_class(config: EngineConfig) -> type[Decoder]:
     if config.encoder:
         return CrossDecoder
     if config.blocks is not None:

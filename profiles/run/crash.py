@@ -1,4 +1,4 @@
-"""How a run broke down: the error in words, and the line of the scheduler that raised it."""
+"""Errors that end a run: as text, with the line of the scheduler that raised them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from ... import sched
 from ...sched.relay.choice import RelayChoice
 from ..record.timeline import Site
 
-_SCHEDULER = tuple(Path(folder).resolve() for folder in sched.__path__)
+_SCHEDULER_FOLDERS = tuple(Path(folder).resolve() for folder in sched.__path__)
 
 
 class Crash(NamedTuple):
+    """The type and message of an error, and the line of the scheduler that raised it."""
+
     error: str
     site: Site | None
 
@@ -25,7 +27,7 @@ class Crash(NamedTuple):
 
 
 class BrokenRunError(RuntimeError):
-    """A run with faults broke down, which is the faults' doing and no defect of the tool."""
+    """A run with faults failed. The faults are the cause, not a defect of the tool."""
 
     def __init__(self, relay: RelayChoice, crash: Crash) -> None:
         names = " and ".join(fault.name for fault in relay.faults)
@@ -33,6 +35,7 @@ class BrokenRunError(RuntimeError):
 
 
 def crash_of(error: BaseException) -> Crash:
+    """The error with its notes, on one line."""
     name = type(error).__name__
     text = "; ".join([" ".join(str(error).split()), *getattr(error, "__notes__", ())])
     return Crash(f"{name}: {text}" if text else name, _site(error))
@@ -53,7 +56,7 @@ def _site(error: BaseException) -> Site | None:
     """The innermost line of the scheduler's own code."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename).resolve()
-        for root in _SCHEDULER:
+        for root in _SCHEDULER_FOLDERS:
             if path.is_relative_to(root):
                 name = path.relative_to(root.parent).as_posix()
                 return Site(name, frame.name, frame.lineno or 0, frame.line or "")

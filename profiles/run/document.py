@@ -22,7 +22,7 @@ from .declared_hazards import hazards, ordering
 from .runner import Pass, PreparedRun, unobserved
 from .system import System
 
-_UNTIMED = ("accept_length", "position_acceptance")
+_METRICS_WITHOUT_TIMES = ("accept_length", "position_acceptance")
 
 
 class MeasuredRun(NamedTuple):
@@ -126,7 +126,7 @@ def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs |
 def untimed(found: MeasuredRun, why: str) -> MeasuredRun:
     """Keep tokens and counts; everything that is a time, or follows from one, abstains."""
     metrics: Metrics = {
-        name: metric if name.startswith(_UNTIMED) else Abstained(abstained=why)
+        name: metric if name.startswith(_METRICS_WITHOUT_TIMES) else Abstained(abstained=why)
         for name, metric in found.parts.metrics.items()
     }
     parts = found.parts._replace(metrics=metrics, idle=Abstained(abstained=why), copies=(), syncs=())
@@ -143,7 +143,7 @@ def _passes(**facts: Any) -> dict[str, Any]:
 
 
 # Kinds of steps that read what earlier steps have left in the relay.
-_HANDED_ON: Final = {"decode", "verify"}
+_KINDS_THAT_READ_THE_RELAY: Final = {"decode", "verify"}
 
 
 def result_of(
@@ -174,7 +174,7 @@ def result_of(
         hazards=hazards(
             machine,
             system.declared_hazards,
-            decoded=bool(_HANDED_ON & done.collector.periods.kinds),
+            decoded=bool(_KINDS_THAT_READ_THE_RELAY & done.collector.periods.kinds),
         ),
         ordering=ordering(machine),
         **{

@@ -1,4 +1,4 @@
-"""Stages of a long job, each a process of its own with a deadline: a stage that fails or hangs stops no other."""
+"""Stages of a long job, each a process of its own with a deadline: the others still run after one that fails."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 Status = Literal["ok", "failed", "skipped"]
 
-LEAST = 5.0  # seconds; with less left, a stage is not started
-GRACE = 10.0  # seconds that an interrupted stage has to write what it has
-TAIL = 2000  # characters of output that are kept of a failure
+MIN_SECONDS = 5.0  # seconds; with less left, a stage is not started
+GRACE_SECONDS = 10.0  # seconds that an interrupted stage has to write what it has
+TAIL_CHARACTERS = 2000  # characters of output that are kept of a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def run_all(
     for place, stage in enumerate(stages):
         reserved = sum(later.deadline for later in stages[place + 1 :] if later.reserved)
         rest = end - now() - reserved
-        why = _obstacle(stage, done) or ("no time left" if rest < LEAST else "")
+        why = _obstacle(stage, done) or ("no time left" if rest < MIN_SECONDS else "")
         outcome = (
             StageOutcome(stage.name, "skipped", 0.0, why) if why else run(stage, min(stage.deadline, rest))
         )
@@ -110,7 +110,7 @@ def in_process(python: str, folder: Path) -> Callable[[GpuStage, float], StageOu
         took = time.monotonic() - begin
         if error:
             # The first line has the last one of the output, which names a traceback's error.
-            tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
+            tail = path.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARACTERS:].strip()
             whole = f"{error}: {tail.splitlines()[-1]}\n{tail}" if tail else error
             return StageOutcome(stage.name, "failed", took, whole)
         return StageOutcome(stage.name, "ok", took)
@@ -135,7 +135,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGINT)
     try:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+            process.wait(GRACE_SECONDS)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

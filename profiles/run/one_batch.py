@@ -89,7 +89,7 @@ class BatchTimes:
 
 
 def one_batch(resolved: Resolved, shape: BatchShape) -> Resolved:
-    """The question whose scheduler would run this batch. Raises OneBatchError."""
+    """The scenario whose scheduler would run this batch. Raises OneBatchError."""
     for mode in OTHER_ENGINES:
         if MODES[mode].on(resolved.scenario):
             raise OneBatchError(f"onebatch runs the serial loop's engine without {mode}")
@@ -121,7 +121,7 @@ def one_batch(resolved: Resolved, shape: BatchShape) -> Resolved:
 
 
 def too_large(resolved: Resolved, shape: BatchShape) -> str:
-    """Why a batch of a question of ``one_batch`` cannot run; empty if it can."""
+    """Why the batch cannot run, of which ``resolved`` is the scenario by ``one_batch``; empty if it can."""
     workload, page = measured_workload(resolved), resolved.scenario.engine.page_size
     if workload.achieved.clipped:
         return f"prompt and {shape.output} tokens exceed the context of {resolved.model.max_positions}"
@@ -140,9 +140,9 @@ def run_batches(
     engine = PreparedRun(one_batch(resolved, largest), machine, relay, GatedSink()).scheduler.engine
     appends = all(fault.appends for fault in relay.faults)
     for shape in shapes:
-        question, steps = one_batch(resolved, shape), count(1)
+        resolved_batch, steps = one_batch(resolved, shape), count(1)
         for _ in range(1 if machine.exact else 2):
-            reqs = list(measured_workload(question).upcoming())
+            reqs = list(measured_workload(resolved_batch).upcoming())
             times = _run_batch(engine, machine, shape, reqs, steps=steps, appends=appends)
         yield times
 

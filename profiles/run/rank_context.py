@@ -146,8 +146,8 @@ class _FaultInjectingLink:
 
 
 ALIGN = "align"
-_SLACK = 1_000_000  # ns, by which the common start is after the latest clock, so that it reaches every rank in time
-_TOKENS = torch.int64
+# ns by which the common start is after the latest clock, so that every rank receives it in time.
+_START_DELAY = 1_000_000
 
 
 class RankContext(NamedTuple):
@@ -205,7 +205,7 @@ class RankContext(NamedTuple):
         if self.stage is None or self.stage.is_first:
             return ()
         hidden = GraphInput((model.hidden_size,), model.dtype)
-        return (hidden, hidden, *(() if tags is None else (GraphInput((), _TOKENS),)))
+        return (hidden, hidden, *(() if tags is None else (GraphInput((), torch.int64),)))
 
 
 ALONE = RankContext()
@@ -221,7 +221,7 @@ def align(context: RankContext, clock: Clock) -> int:
         at: int = link.receive(0, ALIGN).value
     else:
         others = range(1, link.size)
-        at = max(clock.now(), *(link.receive(rank, ALIGN).value for rank in others)) + _SLACK
+        at = max(clock.now(), *(link.receive(rank, ALIGN).value for rank in others)) + _START_DELAY
         for rank in others:
             link.send(rank, ALIGN, at)
     clock.sleep_until(at)

@@ -246,7 +246,7 @@ class PreparedRun:
 
     def __post_init__(self) -> None:
         self._feed = Feed()
-        self._observers = ObserverGroup(*self._always())
+        self._observers = ObserverGroup(*self._constant_observers())
         self._clock = SleepAnnouncingClock(self.machine.clock, self._observers)
         host = self.machine.host
         self.system = self.make_system(
@@ -272,7 +272,7 @@ class PreparedRun:
     def warm_up(self) -> None:
         """Run the warm-up's requests unobserved, and drop what they left in the prefix cache."""
         with self.system.guarded(self.guard) as guard:
-            self._observers.set(*self._always(), guard)
+            self._observers.set(*self._constant_observers(), guard)
             self.system.prepare()
         workload = warmup_workload(self.resolved)
         if workload is None:
@@ -280,7 +280,9 @@ class PreparedRun:
         self._load(workload)
         with self.system.guarded(self.guard) as guard:
             progress = ProgressWatch(self.system, self._clock)
-            self._observers.set(*self._always(), *self._aborts(workload), guard, progress)
+            self._observers.set(
+                *self._constant_observers(), *self._abort_observers(workload), guard, progress
+            )
             with self._host_running():
                 self.system.run()
         self.system.forget()
@@ -328,8 +330,8 @@ class PreparedRun:
                 if injector is not None:
                     injector.armed = True
                 checks = [observer for observer in (audit, injector) if observer is not None]
-                others = (*self._aborts(workload), *checks, own, guard, progress)
-                self._observers.set(*self._always(), *collector.observers, *others)
+                others = (*self._abort_observers(workload), *checks, own, guard, progress)
+                self._observers.set(*self._constant_observers(), *collector.observers, *others)
                 begin = time.perf_counter()
                 try:
                     with self._host_running():
@@ -380,10 +382,10 @@ class PreparedRun:
         for request in self._feed.give_up(status, reason, self.machine.clock.now()):
             collector.requests.ended(request)
 
-    def _always(self) -> Sequence[Observer]:
+    def _constant_observers(self) -> Sequence[Observer]:
         return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
 
-    def _aborts(self, workload: Workload) -> Sequence[Observer]:
+    def _abort_observers(self, workload: Workload) -> Sequence[Observer]:
         if not workload.aborts or not self.system.aborts:
             return ()
         return (ScriptedAborts(self._feed, self.system),)

@@ -18,7 +18,7 @@ from ..measure.requests import AcceptanceLog, RequestTotals
 from ..measure.waiting import StageTime
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
-from ..record.recording import RESULT, TimelineRecording, file_of
+from ..record.recording import RESULT, TimelineRecording, timeline_file
 from ..record.result import OWN_CLOCKS, RequestRow, Result
 from ..vgpu.counterfactual import Counterfactual
 from .compose import Guard
@@ -196,4 +196,4 @@ class RunTask:
             return nullcontext()
         if rank == 0:  # the result of an earlier run does not belong to the timelines of this one
             (folder / RESULT).unlink(missing_ok=True)
-        return TimelineRecording(folder / file_of(rank))
+        return TimelineRecording(folder / timeline_file(rank))

@@ -1,7 +1,7 @@
-"""One source line with other times than it has: the same run, with one thing changed in the simulation.
+"""The same run with other times for one source line.
 
-Values are computed as without the change, so the program makes the same calls. Times are not those of an order that
-is right: a line that does not wait may let a stream use memory too early.
+Values are computed as without the change, so the program makes the same calls. The order that the times follow from
+need not be correct: without a line's wait, a stream may use memory too early.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Counterfactual(NamedTuple):
 
 
 class CounterfactualRuntime(Runtime):
+    """The device's API with the changed times."""
+
     def __init__(self, inputs: RuntimeInputs, changed: Counterfactual) -> None:
         super().__init__(inputs)
         self._changed = changed

@@ -85,6 +85,8 @@ class VirtualGpu:
 
 
 class _Closed:
+    """Stands for the virtual GPU while none is open."""
+
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError("no virtual GPU is open")
 

@@ -82,11 +82,11 @@ def compute_into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> Non
 
 _META = torch.device("meta")
 empty_strided = torch.empty_strided  # without the parameter that an emulated device adds
-_NOTHING: Kwargs = {}
+_NO_KWARGS: Kwargs = {}
 MAX_SPECS = 20_000  # shapes vary with the workload, and each is used by a few ops
 # Elements up to which an op is tried out on real memory: torch's Meta kernels of some ops first load a compiler, which
 # takes seconds.
-MAX_TRIED = 1 << 20
+MAX_TRIED_ELEMENTS = 1 << 20
 
 
 class SkippingExecutor(Executor):
@@ -175,7 +175,7 @@ class ResultSpecs:
             given = {name: _replaced(value, like) for name, value in kwargs.items()}
             return op(*(_replaced(value, like) for value in args), **given)
 
-        if _elements((*args, *kwargs.values())) > MAX_TRIED:
+        if _elements((*args, *kwargs.values())) > MAX_TRIED_ELEMENTS:
             return _joined(*args, **kwargs) if op is torch.cat else tried(_meta_like)
         if self._computed:
             return tried(_host_like)
@@ -203,7 +203,7 @@ def allocate(specs: Any, empty: Callable[[TensorSpec], torch.Tensor]) -> Any:
     return [empty(spec) for spec in specs]
 
 
-def is_uncomputed(args: Args, kwargs: Kwargs = _NOTHING) -> bool:
+def is_uncomputed(args: Args, kwargs: Kwargs = _NO_KWARGS) -> bool:
     """Whether any of the arguments is a float that was not computed."""
     if kwargs and is_uncomputed(tuple(kwargs.values())):
         return True

@@ -49,10 +49,10 @@ from .tensor import DeviceTensor
 T = TypeVar("T")
 Function = Callable[..., Any]
 
-_ROUNDS, _CALLS = 20, 2000  # of empty calls
+_OVERHEAD_ROUNDS, _OVERHEAD_CALLS = 20, 2000  # of empty calls
 # ns from which an interval is corrected for the thread's own time. Shorter ones were not interrupted, since operating
 # systems assign slices of milliseconds, and reading the thread's time would take longer than most of them.
-_SUSPECT = 100_000
+_LONG_INTERVAL = 100_000
 
 # The ways in which the scheduler's code enters the virtual GPU: all methods of these classes, ...
 _ENTRY_CLASSES = (
@@ -125,7 +125,7 @@ class HostStopwatch(HostTime):
         self._last_reading = (0, 0)  # real time and this thread's own, both in ns, at one instant
         self._paused_by_gc = False
         self._overhead = 0  # ns that one empty call advances the clock
-        self._overhead = min(self._measure_overhead() for _ in range(_ROUNDS))
+        self._overhead = min(self._measure_overhead() for _ in range(_OVERHEAD_ROUNDS))
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -160,14 +160,14 @@ class HostStopwatch(HostTime):
         self._paused = now = time.perf_counter_ns()
         self.is_running = False
         elapsed = now - self._resumed - self._overhead
-        if elapsed > _SUSPECT:
+        if elapsed > _LONG_INTERVAL:
             elapsed -= self._lost(now)
         if elapsed > 0:
             self._runtime.now += elapsed
 
     def resume(self) -> None:
         now = time.perf_counter_ns()
-        if now - self._paused > _SUSPECT:
+        if now - self._paused > _LONG_INTERVAL:
             own = time.thread_time_ns()
             now = time.perf_counter_ns()  # last, since the time between the two readings is the tool's
             self._last_reading = now, own
@@ -193,11 +193,11 @@ class HostStopwatch(HostTime):
     def _measure_overhead(self) -> int:
         before, empty = self._runtime.now, self.off(lambda: None)
         with self.running():
-            for _ in range(_CALLS):
+            for _ in range(_OVERHEAD_CALLS):
                 empty()
         charged = self._runtime.now - before
         self._runtime.now = before
-        return charged // _CALLS
+        return charged // _OVERHEAD_CALLS
 
 
 class _ExcludedCalls:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", Range, Op, Call)
 
-STEPS = 64
-RECORDS = 10_000  # calls after which the next settled step ends a window
-OVERFLOW = 40_000  # calls after which a window ends at once
+WINDOW_STEPS = 64
+WINDOW_CALLS = 10_000  # calls after which the next settled step ends a window
+MAX_CALLS = 40_000  # calls after which a window ends at once
 
 
 class LedgerContext(NamedTuple):
@@ -68,7 +68,7 @@ class Ledger:
         """Add a settled step; returns whether a window is to be cut after it."""
         self._settled.append(info)
         self._steps += 1
-        return self._steps >= STEPS or len(self.calls) >= RECORDS
+        return self._steps >= WINDOW_STEPS or len(self.calls) >= WINDOW_CALLS
 
     def quiet_point(self, step: int, now: int) -> int:
         """The instant after that step's last forward operation."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
 from .engine import COMPUTE, D2H, H2D, LINK, EventRecording, PeerEventRecording, Simulation, StreamQueue
-from .ledger import NO_CONTEXT, OVERFLOW, Ledger, PlainContext
+from .ledger import MAX_CALLS, NO_CONTEXT, Ledger, PlainContext
 from .sites import Sites
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Runtime:
             engine, duration = stream.partition, round(duration / stream.share) + self.costs.gap
         row = ("kernel", name, stream.id, 0, host_size, "", False, where, forward, step, site, now, 1)
         self.simulation.submit(stream, engine, now, duration, row)
-        if len(calls) >= OVERFLOW:
+        if len(calls) >= MAX_CALLS:
             self.cut()
 
     def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:

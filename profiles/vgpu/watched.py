@@ -150,13 +150,11 @@ class VirtualMemory:
     def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
         return type(value) is DeviceTensor
 
-    def pinned(self, tensor: torch.Tensor) -> bool:
-        return is_pinned(tensor)
-
     def held(self, tensor: torch.Tensor) -> torch.Tensor:
         assert type(tensor) is DeviceTensor
         return tensor.held
 
+    pinned = staticmethod(is_pinned)
     # A C function, since it is called for each argument of each operation.
     block: Callable[[torch.Tensor], Block | None] = attrgetter("block")
 

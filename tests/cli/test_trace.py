@@ -20,8 +20,8 @@ from schedbench.profiles.record.recording import (
     FILE,
     RecordedTimeline,
     TimelineRecording,
-    file_of,
     read_recording,
+    timeline_file,
 )
 from schedbench.profiles.record.result import OWN_CLOCKS, IdlePart, Metric, Result, ResultError
 from schedbench.profiles.record.timeline import Site, Window
@@ -230,7 +230,7 @@ def test_a_run_without_a_timeline_is_refused(folder, tmp_path):
 def ranks(folder, tmp_path) -> Path:
     """A folder with the timelines of ranks 0 and 2, and the parts of a result of three ranks."""
     for rank in (0, 2):
-        (tmp_path / file_of(rank)).write_bytes((folder / FILE).read_bytes())
+        (tmp_path / timeline_file(rank)).write_bytes((folder / FILE).read_bytes())
     document = json.loads((folder / "result.json").read_text())
     part = {"role": "pipeline", "metrics": {}, "idle": document["idle"], "per_step": document["per_step"]}
     document["ranks"] = [part | {"name": f"stage {rank}"} for rank in range(3)]
@@ -243,10 +243,10 @@ def test_timelines_without_a_result_are_those_of_a_killed_run(ranks):
     (ranks / "result.json").unlink()
     done = CliRunner().invoke(app, ["trace", str(ranks)])
     assert isinstance(done.exception, UsageError)
-    for word in ("no result.json", str(ranks / FILE), str(ranks / file_of(2))):
+    for word in ("no result.json", str(ranks / FILE), str(ranks / timeline_file(2))):
         assert word in str(done.exception)
     assert not (ranks / ENDING).exists()
-    assert traced(ranks / file_of(2)) == traced(ranks / FILE)
+    assert traced(ranks / timeline_file(2)) == traced(ranks / FILE)
 
 
 @pytest.mark.wide
@@ -295,7 +295,7 @@ class Names:
 def test_a_recording_is_cut_at_its_limit_with_a_note(drawing, tmp_path):
     for step in range(10):
         drawing.forward(10 * step, 10 * step + 8, step=step)
-    with TimelineRecording(tmp_path / FILE, most=4) as recording:
+    with TimelineRecording(tmp_path / FILE, max_records=4) as recording:
         recording.begin()
         for window in drawing.windows([20_000, 40_000, 60_000]):
             recording.feed(window)

@@ -47,9 +47,11 @@ class OrderStrategy:
 
 
 FAVOURED = ("schedule", "forward", "copy", "staging", "backup", "lengths")
-ALWAYS = 4  # strategies that apply to every run; the others favour streams that not every run has
+COMMON_STRATEGIES = (
+    4  # the first ones, which apply to every run; the others favour streams that not every run has
+)
 STRATEGIES = ("all work as late as possible", *(f"the {name} stream first" for name in FAVOURED))
-_CHANCE = 0.3  # of any stream going on after an item
+_PROBABILITY = 0.3  # of any stream going on after an item
 
 
 class StreamFirst(OrderStrategy):
@@ -73,7 +75,7 @@ class RandomOrder(OrderStrategy):
         self._random = random.Random(seed)
 
     def choose(self, order: DeferredOrder) -> int | None:
-        if self._random.random() >= _CHANCE:
+        if self._random.random() >= _PROBABILITY:
             return None
         streams = list(filter(order.is_ready, order.queues))
         return self._random.choice(streams) if streams else None
@@ -93,6 +95,8 @@ def described(seed: int) -> str:
 
 
 class DeferredOrder:
+    """The streams' queues of pending work, and the recordings among it."""
+
     def __init__(self, strategy: OrderStrategy) -> None:
         self._strategy = strategy
         self.queues: dict[int, deque[Item]] = {}

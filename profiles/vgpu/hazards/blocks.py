@@ -22,7 +22,7 @@ from .clocks import Clock, VectorClocks
 from .footprints import ByteSpan, ValueSource
 from .shadow import UNWRITTEN, Block, MemoryAccess, MemoryOrigin, ShadowMemory
 
-SMALL = 1 << 20  # bytes; torch keeps a pool of its own for blocks that are no larger
+SMALL_BYTES = 1 << 20  # bytes; torch keeps a pool of its own for blocks that are no larger
 
 SHADOW = "_vgpu_shadow"  # attribute of a storage's Python object, which exists as long as the storage
 
@@ -82,7 +82,7 @@ class FreeBlocks:
 
     def take(self, actor: int, size: int) -> Sequence[MemoryAccess]:
         """The accesses that are pending in the block that is issued on that stream."""
-        key = (actor, size <= SMALL)
+        key = (actor, size <= SMALL_BYTES)
         ordered, pending = self._ordered.get(key), self._pending.get(key)
         if not (ordered or pending):
             return ()
@@ -97,10 +97,10 @@ class FreeBlocks:
         found = shadow.pending(actor, self._clocks.floor(actor))
         if not found:
             return
-        clock, key = self._clocks.of(actor), (actor, shadow.size <= SMALL)
+        clock, key = self._clocks.of(actor), (actor, shadow.size <= SMALL_BYTES)
         accesses = [
             access._replace(
-                freed=access.freed or shadow.origin,
+                freed_origin=access.freed_origin or shadow.origin,
                 kept_by=recorded.get(access.launch.actor, access.kept_by),
             )
             for access in found

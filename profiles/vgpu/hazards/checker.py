@@ -17,7 +17,7 @@ from .findings import Findings, unread
 from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span, visited
 from .graphs import GraphFootprint
 from .probes import ProbedClocks
-from .shadow import NONE, UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
+from .shadow import NO_ACTOR, UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
 
 if TYPE_CHECKING:
     from ....sched.kernels.declare import Kernel
@@ -179,7 +179,7 @@ class HazardChecker(Watcher):
         actor, only = launch.actor, shadow.only
         if (
             only != actor
-            and only != NONE
+            and only != NO_ACTOR
             and not shadow.settled(actor, self._clocks.floor(actor), write=write)
         ):
             self._compare(launch, shadow, footprint, write)
@@ -239,7 +239,7 @@ class HazardChecker(Watcher):
         shadow = self._table.block(tensor).shadow
         shadow.origin = MemoryOrigin(name, "", self._program.sites.last)
         shadow.named = NamedMemory(name)
-        shadow.disturb_groups()
+        shadow.mark_uncompared()
         self._named.append(shadow.named)
 
     # ---- reports -------------------------------------------------------------------------------------------

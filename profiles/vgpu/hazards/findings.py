@@ -37,9 +37,9 @@ class Findings:
         self._found: dict[object, _UnnamedHazard] = {}
 
     def add(self, shadow: ShadowMemory, earlier: MemoryAccess, launch: IssuedOp, *, write: bool) -> None:
-        kind: HazardKind = "freed" if earlier.freed else "pinned" if shadow.pinned else "race"
+        kind: HazardKind = "freed" if earlier.freed_origin else "pinned" if shadow.pinned else "race"
         hazard = _UnnamedHazard(
-            kind, earlier.freed or shadow.origin, earlier.launch, earlier.write, launch, write
+            kind, earlier.freed_origin or shadow.origin, earlier.launch, earlier.write, launch, write
         )
         self._found.setdefault(hazard.key, hazard)
 

@@ -55,7 +55,7 @@ class StorageGroup:
                 shadow.share(history, write=write)
                 if shadow.settled(actor, clocks.floor(actor), write=write) and shadow.sharing == {actor}:
                     self._uncompared.discard(shadow)
-                    shadow.uncompared.append(self._uncompared)
+                    shadow.settled_groups.append(self._uncompared)
         for named in self._named.values():
             named.note(launch, write=write)
         history.add(launch, footprint)

@@ -41,13 +41,13 @@ class IssuedOp:
 
 
 class MemoryAccess(NamedTuple):
-    """``freed`` is the memory's origin if the access was made before the block was freed and issued again; it
+    """``freed_origin`` is the memory's origin if the access was made before the block was freed and issued again; it
     races with nothing if ``kept_by`` is the place of a record_stream for its stream."""
 
     launch: IssuedOp
     footprint: Footprint
     write: bool
-    freed: MemoryOrigin | None = None
+    freed_origin: MemoryOrigin | None = None
     kept_by: int | None = None
 
 
@@ -68,7 +68,7 @@ class NamedMemory:
             self.is_read = True
 
 
-NONE, SEVERAL = -1, -2
+NO_ACTOR, SEVERAL_ACTORS = -1, -2
 WINDOW = 16  # accesses of one kind, after which those that every later operation comes after are dropped
 
 
@@ -146,9 +146,9 @@ class ShadowMemory:
     size: int  # bytes
     pinned: bool = False
     epoch: int = 0  # how often the storage was written
-    # Of the groups of a graph's storages that need not compare this one: the storages that they have to compare.
-    uncompared: list[set[ShadowMemory]] = field(default_factory=list)
-    only: int = NONE  # the actor of all accesses, NONE without accesses, or SEVERAL
+    # One set for each group of a graph's storages that need not compare this one: the storages that it has to compare.
+    settled_groups: list[set[ShadowMemory]] = field(default_factory=list)
+    only: int = NO_ACTOR  # the actor of all accesses, NO_ACTOR without accesses, or SEVERAL_ACTORS
     sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
     reads: Histories = field(default_factory=dict)
     writes: Histories = field(default_factory=dict)
@@ -228,14 +228,14 @@ class ShadowMemory:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
         whole storage replaces all earlier accesses."""
         histories, actor = self.writes if write else self.reads, launch.actor
-        if self.uncompared:
-            self.disturb_groups()
+        if self.settled_groups:
+            self.mark_uncompared()
         if write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
             self.reads.clear()
             histories.clear()
             self.only = actor
         elif self.only != actor:
-            self.only = actor if self.only == NONE else SEVERAL
+            self.only = actor if self.only == NO_ACTOR else SEVERAL_ACTORS
         history = histories.get(actor)
         if history is None:
             history = histories[actor] = AccessHistory(actor, write=write)
@@ -245,7 +245,7 @@ class ShadowMemory:
     def inherit(self, accesses: Iterable[MemoryAccess]) -> None:
         """Add the block's accesses from before it was freed."""
         for access in accesses:
-            self.only = SEVERAL
+            self.only = SEVERAL_ACTORS
             histories, launch = self.writes if access.write else self.reads, access.launch
             history = histories.setdefault(launch.actor, AccessHistory(launch.actor, write=access.write))
             history.inherited[launch.recurring] = access
@@ -263,17 +263,17 @@ class ShadowMemory:
 
     def share(self, history: AccessHistory, *, write: bool) -> None:
         """Add a history that several storages share."""
-        self.only = SEVERAL
+        self.only = SEVERAL_ACTORS
         (self.writes if write else self.reads)[history] = history
         if history.actor not in self.sharing:
             self.sharing.add(history.actor)
-            self.disturb_groups()
+            self.mark_uncompared()
 
-    def disturb_groups(self) -> None:
+    def mark_uncompared(self) -> None:
         """Groups of a graph's storages have to compare this one at the next replay."""
-        for uncompared in self.uncompared:
+        for uncompared in self.settled_groups:
             uncompared.add(self)
-        self.uncompared.clear()
+        self.settled_groups.clear()
 
     def prune(self, known: Clock) -> None:
         """Drop the accesses that every later operation comes after."""

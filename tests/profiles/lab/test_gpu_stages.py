@@ -116,7 +116,7 @@ def test_a_late_stage_keeps_its_output_and_leaves_no_process(tmp_path):
 
 @pytest.mark.wide
 def test_a_stage_that_ignores_the_interrupt_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_stages, "GRACE", 0.2)
+    monkeypatch.setattr(gpu_stages, "GRACE_SECONDS", 0.2)
     program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 1.0)
     assert outcome.status == "failed" and outcome.seconds < 20

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from schedbench.profiles.measure.achieved import decode_load, prompt_load
-from schedbench.profiles.platform.capacity import parameters
 from schedbench.profiles.platform.hardware import load as hardware
 from schedbench.profiles.record.result import Abstained, Metric, Result
 from schedbench.sched.model.config import PRESETS
@@ -35,7 +34,7 @@ def test_weights_are_read_once_a_step_and_keys_for_every_position(preset: str) -
     """The norms are counted too; an embedding is a row per request."""
     model = PRESETS[preset]
     load, size = decode_load(model), model.dtype.itemsize
-    read = parameters(model)
+    read = model.num_parameters
     read -= 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
     assert load.step.bytes == pytest.approx(read * size, rel=2e-2)
     assert load.request.flops == pytest.approx(2 * read, rel=1e-2)
@@ -54,7 +53,8 @@ def test_load_is_proportional_to_requests() -> None:
 def test_load_of_a_prompt_follows_from_tokens_and_pairs() -> None:
     model = PRESETS["llama-3-8b"]
     load = prompt_load(model)
-    layers = parameters(model) - 2 * model.vocab_size * model.hidden_size
+    norms = (2 * model.num_layers + 1) * model.hidden_size
+    layers = model.num_parameters - norms - 2 * model.vocab_size * model.hidden_size
     assert load.token == 2 * layers
     assert load.request == 2 * model.vocab_size * model.hidden_size
     assert load.pair == 4 * model.num_layers * model.num_heads * model.head_dim
