@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 
 from ... import sched
-from ...sched.config import Capabilities
 from ..platform.hardware import HardwareProfile
 from ..platform.machine import Watcher
 from ..record.timeline import Sink
@@ -39,7 +38,6 @@ def open_vgpu(
     hardware: HardwareProfile,
     *,
     values: Values = "real",
-    capabilities: Capabilities | None = None,
     sink: Sink | None = None,
     watch: Sequence[Path] | None = None,
     graph_trace: GraphTrace = "graph",
@@ -72,7 +70,7 @@ def open_vgpu(
         parts = _adversarial(inputs, executor, adversary)
     else:
         parts = _watched(inputs, executor) if hazards else _plain(inputs, executor, counterfactual)
-    gpu = VirtualGpu(parts, capabilities=capabilities or hardware.capabilities, graph_trace=graph_trace)
+    gpu = VirtualGpu(parts, capabilities=hardware.capabilities, graph_trace=graph_trace)
     token = CURRENT.set(gpu)
     try:
         patches = patched(hazards=hazards, shortened=not gradients) if simulation is None else nullcontext()

@@ -10,7 +10,6 @@ import torch
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu.gpu import open_vgpu
-from schedbench.sched.config import Capabilities
 
 Copy = tuple[str, str, int, bool]  # kind, host memory, bytes, blocking
 Names = Mapping[str, Any]
@@ -284,7 +283,7 @@ def test_reused_memory_is_not_pinned() -> None:
 
 
 def test_a_device_without_pinned_memory(opened: Any) -> None:
-    with opened(capabilities=Capabilities(pinned_memory=False)) as bench:
+    with opened(hardware=load("mlx-like")) as bench:
         x = torch.ones(6, device=bench.gpu.device)
         with pytest.raises(RuntimeError, match="no pinned memory"):
             torch.ones(6).pin_memory()
@@ -296,7 +295,7 @@ def test_a_device_without_pinned_memory(opened: Any) -> None:
 
 
 def test_a_device_without_side_streams_and_events(opened: Any) -> None:
-    with opened(capabilities=Capabilities(side_streams=False, events=False, graphs=False)):
+    with opened(hardware=load("mlx-like")):
         module = torch.get_device_module("vgpu")
         module.current_stream().synchronize()
         for make in (module.Stream, module.Event, module.CUDAGraph):
