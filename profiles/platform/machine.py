@@ -29,8 +29,6 @@ class HostTime:
     """How the time of the scheduler's own code gets onto the machine's clock. Here the clock includes it already: it is
     real, or advanced by a profile's costs."""
 
-    __slots__ = ()
-
     def running(self) -> AbstractContextManager[None]:
         """Inside it, the scheduler's loop runs."""
         return nullcontext()

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import not_
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(ge=-1e150, le=1e150)]  # can be squared
@@ -105,22 +105,17 @@ class ScenarioPart(ResultModel):
 
     @property
     def seed(self) -> int | None:
-        """Of the workload; None where the scenario leaves it open."""
-        return _seed(self.expanded)
+        """Of the workload; None where the scenario leaves it open. Raises ValueError, but not once it is validated."""
+        measure = self.expanded.get("measure", {})
+        seed = measure.get("seed") if isinstance(measure, dict) else measure
+        if isinstance(seed, bool) or not isinstance(seed, int | None):
+            raise ValueError("measure.seed: expected a whole number")
+        return seed
 
-    @field_validator("expanded")
-    @classmethod
-    def _has_a_seed_that_can_be_one(cls, expanded: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        _seed(expanded)
-        return expanded
-
-
-def _seed(expanded: dict[str, JsonValue]) -> int | None:
-    measure = expanded.get("measure", {})
-    seed = measure.get("seed") if isinstance(measure, dict) else measure
-    if isinstance(seed, bool) or not isinstance(seed, int | None):
-        raise ValueError("measure.seed: expected a whole number")
-    return seed
+    @model_validator(mode="after")
+    def _has_a_valid_seed(self) -> Self:
+        _ = self.seed
+        return self
 
 
 NO_RELAY: Final = "none"  # the state of an engine of another project

@@ -16,10 +16,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ...sched.observe import Clock, Observer
 from .files import packed_whole
+from .provenance import ResultModel
 from .result import ResultError
 from .timeline import Names, Site, Window
 
@@ -33,16 +34,12 @@ MAX_RANKS: Final = 256
 _WINDOW: Final = TypeAdapter(Window)
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Head(_Line):
+class _Head(ResultModel):
     schema_version: Literal["1.0"] = "1.0"
     timeline: Literal["schedbench"] = "schedbench"
 
 
-class _Foot(_Line):
+class _Foot(ResultModel):
     sites: tuple[Site, ...]
     streams: dict[int, str]
     left_out: int

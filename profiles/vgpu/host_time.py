@@ -108,16 +108,6 @@ def wrapped_entries(wrap: Callable[[Function], Function]) -> Iterator[tuple[Any,
 class HostStopwatch(HostTime):
     """Advances the host's clock by real time between ``resume`` and ``pause``."""
 
-    __slots__ = (
-        "_last_reading",
-        "_overhead",
-        "_paused",
-        "_paused_by_gc",
-        "_resumed",
-        "_runtime",
-        "is_running",
-    )
-
     def __init__(self, runtime: Runtime) -> None:
         self.is_running = False
         self._runtime = runtime

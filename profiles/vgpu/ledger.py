@@ -41,9 +41,8 @@ NO_CONTEXT = LedgerContext("", -1, False)
 PlainContext = tuple[str, int, bool]
 """The fields of a LedgerContext. A plain tuple is made and taken apart in a third of the time."""
 
-# (kind, name, stream, bytes, host_bytes, host_memory, blocking, range, forward, step, site, launched, kernels)
-# A row of an operation: the fields of timeline.Op without its start and end.
-_FORWARD, _STEP = 8, 9
+# A row of an operation has the fields of timeline.Op without start and end, which come before these two.
+_FORWARD, _STEP = (Op._fields.index(name) - 2 for name in ("forward", "step"))
 
 
 class Ledger:

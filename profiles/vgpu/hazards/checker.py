@@ -58,14 +58,8 @@ class HazardChecker(Watcher):
         seq = self._clocks.launch(actor)
         return IssuedOp(actor, seq, self._clocks.of(actor), op, site)
 
-    def read(self, launch: IssuedOp, tensor: torch.Tensor) -> None:
-        self._device(launch, tensor, write=False)
-
-    def write(self, launch: IssuedOp, tensor: torch.Tensor) -> None:
-        """Unless the memory is new, ``announce`` has been called before the values changed."""
-        self._device(launch, tensor, write=True)
-
-    def _device(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
+    def device_access(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
+        """An access to device memory. Before a write to memory that is not new, ``announce`` has been called."""
         block = self._table.block(tensor)
         span = self.memory.span(tensor)
         if span.end > span.start:
@@ -82,7 +76,7 @@ class HazardChecker(Watcher):
     def copy_side(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
         """One side of a copy, in device or host memory. Only pinned host memory can still be accessed later."""
         if self.memory.on_device(tensor):
-            self._device(launch, tensor, write=write)
+            self.device_access(launch, tensor, write=write)
         elif self.memory.pinned(tensor) and tensor.numel():
             self._add(launch, self._table.pinned(tensor), span(tensor), write=write)
 
@@ -146,7 +140,7 @@ class HazardChecker(Watcher):
             self._fused = None
         for tensor in results:
             if self._table.issued(tensor, made):
-                self._device(launch, tensor, write=True)
+                self.device_access(launch, tensor, write=True)
 
     def kernel(self, launch: IssuedOp, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """A custom kernel, by the footprint that it declares."""
@@ -225,10 +219,10 @@ class HazardChecker(Watcher):
         self._table.block(tensor)
 
     def sent(self, tensor: torch.Tensor) -> None:
-        self.read(self.launch_here("send"), tensor)
+        self.device_access(self.launch_here("send"), tensor, write=False)
 
     def generated(self, op: str, tensor: torch.Tensor) -> None:
-        self.write(self.launch(op), tensor)
+        self.device_access(self.launch(op), tensor, write=True)
 
     def record_stream(self, tensor: torch.Tensor, queue: int) -> None:
         place = NO_SITE if self._probes is None else self._probes.reach("reference")

@@ -64,8 +64,8 @@ def _functional(checker: HazardChecker, name: str, handler: Handler, *, waits: b
         out = handler(args, kwargs)
         begin = perf_counter_ns()
         launch = launch or checker.launch(name)
-        _reads(checker, launch, (*args, *kwargs.values()))
-        _writes(checker, launch, (out,))
+        _accesses(checker, launch, (*args, *kwargs.values()), write=False)
+        _accesses(checker, launch, (out,), write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
@@ -84,9 +84,9 @@ def _in_place(
         begin = perf_counter_ns()
         launch = checker.launch(name)
         # Accesses that conflict with a read of a target conflict with its write, too.
-        _reads(checker, launch, [arg for k, arg in enumerate(args) if k not in positions])
-        _reads(checker, launch, [arg for name, arg in kwargs.items() if name not in names])
-        _writes(checker, launch, targets)
+        _accesses(checker, launch, [arg for k, arg in enumerate(args) if k not in positions], write=False)
+        _accesses(checker, launch, [arg for name, arg in kwargs.items() if name not in names], write=False)
+        _accesses(checker, launch, targets, write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
@@ -106,10 +106,10 @@ def _indexed(checker: HazardChecker, name: str, handler: Handler) -> Handler:
         if all(i is None or (checker.memory.on_device(i) and i.dtype not in MASKS) for i in indices):
             checker.indexed(launch, tensor, indices, write=puts)
         else:
-            (checker.write if puts else checker.read)(launch, tensor)
-        _reads(checker, launch, (indices, *values))
+            checker.device_access(launch, tensor, write=puts)
+        _accesses(checker, launch, (indices, *values), write=False)
         if not puts:
-            _writes(checker, launch, (out,))
+            _accesses(checker, launch, (out,), write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
@@ -137,7 +137,7 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
         if kernel.cost is not None:
             checker.kernel(launch, kernel, args, kwargs)
         if returns:
-            _writes(checker, launch, (out,))
+            _accesses(checker, launch, (out,), write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
@@ -149,14 +149,9 @@ def _announce(checker: HazardChecker, targets: Sequence[Any]) -> None:
         checker.announce(tensor)
 
 
-def _reads(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any]) -> None:
+def _accesses(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any], *, write: bool) -> None:
     for tensor in _tensors(checker, values):
-        checker.read(launch, tensor)
-
-
-def _writes(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any]) -> None:
-    for tensor in _tensors(checker, values):
-        checker.write(launch, tensor)
+        checker.device_access(launch, tensor, write=write)
 
 
 def _tensors(checker: HazardChecker, values: Sequence[Any]) -> list[torch.Tensor]:
