@@ -90,10 +90,6 @@ def open_machine(
     capacity.check(resolved)
     scenario, hardware = resolved.scenario, resolved.hardware
     modelled = scenario.device.host == "modelled"
-    if watch is None:
-        states = [relay.state for relay in resolved.relays]
-        own = [state.file for state in states if isinstance(state, UserState)]
-        watch = [*map(Path, sched.__path__), *own]
     with (
         one_thread(),
         open_vgpu(
@@ -103,7 +99,7 @@ def open_machine(
             hazards=hazards,
             adversary=adversary,
             simulation=simulation,
-            watch=watch,
+            watch=_scheduler_sources(resolved) if watch is None else watch,
             counterfactual=counterfactual,
         ) as gpu,
         nullcontext(HostTime()) if modelled else measured(gpu) as host,
@@ -123,6 +119,11 @@ def open_machine(
             host=host,
             hazards=gpu.watcher if hazards else None,
         )
+
+
+def _scheduler_sources(resolved: Resolved) -> Sequence[Path]:
+    states = [relay.state for relay in resolved.relays]
+    return [*map(Path, sched.__path__), *(state.file for state in states if isinstance(state, UserState))]
 
 
 @contextmanager
