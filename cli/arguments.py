@@ -172,6 +172,15 @@ class EngineOptions(NamedTuple):
                 f" {' and '.join(engines)}"
             )
 
+    def require_all(self, engines: Collection[str]) -> None:
+        """As ``require_used``. Raises EngineError, too, where the source of one of them is not there."""
+        from ..profiles.engines.names import parse_engine
+        from ..profiles.engines.source import require_source
+
+        self.require_used(engines)
+        for name in engines:
+            require_source(parse_engine(name), self.wheels or Path())
+
 
 def use_workers(jobs: int | None, executor: str | None) -> None:
     """Raises UsageError."""

@@ -44,7 +44,7 @@ Against = Annotated[
     typer.Option(
         "--against",
         metavar="ENGINE",
-        help="Another source of the engine, such as the merge base: what its checks find, too, fails none.",
+        help="Another source of the engine, such as the merge base: its findings fail no check here.",
     ),
 ]
 AllFaults = Annotated[
@@ -125,7 +125,7 @@ def examined_engines(
         raise UsageError("--against is about sources of an engine: name one with --engine")
     engines = arguments.EngineOptions(python, wheels)
     examined, other = (None if name is None else engines.choice(name) for name in (engine, against))
-    engines.require_used([chosen.name for chosen in (examined, other) if chosen is not None])
+    engines.require_all([chosen.name for chosen in (examined, other) if chosen is not None])
     return examined, other
 
 

@@ -289,7 +289,7 @@ def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpe
                 commit_of(here(), spec.ref)
         except SideError as error:
             raise SideError(f"{option}: {error}") from None
-    wanted.engines.require_used([spec.engine.name for spec in found if spec.engine is not None])
+    wanted.engines.require_all([spec.engine.name for spec in found if spec.engine is not None])
     return found[0], found[1]
 
 

@@ -119,7 +119,8 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
             found.extend(cells(plan, runs, update))
             if not any(cell.values for cell in found):
                 raise SweepError(f"no cell could run: {found[0].refusal}")
-            update("the break-evens under draws of the hardware's constants")
+            if draws:
+                update("the break-evens under draws of the hardware's constants")
             return found, ask_again(plan, found, draws), False
     except KeyboardInterrupt:
         return found, DrawnCrossings({}, "the user interrupted"), True

@@ -21,6 +21,8 @@ def relay_name(report: Document) -> str:
     """The engine, or the relay's state with its switches and faults."""
     if report["engine"]:
         return engine_name(report["engine"])
+    if asked := report.get("asked_engine"):  # which crashed before it said more; since version 1.3
+        return str(asked)
     relay = report["relay"]
     switches = [f"{name}={value}" for name, value in relay["switches"].items()]
     return " · ".join([relay["state"], *switches, *(f"fault {name}" for name in relay["faults"])])

@@ -57,14 +57,15 @@ def _identity(check: str, evidence: Evidence) -> object:
 
 
 def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report:
-    begin, relay = time.perf_counter(), resolved.relays[0]
+    assert resolved.engine is not None
+    begin, relay, name = time.perf_counter(), resolved.relays[0], resolved.engine.name
     notice("watched run")
     outcome = attempt(resolved, relay, replace(_OPTIONS, hazards=True))
     checks = [run_ended(outcome)]
     if isinstance(outcome, Crash):
         names = (tokens.NAME, OVERLAP, "hazards", "budget", adversaries.NAME)
         checks += [skipped(name, "the run crashed") for name in names]
-        return Report(relay, tuple(checks), None, time.perf_counter() - begin)
+        return Report(relay, tuple(checks), None, time.perf_counter() - begin, engine=name)
     result = outcome.result
     notice("reference runs")
     checks += _tokens(resolved, relay, result)
@@ -72,7 +73,7 @@ def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report
     notice("adversaries")
     with spread(len(seeds), result.run.wall_s, result.run.import_s) as each:
         checks.append(adversaries.Schedules(resolved, relay, seeds, each).check(result, notice))
-    return Report(relay, tuple(checks), result, time.perf_counter() - begin)
+    return Report(relay, tuple(checks), result, time.perf_counter() - begin, engine=name)
 
 
 def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[Check]:

@@ -54,7 +54,7 @@ class Check:
 class Report:
     """All checks of one relay. ``result`` is the checked run's; None if it crashed. ``unproven``: what could be missing
     without a failed check. ``against`` names the other source that an engine was checked against, because a check
-    failed."""
+    failed. ``engine`` is the engine's name, as it was asked for; None for our own scheduler."""
 
     relay: RelayChoice
     checks: tuple[Check, ...]
@@ -62,6 +62,7 @@ class Report:
     wall_s: float
     unproven: Sequence[Unproven] = ()
     against: str | None = None
+    engine: str | None = None
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -108,6 +109,7 @@ def _report(report: Report) -> Document:
     engine = report.result.labels.engine if report.result else None
     return {
         "engine": None if engine is None else engine.model_dump(mode="json"),
+        "asked_engine": report.engine,
         "against": report.against,
         "relay": {
             "state": relay.state.name,

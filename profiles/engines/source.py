@@ -146,6 +146,19 @@ def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
 
 def _exported(name: EngineName, place: PackagePlace, tree: Path) -> EngineSource:
     """The files of a commit, written into ``tree``."""
+    repository, commit = _commit(name)
+    listed = [at for at in place.candidates if run_git(repository, "ls-tree", commit, at)]
+    if not listed:
+        raise EngineError(f"{name}: the commit has no {' and no '.join(place.candidates)}")
+    _archive(name, repository, commit, listed[0].removesuffix(place.package) or ".", tree)
+    path = place.inside(tree)
+    if path is None:
+        raise EngineError(f"{name}: {listed[0]} of the commit has no Python files")
+    return _source(name, place, path, ref=name.ref, commit=commit, dirty=False)
+
+
+def _commit(name: EngineName) -> tuple[Path, str]:
+    """The repository and the full name of the commit. Raises EngineError."""
     repository = _folder(name)
     if run_git(repository, "rev-parse", "--git-dir") is None:
         raise EngineError(
@@ -157,14 +170,7 @@ def _exported(name: EngineName, place: PackagePlace, tree: Path) -> EngineSource
     )
     if commit is None:
         raise EngineError(f"{name}: no such commit, branch or tag{_shallow(repository)}")
-    listed = [at for at in place.candidates if run_git(repository, "ls-tree", commit, at)]
-    if not listed:
-        raise EngineError(f"{name}: the commit has no {' and no '.join(place.candidates)}")
-    _archive(name, repository, commit, listed[0].removesuffix(place.package) or ".", tree)
-    path = place.inside(tree)
-    if path is None:
-        raise EngineError(f"{name}: {listed[0]} of the commit has no Python files")
-    return _source(name, place, path, ref=name.ref, commit=commit, dirty=False)
+    return repository, commit
 
 
 def _archive(name: EngineName, repository: Path, commit: str, folder: str, tree: Path) -> None:
@@ -192,34 +198,42 @@ def _shallow(repository: Path) -> str:
 def _unpacked(name: EngineName, place: PackagePlace, tree: Path, wheels: Path) -> EngineSource:
     """The files of a wheel, or else of an sdist, where a checkout would have them, so that source lines have the same
     names."""
-    project = name.adapter if Path(name.adapter).suffix != ".py" else place.package
-    release = f"{re.sub(r'[-_.]+', '_', project)}-{name.version}"
-    names = f"{release}-*.whl", f"{release}.tar.gz"
-    found = [file for pattern in names for file in sorted(wheels.expanduser().glob(pattern))]
-    if not found:
-        raise EngineError(
-            f"{name}: no {' and no '.join(names)} in {wheels}{_others(release, wheels)}: "
-            f"pip download --no-deps {project}=={name.version} -d {wheels}, or --engine-wheels DIR"
-        )
+    file = _release(name, name.adapter if Path(name.adapter).suffix != ".py" else place.package, wheels)
     try:
-        if found[0].suffix == ".whl":
-            with zipfile.ZipFile(found[0]) as wheel:
+        if file.suffix == ".whl":
+            with zipfile.ZipFile(file) as wheel:
                 wheel.extractall(tree / place.python_path)
         else:
-            tree = _sdist(found[0], place, tree)
+            tree = _sdist(file, place, tree)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError):
-        raise EngineError(f"{name}: {found[0]} is no {found[0].suffix[1:]} file: fetch it again") from None
+        raise EngineError(f"{name}: {file} is no {file.suffix[1:]} file: fetch it again") from None
     path = place.inside(tree)
     if path is None:
-        raise EngineError(f"{name}: {found[0].name} has no package {place.package}")
+        raise EngineError(f"{name}: {file.name} has no package {place.package}")
     return _source(name, place, path)
+
+
+def _release(name: EngineName, project: str, wheels: Path) -> Path:
+    """The project's wheel, or else its sdist. Raises EngineError."""
+    release = f"{re.sub(r'[-_.]+', '_', project)}-{name.version}"
+    names = f"{release}-*.whl", f"{release}.tar.gz"
+    folder = wheels.expanduser()
+    if not folder.is_dir():
+        raise EngineError(f"{name}: --engine-wheels: {wheels} is no folder")
+    found = [file for pattern in names for file in sorted(folder.glob(pattern))]
+    if not found:
+        raise EngineError(
+            f"{name}: no {' and no '.join(names)} in {wheels}{_others(release, folder)}: "
+            f"pip download --no-deps {project}=={name.version} -d {wheels}, or --engine-wheels DIR"
+        )
+    return found[0]
 
 
 def _others(release: str, wheels: Path) -> str:
     """The releases that the folder has instead of that one, the nearest first."""
     project, _, asked = release.partition("-")
     files = re.compile(rf"{re.escape(project)}-([^-]+)(?:-.*\.whl|\.tar\.gz)")
-    names = filter(None, (files.fullmatch(file.name) for file in wheels.expanduser().glob("*")))
+    names = filter(None, (files.fullmatch(file.name) for file in wheels.glob("*")))
     ordered = sorted({asked, *(found[1] for found in names)}, key=_numbers)
     at = ordered.index(asked)
     near = sorted(ordered, key=lambda version: abs(ordered.index(version) - at))[1:]
@@ -248,6 +262,14 @@ def require_there(name: EngineName) -> None:
         shipped_adapter(name.adapter)
     if name.version is None:
         _folder(name)
+
+
+def require_source(name: EngineName, wheels: Path) -> None:
+    """Refuse a commit or a release that is not there, before any engine's process begins. Raises EngineError."""
+    if name.ref is not None:
+        _commit(name)
+    elif name.version is not None and Path(name.adapter).suffix != ".py":
+        _release(name, name.adapter, wheels)
 
 
 def _folder(name: EngineName) -> Path:

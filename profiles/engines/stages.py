@@ -75,7 +75,7 @@ def run_stages(
     failure: Callable[[BaseException], Answer],
 ) -> list[Answer]:
     """The answers of ``run`` for all ranks: of one rank here, of several in a process each, of which this is the first.
-    ``failure``: the answer of a rank that raised. Raises RankError, and what the first rank raises; no other process is
+    ``failure``: the answer of a rank that raised. Raises RankError, and what a single rank raises; no other process is
     left running then."""
     if len(ranks) == 1:
         return [run(ranks[0], None)]
@@ -92,10 +92,12 @@ def run_stages(
     _close_others(ends, 0)
     try:
         return _answers(ranks, ends[0], run, reports, processes)
-    except BaseException:
+    except BaseException as error:
         for process in processes.values():
             kill(process)
-        raise
+        if isinstance(error, RankError) or not isinstance(error, Exception):
+            raise
+        raise RankError(of_rank("stage 0", failure(error))) from error
 
 
 def _answers(

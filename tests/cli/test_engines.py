@@ -173,7 +173,9 @@ def test_check_of_a_failing_engine_has_its_error(run_command: RunCommand, tmp_pa
     checkout(tmp_path, "def step(device):\n    raise ValueError('bad batch')\n")
     said = run_command("check", "mixed", *TINY, "--engine", f"{ADAPTER}:{tmp_path}")
     assert said.code == 1
-    assert "the run failed: ValueError: bad batch" in " ".join(said.out.split())
+    shown = " ".join(said.out.split())
+    assert "the run failed: ValueError: bad batch" in shown
+    assert f"mixed FAILED: run with {ADAPTER}:{tmp_path}" in shown
     client.end_engines()
 
 
@@ -248,6 +250,7 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
         (("check", "mixed", "--engine", "sglang:.", "--device", "cuda"), 2, "runs on the virtual GPU"),
         (("check", "mixed", "--against", "sglang:."), 2, "--against is about sources of an engine"),
         (("compare", "mixed", "--a", "sglang==9", "--b", ""), 3, "pip download --no-deps sglang==9"),
+        (("run", "mixed", "--engine", "sglang==9", "--engine-wheels", "gone"), 3, "gone is no folder"),
     ],
 )
 def test_invalid_engine_options_are_refused_in_one_sentence(
@@ -256,6 +259,14 @@ def test_invalid_engine_options_are_refused_in_one_sentence(
     said = run_command(*arguments)
     assert said.code == code
     assert says in said.err
+
+
+def test_a_commit_that_is_not_there_is_refused_before_any_side_runs(
+    run_command: RunCommand, engine: str
+) -> None:
+    said = run_command("compare", "mixed", *TINY, "--a", f"{engine}@v1", "--b", f"{engine}@gone")
+    assert (said.code, "@gone: no such commit, branch or tag" in said.err) == (3, True)
+    assert "runs" not in said.err
 
 
 def test_what_only_engines_run_is_refused_without_one_by_the_typed_key(run_command: RunCommand) -> None:

@@ -78,16 +78,17 @@ def test_a_copy_of_a_stage_that_its_engine_forks_says_nothing() -> None:
     assert [answer["document"] for answer in run_stages(RANKS, run, failed)] == [1, 0]
 
 
-def test_the_reason_of_a_stage_that_fails_is_reported() -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_reason_of_a_stage_that_fails_is_reported(rank: int) -> None:
     def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
         assert link is not None
-        if link.rank:
+        if link.rank == rank:
             raise ValueError("no memory")
-        return {"document": link.take(1, "never")}
+        return {"document": link.take(1 - link.rank, "never")}
 
     with pytest.raises(RankError) as raised:
         run_stages(RANKS, run, failed)
-    assert raised.value.of_rank == {"failed": "stage 1: no memory"}
+    assert raised.value.of_rank == {"failed": f"stage {rank}: no memory"}
 
 
 def test_a_stage_that_ends_without_a_report_is_named() -> None:
