@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 from weakref import WeakSet, ref
 
 import torch
@@ -51,6 +51,17 @@ class DeviceMemory(Protocol):
 
     def span(self, tensor: torch.Tensor) -> ByteSpan:
         """The bytes of a tensor that has a block."""
+
+
+def device_tensors(memory: DeviceMemory, values: Iterable[Any]) -> list[torch.Tensor]:
+    """The device tensors among values and lists of values."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if memory.on_device(value):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += device_tensors(memory, value)
+    return found
 
 
 class StreamNumber(Protocol):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....sched.kernels.declare import Access, Kernel
-from .blocks import DeviceMemory, ShadowTable
+from .blocks import ShadowTable, device_tensors
 from .footprints import CLOSED, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
 from .shadow import ShadowMemory
 
@@ -54,7 +54,6 @@ class KernelCall(NamedTuple):
 class DeclaredFootprints:
     def __init__(self, table: ShadowTable) -> None:
         self._table = table
-        self._held = _HeldArguments(table.memory)
         self._forms: dict[object, KernelForm] = {}
         self._last: dict[Kernel, tuple[object, Mapping[int, Scattered]]] = {}
 
@@ -76,7 +75,7 @@ class DeclaredFootprints:
         key = (kernel, *named, *[len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments])
         form = self._forms.get(key)
         if form is None:
-            held, held_named = self._held.all(args), self._held.named(named)
+            held, held_named = self._held(args, named)
             declared = kernel.footprint(*held, **held_named)
             accesses = list(_accesses(declared, (*held, *held_named.values())))
             parts = ([access for access in accesses if access.scattered is kind] for kind in (False, True))
@@ -86,10 +85,21 @@ class DeclaredFootprints:
     def call(
         self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
     ) -> KernelCall:
-        held = self._held
-        footprint = partial(kernel.footprint, *held.all(args), **held.named(named))
-        values = [t for t in held.tensors((*args, *named.values())) if not t.is_floating_point()]
-        return KernelCall(form, footprint, values)
+        held, held_named = self._held(args, named)
+        tensors = device_tensors(self._table.memory, (*args, *named.values()))
+        values = [tensor for tensor in tensors if not tensor.is_floating_point()]
+        return KernelCall(form, partial(kernel.footprint, *held, **held_named), values)
+
+    def _held(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with the tensors that hold their values in place of device tensors."""
+        memory = self._table.memory
+
+        def held(value: Any) -> Any:
+            if memory.on_device(value):
+                return memory.held(value)
+            return [*map(held, value)] if isinstance(value, (list, tuple)) else value
+
+        return [*map(held, args)], {name: held(value) for name, value in named.items()}
 
     def pieces(self, call: KernelCall) -> Mapping[int, Scattered]:
         """The footprints that depend on values, which one evaluation of the declaration yields."""
@@ -189,33 +199,6 @@ def _flat(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _flat(value)
-
-
-class _HeldArguments(NamedTuple):
-    """Replaces the device tensors among arguments by the tensors that hold their values."""
-
-    memory: DeviceMemory
-
-    def all(self, values: Iterable[Any]) -> list[Any]:
-        return [
-            self.memory.held(value)
-            if self.memory.on_device(value)
-            else self.all(value)
-            if isinstance(value, (list, tuple))
-            else value
-            for value in values
-        ]
-
-    def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(zip(values, self.all(values.values()), strict=True))
-
-    def tensors(self, arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
-        """The device tensors themselves."""
-        for argument in arguments:
-            if self.memory.on_device(argument):
-                yield argument
-            elif isinstance(argument, (list, tuple)):
-                yield from self.tensors(argument)
 
 
 def _accesses(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[ArgumentAccess]:

@@ -16,7 +16,7 @@ from ...platform.machine import Watcher
 from ..patching import attributes_set
 from ..torch_ops import LIKES, MASKS, READS, RESHAPES, Handler, is_view, written_arguments
 from .arrays import PinnedArray
-from .blocks import DeviceMemory
+from .blocks import DeviceMemory, device_tensors
 from .checker import HazardChecker
 from .shadow import IssuedOp
 
@@ -48,7 +48,7 @@ def _unlaunched(checker: HazardChecker, handler: Handler) -> Handler:
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         out = handler(args, kwargs)
         begin = perf_counter_ns()
-        for tensor in _tensors(checker, (out,)):
+        for tensor in device_tensors(checker.memory, (out,)):
             checker.made(tensor)
         checker.spent += perf_counter_ns() - begin
         return out
@@ -145,25 +145,13 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
 
 
 def _announce(checker: HazardChecker, targets: Sequence[Any]) -> None:
-    for tensor in _tensors(checker, targets):
+    for tensor in device_tensors(checker.memory, targets):
         checker.announce(tensor)
 
 
 def _accesses(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any], *, write: bool) -> None:
-    for tensor in _tensors(checker, values):
+    for tensor in device_tensors(checker.memory, values):
         checker.device_access(launch, tensor, write=write)
-
-
-def _tensors(checker: HazardChecker, values: Sequence[Any]) -> list[torch.Tensor]:
-    """The device tensors among values and lists of values."""
-    on_device = checker.memory.on_device
-    found: list[torch.Tensor] = []
-    for value in values:
-        if on_device(value):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(checker, value)
-    return found
 
 
 # fmt: off
