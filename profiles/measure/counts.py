@@ -18,9 +18,6 @@ from .steps import OUTSIDE, STEADY, StepGate, labels
 
 KERNEL_COPY = "kernel"  # direction of a kernel that reads or writes pinned host memory
 
-_launched = attrgetter("launched")
-_start = attrgetter("start")
-
 
 class CopyLine(NamedTuple):
     """Copies that are alike. ``kind`` is the step's kind, ``decode.steady`` apart from ``decode``."""
@@ -78,25 +75,20 @@ class LineTotals:
         """All copies and all copy, sync and waiting calls of one step."""
         others = {id(call): call for call in calls if call.kind != "copy" or call.waited}
         for op, call in paired(copies, [call for call in calls if call.kind == "copy"]):
-            cost = self._copy(kind, op)
+            kernel = op.kind == "kernel"
+            direction, memory = (KERNEL_COPY, "pinned") if kernel else (op.kind, op.host_memory)
+            copy = (op.site, op.range, kind, op.stream, direction, memory, op.blocking)
+            cost = self.copies[_copy_line(copy)]
+            cost.count += 1
+            cost.bytes += op.host_bytes if kernel else op.bytes
             if call is not None:
                 self._charge(cost, call)
                 others.pop(id(call), None)
         for call in others.values():
-            cost = self.calls[
-                _call_line((call.site, call.range, kind, call.stream, call.name, call.kind == "sync"))
-            ]
+            other = (call.site, call.range, kind, call.stream, call.name, call.kind == "sync")
+            cost = self.calls[_call_line(other)]
             cost.count += 1
             self._charge(cost, call)
-
-    def _copy(self, kind: str, op: Op) -> Cost:
-        kernel = op.kind == "kernel"
-        direction = KERNEL_COPY if kernel else op.kind
-        memory = "pinned" if kernel else op.host_memory
-        cost = self.copies[_copy_line((op.site, op.range, kind, op.stream, direction, memory, op.blocking))]
-        cost.count += 1
-        cost.bytes += op.host_bytes if kernel else op.bytes
-        return cost
 
     def _charge(self, cost: Cost, call: Call) -> None:
         if call.waited:
@@ -106,9 +98,9 @@ class LineTotals:
 
 def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Call | None]]:
     """Each copy with the call that enqueued it. A kernel copy and a node of a graph have no call of their own."""
-    ordered = iter(sorted(calls, key=_start))
+    ordered = iter(sorted(calls, key=attrgetter("start")))
     call = next(ordered, None)
-    for op in sorted(copies, key=_launched):
+    for op in sorted(copies, key=attrgetter("launched")):
         while call is not None and call.end < op.launched:
             call = next(ordered, None)
         if op.kind == "kernel" or call is None or op.launched < call.start:

@@ -140,7 +140,12 @@ class Runtime:
         destination, the call returns when the copy has ended.
         """
         if self.capture is not None:
-            self._capture_copy(direction, size, allowed=pinned and not blocking)
+            if blocking or not pinned:
+                raise GraphCaptureError(
+                    "operation not permitted when stream is capturing: a copy that may block"
+                )
+            duration = self.costs.copy(direction, size, pinned=True)
+            self.capture.node(direction, _COPIES[direction, "pinned"], duration, size=size)
             return False
         inline = direction == "h2d" and not pinned and size <= self.costs.inline
         waits_inside = not pinned and not inline
@@ -256,13 +261,9 @@ class Runtime:
         """The host allocates pinned memory, and copies pageable memory into it if ``copied``."""
         self.now += self._pin_memory + (self.costs.memcpy(size) if copied else 0)
 
-    def settle(self) -> None:
-        """Bring the device up to the host's clock."""
-        self.simulation.settle(self.now)
-
     def cut(self, step: int | None = None) -> None:
         """Deliver a window up to now, or up to the end of that step's forward."""
-        self.settle()
+        self.simulation.settle(self.now)
         self.ledger.cut(self.now if step is None else self.ledger.quiet_point(step, self.now))
 
     def flush(self) -> None:
@@ -270,12 +271,6 @@ class Runtime:
         self.simulation.drain()
         if not self.ledger.empty:
             self.ledger.cut(self.ledger.end())
-
-    def _capture_copy(self, direction: Direction, size: int, *, allowed: bool) -> None:
-        if self.capture is None or not allowed:
-            raise GraphCaptureError("operation not permitted when stream is capturing: a copy that may block")
-        duration = self.costs.copy(direction, size, pinned=True)
-        self.capture.node(direction, _COPIES[direction, "pinned"], duration, size=size)
 
     def _record_now(self, stream: StreamQueue) -> EventRecording:
         self._refuse_in_capture(STREAM_SYNC)

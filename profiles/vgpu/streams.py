@@ -144,13 +144,9 @@ class Event:
             raise ValueError("both events must be created with enable_timing=True")
         if not (self.query() and end.query()):
             raise RuntimeError("both events must be completed before calculating elapsed time")
-        assert (
-            self._recording
-            and end._recording
-            and self._recording.time is not None
-            and end._recording.time is not None
-        )
-        return (end._recording.time - self._recording.time) / 1e6
+        first, last = self._recording, end._recording
+        assert first and last and first.time is not None and last.time is not None
+        return (last.time - first.time) / 1e6
 
 
 class StreamContext:

@@ -28,6 +28,9 @@ class ByteSpan(NamedTuple):
     start: int
     end: int
 
+    def pieces(self) -> Pieces:
+        return Pieces(np.array([self.start], np.int64), np.array([self.end], np.int64))
+
 
 class Pieces(NamedTuple):
     """Byte intervals sorted by start; ``ends[k]`` is the largest end of the first k + 1 intervals."""
@@ -76,7 +79,7 @@ def meet(a: Footprint, b: Footprint) -> bool:
     """Whether the two have a byte in common."""
     if type(a) is ByteSpan and type(b) is ByteSpan:
         return a.start < b.end and b.start < a.end
-    ours, theirs = _pieces(a), _pieces(b)
+    ours, theirs = a.pieces(), b.pieces()
     if not len(ours.starts) or not len(theirs.starts):
         return False
     # Only the first of theirs that ends after our start has to be compared.
@@ -181,9 +184,3 @@ def _reach(size: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in size:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-
-
-def _pieces(footprint: Footprint) -> Pieces:
-    if isinstance(footprint, Scattered):
-        return footprint.pieces()
-    return Pieces(np.array([footprint.start], np.int64), np.array([footprint.end], np.int64))

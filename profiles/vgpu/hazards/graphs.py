@@ -125,16 +125,6 @@ class GraphFootprint:
         the recurring launch that stands for them is renewed."""
         for shadow, span in self._written_spans:
             yield launch, (shadow, span, True)
-        yield from self._reads(launch)
-
-    def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
-        """Compares and adds a replay's accesses that follow from values."""
-        for nodes in self._nodes.values():
-            pieces = self._declared.pieces(nodes.call)
-            for access, group in nodes.groups.items():
-                group.touch(launch, pieces[access.order], clocks, compare)
-
-    def _reads(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
         recurring = self._recurring.get(launch.actor)
         if recurring is None:
             last = replace(launch, recurring=True)
@@ -145,3 +135,10 @@ class GraphFootprint:
             if shadow.epoch != epoch:
                 epochs[shadow, False] = shadow.epoch
                 yield last, (shadow, self._spans[shadow, False], False)
+
+    def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
+        """Compares and adds a replay's accesses that follow from values."""
+        for nodes in self._nodes.values():
+            pieces = self._declared.pieces(nodes.call)
+            for access, group in nodes.groups.items():
+                group.touch(launch, pieces[access.order], clocks, compare)

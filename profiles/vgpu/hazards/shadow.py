@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import ref
@@ -189,40 +189,37 @@ class ShadowMemory:
                 shadow.epoch += 1
 
     def unordered(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> list[MemoryAccess]:
-        """Earlier accesses that conflict with this one and are not ordered before it. An actor's clock covers all of
-        the actor's own launches."""
-        races = _racing(self.writes, launch, footprint)
-        return races + _racing(self.reads, launch, footprint) if write else races
+        """Earlier accesses that conflict with this one and are not ordered before it."""
+        return [
+            access
+            for access in self._after(launch.actor, launch.clock, write=write)
+            if access.kept_by is None and meet(access.footprint, footprint)
+        ]
 
     def depending(
         self, launch: IssuedOp, floor: Clock, footprint: Footprint, *, write: bool
     ) -> list[MemoryAccess]:
         """Earlier accesses that conflict with this one and do not race with it because of a record_stream or because of
         an order that the launch's clock has and ``floor``, which is less, has not."""
-        clock, found = launch.clock, []
-        for histories in (self.writes, self.reads) if write else (self.writes,):
-            for history in histories.values():
-                actor = history.actor
-                if actor != launch.actor and history.after(floor[actor]):
-                    found += [
-                        access
-                        for access in history.since(floor[actor])
-                        if (access.launch.seq <= clock[actor]) is (access.kept_by is None)
-                        and meet(access.footprint, footprint)
-                    ]
-        return found
+        clock = launch.clock
+        return [
+            access
+            for access in self._after(launch.actor, floor, write=write)
+            if (access.launch.seq <= clock[access.launch.actor]) is (access.kept_by is None)
+            and meet(access.footprint, footprint)
+        ]
 
     def pending(self, actor: int, clock: Clock) -> list[MemoryAccess]:
         """Other actors' accesses that are not ordered before the actor's clock."""
-        found: list[MemoryAccess] = []
-        if self.only == actor:
-            return found
-        for histories in (self.writes, self.reads):
+        return [] if self.only == actor else list(self._after(actor, clock, write=True))
+
+    def _after(self, actor: int, clock: Clock, *, write: bool) -> Iterator[MemoryAccess]:
+        """Other actors' accesses after the clock, with which a read or a write of the actor may conflict."""
+        for histories in (self.writes, self.reads) if write else (self.writes,):
             for history in histories.values():
                 known = clock[history.actor]
                 if history.actor != actor and history.after(known):
-                    found += history.since(known)
-        return found
+                    yield from history.since(known)
 
     def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
@@ -281,16 +278,3 @@ class ShadowMemory:
         for history in histories:
             history.prune(known[history.actor])
         self.limit = 2 * max(len(history.accesses) for history in histories) + WINDOW
-
-
-def _racing(histories: Histories, launch: IssuedOp, footprint: Footprint) -> list[MemoryAccess]:
-    clock, races = launch.clock, []
-    for history in histories.values():
-        known = clock[history.actor]
-        if history.after(known):
-            races += [
-                access
-                for access in history.since(known)
-                if access.kept_by is None and meet(access.footprint, footprint)
-            ]
-    return races
