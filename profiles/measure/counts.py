@@ -127,7 +127,7 @@ class CounterKey(NamedTuple):
 class _Pending:
     """Records of a step that is not complete yet. ``counts`` is by stream and counter."""
 
-    counts: defaultdict[tuple[int, str], int] = field(default_factory=partial(defaultdict, int))
+    counts: defaultdict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
     copies: list[Op] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 

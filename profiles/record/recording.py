@@ -60,8 +60,8 @@ class KvLog(Observer):
 class TimelineRecording:
     """An instrument. The file appears as a whole when the run is over; of several passes it holds the last."""
 
-    def __init__(self, path: Path, *, max_records: int = MAX_RECORDS) -> None:
-        self._path, self._max_records = path, max_records
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._pass = ExitStack()
         self._file: BinaryIO | None = None
         self._count = self._left_out = 0
@@ -86,7 +86,7 @@ class TimelineRecording:
 
     def feed(self, window: Window) -> None:
         size = len(window.ranges) + len(window.ops) + len(window.calls) + len(window.waits)
-        if self._left_out or self._count + size > self._max_records:
+        if self._left_out or self._count + size > MAX_RECORDS:
             self._left_out += size
         else:
             self._count += size

@@ -102,9 +102,8 @@ def scattered(args: Sequence[Any], out: torch.Tensor) -> int:  # noqa: ARG001
     return total + largest
 
 
-def filled(args: Sequence[Any], out: Any) -> int:  # noqa: ARG001
-    target: torch.Tensor = args[0]
-    return target.nbytes
+def filled(args: Sequence[torch.Tensor], out: Any) -> int:  # noqa: ARG001
+    return args[0].nbytes
 
 
 def gemm(args: Sequence[torch.Tensor], out: torch.Tensor) -> Work:

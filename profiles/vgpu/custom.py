@@ -53,14 +53,8 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:
     """A kernel's time in ns, with flops at the rate of its first floating argument."""
-    return costs.work(work, _dtype(args) if work.flops else torch.float32)
-
-
-def _dtype(args: Sequence[Any]) -> torch.dtype:
-    for arg in args:
-        if isinstance(arg, torch.Tensor) and arg.is_floating_point():
-            return arg.dtype
-    return torch.float32
+    types = (arg.dtype for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point())
+    return costs.work(work, next(types, torch.float32) if work.flops else torch.float32)
 
 
 def _held(arg: Any) -> Any:

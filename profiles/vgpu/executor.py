@@ -177,10 +177,10 @@ class ResultSpecs:
 
         if _elements((*args, *kwargs.values())) > MAX_TRIED_ELEMENTS:
             return _joined(*args, **kwargs) if op is torch.cat else tried(_meta_like)
-        if self._computed:
-            return tried(_host_like)
+        if self._computed:  # integers as they are, since they may be indices; uninitialised memory for floats
+            return tried(lambda tensor: _same_form(tensor) if tensor.is_meta else tensor)
         try:
-            return tried(_zeros_like)
+            return tried(lambda tensor: _same_form(tensor).zero_())
         except RuntimeError:  # integers were divided by zero
             return tried(_meta_like)
 
@@ -246,8 +246,12 @@ def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
+def _same_form(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    return empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
 def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    return empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_META)
+    return _same_form(tensor, _META)
 
 
 def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
@@ -260,14 +264,3 @@ def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         return torch.cat([_meta_like(tensor) for tensor in tensors], dim)
     shape[dim] = sum(tensor.size(dim) for tensor in filled)
     return meta_tensor(*shape, dtype=dtype)
-
-
-def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    return empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).zero_()
-
-
-def _host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Integers as they are, since they may be indices; uninitialised memory for floats."""
-    if not tensor.is_meta:
-        return tensor
-    return empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)

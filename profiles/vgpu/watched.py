@@ -154,7 +154,7 @@ class VirtualMemory:
         assert type(tensor) is DeviceTensor
         return tensor.held
 
-    pinned = staticmethod(is_pinned)
+    pinned: Callable[[torch.Tensor], bool] = staticmethod(is_pinned)
     # A C function, since it is called for each argument of each operation.
     block: Callable[[torch.Tensor], Block | None] = attrgetter("block")
 

@@ -292,10 +292,11 @@ class Names:
     streams = {0: "schedule"}  # noqa: RUF012
 
 
-def test_a_recording_is_cut_at_its_limit_with_a_note(drawing, tmp_path):
+def test_a_recording_is_cut_at_its_limit_with_a_note(drawing, tmp_path, monkeypatch):
+    monkeypatch.setattr("schedbench.profiles.record.recording.MAX_RECORDS", 4)
     for step in range(10):
         drawing.forward(10 * step, 10 * step + 8, step=step)
-    with TimelineRecording(tmp_path / FILE, max_records=4) as recording:
+    with TimelineRecording(tmp_path / FILE) as recording:
         recording.begin()
         for window in drawing.windows([20_000, 40_000, 60_000]):
             recording.feed(window)
