@@ -128,6 +128,8 @@ def model_folder(model: ModelConfig, folder: Path) -> Path:
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    # Transformers warns where there is none.
+    (folder / "generation_config.json").write_text("{}", encoding="utf-8")
     return folder
 
 
