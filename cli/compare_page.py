@@ -253,12 +253,8 @@ def counts(found: Document) -> Table:
     known = [count for count in found["counts"] if "_" not in count["counter"]]
     changed = [count for count in known if count["change"] != "equal"]
     equal = len(known) - len(changed)
-    table = framed(_COUNTS, caption=f"{equal} more counts are equal; exact")
-    for heading in ("step kind", "stream", "count"):
-        table.add_column(heading, min_width=13)
-    for heading in ("A", "B"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    headings = ("step kind", "stream", "count", ">A", ">B", "")
+    table = framed(_COUNTS, *headings, caption=f"{equal} more counts are equal; exact")
     for count in changed:
         tallies = (_tally(count["a"]), _tally(count["b"]))
         change = MISSING if count["change"] == "no steps" else count["change"]

@@ -13,8 +13,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement, measure_renderables
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..profiles.picture.model import Picture, Scene
@@ -172,7 +173,40 @@ def print_page(page: Page, console: Console) -> None:
         if isinstance(block, Table) and number:
             console.print()
         for part in _printed(block, console.width):
+            if isinstance(part, Table):
+                _fit(part, console)
             console.print(_indented_whole(part) if isinstance(part, Text) else part, markup=False)
+
+
+def _fit(table: Table, console: Console) -> None:
+    """Set the widths of the columns so that the table is no wider than the console and no cell is cut. A table that is
+    too wide, and has no column of text with ``overflow="fold"``, gets smaller gaps. Then the widest column is folded
+    first. Words, and cells that do not wrap, are divided only if all columns are as narrow as theirs."""
+    natural = [_measured(column, console) for column in table.columns]
+    texts = [column.overflow == "fold" for column in table.columns]
+    least = [
+        1 if text else found.maximum if column.no_wrap else found.minimum
+        for column, found, text in zip(table.columns, natural, texts, strict=True)
+    ]
+    widths = [max(found.maximum, 1) for found in natural]
+    if sum(widths) + _gaps(table) > console.width and not any(texts):
+        table.padding = (0, 1, 0, 0)
+    while sum(widths) + _gaps(table) > console.width and max(widths) > 1:
+        widest = max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))
+        widths[widest] -= 1
+    for column, found, width in zip(table.columns, natural, widths, strict=True):
+        column.width, column.overflow = width, "fold"
+        column.no_wrap = column.no_wrap and width >= found.maximum
+
+
+def _measured(column: Column, console: Console) -> Measurement:
+    return measure_renderables(console, console.options, [column.header, *column.cells])
+
+
+def _gaps(table: Table) -> int:
+    """The columns of a console that are between the columns of a table in the frame."""
+    _, right, _, left = table.padding
+    return (len(table.columns) - 1) * (right + 1 + left)
 
 
 def _indented_whole(line: Text) -> Text | Padding:

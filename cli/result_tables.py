@@ -167,19 +167,14 @@ def counts(result: Document) -> Table:
     caption = "median / max over the steps of a kind; one number where they agree"
     if result.get("ranks"):  # those of the others are in the document
         caption += "; of each kind, the first rank that had any"
-    table = framed("copies & syncs per step", caption=caption)
     per_step = result["per_step"]
     streams = ordered(
         {stream for kind in per_step.values() for stream in kind if stream != "steps"}, _STREAMS
     )
-    table.add_column("step kind", min_width=max(map(len, per_step), default=0))
-    table.add_column("steps", justify="right")
-    table.add_column("stream", min_width=max(map(len, streams), default=0))
     sends = any("send" in kind.get("link", {}) for kind in per_step.values())
     counters = (*_COUNTERS, "send") if sends else _COUNTERS
-    table.padding = (0, 1, 0, 0) if sends else table.padding  # one more column on 80
-    for counter in counters:
-        table.add_column(counter, justify="right")
+    headings = ("step kind", ">steps", "stream", *(f">{counter}" for counter in counters))
+    table = framed("copies & syncs per step", *headings, caption=caption)
     for kind in ordered_kinds(per_step):
         for row, stream in enumerate(streams):
             first = (kind, number(per_step[kind]["steps"])) if row == 0 else ("", "")

@@ -236,11 +236,17 @@ def test_host_waits_are_per_step_of_all_ranks(document, role):
     assert float(exposed(of_workers(document, role))) == pytest.approx(alone / 2, rel=0.01)
 
 
-def test_sends_are_counted_and_untruncated_on_a_narrow_page(document):
+@pytest.mark.parametrize("most", [2, 98_765])
+def test_sends_are_counted_and_untruncated_on_a_narrow_page(document, most):
+    """Also where several counts of a kind and stream need two numbers."""
     sent = {"median": 1.0, "mean": 1.0, "max": 2, "steps_with": 700}
     for kind in document["per_step"].values():
         kind["link"] = {"send": sent}
+        kind["copy"] = dict.fromkeys(("h2d", "d2h", "d2d", "sync"), sent | {"median": 1.5, "max": most})
     text = page(of_workers(document), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("1.50 /") == 4 * len(document["per_step"])
+    assert text.count(number(most)) >= 4 * len(document["per_step"])
     assert "  send\n" in text
     assert ["link", "0", "0", "0", "0", "0", "1", "/", "2"] in [line.split() for line in text.splitlines()]
     table = text[text.index("copies & syncs") : text.index("copies by source")]
