@@ -158,7 +158,7 @@ class Runtime:
         row = (direction, name, stream.id, size, 0, memory, waits, where, forward, step, site, self.now, 1)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
         self.simulation.submit(stream, _ENGINES[direction], self.now, duration, row)
-        waited = self._wait(self._record_now(stream)) if waits_inside else 0
+        waited = self._wait(self.simulation.record(stream, self.now)) if waits_inside else 0
         self._call("copy", MEMCPY, start, waited, site)
         if blocking:
             self.synchronize(stream, site=site)
@@ -166,7 +166,9 @@ class Runtime:
 
     def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
         """The host waits for everything enqueued on the stream."""
-        self._sync(STREAM_SYNC, stream, self._record_now(stream), self.sites.here() if site is None else site)
+        self._refuse_in_capture(STREAM_SYNC)
+        recording = self.simulation.record(stream, self.now)
+        self._sync(STREAM_SYNC, stream, recording, self.sites.here() if site is None else site)
 
     def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         """The host waits for the recording, which was made on the stream."""
@@ -271,10 +273,6 @@ class Runtime:
         self.simulation.drain()
         if not self.ledger.empty:
             self.ledger.cut(self.ledger.end())
-
-    def _record_now(self, stream: StreamQueue) -> EventRecording:
-        self._refuse_in_capture(STREAM_SYNC)
-        return self.simulation.record(stream, self.now)
 
     def _sync(self, name: str, stream: StreamQueue, recording: EventRecording, site: int) -> None:
         self._refuse_in_capture(name)

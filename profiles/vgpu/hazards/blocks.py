@@ -83,18 +83,18 @@ class HostProgram(Protocol):
 
 
 class FreeBlocks:
-    """Pending accesses of freed blocks, by stream and by whether the block is small. Those that are
-    pending only in a program that lacks a place are kept apart, for the comparison with such programs."""
+    """Pending accesses of freed blocks, by stream and by whether the block is small. ``_ordered_by_places`` has those
+    that would be pending without one of the places that are probed, and are not."""
 
     def __init__(self, clocks: VectorClocks) -> None:
         self._clocks = clocks
         self._pending: dict[tuple[int, bool], list[Sequence[MemoryAccess]]] = {}
-        self._ordered: dict[tuple[int, bool], list[Sequence[MemoryAccess]]] = {}
+        self._ordered_by_places: dict[tuple[int, bool], list[Sequence[MemoryAccess]]] = {}
 
     def take(self, actor: int, size: int) -> Sequence[MemoryAccess]:
         """The accesses that are pending in the block that is issued on that stream."""
         key = (actor, size <= SMALL_BYTES)
-        ordered, pending = self._ordered.get(key), self._pending.get(key)
+        ordered, pending = self._ordered_by_places.get(key), self._pending.get(key)
         if not (ordered or pending):
             return ()
         found = [
@@ -121,7 +121,7 @@ class FreeBlocks:
         if pending:
             self._pending.setdefault(key, []).append(pending)
         if ordered:
-            self._ordered.setdefault(key, []).append(ordered)
+            self._ordered_by_places.setdefault(key, []).append(ordered)
 
 
 def _last_after(clock: Clock, blocks: list[Sequence[MemoryAccess]]) -> Sequence[MemoryAccess]:

@@ -30,6 +30,8 @@ class RecordedClock(list[int]):
 
 @dataclass(slots=True)
 class _Place:
+    """``executed``: how often the source line has ordered accesses."""
+
     kind: OrderKind
     executed: int = 0
     is_needed: bool = False

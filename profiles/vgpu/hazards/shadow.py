@@ -37,6 +37,7 @@ class IssuedOp:
     recurring: bool = False
 
     def renew(self, other: IssuedOp) -> None:
+        """Represent ``other``, the latest of the equal operations."""
         self.seq, self.site = other.seq, other.site
 
 
