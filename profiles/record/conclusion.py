@@ -131,13 +131,9 @@ def idle_parts(result: Document) -> dict[str, float]:
 
 
 def _share(ratio: float) -> str:
-    return (
-        "all of it"
-        if ratio >= 0.995
-        else "half of it"
-        if 0.45 <= ratio <= 0.55
-        else f"{100 * ratio:.0f} % of it"
-    )
+    if ratio >= 0.995:
+        return "all of it"
+    return "half of it" if 0.45 <= ratio <= 0.55 else f"{100 * ratio:.0f} % of it"
 
 
 def _costliest(result: Document) -> Iterator[str]:
