@@ -200,7 +200,7 @@ def test_windows_hold_every_record_once(opened: Any, monkeypatch: pytest.MonkeyP
     """Wherever the timeline is cut, it holds the same records, each in the window in which it ended."""
 
     def run(steps_per_window: int) -> Any:
-        monkeypatch.setattr("schedbench.profiles.vgpu.ledger.STEPS", steps_per_window)
+        monkeypatch.setattr("schedbench.profiles.vgpu.ledger.WINDOW_STEPS", steps_per_window)
         with opened() as bench:
             _program(bench.gpu, steps=50)
         return bench.recorder
@@ -219,7 +219,7 @@ def test_windows_hold_every_record_once(opened: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_no_window_splits_a_forward(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedbench.profiles.vgpu.ledger.STEPS", 5)
+    monkeypatch.setattr("schedbench.profiles.vgpu.ledger.WINDOW_STEPS", 5)
     with opened() as bench:
         _program(bench.gpu, steps=50)
     for before, after in zip(bench.recorder.windows, bench.recorder.windows[1:], strict=False):
