@@ -270,7 +270,8 @@ def gpu_waits(found: Document) -> Table:
     """Forward idle on both sides; shares are of A's."""
     reasons = [found[side]["idle_abstained"] for side in ("baseline", "candidate")]
     why = [f"{side}: {reason}" for side, reason in zip("AB", reasons, strict=True) if reason]
-    caption = "; ".join(["µs per step that ran a forward, between the forwards", *why])
+    several = ", the mean of all ranks" * any(found[side]["world"] for side in ("baseline", "candidate"))
+    caption = "; ".join([f"µs per step that ran a forward, between the forwards{several}", *why])
     table = framed("where the GPU waited", "", ">A", ">B", ">Δ", ">share of A, %", caption=caption)
     idle = {part["part"]: (part["a"], part["b"]) for part in found["idle"]}
     total = idle["forward_idle"][0]

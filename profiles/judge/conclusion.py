@@ -119,7 +119,8 @@ def _metrics(found: Comparison) -> str:
 
 
 def _effect(judged: Judgement) -> str:
-    text = f"{judged.delta:+.2f} % [{judged.interval.low:+.2f}, {judged.interval.high:+.2f}]"
+    low, high = judged.interval
+    text = f"{judged.delta:+.2f} %" + (f" [{low:+.2f}, {high:+.2f}]" if judged.n > 1 else "")
     return text if judged.firmness is None else f"{text} ({firmness_text(judged)})"
 
 

@@ -96,6 +96,7 @@ def hint(found: Comparison) -> str | None:
 
 def _side(label: str, results: Sequence[Result]) -> Document:
     first = results[0]
+    idle = (first.ranks or (first,))[0].idle
     return {
         "label": label,
         "tool": first.tool.model_dump(mode="json"),
@@ -104,7 +105,7 @@ def _side(label: str, results: Sequence[Result]) -> Document:
         "engine": None if first.labels.engine is None else first.labels.engine.model_dump(mode="json"),
         "world": first.labels.world,
         "unrecorded": next((result.unrecorded for result in results if result.unrecorded), None),
-        "idle_abstained": first.idle.abstained if isinstance(first.idle, Abstained) else None,
+        "idle_abstained": idle.abstained if isinstance(idle, Abstained) else None,
         "runs": [
             {
                 "id": result.run.id,

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE
 from ..record.definitions import DEFINITIONS, IDLE_PARTS, PERCENTILES, Definition, definition, full_name
-from ..record.result import Abstained, CopyRow, Metric, Result, SitePart, SyncRow
+from ..record.result import Abstained, CopyRow, Metric, RankPart, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
@@ -32,7 +32,7 @@ class MetricValue(NamedTuple):
     direction: Literal["higher", "lower"]
 
 
-def mean(result: Result, name: str) -> float | None:
+def mean(result: Result | RankPart, name: str) -> float | None:
     """The mean of a metric over its values; None where it abstained or is not there."""
     metric = result.metrics.get(name)
     return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None
@@ -252,18 +252,19 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
 
 
 def idle(a: Results, b: Results) -> list[dict[str, Any]]:
-    """Forward idle and its parts on both sides, us per step that ran a forward; None where a side did not measure it.
-    Host late is split as in the metrics."""
+    """Forward idle and its parts on both sides, us per step that ran a forward, as the mean of all ranks; None where a
+    side did not measure it. Host late is split as in the metrics."""
     names = (*IDLE_PARTS, "exposed_stall", "exposed_host", "forward_idle")
     return [{"part": name, "a": _mean_part(a, name), "b": _mean_part(b, name)} for name in names]
 
 
 def _mean_part(results: Results, name: str) -> float | None:
-    values = [value for result in results if (value := _part(result, name)) is not None]
+    parts = (part for result in results for part in (result.ranks or (result,)))
+    values = [value for part in parts if (value := _part(part, name)) is not None]
     return sum(values) / len(values) if values else None
 
 
-def _part(result: Result, name: str) -> float | None:
+def _part(result: Result | RankPart, name: str) -> float | None:
     if name not in IDLE_PARTS:
         return mean(result, f"{name}_us_per_step")
     total = mean(result, "forward_idle_us_per_step")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from schedbench.profiles.judge.effects import counts, idle, lines, metric_values
@@ -93,6 +95,22 @@ def test_idle_parts_sum_to_the_total(result):
     parts = {part["part"]: part["a"] for part in idle([result()], [result()])}
     whole = sum(parts[name] for name in ("host_late", "dependency", "kernel_gap", "no_work", "residue"))
     assert whole == pytest.approx(parts["forward_idle"])
+
+
+def test_idle_time_of_several_ranks_is_their_mean(result):
+    whole = json.loads(result().to_json())
+    stages = []
+    for scale in (1, 3):
+        part = whole["metrics"]["forward_idle_us_per_step"]
+        metrics = {"forward_idle_us_per_step": part | {"values": [scale * value for value in part["values"]]}}
+        stages.append(
+            {"name": "s", "role": "pipeline", "per_step": {}, "idle": whole["idle"], "metrics": metrics}
+        )
+    staged = result({"ranks": stages, "idle": {"abstained": "each rank has its own: see ranks"}})
+    parts = {part["part"]: (part["a"], part["b"]) for part in idle([result()], [staged])}
+    assert parts["dependency"][0] > 0
+    for name in ("forward_idle", "dependency", "host_late"):
+        assert parts[name][1] == pytest.approx(2 * parts[name][0])
 
 
 def test_a_side_without_idle_time_has_no_parts(result):
