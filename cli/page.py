@@ -63,15 +63,13 @@ class Page(NamedTuple):
     rest: Collection[str] = ()
 
 
-def framed(
-    title: str, *headings: str, caption: str = "", title_style: str = "bold", no_wrap: bool = False
-) -> Table:
+def framed(title: str, *headings: str, caption: str = "", no_wrap: bool = False) -> Table:
     """An empty table in the one frame that all tables have. Its columns are aligned to the right where the heading
     begins with ``>``."""
     table = Table(
         title=title or None,
         title_justify="left",
-        title_style=title_style,
+        title_style="bold",
         caption=caption or None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -220,7 +218,14 @@ def _printed(block: Block, width: int) -> Iterable[Text | Table]:
         return strips(block.picture, width)
     if isinstance(block, Chart):
         return ()
+    if isinstance(block, Table) and not block.row_count:
+        return (Text.assemble((str(block.title), "bold"), f": {_without_rows(block)}"),)
     return block.lines if isinstance(block, Lines) else (block,)
+
+
+def _without_rows(table: Table) -> str:
+    """What stands behind the title of a table without rows, in place of its headings."""
+    return str(table.caption or "none")
 
 
 def _blocks(page: Page) -> Sequence[Block]:
@@ -244,6 +249,8 @@ def _markdown_block(block: Block, folded: Collection[str]) -> str:
 
 
 def _markdown_table(table: Table, *, folded: bool) -> str:
+    if not table.row_count:
+        return f"**{table.title}**: {_without_rows(table)}"
     caption = f"\n\n_{table.caption}_" if table.caption else ""
     body = "\n".join(markdown_rows(table)) + caption
     if folded:

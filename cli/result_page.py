@@ -87,8 +87,8 @@ def headline(result: Document) -> list[Text]:
     lines = [Text.assemble((name, "bold"), f"  {about}".rstrip()), Text(labels(result))]
     found = hazard_count(result["hazards"])
     hazard_lines = [Text(f"hazards {found}")] if found else []
-    if result_tables.is_capture(result):
-        return [*lines, *_capture_notes(result), *hazard_lines]
+    if result_tables.is_capture(result):  # the conclusion has the number of its hazards
+        return [*lines, *_capture_notes(result), *(hazard_lines if found == "none" else ())]
     count = len(result["requests"])
     statuses = Counter(request["status"] for request in result["requests"])
     ended = ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))

@@ -12,8 +12,8 @@ from ..profiles.record.conclusion import idle_parts, mean_value
 from ..profiles.record.definitions import DEFINITIONS, IDLE_NAMES, IDLE_PARTS, ReportTable, shown_in
 from ..profiles.record.result import PROGRAM
 from ..scenarios.schema import Stream
-from .page import Document, framed, ordered, ordered_kinds
-from .source_lines import LINES, copies, hazard_table, host_waits, worth_tables
+from .page import Document, Lines, framed, ordered, ordered_kinds
+from .source_lines import LINES, copies, hazards, host_waits, worth_tables
 from .text import MISSING, number, percent, whole
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ CRITICAL_PATH: Final = "critical path"
 _OF_HOST_LATE: Final = {"exposed_stall": 1, "exposed_host": 1, "unnamed_host": 2, "launch_latency": 1}
 
 
-def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table, ...]:
+def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table | Lines, ...]:
     """The tables of a run, for a page of ``width`` columns. A run without meaningful times has no tables of times.
     ``lines``: the source lines that are shown of those that cost least."""
     if is_capture(result):
         return _capture_tables(result)
-    last = by_rank(result, width=width) if result.get("ranks") else []
-    last += [hazard_table(result["hazards"])] if result["hazards"].get("findings") else []
+    ranks = by_rank(result, width=width) if result.get("ranks") else ()
+    last = (*ranks, *hazards(result, "undeclared hazards"))
     if has_no_times(result):
         drafts = (summary(result),) if _with_values(result) else ()
         return *drafts, workload(result), counts(result), *last
@@ -54,10 +54,10 @@ def tables(result: Document, *, width: int, lines: int = LINES) -> tuple[Table, 
     )
 
 
-def _capture_tables(result: Document) -> tuple[Table, ...]:
+def _capture_tables(result: Document) -> tuple[Table | Lines, ...]:
     """A capture has no tables of requests, tables of the device only where it recorded one, and tables of steps only
     where it has steps."""
-    found = (hazard_table(result["hazards"]),) if result["hazards"].get("findings") else ()
+    found = tuple(hazards(result, "hazards"))  # a program declares none
     if PROGRAM in result["per_step"]:
         return counts(result), copies(result), host_waits(result), *found
     first = summary(result), latency(result), ranges(result)

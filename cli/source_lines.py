@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
+from rich import containers
 from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod
-from rich.containers import Lines
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.result import PROGRAM
 from .console import PrintableConsole
-from .page import WIDE, Document, framed, ordered_kinds
+from .page import WIDE, Document, Lines, framed, ordered_kinds
 from .text import MISSING, number, size
 
 LINES = 40  # source lines shown in a table
@@ -112,7 +113,7 @@ def _steps(result: Document) -> int:
 def _lines(title: str, rows: Sequence[object], *, lines: int = LINES) -> Table:
     """A table whose first two columns are a source line and what it did."""
     hidden = len(rows) - lines
-    caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else "" if rows else "none"
+    caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else ""
     table = framed(title, caption=caption)
     table.add_column("source line", overflow="fold")
     table.add_column("what", overflow="fold")
@@ -131,16 +132,16 @@ class _Statement(Text):
         overflow: OverflowMethod | None = None,
         tab_size: int = 8,
         no_wrap: bool | None = None,
-    ) -> Lines:
+    ) -> containers.Lines:
         place, *others = self.split(allow_blank=True)
         most = console.statement_lines if isinstance(console, PrintableConsole) else None
-        found = Lines()
+        found = containers.Lines()
         for part in (place, *others):
             lines = part.wrap(
                 console, width, justify=justify, overflow=overflow, tab_size=tab_size, no_wrap=no_wrap
             )
             if part is not place and most is not None and len(lines) > most:
-                lines = Lines(lines[:most])
+                lines = containers.Lines(lines[:most])
                 lines[-1].truncate(width - 1)
                 lines[-1].rstrip()
                 lines[-1].append("…")
@@ -177,19 +178,17 @@ def hazard_count(hazards: Document) -> str:
     return "; ".join(parts) or "none"
 
 
-def hazard_table(hazards: Document) -> Table:
-    """Undeclared findings: the resource, the two accesses, and the ordering that is missing between them."""
-    table = framed("undeclared hazards", title_style="bold red")
-    for heading in ("resource", "first", "second", "missing"):
-        table.add_column(heading, overflow="fold")
-    for finding in hazards["findings"]:
-        table.add_row(
-            Text(finding["resource"]),
-            _access(finding["first"]),
-            _access(finding["second"]) if finding["second"] else Text("none"),
-            Text(finding["missing"]),
-        )
-    return table
+def hazards(result: Document, title: str) -> Iterator[Lines]:
+    """Undeclared findings: the resource, the ordering that is missing between its accesses, and their source lines."""
+    if found := result["hazards"].get("findings"):
+        yield Lines([Text(), Text(title, style="bold red"), *chain.from_iterable(map(_hazard, found))])
+
+
+def _hazard(finding: Document) -> Iterator[Text]:
+    yield Text.assemble((f"{finding['resource']}: ", "bold"), finding["missing"])
+    sites = [access["site"] for access in (finding["first"], finding["second"]) if access]
+    places = [f"    {site['file']}:{site['line']}  {site['statement']}" for site in sites if site]
+    yield from (Text(place, style="dim") for place in dict.fromkeys(places))
 
 
 def hazard_lines(hazards: Document) -> str:
@@ -197,13 +196,6 @@ def hazard_lines(hazards: Document) -> str:
     return "\n".join(
         f"hazard: {finding['resource']}: {finding['missing']}" for finding in hazards["findings"]
     )
-
-
-def _access(access: Document) -> Text:
-    site = access["site"]
-    where = f"{site['file']}:{site['line']}" if site else "unknown line"
-    statement = f"\n{site['statement']}" if site else ""
-    return Text.assemble(f"{access['op']} on {access['stream']}\n{where}", (statement, "dim"))
 
 
 def worth_tables(result: Document, *, lines: int) -> tuple[Table, ...]:

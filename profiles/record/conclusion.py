@@ -18,13 +18,14 @@ _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", 
 
 def conclusion(result: Document) -> str:
     """Return throughput, the idle time of the GPU with its largest cause, and the line that costs most: what it is
-    worth where counterfactual runs say so, else the line whose waits are most exposed. Of a program without steps, how
-    long the host waited; where no request finished, why. Empty for a run that ended before its requests had."""
+    worth where counterfactual runs say so, else the line whose waits are most exposed. Of a watched program, its
+    hazards and how long the host waited; where no request finished, why. Empty for a run that ended before its
+    requests had."""
     run, label = result["run"], result["labels"]
     if run.get("failure") or (run["cancelled"] and "worth" not in result):
         return ""
     if label["emulated"] and "capture" in label:
-        return f"{_waited(result)}."
+        return f"{'; '.join((*_hazards(result), _waited(result)))}."
     if unfinished := _none_finished(result):
         return f"{unfinished}."
     parts = (*_throughput(result), *_idle(result))
@@ -62,6 +63,12 @@ def mean_value(result: Document, metric: str) -> float | None:
     """The mean over all repeats; None where the metric abstains."""
     values = result["metrics"].get(metric, {}).get("values")
     return sum(values) / len(values) if values else None
+
+
+def _hazards(result: Document) -> Iterator[str]:
+    if found := result["hazards"].get("findings"):
+        first = f"{found[0]['resource']}: {found[0]['missing']}"
+        yield f"{len(found)} hazards, the first: {first}" if len(found) > 1 else f"1 hazard: {first}"
 
 
 def _waited(result: Document) -> str:

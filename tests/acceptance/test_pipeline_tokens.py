@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.cli.result_tables import tables
+from schedbench.cli.result_page import page
 from schedbench.profiles.check.faults import fault_scenario
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
@@ -24,6 +24,7 @@ from tests.acceptance.runs import (
     statuses,
     value,
 )
+from tests.cli.pages import printed
 from tests.conftest import RunCommand
 
 SMALL = (
@@ -153,8 +154,7 @@ def test_processes_show_the_hazards_of_virtual_time() -> None:
     ]
     assert isinstance(results[0].hazards, Hazards) and results[0].hazards.findings
     assert set(results[1].hazards.findings) == set(results[0].hazards.findings)
-    titles = [table.title for table in tables(results[1].document(), width=100)]
-    assert "undeclared hazards" in titles
+    assert "\nundeclared hazards\n" in printed(page(results[1].document(), 100))
 
 
 def test_ranks_are_drawn_on_one_clock(run_command: RunCommand, tmp_path: Path) -> None:

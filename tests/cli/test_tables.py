@@ -97,7 +97,9 @@ def test_an_empty_result_has_a_page(document):
     document["idle"] = dict.fromkeys(document["idle"], 0.0)
     text = page(document, width=80)
     assert "0 requests: none" in text
-    assert text.count("\nnone\n") == 2
+    assert "\n\nwhere the host waited: none\n" in text
+    assert "\n\ncopies by source line: none\n" in text
+    assert "**where the host waited**: none\n" in markdown(result_page(document, 160))
 
 
 def test_only_the_most_expensive_lines_are_shown_and_the_others_counted(document):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -45,9 +46,12 @@ def test_programs_have_results_that_are_compared_by_line(
     script.write_text(RACE)
     done = watch("--output-dir", tmp_path / "race", "--", "python", script)
     assert done.code == 1
-    assert done.out.startswith("the host never waited for the device.\n")
-    assert "hazards 1 undeclared" in done.out
-    assert "x + 1" in done.out
+    said = " ".join(done.out.split())
+    assert said.startswith("1 hazard: ")
+    assert "; the host never waited for the device. " in said
+    assert "\n\nwhere the host waited: none\n" in done.out
+    assert "undeclared" not in said
+    assert re.search(r"\nhazards\n.*\n    program.py:4  x \+ 1\n", done.out, re.DOTALL)
 
     results = (tmp_path / name / "result.json" for name in ("good", "race"))
     compared = " ".join(run_parent_command("compare", *results).out.split())
