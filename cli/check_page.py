@@ -25,8 +25,9 @@ def page(content: Document, width: int = WIDE, *, few: bool = False) -> Page:  #
     ``few``: only some sentences of evidence are shown of each check."""
     most = FEW if few else None
     left_out = [Text(f"not asked: {not_asked(content)}", style="dim")] if "not_asked" in content else []
+    name = "faults" if "faults" in content else content["scenario"]["expanded"]["name"]
     return Page(
-        "check",
+        f"check {name}",
         [*tables(content), Lines([Text(), *evidence(content, most)]), *left_out],
         content["conclusion"],
         footer=(f"`{content['run']['command']}`",),

@@ -44,7 +44,7 @@ def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  
     """In Markdown it can be pasted into a pull request. ``few``: only some source lines are shown in a table."""
     found, most = document["comparison"], FEW if few else LINES
     return Page(
-        document["conclusion"],
+        f"compare {document['scenario']['name'] or ''}".rstrip(),
         [
             Text(setting(document)),
             *map(Text, notes(document, most)),

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .charts import Chart, spec_of
-from .page import Block, Drawing, Lines, Page, is_code
+from .page import Block, Drawing, Lines, Page, is_code, without_rows
 from .text import printable
 
 TEMPLATE: Final = "page.html"
@@ -90,7 +90,7 @@ def _table(table: Table, *, folded: bool) -> _Section:
     rows = zip(*(list(column.cells) for column in table.columns), strict=True)
     return _Section(
         title=printable(str(table.title or "")),
-        caption=printable(str(table.caption or "")),
+        caption=printable(str(table.caption or "") if table.row_count else without_rows(table)),
         folded=folded,
         headings=list(zip(headings, kinds, strict=True)),
         rows=[list(zip(map(_cell, row), kinds, strict=True)) for row in rows],

@@ -28,7 +28,7 @@ def page(ladder: Document, width: int = WIDE, *, few: bool = False) -> Page:  # 
     """The first screenful has the schedule stream; what the relays do on the forward stream differs little."""
     lines = setting(ladder).splitlines()
     return Page(
-        " · ".join(lines),
+        f"run {ladder['scenario']['expanded']['name']}",
         [
             Lines([Text(line) for line in lines]),
             table(ladder),

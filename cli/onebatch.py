@@ -83,7 +83,7 @@ def page(document: Document, width: int, *, few: bool = False) -> Page:  # noqa:
         if point["refused"]
     )
     return Page(
-        f"one batch of {document['scenario']['expanded']['name']}",
+        f"onebatch {document['scenario']['expanded']['name']}",
         [Text(_setting(document)), table, *map(Text, refused)],
         document["conclusion"],
         footer=(f"`{document['run']['command']}`",),

@@ -52,9 +52,9 @@ Block = Text | Lines | Table | Drawing | Chart
 
 
 class Page(NamedTuple):
-    """``title`` is that of the HTML page. ``conclusion`` is the first line; empty where the document has none. Markdown
-    also has the ``footer``. ``rest``: titles of the tables that are not in the first screenful, which a terminal leaves
-    out and Markdown folds unless every table is asked for."""
+    """``title`` is that of the HTML page: the command and the scenario. ``conclusion`` is the first line; empty where
+    the document has none. Markdown also has the ``footer``. ``rest``: titles of the tables that are not in the first
+    screenful, which a terminal leaves out and Markdown folds unless every table is asked for."""
 
     title: str
     blocks: Sequence[Block]
@@ -219,11 +219,11 @@ def _printed(block: Block, width: int) -> Iterable[Text | Table]:
     if isinstance(block, Chart):
         return ()
     if isinstance(block, Table) and not block.row_count:
-        return (Text.assemble((str(block.title), "bold"), f": {_without_rows(block)}"),)
+        return (Text.assemble((str(block.title), "bold"), f": {without_rows(block)}"),)
     return block.lines if isinstance(block, Lines) else (block,)
 
 
-def _without_rows(table: Table) -> str:
+def without_rows(table: Table) -> str:
     """What stands behind the title of a table without rows, in place of its headings."""
     return str(table.caption or "none")
 
@@ -250,7 +250,7 @@ def _markdown_block(block: Block, folded: Collection[str]) -> str:
 
 def _markdown_table(table: Table, *, folded: bool) -> str:
     if not table.row_count:
-        return f"**{table.title}**: {_without_rows(table)}"
+        return f"**{table.title}**: {without_rows(table)}"
     caption = f"\n\n_{table.caption}_" if table.caption else ""
     body = "\n".join(markdown_rows(table)) + caption
     if folded:

@@ -53,7 +53,7 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked]
     whole = result_tables.is_capture(result) or result_tables.is_partial(result)
     return Page(
-        f"{name} · {labels(result)}",
+        name if result_tables.is_capture(result) else f"run {name}",
         [
             Lines(headline(result)),
             *result_tables.tables(result, width=width, lines=LINES if whole else lines),
@@ -73,7 +73,7 @@ def worth_page_of(result: Document, *, few: bool = False) -> Page:
     lines = max(FEW, asked) if few else LINES
     name = str(result["scenario"]["expanded"].get("name", ""))
     return Page(
-        f"worth of {name} · {labels(result)}",
+        f"worth {name}",
         [Lines(headline(result)), *worth_tables(result, lines=lines), *run_charts(result)],
         conclusion(result),
         footer=(f"`{result['run']['command']}`",),

@@ -18,9 +18,9 @@ _NEVER = {"better": "always better", "worse": "always worse"}
 
 def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     """``few``: only some rows of the table are shown."""
-    title, most = headline(document), FEW if few else None
+    most = FEW if few else None
     return Page(
-        title,
+        f"sweep {document['scenario']['name']}",
         [Text(setting(document)), table(document, most), *map(Text, notes(document)), *charts(document)],
         document["conclusion"],
         footer=(f"`{document['run']['command']}`",),
@@ -38,14 +38,6 @@ def as_csv(document: Document) -> str:
             [*cell["at"], *values, delta, cell["candidate"] or "", cell["tokens"], cell["refused"] or ""]
         )
     return to_csv([*_keys(document), *sides, "delta_pct", "candidate", "tokens", "refused"], rows)
-
-
-def headline(document: Document) -> str:
-    sweep = document["sweep"]
-    if not _compares(document):
-        return f"{sweep['metric']} of {document['scenario']['name']}, {sweep['unit']}"
-    a, b = (side["label"] for side in sweep["sides"])
-    return f"{sweep['metric']} of {document['scenario']['name']}: {b} against {a}, %"
 
 
 def setting(document: Document) -> str:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
@@ -142,6 +143,15 @@ def test_charts_have_the_instants_of_the_document(document, parsed, folder):
     shares = specs["latency of requests: share that is at most as long"]["data"]["values"]
     times = sorted((row["first_token"] - row["arrival"]) / 1e6 for row in document["requests"])
     assert [point["x"] for point in shares if point["series"] == "TTFT"] == times
+
+
+def test_the_title_is_short_and_the_conclusion_and_tables_are_headings(document, html, parsed):
+    assert "<title>run mixed</title>" in html
+    assert f"<h1>{escape(document['conclusion'])}</h1>" in html
+    plain = to_html(result_page(document, UNLIMITED), charts=False)
+    assert re.findall("<h2>(.*?)</h2>", plain) == [str(escape(title)) for title in parsed.tables]
+    empty = to_html(Page("verify", [framed("where the host waited", "source line")]))
+    assert "<h1>verify</h1>" in empty and '<p class="caption">none</p>' in empty and "<table>" not in empty
 
 
 def test_a_page_loads_nothing(html, parsed):
