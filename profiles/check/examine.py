@@ -25,7 +25,7 @@ from ..record.result import Abstained, HazardFinding, Hazards, Result
 from ..run.crash import Crash
 from ..run.system import NO_PROGRESS
 from ..vgpu.adversary.order import STRATEGIES, described
-from ..vgpu.hazards.findings import FREED
+from ..vgpu.hazards.findings import FREED, accessor
 from . import adversaries, drafts, tokens
 from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
@@ -199,10 +199,7 @@ def _order(finding: HazardFinding) -> str:
     """The order that the hazard lacks. One edge may give it to all hazards between the same streams."""
     if finding.second is None:
         return ""
-    first, second = (
-        "the host" if access.stream == "host" else f"the {access.stream} stream"
-        for access in (finding.first, finding.second)
-    )
+    first, second = (accessor(access.stream) for access in (finding.first, finding.second))
     if finding.resource.startswith(FREED):
         return f"where {second} re-uses a block that {first} still uses"
     return f"where {second} does not wait for {first}"

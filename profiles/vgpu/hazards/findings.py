@@ -98,10 +98,16 @@ def _missing(kind: HazardKind, earlier: str, later: str, first: FoundAccess, sec
 
 def _described(access: FoundAccess, resource: str = "") -> str:
     """Without its operation and line where the resource is named by the same ones."""
-    actor = "the host" if access.stream == "host" else f"the {access.stream} stream"
     operation = f"{access.op}{_at(access.site)}"
     where = "" if access.write and resource == f"result of {operation}" else f" ({operation})"
-    return f"{actor}'s {'write' if access.write else 'read'}{where}"
+    return f"{accessor(access.stream)}'s {'write' if access.write else 'read'}{where}"
+
+
+def accessor(stream: str) -> str:
+    """The host, or the stream of that name; a stream without a name of its own is called ``stream 1``."""
+    if stream == "host":
+        return "the host"
+    return stream if stream.startswith("stream ") else f"the {stream} stream"
 
 
 def _at(site: Site | None) -> str:
