@@ -27,7 +27,7 @@ AXES = ("--over", "concurrency=1,2", "--over", "model.preset=tiny-llama,llama-3-
 
 
 def swept(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["sweep", "overlap_on", *SMALL, *arguments])
+    return CliRunner(env={"COLUMNS": "120"}).invoke(app, ["sweep", "overlap_on", *SMALL, *arguments])
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_the_later_rank_that_fails_is_named(several: Scripted, world: str, state
     [
         (
             "raise ValueError('bad')",
-            "the run failed: ValueError: bad {at}",
+            "stage 0: ValueError: bad {at}",
             "prefill 0: ValueError: bad {at}",
         ),
         ("import os; os._exit(3)", "its process exited with 3", "the process of prefill 0 exited with 3"),
