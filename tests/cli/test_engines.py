@@ -171,12 +171,12 @@ def test_check_fails_only_by_what_the_other_source_does_not_have(
 @pytest.mark.wide
 def test_check_of_a_failing_engine_has_its_error(run_command: RunCommand, tmp_path: Path) -> None:
     checkout(tmp_path, "def step(device):\n    raise ValueError('bad batch')\n")
-    said = run_command("check", "mixed", *TINY, "--engine", f"{ADAPTER}:{tmp_path}")
-    assert said.code == 1
-    shown = " ".join(said.out.split())
-    assert "the run failed: ValueError: bad batch" in shown
-    assert f"mixed FAILED: run with {ADAPTER}:{tmp_path}" in shown
+    said = run_command("check", "mixed", *TINY, "--engine", f"{ADAPTER}:{tmp_path}", "--format", "json")
     client.end_engines()
+    assert said.code == 1
+    conclusion = json.loads(said.out)["conclusion"]
+    assert "the run failed: ValueError: bad batch" in conclusion
+    assert conclusion.startswith(f"mixed FAILED: run with {ADAPTER}:{tmp_path}; ")
 
 
 def test_sweep_over_versions_of_an_engine(
