@@ -31,7 +31,7 @@ def examine_engine(
     resolved: Resolved, seeds: Sequence[int], notice: Notice = silence, *, against: EngineChoice | None = None
 ) -> Report:
     """``seeds`` are those of the adversaries. Where a check fails, the source ``against`` is examined, too: evidence
-    against both is known, and fails no check. Raises MachineError, EngineError."""
+    that both show is known, and fails no check. Raises MachineError, EngineError."""
     report = _examine(resolved, seeds, notice)
     if against is None or not report.failed or report.result is None:
         return report

@@ -40,8 +40,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``about`` says in a few words what passed, or why the check does not apply. ``known`` is evidence against the
-    source that an engine was checked against, too."""
+    """``about`` says in a few words what passed, or why the check does not apply. ``known`` is evidence that the
+    other source of the engine shows, too."""
 
     name: str
     verdict: Verdict
