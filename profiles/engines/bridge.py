@@ -9,8 +9,10 @@ from typing import Final, NamedTuple
 from ...sched.batch import FIRST_STEP, STEP_STRIDE, draft_step, extend_step
 from ...sched.data_parallel.sync import PartitionedSource, RankShare, RankStatus, exchange
 from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
+from ...sched.relay.choice import loop_of
 from ...sched.request import Request, Status
-from ..run.system import SystemParts
+from ..record.provenance import NO_RELAY, RelayPart
+from ..run.system import System, SystemParts
 
 
 class AllEnded(BaseException):
@@ -226,3 +228,25 @@ class RunBridge:
             return [info, extend]
         draft = info._replace(step=draft_step(info.step), kind="draft", num_tokens=info.batch_size)
         return [draft, info, extend]
+
+
+class EngineSystem(System):
+    """What the systems of all engines have in common."""
+
+    overlapped = False  # results of a step are applied after the launch of the next one
+
+    def __init__(self, parts: SystemParts, *, speculates: bool = False) -> None:
+        self._parts = parts
+        self._bridge = RunBridge(parts, speculates=speculates)
+        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
+
+    @property
+    def next_step(self) -> int:
+        return self._bridge.next_step
+
+    def relay_part(self) -> RelayPart:
+        loop = loop_of(overlap=self.overlapped, staged=self._parts.context.stage is not None)
+        return RelayPart(state=NO_RELAY, loop=loop)
+
+    def unfinished(self) -> Sequence[Request]:
+        return list(self._bridge.requests.values())

@@ -22,12 +22,11 @@ from ...sched.batch import ForwardBatch, ForwardMode
 from ...sched.config import SamplingParams
 from ...sched.observe import StepInfo
 from ...sched.request import Request, Status
-from ..record.provenance import NO_RELAY, RelayPart
 from ..run.compose import engine_config
 from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest, RunBridge
+from .bridge import AllEnded, EndOfRequest, EngineSystem
 from .model import EngineModel, long, model_folder, process_group_of_one
 from .names import ADAPTERS, EngineError
 
@@ -62,33 +61,24 @@ class MiniSglangAdapter:
         return MiniSglangSystem(parts)
 
 
-class MiniSglangSystem(System):
+class MiniSglangSystem(EngineSystem):
     def __init__(self, parts: SystemParts) -> None:
-        self._parts = parts
-        self._bridge = RunBridge(parts)
-        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
+        super().__init__(parts)
         self._ids: list[str] = []  # of requests, by the engine's numbers
         self._tokens: dict[int, list[int]] = {}
         self._gone: list[int] = []
-        self._overlapped = overlaps(parts.resolved.scenario)
+        self.overlapped = overlaps(parts.resolved.scenario)
         self.model = DecoderModel(parts)
         self.scheduler = self._opened()
         self._wrap()
 
     # ---- as a system ---------------------------------------------------------------------------------------
 
-    @property
-    def next_step(self) -> int:
-        return self._bridge.next_step
-
-    def relay_part(self) -> RelayPart:
-        return RelayPart(state=NO_RELAY, loop="overlapped" if self._overlapped else "serial")
-
     def run(self) -> None:
         env = import_module("minisgl.env").ENV
         with (
             contextlib.suppress(AllEnded),
-            attributes_set([(env, "DISABLE_OVERLAP_SCHEDULING", not self._overlapped)]),
+            attributes_set([(env, "DISABLE_OVERLAP_SCHEDULING", not self.overlapped)]),
         ):
             torch.cuda.set_stream(self.scheduler.stream)
             self.scheduler.run_forever()
@@ -101,9 +91,6 @@ class MiniSglangSystem(System):
 
     def abort(self, request: Request, reason: str) -> None:  # noqa: ARG002
         self._gone.append(self._ids.index(request.id))
-
-    def unfinished(self) -> Sequence[Request]:
-        return list(self._bridge.requests.values())
 
     def audit(self) -> TagAudit | None:
         if self.model.made is None or self.model.made.tags is None:

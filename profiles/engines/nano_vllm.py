@@ -20,14 +20,12 @@ from ...scenarios.schema import Scenario
 from ...sched.config import SamplingParams
 from ...sched.observe import NO_STEP, StepInfo
 from ...sched.request import Request, Status
-from ..record.provenance import NO_RELAY, RelayPart
-from ..run.compose import engine_config
-from ..run.system import System, SystemParts, TagAudit
+from ..run.system import System, SystemParts
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest, RunBridge
+from .bridge import AllEnded, EndOfRequest
 from .names import ADAPTERS, EngineError
-from .paged import PagedModel
+from .paged import PagedModel, PagedSystem
 
 _PAGE: Final = 256  # its blocks are multiples of that many tokens (Config.__post_init__)
 # Its sampler divides logits by the temperature, and refuses less: the largest logit keeps all of the probability.
@@ -67,29 +65,18 @@ class NanoVllmAdapter:
         return NanoVllmSystem(parts)
 
 
-class NanoVllmSystem(System):
+class NanoVllmSystem(PagedSystem):
     aborts = False
 
     def __init__(self, parts: SystemParts) -> None:
-        self._parts = parts
-        self._bridge = RunBridge(parts)
-        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
-        self._config = engine_config(parts.resolved, parts.machine)
+        super().__init__(parts)
         self._ids: dict[int, str] = {}  # of requests, by the engine's numbers
         self._launched: tuple[StepInfo, list[str]]
-        self._slots = torch.zeros(1, self._config.context_len, dtype=torch.int32)  # of the request that ends
         self.model = NanoVllmModel(parts, self._config.kv_tokens)
         self._engine = self._opened()
         self._wrap()
 
     # ---- as a system ---------------------------------------------------------------------------------------
-
-    @property
-    def next_step(self) -> int:
-        return self._bridge.next_step
-
-    def relay_part(self) -> RelayPart:
-        return RelayPart(state=NO_RELAY, loop="serial")
 
     def run(self) -> None:
         """What ``LLMEngine.generate`` does, with requests as they arrive."""
@@ -112,16 +99,6 @@ class NanoVllmSystem(System):
 
     def abort(self, request: Request, reason: str) -> None:  # noqa: ARG002
         raise EngineError("nano-vllm cannot abort a request (LLMEngine)")
-
-    def unfinished(self) -> Sequence[Request]:
-        return list(self._bridge.requests.values())
-
-    def audit(self) -> TagAudit | None:
-        tags = self.model.made.tags
-        return None if tags is None else TagAudit(tags, self._slots, self._peek)
-
-    def _peek(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor is self._slots else self._parts.machine.peek(tensor)
 
     # ---- opening -------------------------------------------------------------------------------------------
 
@@ -248,13 +225,9 @@ class NanoVllmSystem(System):
     def _releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def deallocate(seq: Any) -> None:
             if seq.is_finished:
-                name, page = self._ids[seq.seq_id], seq.block_size
+                name = self._ids[seq.seq_id]
                 self._reports.advance(name, seq.completion_token_ids)
-                slots = torch.tensor(seq.block_table, dtype=torch.int32).unsqueeze(1) * page + torch.arange(
-                    page
-                )
-                self._slots[0, : slots.numel()] = slots.flatten()
-                self._reports.ending(name, 0)
+                self._ending(name, seq.block_table)
             original(seq)
 
         return deallocate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,9 @@ from ...sched.kernels.declare import kernel, meta_tensor
 from ...sched.kernels.rows import embedding
 from ...sched.kernels.sampling import sample_greedy_tagged
 from ...sched.model.decoder import Decoder
-from ..run.system import SystemParts
+from ..run.compose import engine_config
+from ..run.system import SystemParts, TagAudit
+from .bridge import EngineSystem
 from .model import EngineModel, long
 
 
@@ -77,6 +81,30 @@ class PagedModel:
             return ids
         tagged: Tensor = sample_greedy_tagged(logits, None, fingerprint[: len(ids)])
         return tagged.to(ids.dtype)
+
+
+class PagedSystem(EngineSystem):
+    """The system of an engine that has such a model, and a list of blocks for each request."""
+
+    model: PagedModel
+
+    def __init__(self, parts: SystemParts) -> None:
+        super().__init__(parts)
+        self._config = engine_config(parts.resolved, parts.machine)
+        self._slots = torch.zeros(1, self._config.context_len, dtype=torch.int32)  # of the request that ends
+
+    def audit(self) -> TagAudit | None:
+        tags, peek = self.model.made.tags, self._parts.machine.peek
+        if tags is None:
+            return None
+        return TagAudit(tags, self._slots, lambda tensor: tensor if tensor is self._slots else peek(tensor))
+
+    def _ending(self, name: str, blocks: Sequence[int]) -> None:
+        """The KV in the request's blocks is about to be released."""
+        page = self._config.page_size
+        slots = torch.tensor(blocks, dtype=torch.int32).unsqueeze(1) * page + torch.arange(page)
+        self._slots[0, : slots.numel()] = slots.flatten()[: self._slots.shape[1]]
+        self._reports.ending(name, 0)
 
 
 class _Layers:

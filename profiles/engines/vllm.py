@@ -18,15 +18,13 @@ from ...scenarios.combinations import MODES, overlaps
 from ...scenarios.schema import Scenario
 from ...sched.observe import NO_STEP, StepInfo, StepKind
 from ...sched.request import Request, Status
-from ..record.provenance import NO_RELAY, RelayPart
-from ..run.compose import engine_config
-from ..run.system import System, SystemParts, TagAudit
+from ..run.system import System, SystemParts
 from ..vgpu.fused import run_as_one_kernel
 from ..vgpu.tensor import wrap
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest, RunBridge
+from .bridge import AllEnded, EndOfRequest
 from .names import ADAPTERS
-from .paged import PagedModel
+from .paged import PagedModel, PagedSystem
 from .vllm_core import open_core, vllm_sampling
 
 _REQUIRES: Final = (
@@ -106,14 +104,10 @@ class VllmAdapter:
         return VllmSystem(parts)
 
 
-class VllmSystem(System):
+class VllmSystem(PagedSystem):
     def __init__(self, parts: SystemParts) -> None:
-        self._parts = parts
-        self._bridge = RunBridge(parts)
-        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
-        self._config = engine_config(parts.resolved, parts.machine)
-        self._overlapped = overlaps(parts.resolved.scenario)
-        self._slots = torch.zeros(1, self._config.context_len, dtype=torch.int32)  # of the request that ends
+        super().__init__(parts)
+        self.overlapped = overlaps(parts.resolved.scenario)
         self._launching: tuple[StepInfo, list[str]]
         self._gone: list[tuple[str, str]] = []  # requests that were aborted, with the reasons
         torch.cuda.set_stream(
@@ -123,7 +117,7 @@ class VllmSystem(System):
         self._core, self._runner = open_core(
             parts.resolved.model,
             self._config,
-            overlapped=self._overlapped,
+            overlapped=self.overlapped,
             forward=self.forward,
             logits=self.model.logits,
         )
@@ -131,13 +125,6 @@ class VllmSystem(System):
         self._wrap()
 
     # ---- as a system ---------------------------------------------------------------------------------------
-
-    @property
-    def next_step(self) -> int:
-        return self._bridge.next_step
-
-    def relay_part(self) -> RelayPart:
-        return RelayPart(state=NO_RELAY, loop="overlapped" if self._overlapped else "serial")
 
     def run(self) -> None:
         """What ``EngineCoreProc.run_busy_loop`` does."""
@@ -156,16 +143,6 @@ class VllmSystem(System):
 
     def abort(self, request: Request, reason: str) -> None:
         self._gone.append((request.id, reason))
-
-    def unfinished(self) -> Sequence[Request]:
-        return list(self._bridge.requests.values())
-
-    def audit(self) -> TagAudit | None:
-        tags = self.model.made.tags
-        return None if tags is None else TagAudit(tags, self._slots, self._peek)
-
-    def _peek(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor is self._slots else self._parts.machine.peek(tensor)
 
     # ---- requests ------------------------------------------------------------------------------------------
 
@@ -328,15 +305,10 @@ class VllmSystem(System):
 
     def _releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def free(request: Any, *args: Any, **kwargs: Any) -> Any:
-            name, page = request.request_id, self._config.page_size
+            name = request.request_id
             if name in self._bridge.requests:
                 self._reports.advance(name, request.output_token_ids)
-                blocks = torch.tensor(
-                    self._scheduler.kv_cache_manager.get_block_ids(name)[0], dtype=torch.int32
-                )
-                slots = blocks.unsqueeze(1) * page + torch.arange(page, dtype=torch.int32)
-                self._slots[0, : slots.numel()] = slots.flatten()[: self._slots.shape[1]]
-                self._reports.ending(name, 0)
+                self._ending(name, self._scheduler.kv_cache_manager.get_block_ids(name)[0])
             return original(request, *args, **kwargs)
 
         return free

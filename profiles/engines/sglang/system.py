@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,11 @@ from ....scenarios.combinations import MODES
 from ....sched.data_parallel.sync import RankShare
 from ....sched.model.config import ModelConfig
 from ....sched.pipeline import Stage
-from ....sched.relay.choice import loop_of
 from ....sched.request import Request
 from ...platform.resolve import speculative_config
-from ...record.provenance import NO_RELAY, RelayPart
 from ...run.compose import engine_config
-from ...run.system import System, SystemParts, TagAudit
-from ..bridge import AllEnded, RunBridge
+from ...run.system import SystemParts, TagAudit
+from ..bridge import AllEnded, EngineSystem
 from ..model import model_folder
 from ..names import EngineError
 from ..turns import TurnLink
@@ -42,23 +39,22 @@ from .runner import RunnerStub
 from .transfer import KVTransfers
 
 
-class SglangSystem(System):
+class SglangSystem(EngineSystem):
     def __init__(self, parts: SystemParts) -> None:
-        self._parts = parts
+        spec = speculative_config(parts.resolved.scenario.engine.speculative)
+        super().__init__(parts, speculates=spec is not None)
         self._role = None if parts.context.place is None else parts.context.place.role
         self._stage, self._share = parts.context.stage, parts.context.share
         # The first stage sends aborts on, and so does a decode worker.
         sends_prompts = self._role == "prefill" and parts.context.link is not None
         self.aborts = not sends_prompts and (self._stage is None or self._stage.is_first)
-        spec = speculative_config(parts.resolved.scenario.engine.speculative)
         self.simulated = spec is not None and spec.acceptance is not None
-        self._bridge = RunBridge(parts, speculates=spec is not None)
-        self._reports = parts.machine.host.excluded(self._bridge)  # its methods, which take no host time
         runner = OwnRunner if MODES["own model runner"].on(parts.resolved.scenario) else RunnerStub
         self.runner = runner(parts, self._bridge, self._reports)
         self.defaults = self.runner.defaults
         self._transfers = self._linked(parts)
         self.scheduler = self._opened()
+        self.overlapped = self.scheduler.enable_overlap
         torch.cuda.synchronize()  # a server has done all work of its start long before the first request
         if self._transfers is not None:
             self._transfers.bind(self._model_runner.engine_model.port())
@@ -69,14 +65,6 @@ class SglangSystem(System):
         self._name()
 
     # ---- as a system ---------------------------------------------------------------------------------------
-
-    @property
-    def next_step(self) -> int:
-        return self._bridge.next_step
-
-    def relay_part(self) -> RelayPart:
-        loop = loop_of(overlap=self.scheduler.enable_overlap, staged=self._stage is not None)
-        return RelayPart(state=NO_RELAY, loop=loop)
 
     def run(self) -> None:
         with contextlib.suppress(AllEnded):
@@ -89,9 +77,6 @@ class SglangSystem(System):
 
     def abort(self, request: Request, reason: str) -> None:
         self._loop.abort(request.id, reason)
-
-    def unfinished(self) -> Sequence[Request]:
-        return list(self._bridge.requests.values())
 
     def audit(self) -> TagAudit | None:
         runner = self._model_runner
