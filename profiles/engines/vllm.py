@@ -76,6 +76,8 @@ class VllmAdapter:
     def load(self) -> None:
         platforms: Any = import_module("vllm.platforms")
         platforms._current_platform = import_module("vllm.platforms.cuda").NonNvmlCudaPlatform()
+        # A checkout has no version; by it vLLM recognises builds for the CPU, which need another Triton.
+        platforms.vllm_version_matches_substr = lambda _: False
         # Kernels read pinned memory of the host by its address there.
         utilities: Any = import_module("vllm.utils.torch_utils")
         utilities.get_accelerator_view_from_cpu_tensor = wrap
