@@ -41,13 +41,14 @@ def run(
     engine: str | None = None,
     engine_python: str | None = None,
     engine_wheels: Path | None = None,
+    engine_timeout: float | None = None,
     **keys: Value,
 ) -> RunAnswer:
     """Run a scenario once, as ``schedbench run`` does."""
     from ..profiles.ranks.execute import Options
-    from .arguments import engine_choice
+    from .arguments import EngineOptions, engine_choice
 
-    chosen = engine_choice(engine, engine_python, engine_wheels)
+    chosen = engine_choice(engine, EngineOptions(engine_python, engine_wheels, engine_timeout))
     question = _question(scenario, keys, faults, expect, chosen)
     options = Options(
         device=device,
@@ -82,15 +83,18 @@ def check(
     engine: str | None = None,
     engine_python: str | None = None,
     engine_wheels: Path | None = None,
+    engine_timeout: float | None = None,
     against: str | None = None,
     **keys: Value,
 ) -> CheckAnswer:
     """Check tokens, hazards, invariants and budgets of a scenario, as ``schedbench check`` does."""
-    from .arguments import Stopwatch
+    from .arguments import EngineOptions, Stopwatch
     from .check import examine_on_vgpu, examined_engines
 
     clock = Stopwatch(_typed("check", scenario, keys, engine=engine, against=against))
-    chosen, other = examined_engines(engine, against, engine_python, engine_wheels)
+    chosen, other = examined_engines(
+        engine, against, EngineOptions(engine_python, engine_wheels, engine_timeout)
+    )
     question = _question(scenario, keys, faults, expect, chosen)
     return CheckAnswer(examine_on_vgpu(question, clock, _silence, seeds=seeds, against=other))
 
@@ -107,6 +111,7 @@ def compare(
     device: Literal["auto", "cuda", "vgpu"] = "auto",
     engine_python: str | None = None,
     engine_wheels: Path | None = None,
+    engine_timeout: float | None = None,
     **keys: Value,
 ) -> ComparisonAnswer:
     """Compare two results, or the two sides of a scenario: ``compare(first, second)`` or ``compare("mixed",
@@ -126,7 +131,7 @@ def compare(
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
         VerdictRules(allow_divergence=allow_divergence, gates=tuple(map(parse, gates))),
         Reader(command=_typed("compare", *of, keys)),
-        EngineOptions(engine_python, engine_wheels),
+        EngineOptions(engine_python, engine_wheels, engine_timeout),
     )
     case = case_of(scenario, options.overrides) if scenario and not (a or b) else None
     sides = (case.a, case.b) if case else (a, b)

@@ -126,10 +126,10 @@ def main() -> None:
             _exit_with(error)
 
 
-def _working(text: str) -> AbstractContextManager[None]:
+def _working(text: str, seconds: float) -> AbstractContextManager[None]:
     from .console import working
 
-    return working(text)
+    return working(text, seconds)
 
 
 def console() -> None:

@@ -69,6 +69,12 @@ EnginePython = Annotated[
 EngineWheels = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the wheels of releases are, if not here.")
 ]
+EngineTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", min=1, help="End an engine that makes no progress for so long, by default 300 s."
+    ),
+]
 EveryTable = Annotated[bool, typer.Option("--all", help="Show every table, not only the first screenful.")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Processes at a time; as many as processors without it.")
@@ -135,37 +141,39 @@ def resolved(
     return replace(found, engine=engine)
 
 
-def engine_choice(name: str | None, python: str | None, wheels: Path | None) -> EngineChoice | None:
+def engine_choice(name: str | None, options: EngineOptions) -> EngineChoice | None:
     """The engine of another project, if one is named. Raises UsageError, EngineError."""
-    options = EngineOptions(python, wheels)
     chosen = None if name is None else options.choice(name)
     options.require_used([] if chosen is None else [chosen.name])
     return chosen
 
 
 class EngineOptions(NamedTuple):
-    """The values of ``--engine-python`` and ``--engine-wheels``, which hold for every engine that a command names."""
+    """The values of the options ``--engine-...``, which hold for every engine that a command names."""
 
     python: str | None = None
     wheels: Path | None = None
+    timeout: float | None = None
 
     def choice(self, name: str) -> EngineChoice:
         """Raises EngineError."""
         from ..profiles.engines.names import parse_engine
         from ..profiles.engines.source import require_there
-        from ..profiles.platform.engine_choice import EngineChoice
+        from ..profiles.platform.engine_choice import TIMEOUT_S, EngineChoice
 
         engine = parse_engine(name)
         require_there(engine)
-        return EngineChoice(str(engine), self.python or sys.executable, self.wheels or Path())
+        return EngineChoice(
+            str(engine), self.python or sys.executable, self.wheels or Path(), self.timeout or TIMEOUT_S
+        )
 
     def require_used(self, engines: Collection[str]) -> None:
         """Raises UsageError for an option that none of these engines, which are all of the command, uses."""
         from ..profiles.engines.names import parse_engine
 
-        for option, given in (("--engine-python", self.python), ("--engine-wheels", self.wheels)):
+        for name, given in self._asdict().items():
             if given is not None and not engines:
-                raise UsageError(f"{option}: no engine is named")
+                raise UsageError(f"--engine-{name}: no engine is named")
         if self.wheels is not None and all(parse_engine(name).version is None for name in engines):
             raise UsageError(
                 "--engine-wheels: only a release, NAME==VERSION, has a wheel: leave it out with"

@@ -73,6 +73,7 @@ def check(
     engine: arguments.Engine = None,
     engine_python: arguments.EnginePython = None,
     engine_wheels: arguments.EngineWheels = None,
+    engine_timeout: arguments.EngineTimeout = None,
     against: Against = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
     every_table: arguments.EveryTable = False,
@@ -94,7 +95,9 @@ def check(
         device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial, engine) != (None,) * 7
     ):
         raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
-    other, base = examined_engines(engine, against, engine_python, engine_wheels)
+    other, base = examined_engines(
+        engine, against, arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
+    )
     from .console import status
 
     arguments.make_output_dir(output_dir)
@@ -118,12 +121,11 @@ def check(
 
 
 def examined_engines(
-    engine: str | None, against: str | None, python: str | None, wheels: Path | None
+    engine: str | None, against: str | None, engines: arguments.EngineOptions
 ) -> tuple[EngineChoice | None, EngineChoice | None]:
     """The engine that is examined, and its other source. Raises UsageError, EngineError."""
     if against is not None and engine is None:
         raise UsageError("--against is about sources of an engine: name one with --engine")
-    engines = arguments.EngineOptions(python, wheels)
     examined, other = (None if name is None else engines.choice(name) for name in (engine, against))
     engines.require_all([chosen.name for chosen in (examined, other) if chosen is not None])
     return examined, other

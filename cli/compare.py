@@ -123,6 +123,7 @@ def compare(
     engine: arguments.SideEngine = None,  # noqa: ARG001
     engine_python: arguments.EnginePython = None,
     engine_wheels: arguments.EngineWheels = None,
+    engine_timeout: arguments.EngineTimeout = None,
     output_dir: OutputDir = None,
     meaning: arguments.Meaning = None,
     nsys: arguments.Tool = None,
@@ -150,7 +151,7 @@ def compare(
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
         VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass"),
         Reader(meaning, nsys, arguments.command_line()),
-        arguments.EngineOptions(engine_python, engine_wheels),
+        arguments.EngineOptions(engine_python, engine_wheels, engine_timeout),
         arguments.wants_picture(form, picture),
         worth,
     )

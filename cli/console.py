@@ -126,15 +126,16 @@ def _status_line(console: Console, text: str) -> Iterator[Status]:
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
+def working(text: str, seconds: float = 0.0) -> Iterator[None]:
     """Shows the work of the block on a terminal, in place of the status line if there is one. Such work is not done
-    again in each part of a command."""
-    console, began = progress(), time.monotonic()
+    again in each part of a command, unless it goes on since ``seconds`` before the block."""
+    console, began = progress(), time.monotonic() - seconds
     try:
         with _in_status(console, _Lasting(text, began)) if console.is_terminal else nullcontext():
             yield
     finally:
-        _worked.append(time.monotonic() - began)
+        if not seconds:
+            _worked.append(time.monotonic() - began)
 
 
 class _Lasting:

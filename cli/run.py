@@ -65,6 +65,7 @@ def run(
     engine: arguments.Engine = None,
     engine_python: arguments.EnginePython = None,
     engine_wheels: arguments.EngineWheels = None,
+    engine_timeout: arguments.EngineTimeout = None,
     output_dir: OutputDir = None,
     every_table: arguments.EveryTable = False,
     picture: arguments.WantsPicture = False,
@@ -77,7 +78,9 @@ def run(
     failed; 130 interrupted, or 143 terminated, what there is was kept.
     """
     arguments.use_workers(jobs, executor)
-    other = arguments.engine_choice(engine, engine_python, engine_wheels)
+    other = arguments.engine_choice(
+        engine, arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
+    )
     question = arguments.resolved(
         scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
     )

@@ -50,6 +50,7 @@ def sweep(
     engine: arguments.SideEngine = None,  # noqa: ARG001
     engine_python: arguments.EnginePython = None,
     engine_wheels: arguments.EngineWheels = None,
+    engine_timeout: arguments.EngineTimeout = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep sweep.json and every result here.")] = None,
     jobs: arguments.Jobs = None,
     executor: arguments.ExecutorName = None,
@@ -69,7 +70,7 @@ def sweep(
     from ..profiles.sweeps.sweep import planned
 
     arguments.use_workers(jobs, executor)
-    engines = arguments.EngineOptions(engine_python, engine_wheels)
+    engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
     with arguments.typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
         sides = _sides(a, b, over, alone=alone)
         plan = planned(scenario, over, sides=sides, overrides=given, metric=metric, choose=engines.choice)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
@@ -27,10 +29,9 @@ from ..run.rank_context import RankContext
 from ..run.task import Options, RankReport, RouterReport
 from .adapter_file import find_adapter
 from .names import EngineError, parse_engine
-from .server import NEEDED, SIGNALLED, Answer, packed, unpacked
+from .server import NEEDED, SHOWN_LINES, SIGNALLED, STACK_SIGNAL, STACKS, Answer, packed, unpacked
 from .source import EngineSource, PackagePlace, opened_source
 
-PATIENCE_S: Final = 300.0  # for an import, and between two signs of progress of a run
 _GRACE_S: Final = 10.0  # for a run that was interrupted to say what it has
 _MOST_ENGINES: Final = 4  # processes that are kept, each with an imported engine
 _ROOMS: Final = ("profiles", "scenarios", "sched")
@@ -39,6 +40,8 @@ _PACKAGE: Final = __name__.partition(".")[0]
 _SERVER: Final = f"{__package__}.server"
 _LINES: Final = 20  # of what an engine printed that are shown where it ended without an answer
 _LOOK_S: Final = 1.0  # between two looks at whether the process is there
+_QUIET_S: Final = 10.0  # without progress that are not shown
+_STACK_S: Final = 1.0  # for the processes of an engine to write their stacks
 
 
 class EngineFailedError(RuntimeError):
@@ -127,6 +130,7 @@ class EngineProcess:
 
     def __init__(self, choice: EngineChoice) -> None:
         self._choice = choice
+        self.timeout = choice.timeout
         self._stack = ExitStack()
         self._pipes: EnginePipes | None = None
         name = parse_engine(choice.name)
@@ -216,7 +220,7 @@ class EngineProcess:
         self._printed_before = os.fstat(self._output.fileno()).st_size
         self._pipes.write(command)
         try:
-            return self._outcome(what, PATIENCE_S)
+            return self._outcome(what, self.timeout)
         except KeyboardInterrupt:
             if self._pipes.interrupt():
                 with suppress(EngineFailedError):
@@ -228,7 +232,7 @@ class EngineProcess:
         assert self._pipes is not None
         outcome: Answer | None = None
         try:
-            while answer := self._pipes.next(patience):
+            while answer := self._next(what, patience):
                 if "began" in answer:
                     self._pipes.run = answer["began"]
                 elif "ended" in answer:
@@ -242,15 +246,38 @@ class EngineProcess:
                     if self._pipes.run is None:
                         return outcome
         except TimeoutError:
+            self._pipes.process.send_signal(STACK_SIGNAL)
+            time.sleep(_STACK_S)
             self.end()
-            why = f"{what} made no progress for {patience:g} s, and was ended{self._printed()}"
-            raise self._failed(why) from None
+            stacks = self._stacks()
+            at = ", ".join(f"{stack.at} ({stack.rank})" if len(stacks) > 1 else stack.at for stack in stacks)
+            why = f"{what} made no progress for {patience:g} s (--engine-timeout), and was ended"
+            text = f"{why}{at and f' at {at}'}{self._printed()}"
+            shown = (f"Stack of {stack.rank} (most recent call last):\n{stack.text}" for stack in stacks)
+            raise self._failed("\n".join([text, *shown])) from None
         code, answered = self._pipes.process.wait(), self._pipes.answered
         self.end()
         if not answered:
             python = self._choice.python
             raise EngineError(f"no Python interpreter: {python}, which {_ending(code)}{self._printed()}")
         raise self._failed(f"{what} did not end: the engine's process {_ending(code)}{self._printed()}")
+
+    def _next(self, what: str, patience: float) -> Answer | None:
+        """The next answer. Once the engine has made no progress for a while, that is shown. Raises TimeoutError."""
+        assert self._pipes is not None
+        with suppress(TimeoutError):
+            return self._pipes.next(min(_QUIET_S, patience))
+        shown = f"{self._choice.name}: {what} makes no progress, limit {patience:g} s"
+        with working(shown, _QUIET_S):
+            return self._pipes.next(max(0.0, patience - _QUIET_S))
+
+    def _stacks(self) -> list[_Stack]:
+        """Those that the engine's processes have written."""
+        files = sorted((self._ours / _TEMPORARY).glob(f"{STACKS}*"))
+        found = [_Stack.read(file, str(self.source.watched)) for file in files]
+        for file in files:
+            file.unlink()
+        return [stack for stack in found if stack is not None]
 
     def _raise(self, answer: Answer, what: str) -> None:
         if "interrupted" in answer:
@@ -382,6 +409,28 @@ def _our_package() -> Iterator[Path]:
         for room in _ROOMS:
             (root / room).symlink_to(import_module(f"{_PACKAGE}.{room}").__path__[0])
         yield Path(folder)
+
+
+class _Stack(NamedTuple):
+    """``at`` is the innermost line of the engine, ``text`` the stack as Python shows a traceback."""
+
+    rank: str
+    at: str
+    text: str
+
+    @classmethod
+    def read(cls, file: Path, engine: str) -> _Stack | None:
+        """What faulthandler has written, from the outermost line of the ``engine`` on; None where it has none."""
+        written = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', file.read_text(), re.MULTILINE)
+        inside = [index for index, frame in enumerate(written) if frame[0].startswith(f"{engine}{os.sep}")]
+        if not inside:
+            return None
+        root = f"{os.path.dirname(engine)}{os.sep}"
+        frames = [(path, int(line), name, None) for path, line, name in written[inside[-1] :: -1]]
+        lines = "".join(traceback.StackSummary.from_list(frames).format()).replace(root, "").rstrip()
+        innermost, line, _ = written[inside[0]]
+        at = f"{innermost.removeprefix(root)}:{line}"
+        return cls(file.name.removeprefix(STACKS), at, "\n".join(lines.splitlines()[-SHOWN_LINES:]))
 
 
 def _ending(code: int) -> str:

@@ -13,6 +13,7 @@ Until the interpreter is known to have what schedbench needs, nothing but the st
 from __future__ import annotations
 
 import base64
+import faulthandler
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -55,7 +57,9 @@ SIGNALLED: Final = (
     128  # and the signal's number: the supervisor's exit code where a signal has ended the zygote
 )
 _VENV: Final = "engine-venv"  # in the working folder
-_LINES: Final = 40  # of an engine's traceback that are shown
+SHOWN_LINES: Final = 40  # of an engine's traceback
+STACK_SIGNAL: Final = signal.SIGUSR2  # at which an engine's processes write their Python stacks
+STACKS: Final = "stack-"  # in the folder of temporary files: these stacks, each with its rank
 _OURS: Final = str(Path(__file__).parents[2])
 _DEVICE: Final = tuple(os.path.join(_OURS, "profiles", part, "") for part in ("vgpu", "programs"))
 _OF_TORCH: Final = (AttributeError, IndexError, MemoryError, RuntimeError, TypeError, ValueError)
@@ -88,6 +92,7 @@ def main(arguments: list[str]) -> int:
     os.close(answers)
     threading.Thread(target=_end_with_client, args=(commands, zygote), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda number, frame: _kill(zygote))  # noqa: ARG005
+    signal.signal(STACK_SIGNAL, lambda number, frame: _kill(zygote, number))  # noqa: ARG005
     _, status = os.waitpid(zygote, 0)
     _kill(zygote)  # the processes that the engine has left
     if _has_ended(commands, 0):
@@ -109,9 +114,15 @@ def _has_ended(commands: int, patience: float | None) -> bool:
     return bool(ends.poll(patience))
 
 
-def _kill(group: int) -> None:
+def _kill(group: int, number: int = signal.SIGKILL) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
+
+
+def _write_stack_at_signal(rank: str) -> None:
+    """At STACK_SIGNAL the stack of this process' main thread is written to the file of that rank, or of the import."""
+    file = open(os.path.join(tempfile.gettempdir(), STACKS + rank), "w", encoding="utf-8")  # noqa: SIM115
+    faulthandler.register(STACK_SIGNAL, file, all_threads=False)
 
 
 def _begin_zygote(commands: int, answers: int) -> NoReturn:
@@ -119,6 +130,7 @@ def _begin_zygote(commands: int, answers: int) -> NoReturn:
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGQUIT, lambda number, frame: None)  # noqa: ARG005
+        _write_stack_at_signal("the import")
         with os.fdopen(commands, encoding="utf-8") as lines:
             Zygote(Answers(answers)).serve(lines)
         code = 0
@@ -261,6 +273,7 @@ class LoadedEngine:
         resolved, relay, options, ranks = unpacked(task)
 
         def run(context: RankContext, link: StageLink | TurnLink | None) -> Answer:
+            _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
             report = run_on_engine(
                 self._adapter, self.source, self.hollow, resolved, relay, options, context, link
             )
@@ -304,7 +317,10 @@ def failure(error: BaseException, engine: str) -> Answer:
     root = f"{os.path.dirname(engine)}{os.sep}"
     shown = traceback.format_exception(type(error), error, _from_engine(error.__traceback__, engine))
     lines = "".join(shown).replace(root, "").rstrip().splitlines()
-    return {"failed": _placed(name, error, engine).replace(root, ""), "traceback": "\n".join(lines[-_LINES:])}
+    return {
+        "failed": _placed(name, error, engine).replace(root, ""),
+        "traceback": "\n".join(lines[-SHOWN_LINES:]),
+    }
 
 
 def _placed(name: str, error: BaseException, engine: str) -> str:

@@ -115,7 +115,10 @@ def test_work_is_shown_with_its_time_on_a_terminal_only(stderr, monkeypatch, wal
     shown = stderr(terminal=True)
     with console.working("importing sglang"):
         wall.time += 12
+    with console.working("sglang makes no progress", 10.0):
+        wall.time += 3
     assert "importing sglang: 12 s" in shown.getvalue()
+    assert "sglang makes no progress: 13 s" in shown.getvalue()
     piped = stderr(terminal=False)
     with console.working("importing sglang"):
         pass
@@ -138,7 +141,7 @@ def test_an_engine_says_that_it_is_read_and_imported(monkeypatch, tmp_path):
     seen = []
 
     @contextmanager
-    def show(text):
+    def show(text, seconds):  # noqa: ARG001
         seen.append(text)
         yield
 

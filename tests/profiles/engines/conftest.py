@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from schedbench.profiles.engines import client
-from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.engine_choice import TIMEOUT_S, EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
@@ -70,6 +70,8 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
     client.end_engines()
 
 
-def run(question: Resolved, engine: str, *, python: str = sys.executable) -> Result:
-    asked = replace(question, engine=EngineChoice(engine, python))
+def run(
+    question: Resolved, engine: str, *, python: str = sys.executable, timeout: float = TIMEOUT_S
+) -> Result:
+    asked = replace(question, engine=EngineChoice(engine, python, timeout=timeout))
     return execute(asked, question.relays[0], Options(save_tokens=True)).result

@@ -24,7 +24,7 @@ from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
 from schedbench.profiles.judge import local
 from schedbench.profiles.judge.gates import check, parse
-from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.engine_choice import TIMEOUT_S, EngineChoice
 from schedbench.profiles.platform.pool import pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
@@ -42,9 +42,9 @@ def ended_engines() -> Iterator[None]:
     client.end_engines()
 
 
-def failure(question: Resolved, engine: str) -> str:
+def failure(question: Resolved, engine: str, *, timeout: float = TIMEOUT_S) -> str:
     with pytest.raises(EngineFailedError) as caught:
-        run(question, engine)
+        run(question, engine, timeout=timeout)
     return str(caught.value)
 
 
@@ -255,11 +255,18 @@ def test_an_interrupted_run_ends_and_is_marked(
 def test_a_run_succeeds_after_a_hang_or_a_killed_process(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine_process(EngineChoice(scripted("")))
+    engine = scripted("import time\nprint('seen', flush=True)\ntime.sleep(1000)")
     with monkeypatch.context() as patch:
-        patch.setattr(client, "PATIENCE_S", 0.1)
-        said = failure(question, scripted("import time; time.sleep(1000)"))
-    assert "the run made no progress for 0.1 s, and was ended" in said
+        patch.setattr(engine_process(EngineChoice(engine)), "timeout", 2)
+        said = failure(question, engine)
+    assert said.endswith(
+        ": the run made no progress for 2 s (--engine-timeout), and was ended at python/toy/script.py:3; the last"
+        " lines that it printed:\nseen\nStack of rank 0 (most recent call last):\n"
+        '  File "python/toy/loop.py", line 5, in step\n'
+        '    exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), {"device": device, "rank": rank})\n'
+        '  File "python/toy/script.py", line 3, in <module>\n'
+        "    time.sleep(1000)"
+    )
     assert "the run did not end: the engine's process was ended by SIGKILL" in failure(
         question, scripted("import os; os.killpg(0, 9)")
     )
@@ -280,18 +287,15 @@ def test_a_run_succeeds_after_a_hang_or_a_killed_process(
         ),
         pytest.param(
             "import time; time.sleep(1000)",
-            "its import made no progress for 0.1 s, and was ended",
+            "its import made no progress for 0.1 s (--engine-timeout), and was ended",
             marks=pytest.mark.wide,
         ),
     ],
 )
 @pytest.mark.usefixtures("ended_engines")
-def test_a_failing_import_is_described(
-    question: Resolved, toy: WriteEngine, monkeypatch: pytest.MonkeyPatch, text: str, says: str
-) -> None:
-    if "sleep" in text:
-        monkeypatch.setattr(client, "PATIENCE_S", 0.1)
-    assert says in failure(question, toy(f"{text}\n{QUIET}"))
+def test_a_failing_import_is_described(question: Resolved, toy: WriteEngine, text: str, says: str) -> None:
+    timeout = 0.1 if "sleep" in text else TIMEOUT_S
+    assert says in failure(question, toy(f"{text}\n{QUIET}"), timeout=timeout)
 
 
 @pytest.mark.wide
