@@ -17,6 +17,7 @@ from .worth import require_worth, with_worth
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
+    from ..profiles.platform.engine_choice import EngineChoice
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
@@ -102,6 +103,8 @@ def run(
     with timelines(output_dir, wanted=wanted) as folder:
         outcome = executed(question, options, folder, form, every_table=every_table, worth=worth)
         drawing = drawn(outcome.result, folder) if wanted else ()
+    if other is not None:
+        _show_printed(other)
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
     if worth:
@@ -227,6 +230,14 @@ def _show(
     for line in _remarks(outcome.result):
         echo(line, err=True)
     answer.keep(output_dir, "result.json")
+
+
+def _show_printed(engine: EngineChoice) -> None:
+    """Print on stderr what the engine printed in the run."""
+    from ..profiles.engines.client import printed_by
+
+    if text := printed_by(engine):
+        echo(f"{engine.name} printed:\n{text}", err=True)
 
 
 def _remarks(result: Result) -> Iterator[str]:

@@ -38,7 +38,6 @@ _ROOMS: Final = ("profiles", "scenarios", "sched")
 _TEMPORARY: Final = "temporary"
 _PACKAGE: Final = __name__.partition(".")[0]
 _SERVER: Final = f"{__package__}.server"
-_LINES: Final = 20  # of what an engine printed that are shown where it ended without an answer
 _LOOK_S: Final = 1.0  # between two looks at whether the process is there
 _QUIET_S: Final = 10.0  # without progress that are not shown
 _STACK_S: Final = 1.0  # for the processes of an engine to write their stacks
@@ -80,6 +79,7 @@ def run_engine(
             f"{choice.name}: its adapter has no model runner of the engine's own: engine.model_runner=stub"
         )
     process = engine_process(choice)
+    process.forget_printed()
     if staged:
         return process.run(resolved, relay, options, ranks)
     workers = [rank for rank in ranks if rank.place is None or rank.place.role != "router"]
@@ -96,6 +96,11 @@ def engine_process(choice: EngineChoice) -> EngineProcess:
     engine = _opened(choice)
     engine.start()
     return engine
+
+
+def printed_by(choice: EngineChoice) -> str:
+    """What that engine has printed in its last run, of all its workers."""
+    return _opened(choice).printed()
 
 
 def engine_source(choice: EngineChoice) -> EngineSource:
@@ -142,7 +147,7 @@ class EngineProcess:
             )
         self._ours = self._stack.enter_context(_our_package())
         self._output = self._stack.enter_context(_output())
-        self._printed_before = 0
+        self._asked_at = self._forgotten = 0  # positions in the output
         self.has_stages = getattr(self._adapter, "stages", False)
         self.has_transfers = getattr(self._adapter, "transfers", False)
         self.has_data_ranks = getattr(self._adapter, "data_ranks", False)
@@ -217,7 +222,7 @@ class EngineProcess:
     def _ask(self, command: Answer, what: str) -> Answer:
         """The outcome of the command. Raises EngineFailedError where the process has none, KeyboardInterrupt."""
         assert self._pipes is not None
-        self._printed_before = os.fstat(self._output.fileno()).st_size
+        self._asked_at = self._printed_bytes()
         self._pipes.write(command)
         try:
             return self._outcome(what, self.timeout)
@@ -239,7 +244,7 @@ class EngineProcess:
                     self._pipes.run = None
                     if outcome is None:
                         ending = _ending(answer["ended"])
-                        raise self._failed(f"{what} did not end: its process {ending}{self._printed()}")
+                        raise self._failed(f"{what} did not end: its process {ending}")
                     return outcome
                 elif "beat" not in answer:
                     outcome = answer
@@ -252,15 +257,15 @@ class EngineProcess:
             stacks = self._stacks()
             at = ", ".join(f"{stack.at} ({stack.rank})" if len(stacks) > 1 else stack.at for stack in stacks)
             why = f"{what} made no progress for {patience:g} s (--engine-timeout), and was ended"
-            text = f"{why}{at and f' at {at}'}{self._printed()}"
-            shown = (f"Stack of {stack.rank} (most recent call last):\n{stack.text}" for stack in stacks)
-            raise self._failed("\n".join([text, *shown])) from None
+            shown = [f"Stack of {stack.rank} (most recent call last):\n{stack.text}" for stack in stacks]
+            raise self._failed(f"{why}{at and f' at {at}'}", *shown) from None
         code, answered = self._pipes.process.wait(), self._pipes.answered
         self.end()
         if not answered:
             python = self._choice.python
-            raise EngineError(f"no Python interpreter: {python}, which {_ending(code)}{self._printed()}")
-        raise self._failed(f"{what} did not end: the engine's process {_ending(code)}{self._printed()}")
+            said = [f"no Python interpreter: {python}, which {_ending(code)}", *self._last_printed()]
+            raise EngineError("\n".join(said))
+        raise self._failed(f"{what} did not end: the engine's process {_ending(code)}")
 
     def _next(self, what: str, patience: float) -> Answer | None:
         """The next answer. Once the engine has made no progress for a while, that is shown. Raises TimeoutError."""
@@ -286,17 +291,32 @@ class EngineProcess:
             error: BaseException = unpacked(answer["raised"])
             raise error
         if "failed" in answer:
-            raise self._failed(f"{what} failed: {answer['failed']}\n{answer['traceback']}")
+            raise self._failed(f"{what} failed: {answer['failed']}", answer["traceback"])
 
-    def _failed(self, why: str) -> EngineFailedError:
-        return EngineFailedError(f"{self._choice.name}: {why}")
+    def _failed(self, why: str, *below: str) -> EngineFailedError:
+        """``why`` is one line. What the engine has printed follows, and the texts ``below``."""
+        return EngineFailedError("\n".join([f"{self._choice.name}: {why}", *self._last_printed(), *below]))
 
-    def _printed(self) -> str:
-        """The last lines that the engine has printed since it was asked, as a part of a message."""
-        number = self._output.fileno()  # the position is that of the writers, too
-        text = os.pread(number, os.fstat(number).st_size - self._printed_before, self._printed_before)
-        lines = text.decode(errors="replace").rstrip().splitlines()[-_LINES:]
-        return "\n".join(["; the last lines that it printed:", *lines]) if lines else ""
+    def _last_printed(self) -> list[str]:
+        """The last lines that the engine has printed since it was asked, below a title; empty where there are none."""
+        lines = self._output_from(self._asked_at).splitlines()
+        shown = lines[-SHOWN_LINES:]
+        part = f" (the last {len(shown)} of {len(lines)} lines)" if len(shown) < len(lines) else ""
+        return [f"What it printed{part}:", *shown] if lines else []
+
+    def printed(self) -> str:
+        """What the engine has printed since ``forget_printed``."""
+        return self._output_from(self._forgotten)
+
+    def forget_printed(self) -> None:
+        self._forgotten = self._printed_bytes()
+
+    def _printed_bytes(self) -> int:
+        return os.fstat(self._output.fileno()).st_size
+
+    def _output_from(self, position: int) -> str:
+        text = os.pread(self._output.fileno(), self._printed_bytes() - position, position)
+        return text.decode(errors="replace").rstrip()
 
 
 class EnginePipes:
@@ -321,6 +341,7 @@ class EnginePipes:
                     **os.environ,
                     "PYTHONPATH": path,
                     "PYTHONSAFEPATH": "1",
+                    "PYTHONUNBUFFERED": "1",  # what a process printed before it was ended is there
                     "TMPDIR": str(ours / _TEMPORARY),
                 },
                 start_new_session=True,  # signals of the terminal are for the parent alone

@@ -57,7 +57,7 @@ SIGNALLED: Final = (
     128  # and the signal's number: the supervisor's exit code where a signal has ended the zygote
 )
 _VENV: Final = "engine-venv"  # in the working folder
-SHOWN_LINES: Final = 40  # of an engine's traceback
+SHOWN_LINES: Final = 40  # of an engine's traceback, and of what it printed, in a message
 STACK_SIGNAL: Final = signal.SIGUSR2  # at which an engine's processes write their Python stacks
 STACKS: Final = "stack-"  # in the folder of temporary files: these stacks, each with its rank
 _OURS: Final = str(Path(__file__).parents[2])

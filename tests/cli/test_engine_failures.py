@@ -211,3 +211,5 @@ def test_what_an_engine_does_beside_its_loop_changes_no_answer(
     )
     assert said.code == 0
     assert "toy_adapter 1.0" in said.out
+    assert "noise" not in said.out
+    assert ('printed:\n{"ended": 0}\nnoise' in said.err) == ("noise" in text)

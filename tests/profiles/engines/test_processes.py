@@ -123,8 +123,8 @@ def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripte
         ("exit(2)", "the run failed: exited with 2 (at python/toy/script.py:1)\n"),
         ("import os; os._exit(0)", "the run did not end: its process exited with 0"),
         (
-            "import os; print('seen', flush=True); os._exit(3)",
-            "its process exited with 3; the last lines that it printed:\nseen",
+            "import os; print('seen'); os._exit(3)",
+            "its process exited with 3\nWhat it printed:\nseen",
         ),
         ("import os; os.kill(os.getpid(), 11)", "the run did not end: its process was ended by SIGSEGV"),
         (
@@ -255,13 +255,13 @@ def test_an_interrupted_run_ends_and_is_marked(
 def test_a_run_succeeds_after_a_hang_or_a_killed_process(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = scripted("import time\nprint('seen', flush=True)\ntime.sleep(1000)")
+    engine = scripted("import time\nprint('seen')\ntime.sleep(1000)")
     with monkeypatch.context() as patch:
         patch.setattr(engine_process(EngineChoice(engine)), "timeout", 2)
         said = failure(question, engine)
     assert said.endswith(
-        ": the run made no progress for 2 s (--engine-timeout), and was ended at python/toy/script.py:3; the last"
-        " lines that it printed:\nseen\nStack of rank 0 (most recent call last):\n"
+        ": the run made no progress for 2 s (--engine-timeout), and was ended at python/toy/script.py:3\n"
+        "What it printed:\nseen\nStack of rank 0 (most recent call last):\n"
         '  File "python/toy/loop.py", line 5, in step\n'
         '    exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), {"device": device, "rank": rank})\n'
         '  File "python/toy/script.py", line 3, in <module>\n'
