@@ -325,19 +325,29 @@ def failure(error: BaseException, engine: str) -> Answer:
 
 def _placed(name: str, error: BaseException, engine: str) -> str:
     """The error with the engine's line. An error of schedbench's code that the engine has called says so, unless it is
-    an answer of the virtual GPU: what that raises, or what torch raises in an operation or a kernel of the engine."""
+    an answer of the virtual GPU: what that raises, or what torch raises in an operation or a kernel. Of an operation of
+    the stub model, which the engine's data can have broken, the stub's line is named, too."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [index for index, frame in enumerate(frames) if _is_in(frame.filename, engine)]
     if not inside:
         return name
     at = f"{frames[inside[-1]].filename}:{frames[inside[-1]].lineno}"
     ours = [frame for frame in frames[inside[-1] :] if _is_in(frame.filename, _OURS)]
-    on_device = any(frame.filename.startswith(_DEVICE) for frame in ours)
-    raised = on_device and str(ours[-1].line).startswith("raise ")
-    if not ours or raised or (on_device and isinstance(error, _OF_TORCH)):
+    if not ours:
         return f"{name} (at {at})"
-    own = f"{ours[-1].filename.removeprefix(_OURS + os.sep)}:{ours[-1].lineno}"
-    return f"an error in schedbench's own code, not the engine's: {name} (at {own}, called at {at})"
+    stub = [frame for frame in ours if not frame.filename.startswith(_DEVICE)]
+    if len(stub) < len(ours) and (isinstance(error, _OF_TORCH) or str(ours[-1].line).startswith("raise ")):
+        by_stub = (
+            f"; raised in schedbench's stub, with the engine's data, at {_own(stub[-1])}" if stub else ""
+        )
+        return f"{name} (at {at}{by_stub})"
+    return (
+        f"an error in schedbench's own code, not the engine's: {name} (at {_own(ours[-1])}, called at {at})"
+    )
+
+
+def _own(frame: traceback.FrameSummary) -> str:
+    return f"{frame.filename.removeprefix(_OURS + os.sep)}:{frame.lineno}"
 
 
 def _in_words(error: BaseException) -> str:

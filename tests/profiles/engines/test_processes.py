@@ -143,7 +143,8 @@ def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripte
         (
             "import torch; from schedbench.sched.kernels.rows import resolve_negative\n"
             "resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))",
-            "index 9 is out of bounds for dimension 0 with size 1 (at python/toy/script.py:2)\n",
+            "index 9 is out of bounds for dimension 0 with size 1 (at python/toy/script.py:2; raised in schedbench's"
+            " stub, with the engine's data, at sched/kernels/rows.py:126)\n",
         ),
         (
             "import torch; torch.cuda.Stream().wait_event(None)",
