@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from .arguments import Form, Meaning, Stopwatch, make_output_dir
-from .errors import GATE_FAILED, UsageError
+from .errors import GATE_FAILED, WORKLOAD_FAILED, UsageError
+from .text import echo
 
 _THIS = ("python", "python3")  # the interpreter that runs schedbench
 
@@ -35,7 +36,8 @@ def watch(
     """Run a Python program written for torch on CUDA on the virtual GPU, unchanged, and print its copies, syncs and
     hazards by source line. What the program prints goes to stderr.
 
-    Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed.
+    Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed,
+    after what it had used of the GPU was printed.
     """
     python, script, *arguments = _program(command)
     from ..profiles.measure.budget import RunOutcome
@@ -53,6 +55,9 @@ def watch(
     RunAnswer(RunOutcome(found, (), ())).show(form, every_table=True)
     if output_dir is not None:
         found.write(output_dir / "result.json")
+    if found.run.failure is not None:
+        echo(f"schedbench: {script}: {found.run.failure}", err=True)
+        raise typer.Exit(WORKLOAD_FAILED)
     if findings:
         raise typer.Exit(GATE_FAILED)
 

@@ -63,7 +63,7 @@ class WatchRequest(NamedTuple):
 
 
 class ProgramError(RuntimeError):
-    """The watched program failed."""
+    """The watched program failed, and there is no result."""
 
 
 class _Windows:
@@ -81,7 +81,8 @@ class _Windows:
 
 
 def watched(request: WatchRequest) -> Result:
-    """Raises ProgramError if the program ends with an error, HardwareError, MapError, OSError."""
+    """``run.failure`` of the result says how the program failed, if it did. Raises ProgramError where it failed before
+    it used the device, HardwareError, MapError, OSError."""
     hardware, windows = load(request.hardware), _Windows()
     beside = sorted(Path(request.script).resolve().parent.iterdir())  # files are named from this folder on
     with (
@@ -90,7 +91,9 @@ def watched(request: WatchRequest) -> Result:
         triton_interpreted(gpu) as kernels,
         hollow_packages(request.hollow) as packages,
     ):
-        _run(request)
+        failure = _run(request)
+    if failure is not None and not windows.window.ops:
+        raise ProgramError(failure)
     notes = (*program.notes(), *kernels.notes(), *packages.notes())
     spans = sorted(program.nvtx.closed, key=lambda span: (span.start, -span.end))
     facts = {**environment(), "gpu": hardware.name, "cuda_graph_trace": "graph"}
@@ -100,20 +103,26 @@ def watched(request: WatchRequest) -> Result:
     hazards: Hazards | Abstained = Abstained(abstained="hazards were not watched for")
     if request.hazards:
         hazards = split_declared(gpu.findings, ())
-    run = RunPart(id="", command="", started="", wall_s=0.0)
+    run = RunPart(id="", command="", started="", wall_s=0.0, failure=failure)
     return document(capture, meaning, found, name=Path(request.script).stem, run=run, hazards=hazards)
 
 
-def _run(request: WatchRequest) -> None:
-    """Run the script as ``python script arguments`` does."""
+def _run(request: WatchRequest) -> str | None:
+    """Run the script as ``python script arguments`` does. Returns how it failed, if it did."""
+    script = str(
+        Path(request.script).absolute()
+    )  # whose lines are found after a change of the working folder
     folder = str(Path(request.script).resolve().parent)
     argv, path = [request.script, *request.arguments], [folder, *sys.path]
     with attributes_set([(sys, "argv", argv), (sys, "path", path)]):
         try:
-            runpy.run_path(request.script, run_name="__main__")
+            runpy.run_path(script, run_name="__main__")
         except SystemExit as end:
-            if end.code not in (None, 0):
-                raise ProgramError(f"exited with {end.code}") from end
+            return None if end.code in (None, 0) else f"exited with {end.code}"
+        except Exception as error:
+            traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
+            return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _reading(
@@ -201,14 +210,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             answers.write(watched(request).to_json())
         except ProgramError as error:
-            reason = str(error)
-        except Exception as error:
-            traceback.print_exception(type(error), error, _from_script(error.__traceback__, request.script))
-            reason = f"{type(error).__name__}: {error}"
-        else:
-            return 0
-        answers.write(json.dumps({"error": f"{request.script}: {reason}"}))
-    return FAILED
+            answers.write(json.dumps({"error": f"{request.script}: {error}"}))
+            return FAILED
+    return 0
 
 
 def _end_with_reader(number: int) -> None:

@@ -22,10 +22,10 @@ def conclusion(result: Document) -> str:
     hazards and how long the host waited; where no request finished, why. Empty for a run that ended before its
     requests had."""
     run, label = result["run"], result["labels"]
-    if run.get("failure") or (run["cancelled"] and "worth" not in result):
-        return ""
     if label["emulated"] and "capture" in label:
         return f"{'; '.join((*_hazards(result), _waited(result)))}."
+    if run.get("failure") or (run["cancelled"] and "worth" not in result):
+        return ""
     if unfinished := _none_finished(result):
         return f"{unfinished}."
     parts = (*_throughput(result), *_idle(result))

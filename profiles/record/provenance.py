@@ -40,7 +40,9 @@ class RunPart(ResultModel):
     wall_s: Number
     emulation_speed: Number | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
-    failure: str | None = omitted()  # ranks that were lost, and what became of the others
+    failure: str | None = (
+        omitted()
+    )  # ranks that were lost, and what became of the others; how a program failed
     missed: tuple[str, ...] = omitted(())  # scripted faults that did not occur
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
     import_s: Number | None = omitted()  # before wall_s, what importing another project's engine took

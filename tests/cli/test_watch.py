@@ -73,6 +73,21 @@ def test_a_program_that_exits_shows_one_sentence(watch: RunCommand, script: Path
 
 
 @pytest.mark.parametrize(
+    ("end", "failure"), [("raise SystemExit(3)", "exited with 3"), ("x.gone", "AttributeError: ")]
+)
+def test_a_program_that_fails_after_it_used_the_gpu_shows_what_it_did(
+    watch: RunCommand, script: Path, tmp_path: Path, end: str, failure: str
+) -> None:
+    script.write_text(f"import os\nos.chdir('/')\n{GOOD}{end}\n")
+    done = watch("--output-dir", tmp_path, "--", "python", str(script))
+    assert done.code == 4
+    assert "in 1 call; all of it at program.py:5." in " ".join(done.out.split())
+    assert "broke off: partial" in done.out
+    assert done.err.splitlines()[-1].startswith(f"schedbench: {script}: {failure}")
+    assert json.loads((tmp_path / "result.json").read_text())["run"]["failure"].startswith(failure)
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         ("import os; os._exit(1)", "exited with 1 before it was done"),

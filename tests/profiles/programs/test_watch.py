@@ -123,7 +123,7 @@ def test_a_hollow_package_is_named(tmp_path: Path) -> None:
     assert "absent_kernels is not installed and was hollow" in said
     assert "absent_kernels.warm_up was called without" in said
     assert "json is not" not in said
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(ProgramError, match="ModuleNotFoundError"):
         watch(tmp_path, text)
 
 
