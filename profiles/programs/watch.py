@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from concurrent.futures.thread import _threads_queues
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, cast
@@ -113,6 +114,7 @@ def _run(request: WatchRequest) -> str | None:
         Path(request.script).absolute()
     )  # whose lines are found after a change of the working folder
     folder = str(Path(request.script).resolve().parent)
+    others = threading.enumerate()
     argv, path = [request.script, *request.arguments], [folder, *sys.path]
     with attributes_set([(sys, "argv", argv), (sys, "path", path)]):
         try:
@@ -122,7 +124,17 @@ def _run(request: WatchRequest) -> str | None:
         except Exception as error:
             traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
             return f"{type(error).__name__}: {error}"
+        finally:
+            _join_threads(others)
     return None
+
+
+def _join_threads(others: Sequence[threading.Thread]) -> None:
+    """Wait for the threads of the program, which are all but ``others``, as Python does before it exits. Those of a
+    pool wait for work until then."""
+    for thread in threading.enumerate():
+        if thread not in others and not thread.daemon and thread not in _threads_queues:
+            thread.join()
 
 
 def _reading(
@@ -204,15 +216,18 @@ def main(arguments: Sequence[str]) -> int:
     fields = json.loads(text)
     lists = {name: tuple(fields[name]) for name in ("arguments", "hollow")}
     request = WatchRequest(**{**fields, **lists})
+    process = os.getpid()
     _end_with_reader(int(number))
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
         print(file=answers, flush=True)
+        code = 0
         try:
-            answers.write(watched(request).to_json())
+            answer = watched(request).to_json()
         except ProgramError as error:
-            answers.write(json.dumps({"error": f"{request.script}: {error}"}))
-            return FAILED
-    return 0
+            code, answer = FAILED, json.dumps({"error": f"{request.script}: {error}"})
+        if os.getpid() == process:  # and not one that the program has forked
+            answers.write(answer)
+    return code
 
 
 def _end_with_reader(number: int) -> None:

@@ -87,6 +87,14 @@ def test_a_program_that_fails_after_it_used_the_gpu_shows_what_it_did(
     assert json.loads((tmp_path / "result.json").read_text())["run"]["failure"].startswith(failure)
 
 
+@pytest.mark.wide
+def test_a_process_that_the_program_forks_gives_no_second_result(watch: RunCommand, script: Path) -> None:
+    script.write_text(f"{GOOD}import os\nif os.fork():\n    os.wait()\nelse:\n    x.sum().item()\n")
+    done = watch("--format", "json", "--", "python", str(script))
+    assert (done.code, done.err) == (0, "sum 3.0\n")
+    assert sum(row["count"] for row in json.loads(done.out)["syncs"]) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

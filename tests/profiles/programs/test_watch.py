@@ -132,6 +132,19 @@ def test_repeats_are_byte_identical(tmp_path: Path) -> None:
     assert once == again
 
 
+def test_threads_that_outlive_the_script_are_counted(tmp_path: Path) -> None:
+    text = """
+        import concurrent.futures, threading, time, torch
+        pool = concurrent.futures.ThreadPoolExecutor()
+        pool.submit(int)
+        def late():
+            time.sleep(0.2)
+            torch.ones(3, device="cuda").sum().item()
+        threading.Thread(target=late).start()
+    """
+    assert lines(watch(tmp_path, text).syncs) == {line_of(text, ".item()"): 1}
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
