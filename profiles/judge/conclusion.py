@@ -16,6 +16,7 @@ from .verdict import MIN_SEEDS, Judgement
 
 _SHOWN: Final = 3  # counts
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
+_DECODING: Final = ("decode", "verify")  # kinds of steps that make the tokens behind the first
 _DECIDED: Final = ("no change", "better", "worse")
 RUNS: Final = {"seeds": "seeds", "blocks": "pairs", "stored": "runs of each side"}  # by design
 _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
@@ -166,7 +167,19 @@ def _engagement(comparison: Comparison) -> str:
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
     where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"
-    return f"engaged in {exactly}{where} ({found.percent:.1f} %)"
+    return f"engaged in {exactly}{where} ({found.percent:.1f} %){_between_tokens(comparison, kinds)}"
+
+
+def _between_tokens(comparison: Comparison, engaged: str) -> str:
+    """How TPOT can change where the steps that make tokens are the same."""
+    judged = comparison.metrics.get("tpot_ms") if "tpot_ms" in comparison.headline else None
+    kinds = comparison.engagement.kinds
+    same = {kind: kinds[kind].steps for kind in _DECODING if kind in kinds and not kinds[kind].differing}
+    steps = sum(same.values())
+    if judged is None or judged.judgement.verdict not in ("better", "worse") or not steps:
+        return ""
+    which = _same(comparison, steps, f"{' and '.join(same)} steps")
+    return f"; {which}, but TPOT includes the {engaged} steps and the idle time between two tokens"
 
 
 def _which_rank(found: Comparison) -> str:
@@ -178,13 +191,13 @@ def _which_rank(found: Comparison) -> str:
     return f" of {' and '.join(names)}" if names else ""
 
 
-def _same(found: Comparison, steps: int) -> str:
+def _same(found: Comparison, steps: int, which: str = "steps") -> str:
     if found.engagement.basis == "totals":
-        return f"the same copies and syncs in all {steps:,} steps"
+        return f"the same copies and syncs in all {steps:,} {which}"
     rank = _which_rank(found)
     if found.engagement.basis == "kinds":
-        return f"the {steps:,} steps{rank} differ in no more than their batches explain"
-    return f"the same device operations in all {steps:,} steps{rank}"
+        return f"the {steps:,} {which}{rank} differ in no more than their batches explain"
+    return f"the same device operations in all {steps:,} {which}{rank}"
 
 
 def _counts(found: Comparison) -> str:

@@ -252,6 +252,21 @@ def test_the_conclusion_begins_with_the_metrics_that_decide(trials):
     assert "; undecided: output throughput +0.00 % [-1.00, +1.00]; tokens" in text
 
 
+def test_tpot_that_changes_where_decodes_do_not_is_explained(trials):
+    prefills = tuple(step._replace(kind="prefill") for step in STEPS)
+    others = tuple(step._replace(kind="prefill") for step in OTHER_STEPS)
+    seen = trials()
+    before = tuple(s._replace(steps=(*STEPS, *prefills)) for s in seen.a)
+    after = tuple(
+        s._replace(steps=(*STEPS, *others), result=altered_metric(s.result, "tpot_ms", 2.0)) for s in seen.b
+    )
+    assert (
+        "engaged in 50 of 50 prefill steps (100.0 %); the same device operations in all 50 decode steps, "
+        "but TPOT includes the prefill steps and the idle time between two tokens; copies"
+        in conclusion(judge(Trials("seeds", before, after)), a="x", b="y")
+    )
+
+
 def altered_metric(result, name, value):
     document = json.loads(result.to_json())
     document["metrics"][name]["values"] = [value]
