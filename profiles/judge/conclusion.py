@@ -10,6 +10,7 @@ from ..record.conclusion import attributed, listed
 from ..record.result import Abstained
 from .compare import Comparison
 from .effects import ADDABLE
+from .engagement import THRESHOLD
 from .likeness import Divergence
 from .reasons import Reason
 from .verdict import MIN_SEEDS, Judgement
@@ -167,19 +168,25 @@ def _engagement(comparison: Comparison) -> str:
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
     where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"
-    return f"engaged in {exactly}{where} ({found.percent:.1f} %){_between_tokens(comparison, kinds)}"
+    return f"engaged in {exactly}{where} ({found.percent:.1f} %){_between_tokens(comparison)}"
 
 
-def _between_tokens(comparison: Comparison, engaged: str) -> str:
-    """How TPOT can change where the steps that make tokens are the same."""
+def _between_tokens(comparison: Comparison) -> str:
+    """How TPOT can change although next to none of the steps that make tokens do anything else."""
     judged = comparison.metrics.get("tpot_ms") if "tpot_ms" in comparison.headline else None
     kinds = comparison.engagement.kinds
-    same = {kind: kinds[kind].steps for kind in _DECODING if kind in kinds and not kinds[kind].differing}
-    steps = sum(same.values())
+    same = {kind: kinds[kind] for kind in _DECODING if kind in kinds and kinds[kind].percent < THRESHOLD}
+    steps, differing = (
+        sum(share.steps for share in same.values()),
+        sum(one.differing for one in same.values()),
+    )
     if judged is None or judged.judgement.verdict not in ("better", "worse") or not steps:
         return ""
-    which = _same(comparison, steps, f"{' and '.join(same)} steps")
-    return f"; {which}, but TPOT includes the {engaged} steps and the idle time between two tokens"
+    which = f"{' and '.join(same)} steps"
+    others = " and ".join(kind for kind, share in kinds.items() if share.differing and kind not in same)
+    few = f"about {differing:,.0f} of the {steps:,} {which} are among them"
+    said = few if differing else _same(comparison, steps, which)
+    return f"; {said}, but TPOT includes the {others} steps and the idle time between two tokens"
 
 
 def _which_rank(found: Comparison) -> str:

@@ -126,6 +126,10 @@ class DifferingShare(NamedTuple):
     differing: float
     steps: int
 
+    @property
+    def percent(self) -> float:
+        return 100 * self.differing / self.steps if self.steps else 0.0
+
 
 class StepEngagement(NamedTuple):
     """``kinds`` has every step kind. ``basis`` is how steps were compared:
@@ -151,8 +155,7 @@ class StepEngagement(NamedTuple):
 
     @property
     def percent(self) -> float:
-        differing, steps = self.engaged
-        return 100 * differing / steps if steps else 0.0
+        return self.engaged.percent
 
 
 def engagement(a: Sequence[StepPrint], b: Sequence[StepPrint]) -> StepEngagement:
