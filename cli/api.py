@@ -96,7 +96,10 @@ def check(
         engine, against, EngineOptions(engine_python, engine_wheels, engine_timeout)
     )
     question = _question(scenario, keys, faults, expect, chosen)
-    return CheckAnswer(examine_on_vgpu(question, clock, _silence, seeds=seeds, against=other))
+    content = examine_on_vgpu(question, clock, _silence, seeds=seeds, against=other)
+    if content["run"]["cancelled"]:
+        raise KeyboardInterrupt
+    return CheckAnswer(content)
 
 
 def compare(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, UsageError, ends_interrupted
+from .errors import GATE_FAILED, INTERRUPTED, UsageError, ends_interrupted
 
 if TYPE_CHECKING:
     from ..profiles.platform.engine_choice import EngineChoice
@@ -83,7 +83,7 @@ def check(
     invariants hold and budgets are kept. On the virtual GPU unless --device says otherwise; judges no time.
 
     Exit codes: 0 all checks passed; 1 one failed, or a known bug was not caught; 2 usage or scenario;
-    3 this machine cannot; 130 interrupted, 143 terminated.
+    3 this machine cannot; 130 interrupted, or 143 terminated, the checks until then are shown.
     """
     arguments.use_workers(jobs, executor)
     seeds = 0 if quick else seeds
@@ -117,6 +117,8 @@ def check(
     answer = CheckAnswer(content)
     answer.keep(output_dir, "check.json")
     answer.show(form, every_table=every_table)
+    if content["run"]["cancelled"]:
+        raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if answer.passed else GATE_FAILED)
 
 
@@ -160,8 +162,9 @@ def examine_on_vgpu(
     only: int | None = None,
     against: EngineChoice | None = None,
 ) -> dict[str, Any]:
-    """The document of all checks. ``seeds`` counts the random adversaries; ``only``: this adversary; ``against``: as
-    for ``examine_engine``."""
+    """The document of all checks, marked as cancelled where the user interrupted them. ``seeds`` counts the random
+    adversaries; ``only``: this adversary; ``against``: as for ``examine_engine``. Raises KeyboardInterrupt where the
+    user interrupted the checks before the first had ended."""
     from ..profiles.check import adversaries
     from ..profiles.check.engine import examine_engine
     from ..profiles.check.examine import Examiner, not_asked
@@ -174,9 +177,15 @@ def examine_on_vgpu(
         reports = [examine_engine(question, numbers, report, against=against)]
     else:
         examiner = Examiner(question, numbers, report)
-        reports = [examiner.examine(relay) for relay in question.relays]
+        reports = []
+        for relay in question.relays:
+            reports.append(examiner.examine(relay))
+            if reports[-1].cancelled:
+                break
+    if all(check.verdict == "not asked" for one in reports for check in one.checks):
+        raise KeyboardInterrupt
     left_out = not_asked(question, numbers, reports)
-    return document(scenario, reports, not_asked=left_out, run=clock.run())
+    return document(scenario, reports, not_asked=left_out, run=clock.run(cancelled=reports[-1].cancelled))
 
 
 def _on_cuda(question: Resolved, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..profiles.check.conclusion import relay_name
 from .page import WIDE, Document, Lines, Page, framed, to_csv
 from .text import MISSING
 
-_STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
+_STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim", "not asked": "yellow"}
 _LINE = re.compile(r"sched/[\w/]+\.py:\d+")
 _CATCHERS = {"run": "clear crash", "tokens": "equality"}
 _INDENT = "    "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -20,10 +19,12 @@ from ..run.crash import Crash
 from . import adversaries, tokens
 from .adversaries import Notice
 from .examine import budget, hazards, run_ended, silence
-from .report import Check, Evidence, Report, skipped, verdict
+from .report import Check, Evidence, Examination, Report, skipped, verdict
 from .runs import attempt, attempt_result, with_section
 
 OVERLAP: Final = "overlap"
+# Of the checks that need the outcome of the watched run.
+_NAMES: Final = (tokens.NAME, OVERLAP, "hazards", "budget", adversaries.NAME)
 _OPTIONS: Final = Options(device="vgpu", save_tokens=True)
 
 
@@ -33,10 +34,12 @@ def examine_engine(
     """``seeds`` are those of the adversaries. Where a check fails, the source ``against`` is examined, too: evidence
     that both show is known, and fails no check. Raises MachineError, EngineError."""
     report = _examine(resolved, seeds, notice)
-    if against is None or not report.failed or report.result is None:
+    if against is None or not report.failed or report.result is None or report.cancelled:
         return report
     notice(f"the same of {against.name}")
     other = _examine(replace(resolved, engine=against), seeds, notice)
+    if other.cancelled:
+        return replace(report, cancelled=True)
     found = {_identity(check.name, one) for check in other.checks for one in check.evidence}
     checks = tuple(_without_known(check, found) for check in report.checks)
     return replace(report, checks=checks, against=against.name)
@@ -58,22 +61,29 @@ def _identity(check: str, evidence: Evidence) -> object:
 
 def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report:
     assert resolved.engine is not None
-    begin, relay, name = time.perf_counter(), resolved.relays[0], resolved.engine.name
+    found = Examination(resolved.relays[0], resolved.engine.name)
+    with found.interruptible(("run", *_NAMES)):
+        for check in _checks(resolved, seeds, notice, found):
+            found.checks.append(check)
+    return found.report()
+
+
+def _checks(resolved: Resolved, seeds: Sequence[int], notice: Notice, found: Examination) -> Iterator[Check]:
+    """Gives ``found`` the result of the watched run."""
+    relay = found.relay
     notice("watched run")
     outcome = attempt(resolved, relay, replace(_OPTIONS, hazards=True))
-    checks = [run_ended(outcome)]
+    yield run_ended(outcome)
     if isinstance(outcome, Crash):
-        names = (tokens.NAME, OVERLAP, "hazards", "budget", adversaries.NAME)
-        checks += [skipped(name, "the run crashed") for name in names]
-        return Report(relay, tuple(checks), None, time.perf_counter() - begin, engine=name)
-    result = outcome.result
+        yield from (skipped(name, "the run crashed") for name in _NAMES)
+        return
+    result = found.result = outcome.result
     notice("reference runs")
-    checks += _tokens(resolved, relay, result)
-    checks += [hazards(result.hazards), budget(outcome, kinds=len(resolved.scenario.expect))]
+    yield from _tokens(resolved, relay, result)
+    yield from (hazards(result.hazards), budget(outcome, kinds=len(resolved.scenario.expect)))
     notice("adversaries")
     with spread(len(seeds), result.run.wall_s, result.run.import_s) as each:
-        checks.append(adversaries.Schedules(resolved, relay, seeds, each).check(result, notice))
-    return Report(relay, tuple(checks), result, time.perf_counter() - begin, engine=name)
+        yield adversaries.Schedules(resolved, relay, seeds, each).check(result, notice)
 
 
 def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[Check]:

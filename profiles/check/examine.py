@@ -3,7 +3,6 @@ not taken for more than it is. No check is about times."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
 from .drafts import DraftReference
 from .invariants import Invariants
-from .report import Check, Evidence, Report, skipped, verdict
+from .report import Check, Evidence, Examination, Report, skipped, verdict
 from .runs import attempt, with_section
 from .unproven import unproven, without_references
 
@@ -56,17 +55,29 @@ class Examiner:
 
     def examine(self, relay: RelayChoice) -> Report:
         """Raises MachineError."""
-        begin = time.perf_counter()
-        with self._spread() as each:
+        found = Examination(relay)
+        with found.interruptible(("run", "invariants", "contract", *self._names)), self._spread() as each:
             without = without_references(self.resolved, relay, each)
             schedules = Schedules(self.resolved, relay, self.adversaries, each)
             outcome, first = self._watched(relay)
-            contract = self._contract(relay)
-            result = None if isinstance(outcome, Crash) else outcome.result
-            self.notice(f"{relay.state.name}: references that launches keep")
-            silent = [] if result is None else unproven(self.resolved, relay, result, without)
-            checks = (*first, contract, *self._others(relay, outcome, schedules))
-        return Report(relay, checks, result, time.perf_counter() - begin, silent)
+            found.checks += [*first, self._contract(relay)]
+            if not isinstance(outcome, Crash):
+                found.result = outcome.result
+                self.notice(f"{relay.state.name}: references that launches keep")
+                found.unproven = unproven(self.resolved, relay, outcome.result, without)
+            for check in self._others(relay, outcome, schedules):
+                found.checks.append(check)
+        return found.report()
+
+    @property
+    def _speculates(self) -> bool:
+        return speculation(self.resolved.scenario) is not None and not self.resolved.scenario.faults
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Of the checks that need the outcome of the watched run."""
+        drafting = (drafts.NAME,) if self._speculates else ()
+        return tokens.NAME, *drafting, "hazards", "budget", adversaries.NAME
 
     def checks(self, relay: RelayChoice) -> Iterator[Check]:
         """The checks of ``examine``, the cheapest first, each asked when it is read. Raises MachineError."""
@@ -120,15 +131,11 @@ class Examiner:
     def _others(
         self, relay: RelayChoice, outcome: RunOutcome | Crash, schedules: Schedules
     ) -> Iterator[Check]:
-        scenario = self.resolved.scenario
-        speculates = speculation(scenario) is not None and not scenario.faults
         if isinstance(outcome, Crash):
-            drafting = (drafts.NAME,) if speculates else ()
-            for name in (tokens.NAME, *drafting, "hazards", "budget", adversaries.NAME):
-                yield skipped(name, "the run crashed")
+            yield from (skipped(name, "the run crashed") for name in self._names)
             return
         yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)
-        if speculates:
+        if self._speculates:
             self.notice(f"{relay.state.name}: drafts")
             yield drafts.check_drafts(self.resolved, relay, self._drafts)
         yield hazards(outcome.result.hazards)
@@ -258,7 +265,7 @@ def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Re
 
 
 def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
-    begin = time.perf_counter()
+    examination = Examination(relay)
     notice(f"{relay.state.name}: watched run")
     guard = Invariants()
     outcome = attempt(resolved, relay, Options(device="cuda", save_tokens=True, hazards=True), guard)
@@ -269,9 +276,9 @@ def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
     )
     drafting = speculation(resolved.scenario) is not None
     others = [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]
-    checks = (run_ended(outcome), invariants(guard, outcome), found, *others)
-    result = None if isinstance(outcome, Crash) else outcome.result
-    return Report(relay, checks, result, time.perf_counter() - begin)
+    examination.checks += [run_ended(outcome), invariants(guard, outcome), found, *others]
+    examination.result = None if isinstance(outcome, Crash) else outcome.result
+    return examination.report()
 
 
 def not_asked(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) -> dict[str, str]:
@@ -316,7 +323,7 @@ def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> str:
 def _ran(seed: int, report: Report) -> bool:
     """Whether the workload was run under the adversary."""
     applied = any(
-        check.name == adversaries.NAME and check.verdict != "not applicable" for check in report.checks
+        check.name == adversaries.NAME and check.verdict in ("passed", "failed") for check in report.checks
     )
     return applied and report.result is not None and adversaries.concerns(seed, report.result)
 

@@ -71,6 +71,16 @@ def test_a_command_ends_with_the_code_of_the_signal(
     if arguments[0] == "sweep":
         content = json.loads((tmp_path / "sweep.json").read_text())
         assert content["run"]["cancelled"] and [cell["at"] for cell in content["cells"]] == [["1"]]
+    elif "adversaries" in text:
+        content = json.loads((tmp_path / "check.json").read_text())
+        assert content["run"]["cancelled"] and not content["passed"]
+        verdicts = {check["name"]: check["verdict"] for check in content["reports"][0]["checks"]}
+        assert (verdicts["run"], verdicts["hazards"], verdicts["adversary"]) == (
+            "passed",
+            "passed",
+            "not asked",
+        )
+        assert "; not asked: adversary." in " ".join(done.out.split())
     else:
         assert "schedbench: interrupted" in done.err
         assert not list(tmp_path.glob("*.json"))
