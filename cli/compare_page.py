@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.text import Text
 from ..profiles.record.conclusion import listed
 from ..profiles.record.definitions import IDLE_NAMES
 from .charts import Chart, Point
-from .page import WIDE, Document, Page, framed, to_csv
+from .page import WIDE, Document, Page, framed, ordered_kinds, to_csv
 from .result_page import scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent, signed
@@ -309,20 +309,33 @@ def gates(found: Document) -> Table:
 
 
 def _sites(title: str, caption: str, rows: list[Document], figures: Figures, *, most: int) -> Table:
-    """At most so many of the rows. ``figures``: the text of each column behind the source line, by its heading."""
-    hidden = len(rows) - most
+    """At most so many rows, with the lines that differ in nothing but the kind of step as one, and with the phase where
+    rows would otherwise look alike. ``figures``: the text of each column behind the source line, by its heading."""
+    joined: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
+    for line in rows:
+        joined[*_place(line), line["range"], *(figure(line) for figure in figures.values())].append(line)
+    phases = Counter((*_place(line), line["kind"]) for line in rows)
+    hidden = len(joined) - most
     table = framed(title, caption=f"and {hidden} more; {caption}" if hidden > 0 else caption)
     table.add_column("source line", overflow="fold")
     table.add_column("what", no_wrap=True)
     for heading in figures:
         table.add_column(heading, justify="right", no_wrap=True)
-    for line in rows[:most]:
-        what = Text.assemble(line["what"], (f"\n{line['stream']} · {line['kind']}", "dim"))
+    for line, *others in [*joined.values()][:most]:
+        first, *more = ordered_kinds([line["kind"], *(other["kind"] for other in others)])
+        where = f"{line['stream']} · {first}" + (f",\n  {', '.join(more)}" if more else "")
+        if any(phases[*_place(line), kind] > 1 for kind in (first, *more)):
+            where += f"\nin {line['range']}"
+        what = Text.assemble(line["what"], (f"\n{where}", "dim"))
         place = source_line(line)
         if origin := line.get("moved_from"):
             place.append(f"\nmoved from {origin['file']}:{origin['line']}", "dim")
         table.add_row(place, what, *(figure(line) for figure in figures.values()))
     return table
+
+
+def _place(line: Document) -> tuple[str, ...]:
+    return str(line["site"]), str(line.get("moved_from")), line["stream"], line["what"]
 
 
 def _provenance(document: Document) -> list[str]:

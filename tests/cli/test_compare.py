@@ -196,6 +196,19 @@ def test_a_line_that_only_moved_is_neither_new_nor_gone(document):
     assert "moved from" not in page(document)
 
 
+def test_a_line_is_one_row_for_all_kinds_of_steps_and_shows_its_phase_where_it_has_several(document):
+    found = document["comparison"]
+    line = next(line for line in found["lines"] if line["a"] != line["b"] and line["kind"] == "decode")
+    found["lines"] = [line, line | {"kind": "mixed"}, line | {"range": "elsewhere"}]
+    rows = [row.split() for row in page(document).splitlines()]
+    stream = line["stream"]
+    assert [row[row.index(stream) :] for row in rows if stream in row and "·" in row] == [
+        [stream, "·", "mixed,"],
+        [stream, "·", "decode"],
+    ]
+    assert {("in", line["range"]), ("in", "elsewhere")} <= {tuple(row[-2:]) for row in rows}
+
+
 def test_a_page_has_all_its_parts(document):
     text = page(document)
     for part in (
