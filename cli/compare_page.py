@@ -19,6 +19,7 @@ from .text import MISSING, number, percent, signed
 LINES = 24  # source lines in a table
 FEW = 4  # in the first screenful
 _COMPARED = ("engine.", "relay.", "labels.engine")
+_OF_SIDES = ("labels.engine.commit", "labels.engine.ref")  # which the sides have beside their names
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _BASES = {
@@ -72,29 +73,52 @@ def setting(document: Document) -> str:
     """What kind of numbers these are, and the two sides."""
     label, found = document["labels"], document["comparison"]
     kind = "emulated" if label["emulated"] else "measured"
-    sides = (f"A {_program(found['baseline'])}", f"B {_program(found['candidate'])}")
+    a, b = found["baseline"], found["candidate"]
+    own = [_own_commit(a), _own_commit(b)]
+    both = [f"both {own[0].strip()}"] if own[0] and own[0] == own[1] else []
+    sides = [
+        f"{name} {_program(side, '' if both else commit)}"
+        for name, side, commit in zip("AB", (a, b), own, strict=True)
+    ]
     partial = ["cancelled: partial"] if document["run"]["cancelled"] else []
-    return " · ".join((kind, document["hardware"]["name"], f"host time {label['host']}", *sides, *partial))
+    parts = (kind, document["hardware"]["name"], f"host time {label['host']}", *sides, *both, *partial)
+    return " · ".join(parts)
 
 
-def _program(side: Document) -> str:
+def _program(side: Document, commit: str) -> str:
     if side["capture"]:
         return f"{side['label']} ({len(side['runs'])} of {side['capture']['map']}, {side['capture']['steps']} steps)"
-    sha, dirty = side["tool"]["git_sha"], side["tool"]["dirty"]
-    changes = (
-        f" with changes in {listed(side['tool'].get('changed', ()), FEW) or 'some files'}" if dirty else ""
-    )
-    at = f" at {sha[:10]}{changes}" if sha else ""
     world = f", {side['world']} world" if side["world"] else ""
-    at = "" if side["engine"] else at
-    return f"{side['label']} ({scheduler(side, side['relay'])}{at}{world})"
+    return f"{side['label']} ({scheduler(_unnamed(side), side['relay'])}{commit}{world})"
+
+
+def _own_commit(side: Document) -> str:
+    """The commit of a side that is our own scheduler, and the files that are changed in it."""
+    sha, tool = side["tool"]["git_sha"], side["tool"]
+    if not sha or side["engine"] or side["capture"]:
+        return ""
+    changes = f" with changes in {listed(tool.get('changed', ()), FEW) or 'some files'}"
+    return f" at {sha[:10]}{changes * bool(tool['dirty'])}"
+
+
+def _unnamed(side: Document) -> Document:
+    """The side without the ref and the commit of its engine where its label has them."""
+    engine = side["engine"]
+    if not engine or not engine["ref"] or f"@{engine['ref']}" not in side["label"]:
+        return side
+    named = engine["commit"] and engine["commit"].startswith(engine["ref"])
+    return side | {"engine": engine | {"ref": None} | ({"commit": None} if named else {})}
 
 
 def notes(document: Document, most: int) -> list[str]:
     """Remarks that qualify the verdict."""
     found, cancelled = document["comparison"], document["run"]["cancelled"]
     differences = found["comparability"]["differences"]
-    compared = [_difference(d) for d in differences if d["key"].startswith(_COMPARED)]
+    compared = [
+        _difference(d)
+        for d in differences
+        if d["key"].startswith(_COMPARED) and not d["key"].endswith(_OF_SIDES)
+    ]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
     remarks = [_case(found["case"], found["verdict"])] if found["case"] else []
     remarks += _of_captures(found) if found["baseline"]["capture"] else []

@@ -53,8 +53,9 @@ def attributed(delta: float, lines: Sequence[Document]) -> str:
 
 def engine_name(part: Document) -> str:
     """The name of another project's engine, and which version it was."""
-    words = [part["name"], part["version"] or "", part["ref"] or ""]
-    words += [f"at {part['commit'][:10]}"] if part["commit"] else []
+    commit, ref = part["commit"] or "", part["ref"] or ""
+    words = [part["name"], part["version"] or "", "" if commit.startswith(ref) else ref]
+    words += [f"at {commit[:10]}"] if commit else []
     words += ["with changes"] if part["dirty"] else []
     return " ".join(word for word in words if word)
 

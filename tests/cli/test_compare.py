@@ -209,6 +209,20 @@ def test_a_line_is_one_row_for_all_kinds_of_steps_and_shows_its_phase_where_it_h
     assert {("in", line["range"]), ("in", "elsewhere")} <= {tuple(row[-2:]) for row in rows}
 
 
+def test_a_commit_is_named_once_in_the_header(document):
+    found, sha = document["comparison"], "1051a8456f" * 4
+    for side in ("baseline", "candidate"):
+        found[side]["tool"] |= {"git_sha": "e" * 40, "dirty": False}
+    assert compare_page.setting(document).endswith("overlapped) · both at eeeeeeeeee")
+    engine = {"name": "sglang", "version": None, "ref": sha[:9], "commit": sha, "dirty": False}
+    found["candidate"] |= {"engine": engine, "label": f"sglang:clone@{sha[:9]}"}
+    assert compare_page.setting(document).endswith(
+        "at eeeeeeeeee) · B sglang:clone@1051a8456 (sglang, overlapped)"
+    )
+    found["candidate"]["label"] = "result.json"
+    assert compare_page.setting(document).endswith("B result.json (sglang at 1051a8456f, overlapped)")
+
+
 def test_a_page_has_all_its_parts(document):
     text = page(document)
     for part in (
