@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from rich.table import Table
 from rich.text import Text
 
 from ..profiles.record.conclusion import conclusion, engine_name, listed
@@ -30,6 +31,7 @@ _REST: Final = (
     "where the GPU waited",
     result_tables.CRITICAL_PATH,
 )
+_WAITED: Final = "where the host waited"
 _GRAPHS = {
     "none": "none",
     "node": "kernel by kernel",
@@ -46,24 +48,30 @@ _CSV = (
 
 
 def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines: int = LINES) -> Page:
-    """``lines``: the source lines that are shown of those that cost least, of a run that came to its end."""
+    """``lines``: the source lines that are shown of those that cost least, unless the run broke off. The first
+    screenful of an interrupted run has one table."""
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *result_tables.budget(breaches)])] if breaches else []
     not_asked = result.get("not_asked", {}).items()
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked]
-    whole = result_tables.is_capture(result) or result_tables.is_partial(result)
+    whole = result_tables.is_capture(result) or bool(result["run"].get("failure"))
+    tables = result_tables.tables(result, width=width, lines=LINES if whole else lines)
+    rest = () if whole else _REST
+    if result["run"]["cancelled"] and not whole and "worth" not in result:
+        titles = [str(table.title) for table in tables if isinstance(table, Table)]
+        rest = tuple(title for title in titles if title != _WAITED)
     return Page(
         name if result_tables.is_capture(result) else f"run {name}",
         [
             Lines(headline(result)),
-            *result_tables.tables(result, width=width, lines=LINES if whole else lines),
+            *tables,
             *broken,
             *([Lines([Text(), *unasked])] if unasked else []),
             *run_charts(result),
         ],
         conclusion(result),
         footer=(f"`{result['run']['command']}`",),
-        rest=() if whole else _REST,
+        rest=rest,
     )
 
 

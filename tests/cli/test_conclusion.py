@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from schedbench.cli.page import markdown, screenful
 from schedbench.cli.result_page import FEW, page
@@ -40,9 +41,15 @@ def test_time_without_work_is_not_idle_time(document: dict[str, Any]) -> None:
     assert "steps; no times: times mean nothing here; most exposed wait" in conclusion(document)
 
 
-def test_a_cancelled_run_has_no_conclusion_and_all_tables(document: dict[str, Any]) -> None:
+def test_a_cancelled_run_has_no_conclusion_and_one_table(document: dict[str, Any]) -> None:
     document["run"]["cancelled"] = True
     assert conclusion(document) == ""
+    [table] = [block for block in screenful(page(document, 80, lines=FEW)).blocks if isinstance(block, Table)]
+    assert table.title == "where the host waited"
+
+
+def test_a_run_that_broke_off_has_all_tables(document: dict[str, Any]) -> None:
+    document["run"]["failure"] = "it stopped"
     assert page(document, 80, lines=FEW).rest == ()
 
 
