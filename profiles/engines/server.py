@@ -31,7 +31,7 @@ from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard
 
 if TYPE_CHECKING:
     from ..programs.hollow import HollowPackages
@@ -315,7 +315,7 @@ def failure(error: BaseException, engine: str) -> Answer:
         return {"raised": packed(error)}
     name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)
     root = f"{os.path.dirname(engine)}{os.sep}"
-    shown = traceback.format_exception(type(error), error, _from_engine(error.__traceback__, engine))
+    shown = traceback.format_exception(type(error), error, _from_engine(error, engine))
     lines = "".join(shown).replace(root, "").rstrip().splitlines()
     return {
         "failed": _placed(name, error, engine).replace(root, ""),
@@ -327,6 +327,8 @@ def _placed(name: str, error: BaseException, engine: str) -> str:
     """The error with the engine's line. An error of schedbench's code that the engine has called says so, unless it is
     an answer of the virtual GPU: what that raises, or what torch raises in an operation or a kernel. Of an operation of
     the stub model, which the engine's data can have broken, the stub's line is named, too."""
+    if _is_syntax_of(error, engine):
+        return f"{name} (at {error.filename}:{error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     inside = [index for index, frame in enumerate(frames) if _is_in(frame.filename, engine)]
     if not inside:
@@ -368,12 +370,18 @@ def _is_ours(error: BaseException) -> bool:
     return False
 
 
-def _from_engine(frames: TracebackType | None, engine: str) -> TracebackType | None:
-    """The traceback from the engine's first frame on; all of it where the engine has none."""
-    found = frames
+def _is_syntax_of(error: BaseException, engine: str) -> TypeGuard[SyntaxError]:
+    """Whether a file of the engine cannot be parsed, which the error itself shows."""
+    return isinstance(error, SyntaxError) and _is_in(str(error.filename), engine)
+
+
+def _from_engine(error: BaseException, engine: str) -> TracebackType | None:
+    """The traceback from the engine's first frame on; all of it where the engine has none, unless its syntax is
+    wrong."""
+    found = error.__traceback__
     while found is not None and not _is_in(found.tb_frame.f_code.co_filename, engine):
         found = found.tb_next
-    return found or frames
+    return found if found is not None or _is_syntax_of(error, engine) else error.__traceback__
 
 
 def _is_in(file: str, engine: str) -> bool:

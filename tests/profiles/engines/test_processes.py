@@ -281,6 +281,10 @@ def test_a_run_succeeds_after_a_hang_or_a_killed_process(
             "raise ImportError('needs a GPU')",
             "its import failed: ImportError: needs a GPU (at python/toy/loop.py:1)\n",
         ),
+        (
+            "def f(:",
+            ': invalid syntax (loop.py, line 1) (at python/toy/loop.py:1)\n  File "python/toy/loop.py", line 1\n',
+        ),
         pytest.param(
             "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(7)",
             "its import did not end: the engine's process exited with 7",
