@@ -56,7 +56,7 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked]
     whole = result_tables.is_capture(result) or bool(result["run"].get("failure"))
     tables = result_tables.tables(result, width=width, lines=LINES if whole else lines)
-    rest = () if whole else _REST
+    rest: Sequence[str] = () if whole else _REST
     if result["run"]["cancelled"] and not whole and "worth" not in result:
         titles = [str(table.title) for table in tables if isinstance(table, Table)]
         rest = tuple(title for title in titles if title != _WAITED)
