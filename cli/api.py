@@ -78,6 +78,7 @@ def check(
     scenario: str | Path,
     *,
     seeds: int | None = None,
+    quick: bool = False,
     faults: Sequence[str] = (),
     expect: Sequence[str] = (),
     engine: str | None = None,
@@ -96,7 +97,7 @@ def check(
         engine, against, EngineOptions(engine_python, engine_wheels, engine_timeout)
     )
     question = _question(scenario, keys, faults, expect, chosen)
-    content = examine_on_vgpu(question, clock, _silence, seeds=seeds, against=other)
+    content = examine_on_vgpu(question, clock, _silence, seeds=0 if quick else seeds, against=other)
     if content["run"]["cancelled"]:
         raise KeyboardInterrupt
     return CheckAnswer(content)
@@ -109,6 +110,9 @@ def compare(
     seeds: int = 5,
     pairs: int = 20,
     draws: int = 16,
+    quick: bool = False,
+    min_effect: float = 0.5,
+    min_engagement: float = 5.0,
     gates: Sequence[str] = (),
     allow_divergence: bool = False,
     device: Literal["auto", "cuda", "vgpu"] = "auto",
@@ -124,22 +128,23 @@ def compare(
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
-    from .arguments import EngineOptions
+    from .arguments import EngineOptions, typed_as
     from .compare import ComparisonOptions, case_of, compared
 
     scenario, a, b = _sides(of, a, b)
     options = ComparisonOptions(
         settings(keys),
         device,
-        TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=draws),
-        VerdictRules(allow_divergence=allow_divergence, gates=tuple(map(parse, gates))),
+        TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
+        VerdictRules(min_effect, min_engagement, allow_divergence, tuple(map(parse, gates))),
         Reader(command=_typed("compare", *of, keys)),
         EngineOptions(engine_python, engine_wheels, engine_timeout),
     )
     case = case_of(scenario, options.overrides) if scenario and not (a or b) else None
     sides = (case.a, case.b) if case else (a, b)
     specs = (_spec(sides[0], "A", options), _spec(sides[1], "B", options))
-    found = compared(options, scenario, specs, case, notice=lambda *_: None, update=_silence)
+    with typed_as("keyword argument", [""]):
+        found = compared(options, scenario, specs, case, notice=lambda *_: None, update=_silence)
     if found.cancelled:
         raise KeyboardInterrupt
     return found.answer
@@ -171,9 +176,10 @@ def _question(
     expect: Sequence[str] = (),
     engine: EngineChoice | None = None,
 ) -> Resolved:
-    from .arguments import resolved
+    from .arguments import resolved, typed_as
 
-    return resolved(str(scenario), settings(keys), faults=faults, budgets=expect, engine=engine)
+    with typed_as("keyword argument", [""]):
+        return resolved(str(scenario), settings(keys), faults=faults, budgets=expect, engine=engine)
 
 
 def _executed(question: Resolved, options: Options) -> RunAnswer:

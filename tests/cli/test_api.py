@@ -141,7 +141,14 @@ def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Pa
     ("ask", "message"),
     [
         (lambda: sb.run("mixd"), "mixd: no such file, unknown scenario, did you mean 'mixed'"),
-        (lambda: sb.run("mixed", overlp=True), "overlp: unknown key, did you mean 'overlap'"),
+        (
+            lambda: sb.run("mixed", overlp=True),
+            "keyword argument: overlp: unknown key, did you mean 'overlap'",
+        ),
+        (
+            lambda: sb.compare("mixed", b="relay=latest", quick=True, overlp=True),
+            "keyword argument: overlp: unknown key, did you mean 'overlap'",
+        ),
         (lambda: sb.run("mixed", overlap=3), "engine.overlap: expected true, false or auto, got 3"),
         (lambda: sb.run("ladder"), "engine.relays: an answer has one relay"),
         (lambda: sb.compare("mixed", "a", "b"), "compare takes a scenario with a and b, or two results"),
