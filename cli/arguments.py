@@ -144,7 +144,7 @@ def resolved(
 def engine_choice(name: str | None, options: EngineOptions) -> EngineChoice | None:
     """The engine of another project, if one is named. Raises UsageError, EngineError."""
     chosen = None if name is None else options.choice(name)
-    options.require_used([] if chosen is None else [chosen.name])
+    options.require_all([] if chosen is None else [chosen.name])
     return chosen
 
 
