@@ -87,17 +87,12 @@ def check(
     """
     arguments.use_workers(jobs, executor)
     seeds = 0 if quick else seeds
-    if scenario is None and not all_faults:
-        raise UsageError("check needs a scenario, or --all-faults")
     if device == "cuda":
         _require_cuda(engine, adversaries=(seeds, adversarial) != (None, None))
-    if all_faults and (
-        device == "cuda" or (scenario, overrides, relay, fault, expect, adversarial, engine) != (None,) * 7
-    ):
-        raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
-    other, base = examined_engines(
-        engine, against, arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
-    )
+    of_one = (scenario, overrides, relay, fault, expect, adversarial, engine)
+    _require_subject(scenario, all_faults=all_faults, alone=device != "cuda" and of_one == (None,) * 7)
+    engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
+    other, base = examined_engines(engine, against, engines)
     from .console import status
 
     arguments.make_output_dir(output_dir)
@@ -120,6 +115,14 @@ def check(
     if content["run"]["cancelled"]:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if answer.passed else GATE_FAILED)
+
+
+def _require_subject(scenario: str | None, *, all_faults: bool, alone: bool) -> None:
+    """Raises UsageError unless there is a scenario, or ``all_faults`` ``alone``."""
+    if scenario is None and not all_faults:
+        raise UsageError("check needs a scenario, or --all-faults")
+    if all_faults and not alone:
+        raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
 
 
 def examined_engines(

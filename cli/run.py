@@ -79,22 +79,14 @@ def run(
     failed; 130 interrupted, or 143 terminated, what there is was kept.
     """
     arguments.use_workers(jobs, executor)
-    other = arguments.engine_choice(
-        engine, arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
-    )
+    engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
+    other = arguments.engine_choice(engine, engines)
     question = arguments.resolved(
         scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
     )
     _require_world(question, world)
     options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
-    if ranges:
-        from ..profiles.judge.local import refusal
-
-        if reason := refusal(question, options):
-            raise UsageError(f"--ranges: {reason}")
-    if worth:
-        for one in question.relays:
-            require_worth(replace(question, relays=(one,)), options)
+    _require_further_runs(question, options, ranges=ranges, worth=worth)
     arguments.make_output_dir(output_dir)
     from .console import status
     from .pictures import drawn, timelines
@@ -113,6 +105,18 @@ def run(
     _show(outcome, output_dir, form, every_table=every_table, picture=drawing)
     unasked = {arguments.budget_kind(budget) for budget in expect or ()} & {*outcome.untested}
     raise typer.Exit(exit_code(outcome) or (GATE_FAILED if unasked else 0))
+
+
+def _require_further_runs(question: Resolved, options: Options, *, ranges: bool, worth: bool) -> None:
+    """Raises UsageError where the runs of ``--ranges`` or ``--worth`` are not possible."""
+    if ranges:
+        from ..profiles.judge.local import refusal
+
+        if reason := refusal(question, options):
+            raise UsageError(f"--ranges: {reason}")
+    if worth:
+        for one in question.relays:
+            require_worth(replace(question, relays=(one,)), options)
 
 
 def executed(
