@@ -33,7 +33,7 @@ from ..record.result import Result
 from ..run.gpu_stages import GpuStage, in_process
 from .device import PROBES, DeviceConstants, device_constants
 from .fit import FittedConstant, FittedLine
-from .host import CalibrationRun, HostTimes, calibration_runs, fit_kinds, fit_phases, measure
+from .host import CalibrationRun, FittedLines, calibration_runs, fit_lines, measure
 
 Notify = Callable[[str], object]
 
@@ -51,14 +51,15 @@ class Provenance(NamedTuple):
         return f"measured on {self.machine}, {self.date}, {basis}"
 
 
-def phase_constants(base: HardwareProfile, times: HostTimes) -> list[FittedConstant]:
-    """a and b of every measured phase, and of its kinds of steps."""
+def phase_constants(base: HardwareProfile, lines: FittedLines) -> list[FittedConstant]:
+    """a and b of every line."""
     found: list[FittedConstant] = []
-    for name, line in fit_phases(times).items():
-        found += _of_line(f"phases.{name}", line, base.phases.get(name))
-    for (name, kind), line in fit_kinds(times).items():
-        old = base.phases[name].kinds.get(kind) if name in base.phases else None
-        found += _of_line(f"phases.{name}.kinds.{kind}", line, old)
+    for (name, kind), line in lines.items():
+        phase = base.phases.get(name)
+        if kind is None:
+            found += _of_line(f"phases.{name}", line, phase)
+        else:
+            found += _of_line(f"phases.{name}.kinds.{kind}", line, phase and phase.kinds.get(kind))
     return found
 
 
@@ -143,13 +144,14 @@ def calibrate(
         notify(" ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload.")))))
 
     times = measure(base, plan, rounds=rounds, notify=describe)
-    constants = [*device.constants, *phase_constants(base, times)]
+    lines = fit_lines(times)
+    constants = [*device.constants, *phase_constants(base, lines)]
     gpu, cpu = (probes or {}).get("environment", {}).get("gpu"), str(environment()["cpu"])
     by = Provenance(cpu if gpu is None else f"{gpu}, {cpu}", f"{datetime.now(UTC):%Y-%m-%d}")
     return {
         "base": base.name,
         **by._asdict(),
-        "phases": _phases(base, times),
+        "phases": _phases(base, lines),
         "device": [
             {"key": c.key, "value": c.value, "old": c.old, "basis": c.basis} for c in device.constants
         ],
@@ -163,15 +165,15 @@ def calibrate(
     }
 
 
-def _phases(base: HardwareProfile, times: HostTimes) -> dict[str, dict[str, Any]]:
+def _phases(base: HardwareProfile, lines: FittedLines) -> dict[str, dict[str, Any]]:
     """The line of each phase, with the base's and with those of its kinds of steps."""
     old = {name: {"a": line.a.value, "b": line.b.value} for name, line in base.phases.items()}
-    phases: dict[str, dict[str, Any]] = {
-        name: {**line._asdict(), "old": old.get(name), "kinds": {}}
-        for name, line in fit_phases(times).items()
-    }
-    for (name, kind), line in fit_kinds(times).items():
-        phases[name]["kinds"][kind] = line._asdict()
+    phases: dict[str, dict[str, Any]] = {}
+    for (name, kind), line in lines.items():
+        if kind is None:
+            phases[name] = {**line._asdict(), "old": old.get(name), "kinds": {}}
+        else:
+            phases[name]["kinds"][kind] = line._asdict()
     return phases
 
 

@@ -44,6 +44,8 @@ _BEFORE_PLANNING: Final = frozenset({"receive", "admit"})
 _FITTED_KINDS: Final = frozenset({"prefill", "decode", "mixed"})
 _CALLS, _REPEATS = 500, 9  # of the torch calls that through_torch times
 _THROUGH_TORCH = ("launch", "copy")  # the calls that torch makes
+# By phase and kind of step, None for all kinds.
+FittedLines = dict[tuple[str, StepKind | None], FittedLine]
 
 
 class OwnTimes(NamedTuple):
@@ -254,17 +256,13 @@ def measure(
     )
 
 
-def fit_phases(times: HostTimes) -> dict[str, FittedLine]:
-    return {name: fit(samples) for name, samples in times.phases.items()}
-
-
-def fit_kinds(times: HostTimes) -> dict[tuple[str, StepKind], FittedLine]:
-    """Lines by phase and kind of step, for the phases that open after the kind is known."""
-    return {
-        (name, kind): fit(samples)
-        for (name, kind), samples in sorted(times.kinds.items())
-        if name not in _BEFORE_PLANNING and kind in _FITTED_KINDS and (name, "decode") in times.kinds
-    }
+def fit_lines(times: HostTimes) -> FittedLines:
+    """The lines of all phases; after them, for the phases that open once a step's kind is known, those of its kinds."""
+    lines: FittedLines = {(name, None): fit(samples) for name, samples in times.phases.items()}
+    for (name, kind), samples in sorted(times.kinds.items()):
+        if name not in _BEFORE_PLANNING and kind in _FITTED_KINDS and (name, "decode") in times.kinds:
+            lines[name, kind] = fit(samples)
+    return lines
 
 
 def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector, int]:

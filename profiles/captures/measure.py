@@ -38,7 +38,7 @@ from ..record.result import Abstained, Hazards, Result, canonical
 from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap
-from .steps import CapturedSteps, launching_threads, read_steps
+from .steps import CapturedSteps, launches, read_steps
 
 # bytes; a pageable source up to this size is taken inside the call, as NVIDIA documents
 INLINE: Final = 64 * 1024
@@ -160,9 +160,8 @@ def _device(found: CaptureReading) -> dict[str, Any]:
 
 def _thread(capture: ProfilerCapture, meaning: RangeMap) -> tuple[int | None, int]:
     """The thread that is read, None if there are no ranges, and the number of other threads that launch steps."""
-    launching = launching_threads(capture.spans, meaning)
-    if launching:
-        return launching[0], len(launching) - 1
+    if found := launches(capture.spans, meaning):
+        return min(found, key=lambda thread: (-found[thread], thread)), len(found) - 1
     busiest = Counter(span.thread for span in capture.spans).most_common(1)
     return (busiest[0][0] if busiest else None), 0
 

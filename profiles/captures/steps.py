@@ -45,12 +45,6 @@ class CapturedSteps(NamedTuple):
     unseen: int
 
 
-def launching_threads(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[int]:
-    """Threads that launch steps, the busiest first; equal ones in the order of their numbers."""
-    found = launches(spans, meaning)
-    return sorted(found, key=lambda thread: (-found[thread], thread))
-
-
 def launches(spans: Sequence[CapturedRange], meaning: RangeMap) -> Counter[int]:
     """The number of launches by thread."""
     launch = re.compile(meaning.steps.launch)

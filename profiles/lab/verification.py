@@ -39,6 +39,10 @@ class VerifiedRow(NamedTuple):
     recorded: CountAndBytes
 
     @property
+    def counts(self) -> dict[Source, CountAndBytes | None]:
+        return {source: getattr(self, source) for source in SOURCES}
+
+    @property
     def agrees(self) -> bool:
         return self.predicted == self.recorded and self.announced in (None, self.predicted)
 
@@ -68,8 +72,7 @@ class Explanation:
             return False
         if self.stream not in (None, row.line.stream):
             return False
-        tallies = ((name, getattr(row, name)) for name in SOURCES)
-        counts = {name: tally.times for name, tally in tallies if tally is not None}
+        counts = {source: found.times for source, found in row.counts.items() if found is not None}
         most = max(counts.values())
         return len(set(counts.values())) > 1 and all(
             count == most or (name in self.missing and most <= self.factor * count + self.extra)
@@ -210,10 +213,9 @@ def conclusion(document: Document) -> str:
 
 
 def _plain(row: VerifiedRow) -> Document:
-    tallies = ((name, getattr(row, name)) for name in SOURCES)
-    counts: dict[str, Any] = {
-        name: None if tally is None else {"count": tally.times, "bytes": tally.bytes}
-        for name, tally in tallies
+    counts = {
+        source: None if found is None else {"count": found.times, "bytes": found.bytes}
+        for source, found in row.counts.items()
     }
     return {
         **row.line._asdict(),

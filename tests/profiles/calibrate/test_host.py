@@ -13,7 +13,7 @@ from schedbench.profiles.calibrate.calibration import main, probed
 from schedbench.profiles.calibrate.host import (
     HostTimes,
     calibration_runs,
-    fit_phases,
+    fit_lines,
     measure,
     through_torch,
     without_calls,
@@ -37,7 +37,7 @@ def test_every_phase_of_the_profile_is_measured(times: HostTimes) -> None:
 
 
 def test_a_phase_takes_between_a_tenth_of_a_microsecond_and_some_milliseconds(times: HostTimes) -> None:
-    for name, line in fit_phases(times).items():
+    for name, line in fit_lines(times).items():
         assert 100 < line.at(4) < 5e6, name
 
 
@@ -57,7 +57,7 @@ def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, times: 
 
     monkeypatch.setattr(prepare, "fused_tokens", slowly)
     plan = [run for run in calibration_runs((1, 4), (32,)) if "prepare" in run.phases]
-    by_itself, line = fit_phases(times)["prepare"], fit_phases(measure(BASE, plan, rounds=1))["prepare"]
+    by_itself, line = (fit_lines(found)["prepare", None] for found in (times, measure(BASE, plan, rounds=1)))
     assert line.a - by_itself.a == pytest.approx(2e6, rel=0.25)
     assert line.b - by_itself.b == pytest.approx(1e6, rel=0.25)
 

@@ -8,7 +8,7 @@ import pytest
 
 from schedbench.profiles.calibrate.calibration import Provenance, calibrated, phase_constants, to_yaml
 from schedbench.profiles.calibrate.fit import TimedSample
-from schedbench.profiles.calibrate.host import HostTimes, calibration_runs
+from schedbench.profiles.calibrate.host import HostTimes, calibration_runs, fit_lines
 from schedbench.profiles.platform.hardware import HardwareError, load
 from schedbench.profiles.platform.resolve import ask
 
@@ -27,7 +27,7 @@ TIMES = HostTimes(
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "here.yaml"
-    path.write_text(to_yaml(calibrated(BASE, phase_constants(BASE, TIMES), BY, name="here")))
+    path.write_text(to_yaml(calibrated(BASE, phase_constants(BASE, fit_lines(TIMES)), BY, name="here")))
     return path
 
 
@@ -84,7 +84,7 @@ def test_the_line_of_a_kind_is_written_beside_the_phases_own(tmp_path: Path) -> 
         ("draft", "prefill"): [TimedSample(1, 1)],  # there are no decodes to differ from
     }
     path = tmp_path / "here.yaml"
-    constants = phase_constants(BASE, TIMES._replace(kinds=kinds))  # type: ignore[arg-type]
+    constants = phase_constants(BASE, fit_lines(TIMES._replace(kinds=kinds)))  # type: ignore[arg-type]
     path.write_text(to_yaml(calibrated(BASE, constants, BY, name="here")))
     found = load(path)
     lines = {kind: (line.a.value, line.b.value) for kind, line in found.phases["sample"].kinds.items()}
