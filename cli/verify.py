@@ -47,7 +47,7 @@ def verify(
     from ..profiles.record.files import write_whole
     from .page import show
 
-    wanted = [*comparison.PLAIN, *(overrides or [])]
+    wanted = [*comparison.ONE_SCHEDULE, *(overrides or [])]
     question = resolved(scenario, wanted, relay=relay)
     comparison.require_cuda(question)
     make_output_dir(output_dir)

@@ -22,26 +22,21 @@ from typing import Any, Final
 
 from ..cuda.nvtx_ranges import INJECTED
 from ..judge import prediction
-from ..platform.resolve import Resolved
+from ..platform.resolve import Resolved, ask
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, StageOutcome, absent, in_process, run_all, select_stages
 from . import hazard_table, prediction_runs, probes, single_run, speed, verification
 from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
 from .single_run import run_stage, set_options
+from .verification import ONE_SCHEDULE
 
 BUDGET: Final = 460.0  # seconds
 # CUPTI stops recording when Kineto's buffers are full, and each kernel of a graph is recorded. This is the largest
 # size: Kineto of torch 2.11 counts bytes in a signed 32-bit integer, and accepts no 4096.
 KINETO: Final = "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB=2047\n"
 
-# All requests arrive at once and no token ends one, so that the schedule depends neither on the machine's speed nor on
-# its rounding, and counts can be compared.
-_BURST: Final = (
-    "workload.arrival=burst",
-    "workload.requests=16",
-    "workload.sampling.ignore_eos=true",
-    "model.dtype=float32",
-)
+# Of runs whose counts are compared.
+_COMPARED: Final = (*ONE_SCHEDULE, "workload.requests=16", "model.dtype=float32")
 _REAL: Final = ("device.values=real",)
 # The shape that the limits of ``speed`` are for: at most 64 requests at once, with room for 64 of the longest.
 _EIGHT_BILLION: Final = (
@@ -80,8 +75,8 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
     timed = partial(_run, folder=folder, device="cuda", scenario="throughput", option="--timed")
     return [
         _probe("environment", folder),
-        _run("cuda", folder, "cuda", _BURST, 120),
-        _run("vgpu", folder, "vgpu", _BURST, 60),
+        _run("cuda", folder, "cuda", _COMPARED, 120),
+        _run("vgpu", folder, "vgpu", _COMPARED, 60),
         # In a stage of their own: later runs find the compiled kernels in Triton's cache.
         GpuStage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",)),
         GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 120, packages=("pytest",)),
@@ -89,7 +84,7 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
         timed("speed-0.6b", overrides=_HALF_BILLION, deadline=75),
         _overhead("overhead", folder, "bare", "timed"),
         # The counts of one run on both devices, and those made in the process, compared line by line.
-        _run("counted", folder, "cuda", _BURST, 90, option="--counted"),
+        _run("counted", folder, "cuda", _COMPARED, 90, option="--counted"),
         GpuStage("verify", (*_module(verification), *compared), 30, needs=("cuda", "vgpu", "counted")),
         *(_probe(name, folder) for name in _CALIBRATING),
         *_predictions(folder, every=every),
@@ -203,7 +198,7 @@ def _check_stage(stage: GpuStage) -> None:
     importlib.import_module(module)
     if module == single_run.__name__:
         given = single_run.parse(arguments)
-        _require_values(single_run.resolved(given), given.device)
+        _require_values(ask(given.scenario, given.set), given.device)
     elif module == prediction_runs.__name__:
         given = prediction_runs.parse(arguments)
         for question in given.questions:

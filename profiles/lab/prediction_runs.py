@@ -18,10 +18,9 @@ from typing import Final, Literal, NamedTuple
 
 import torch
 
-from ...scenarios.loader import load
 from ...sched.relay.states import states
 from ..judge.prediction import file
-from ..platform.resolve import Resolved, resolve
+from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
 
 Device = Literal["cuda", "vgpu"]
@@ -99,7 +98,7 @@ def resolved(question: PredictionQuestion, device: Device, more: Sequence[str] =
     scenario skips values. Raises ScenarioError."""
     fewer = {**TINY, **LARGE}[question.scenario]
     real = ("device.values=real",) if device == "cuda" else ()
-    return resolve(load(question.scenario, [*fewer, *real, f"engine.relay={question.state}", *more]))
+    return ask(question.scenario, [*fewer, *real, f"engine.relay={question.state}", *more])
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

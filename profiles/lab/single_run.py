@@ -27,13 +27,12 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ... import sched
-from ...scenarios.loader import load
 from ...sched.observe import RANGES
 from ..cuda.dispatch_counts import DispatchCounter
 from ..cuda.nvtx_ranges import NvtxRanges, listening
 from ..judge.statistics import abba, estimate, paired
 from ..measure.steps import OUTSIDE
-from ..platform.resolve import Resolved, resolve
+from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
 from ..record.files import write_whole
 from ..record.result import CopyRow, Result, SitePart, SyncRow
@@ -111,11 +110,6 @@ def run_stage(
 
 def set_options(overrides: Iterable[str]) -> list[str]:
     return [word for override in overrides for word in ("--set", override)]
-
-
-def resolved(given: argparse.Namespace) -> Resolved:
-    """The scenario with its overrides. Raises ScenarioError."""
-    return resolve(load(given.scenario, given.set))
 
 
 def counted(question: Resolved, device: str) -> dict[str, Any]:
@@ -216,7 +210,7 @@ def costs(question: Resolved, given: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Returns 1 if the measured cost of an instrument is not below its limit with its whole interval."""
     given = parse(arguments)
-    question = resolved(given)
+    question = ask(given.scenario, given.set)
     if given.sides:
         return costs(question, given)
     if given.counted:

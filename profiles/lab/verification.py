@@ -227,7 +227,7 @@ def _plain(row: VerifiedRow) -> Document:
 
 # All requests arrive at once and no token ends one, so that the schedule depends neither on the machine's speed nor on
 # its rounding.
-PLAIN: Final = ("workload.arrival={process: burst}", "workload.sampling.ignore_eos=true")
+ONE_SCHEDULE: Final = ("workload.arrival={process: burst}", "workload.sampling.ignore_eos=true")
 
 _DEADLINE: Final = 600.0  # seconds for a run
 

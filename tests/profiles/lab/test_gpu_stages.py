@@ -371,7 +371,7 @@ def test_speed_stages_are_timed_only_and_of_the_shape_with_limits(tmp_path):
     stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
     given = single_run.parse(stages["speed-8b"].arguments[2:])
     assert given.timed and single_run.parse(stages["speed-0.6b"].arguments[2:]).timed
-    scenario = single_run.resolved(given).scenario
+    scenario = load(given.scenario, given.set)
     assert (scenario.model.preset, scenario.engine.max_running_requests) == LIMITED
     assert (scenario.workload.requests, scenario.engine.relay.state) == (256, "latest")
     assert scenario.engine.kv_tokens >= 64 * (1024 + 1024)
