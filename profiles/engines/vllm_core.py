@@ -16,7 +16,7 @@ from ...sched.config import EngineConfig, SamplingParams
 from ...sched.model.config import ModelConfig
 from .model import model_folder, process_group_of_one
 from .names import EngineError
-from .sglang.edge import GroupOfOne
+from .sglang.edge import LocalGroup
 
 _MODEL: Final = "LlamaForCausalLM"
 Forward = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ def open_core(
     """vLLM's engine core and its model runner. ``forward`` makes the hidden states [T, hidden] of token ids [T] at
     positions [T], and ``logits`` the logits [b, vocab] of hidden states [b, hidden]."""
     parallel: Any = import_module("vllm.distributed.parallel_state")
-    one: Any = GroupOfOne(process_group_of_one(), set())
+    one: Any = LocalGroup(process_group_of_one(), set())
     one.graph_capture = MethodType(parallel.GroupCoordinator.graph_capture, one)
     for name in ("_WORLD", "_INNER_DP_WORLD", "_TP", "_DCP", "_PCP", "_PP", "_DP", "_EP"):
         setattr(parallel, name, one)

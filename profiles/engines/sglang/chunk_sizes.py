@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ...run.system import SystemParts
 from ...vgpu.device import CURRENT
 from ..names import EngineError
+from .edge import WithAttributes, replace_attribute
 
 # The modules that time forwards, from old to new.
 _TIMING: Final = (
@@ -23,17 +25,6 @@ _TIMING: Final = (
     "sglang.srt.managers.scheduler_components.dynamic_chunk_sizer",
 )
 _TAG: Final = "chunk sizes"
-
-
-class Instead:
-    """A module or an object with other attributes in some places."""
-
-    def __init__(self, original: Any, **attributes: Any) -> None:
-        self._original = original
-        vars(self).update(attributes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
 
 def timed_virtually(parts: SystemParts) -> Sequence[str]:
@@ -46,19 +37,17 @@ def timed_virtually(parts: SystemParts) -> Sequence[str]:
     def randint(low: int, high: int, **options: Any) -> Any:
         return drawn.integers(low, min(high, vocabulary), **options)
 
-    clock = Instead(time, perf_counter=lambda: runtime.now / 1e9)
-    numbers = Instead(np, random=Instead(np.random, randint=randint))
-    for name in _TIMING:
-        try:
-            module: Any = import_module(name)
-        except ModuleNotFoundError:
-            continue
-        module.time, module.np = clock, numbers
-        module.broadcast_pyobj = lambda data, *_, **__: _handed_on(parts, data)
+    replaced = {
+        "time": WithAttributes(time, perf_counter=lambda: runtime.now / 1e9),
+        "np": WithAttributes(np, random=WithAttributes(np.random, randint=randint)),
+        "broadcast_pyobj": lambda data, *_, **__: _handed_on(parts, data),
+    }
+    for module, (name, value) in product(_TIMING, replaced.items()):
+        replace_attribute(module, name, value)
     for name in (*_TIMING, "sglang.srt.managers.scheduler"):
         loaded: Any = sys.modules.get(name)
         if loaded is not None:
-            loaded.logger = Instead(loaded.logger, warning=lambda text, *_: warnings.append(text))
+            loaded.logger = WithAttributes(loaded.logger, warning=lambda text, *_: warnings.append(text))
     stages: Any = import_module("sglang.srt.distributed.parallel_state")._PP
 
     def broadcast(data: list[Any], *_: Any, **__: Any) -> None:

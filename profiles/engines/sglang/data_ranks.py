@@ -14,16 +14,11 @@ from ....sched.data_parallel.sync import RankShare
 from ...run.system import SystemParts
 from ..model import another_group_of_one
 from ..names import EngineError
-from .edge import GroupOfOne, replace_attribute
+from .edge import LocalGroup, replace_attribute
 
-_MODULES: Final = (
-    "sglang.srt.managers.scheduler_dp_attn_mixin",
-    "sglang.srt.managers.scheduler_components.dp_attn",
-)
-_GATHERS: Final = (
-    "all_gather_single",
-    "exchange_sync_rows",
-)  # functions that they gather by, from old to new
+_MODULE: Final = "sglang.srt.managers.scheduler_components.dp_attn"
+# Functions that they gather by, from old to new.
+_GATHERS: Final = ("all_gather_single", "exchange_sync_rows")
 _TAG: Final = "step"
 
 
@@ -41,17 +36,11 @@ def synchronised(parts: SystemParts, share: RankShare) -> None:
         found = [own if rank == share.rank else link.receive(rank, _TAG).value for rank in range(share.ranks)]
         rows.view(-1).copy_(torch.tensor(found, dtype=rows.dtype).view(-1))
 
-    gathers = [module for name in _MODULES if (module := _module(name)) is not None]
-    if not gathers:
+    gathers = [replace_attribute(_MODULE, name, gather) for name in _GATHERS]
+    if not any(gathers):
         raise EngineError("this SGLang has no data-parallel attention (MLPSyncBatchInfo.all_gather)")
-    for module in gathers:
-        for name in _GATHERS:
-            if hasattr(module, name):
-                setattr(module, name, gather)
     # Each rank has the seed already.
     replace_attribute("sglang.srt.managers.tp_worker", "broadcast_pyobj", lambda data, *_, **__: data)
-    distributed: Any = torch.distributed
-    distributed.all_gather_into_tensor = gather
 
 
 def require_shares(scheduler: Any, args: Any, config: EngineConfig) -> None:
@@ -67,20 +56,9 @@ def require_shares(scheduler: Any, args: Any, config: EngineConfig) -> None:
         )
 
 
-def group_of_ranks(share: RankShare, defaults: set[str]) -> GroupOfOne:
+def group_of_ranks(share: RankShare, defaults: set[str]) -> LocalGroup:
     """SGLang's group of the ranks that share layers; nothing is sent in it but by ``synchronised``."""
-    group = GroupOfOne(another_group_of_one(), defaults)
-    group.rank = group.rank_in_group = share.rank
-    group.world_size, group.ranks = share.ranks, tuple(range(share.ranks))
-    group.last_rank, group.is_first_rank = share.ranks - 1, share.rank == 0
-    group.is_last_rank = share.rank == share.ranks - 1
+    group = LocalGroup(another_group_of_one(), defaults, rank=share.rank, size=share.ranks)
     active = torch.ones(share.ranks, dtype=torch.int32)
     vars(group).update(active_ranks=active, active_ranks_cpu=active)
     return group
-
-
-def _module(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError:
-        return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -53,21 +54,39 @@ def replace_attribute(module: str, name: str, value: Any) -> bool:
     return there
 
 
-def fake_transfers() -> None:
-    """Let SGLang take its own classes for transfers that are never made, whatever the backend is called. Its requests
-    with such transfers are warm-ups, which it keeps out of the prefix cache: here they are requests like others."""
+class WithAttributes:
+    """A module or an object of which some attributes are others."""
+
+    def __init__(self, original: Any, **attributes: Any) -> None:
+        self._original = original
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def replace_transfer_classes(made: Callable[[Any, Any], Any]) -> None:
+    """Let SGLang take, for whatever backend, the class that ``made`` returns for a kind and for SGLang's own class of
+    that kind, whose transfers are never made."""
     backends = import_module("sglang.srt.disaggregation.utils")
 
+    @cache
     def get_kv_class(_: Any, kind: Any) -> Any:
-        found = backends.get_kv_class(backends.TransferBackend.FAKE, kind)
-        if found is None:
+        known = backends.get_kv_class(backends.TransferBackend.FAKE, kind)
+        if known is None:
             raise EngineError(
                 f"this SGLang has no {kind.value} for transfers that are never made (get_kv_class)"
             )
-        return found
+        return made(kind, known)
 
     for module in ("prefill", "decode"):
         replace_attribute(f"sglang.srt.disaggregation.{module}", "get_kv_class", get_kv_class)
+
+
+def fake_transfers() -> None:
+    """Let SGLang take its own classes for transfers that are never made. Its requests with such transfers are warm-ups,
+    which it keeps out of the prefix cache: here they are requests like others."""
+    replace_transfer_classes(lambda _, known: known)
     replace_attribute("sglang.srt.managers.schedule_batch", "FAKE_BOOTSTRAP_HOST", None)
 
 
@@ -75,7 +94,7 @@ def groups_of_one(defaults: set[str], stage: Stage | None) -> Any:
     """Make every process group of SGLang a group of one rank, but that of a pipeline's stages; what is asked of it in
     vain enters ``defaults``."""
     state: Any = import_module("sglang.srt.distributed.parallel_state")
-    one = GroupOfOne(process_group_of_one(), defaults)
+    one = LocalGroup(process_group_of_one(), defaults)
     for name, value in list(vars(state).items()):
         if name.startswith("_") and name[1:].isupper() and value is None:
             setattr(state, name, one)
@@ -85,13 +104,10 @@ def groups_of_one(defaults: set[str], stage: Stage | None) -> Any:
     return one
 
 
-def _group_of_stages(stage: Stage, defaults: set[str]) -> GroupOfOne:
+def _group_of_stages(stage: Stage, defaults: set[str]) -> LocalGroup:
     """SGLang's group of a pipeline's stages, whose messages are SGLang's own."""
     state: Any = import_module("sglang.srt.distributed.parallel_state")
-    group = GroupOfOne(another_group_of_one(), defaults)
-    group.rank = group.rank_in_group = stage.index
-    group.world_size, group.ranks, group.last_rank = stage.count, tuple(range(stage.count)), stage.count - 1
-    group.is_first_rank, group.is_last_rank = stage.is_first, stage.is_last
+    group = LocalGroup(another_group_of_one(), defaults, rank=stage.index, size=stage.count)
     for name in ("send_object", "recv_object", "send_tensor_dict", "recv_tensor_dict"):
         setattr(group, name, MethodType(getattr(state.GroupCoordinator, name), group))
     # Requests have no images, and each stage has the seed already.
@@ -100,36 +116,33 @@ def _group_of_stages(stage: Stage, defaults: set[str]) -> GroupOfOne:
     return group
 
 
-def _attention_groups(one: GroupOfOne) -> None:
+def _attention_groups(one: LocalGroup) -> None:
     """The same for data-parallel attention, whose module keeps ranks and sizes of its own."""
     attention: Any = import_module("sglang.srt.layers.dp_attention")
+    alone = {"GROUP": one, "RANK": 0, "SIZE": 1}
     for name, value in list(vars(attention).items()):
-        if value is not None or not name.startswith("_"):
-            continue
-        if name.endswith("_GROUP"):
-            setattr(attention, name, one)
-        elif name.endswith("_RANK"):
-            setattr(attention, name, 0)
-        elif name.endswith("_SIZE"):
-            setattr(attention, name, 1)
+        ending = name.rpartition("_")[2]
+        if value is None and name.startswith("_") and ending in alone:
+            setattr(attention, name, alone[ending])
     if getattr(attention, "_ENABLE_DP_ATTENTION_FLAG", False) is None:
         attention._ENABLE_DP_ATTENTION_FLAG = False
 
 
-class GroupOfOne:
-    """A process group with this rank alone; what it has no answer for is None."""
+class LocalGroup:
+    """A process group in which nothing is sent: what is gathered or reduced in it is this rank's. What it has no answer
+    for is None."""
 
     unique_name = "one"
-    rank = local_rank = rank_in_group = first_rank = last_rank = 0
-    ranks: Sequence[int] = (0,)
-    world_size = 1
-    is_first_rank = is_last_rank = True
+    local_rank = first_rank = 0
     device = torch.device("cpu")
     device_module = torch.cuda
 
-    def __init__(self, group: Any, defaults: set[str]) -> None:
+    def __init__(self, group: Any, defaults: set[str], *, rank: int = 0, size: int = 1) -> None:
         self._defaults = defaults
         self.cpu_group = self.device_group = group
+        self.rank = self.rank_in_group = rank
+        self.world_size, self.ranks, self.last_rank = size, tuple(range(size)), size - 1
+        self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
 
     def all_reduce(self, value: Any, *_: Any, **__: Any) -> Any:
         return value

@@ -83,7 +83,8 @@ def _latent(model: ModelConfig) -> dict[str, int]:
 
 
 class HostedKV:
-    """SGLang's own coordinator with its pools. Raises EngineError where a release lacks one of them."""
+    """SGLang's own coordinator with its pools, and the ``KVLocator`` of the decoder's KV in them. Raises EngineError
+    where a release lacks one of them."""
 
     def __init__(self, req_to_token_pool: Any, args: Any, model: ModelConfig, group: Any) -> None:
         self._model = model
@@ -112,7 +113,7 @@ class HostedKV:
             kvcache=self.pool,
             need_sort=False,
         )
-        self.mapping = self.allocator.full_to_hisparse_device_index_mapping
+        self.mapping: Tensor = self.allocator.full_to_hisparse_device_index_mapping
         self.pool.register_mapping(self.mapping)  # itself, since no kernel takes a weak reference
         with_pinned_memory()
         self.coordinator = fitted(
@@ -135,7 +136,15 @@ class HostedKV:
         shape = (-1, 2, self._model.num_kv_heads, self._model.head_dim)
         pairs = [layer.view(shape).unbind(1) for layer in self.pool.kv_buffer]
         keys, values = zip(*pairs, strict=True)
-        return PlacedKV(EngineKV(keys, values, self.pool.page_size), CoordinatorLocator(self))
+        return PlacedKV(EngineKV(keys, values, self.pool.page_size), self)
+
+    def write_slots(self, batch: ForwardBatch) -> Tensor:
+        return long(self.pool.translate_loc_to_hisparse_device(batch.out_cache_loc))
+
+    def read_slots(self, layer: int, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        swap_in = self.coordinator.swap_in_selected_pages
+        slots: Tensor = swap_in(batch.req_pool_indices, batch.seq_lens, positions, layer)
+        return slots
 
     def before_forward(self, batch: Any) -> None:
         """As SGLang's model runner does it in front of the forward of a decode."""
@@ -156,23 +165,3 @@ def with_pinned_memory() -> None:
     """Let SGLang allocate the host's pool as pinned memory, by a function of its own, rather than register memory."""
     allocate = _required("alloc_with_pin_memory", *_HOST_POOLS)
     _required("ALLOC_MEMORY_FUNCS", *_HOST_POOLS)["cuda"] = allocate
-
-
-class CoordinatorLocator:
-    """The ``KVLocator`` of SGLang's coordinator."""
-
-    def __init__(self, hosted: HostedKV) -> None:
-        self._hosted = hosted
-
-    @property
-    def mapping(self) -> Tensor:
-        found: Tensor = self._hosted.mapping
-        return found
-
-    def write_slots(self, batch: ForwardBatch) -> Tensor:
-        return long(self._hosted.pool.translate_loc_to_hisparse_device(batch.out_cache_loc))
-
-    def read_slots(self, layer: int, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        swap_in = self._hosted.coordinator.swap_in_selected_pages
-        slots: Tensor = swap_in(batch.req_pool_indices, batch.seq_lens, positions, layer)
-        return slots

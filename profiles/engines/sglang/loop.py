@@ -18,6 +18,7 @@ from ..bridge import EndOfRequest, RunBridge
 from ..names import EngineError
 from .arguments import aborted, tokenized
 from .eagle import wrap_worker
+from .edge import WithAttributes
 from .transfer import HOST, KVTransfers
 
 _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
@@ -99,7 +100,7 @@ class WrappedLoop:
         if receiver is None:
             scheduler.recv_requests = receive
         else:
-            scheduler.request_receiver = _Receiver(receiver, receive)
+            scheduler.request_receiver = WithAttributes(receiver, recv_requests=receive)
         for name, around in (
             ("get_next_batch_to_run", self._plan),
             ("get_new_batch_prefill", self._admit),
@@ -382,14 +383,3 @@ def _accept_lens(result: Any) -> Sequence[int] | None:
         if (drafts := getattr(result, name, None)) is not None:
             return [count + 1 for count in drafts]
     return None
-
-
-class _Receiver:
-    """SGLang's receiver with other requests."""
-
-    def __init__(self, receiver: Any, receive: Callable[..., list[Any]]) -> None:
-        self._receiver = receiver
-        self.recv_requests = receive
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._receiver, name)

@@ -29,9 +29,8 @@ from ...vgpu.fused import run_on_queue
 from ...vgpu.tensor import DeviceTensor
 from ..bridge import Prefilled, RunBridge
 from ..messages import HostTensor
-from ..names import EngineError
 from ..turns import TurnLink
-from .edge import replace_attribute
+from .edge import replace_transfer_classes
 
 HOST: Final = "schedbench"  # what requests name as the host of their prefill worker
 _PAGES: Final = "pages"  # decode to prefill worker
@@ -88,16 +87,12 @@ class KVTransfers:
         self._aborted: set[int] = set()
         self._port: KVPort
         self._metadata: Any = None  # SGLang's description of registered memory
+        self._states: Any = import_module("sglang.srt.disaggregation.base.conn").KVPoll
 
     def install(self) -> None:
-        backends = import_module("sglang.srt.disaggregation.utils")
-        classes = self._classes(backends)
-
-        def get_kv_class(_: Any, kind: Any) -> Any:
-            return classes[kind]
-
-        for module in ("prefill", "decode"):
-            replace_attribute(f"sglang.srt.disaggregation.{module}", "get_kv_class", get_kv_class)
+        kinds = import_module("sglang.srt.disaggregation.utils").KVClassType
+        makers = {kinds.MANAGER: _manager, kinds.SENDER: _sender, kinds.RECEIVER: _receiver}
+        replace_transfer_classes(lambda kind, known: makers[kind](known, self) if kind in makers else known)
 
     def bind(self, port: KVPort) -> None:
         """``port``: to the KV of the model."""
@@ -213,26 +208,6 @@ class KVTransfers:
             other = self._place.decode_of if prefills else self._place.prefill_of
             self._link.send(other(room - 1), _ABORT, room)
 
-    # ---- SGLang's classes ----------------------------------------------------------------------------------
-
-    def _classes(self, backends: Any) -> dict[Any, Any]:
-        """What ``get_kv_class`` returns for each kind, made from SGLang's classes of transfers that are never made."""
-        kinds = backends.KVClassType
-
-        def known(kind: Any) -> Any:
-            found = backends.get_kv_class(backends.TransferBackend.FAKE, kind)
-            if found is None:
-                raise EngineError(f"this SGLang has no base class for its {kind.value} (get_kv_class)")
-            return found
-
-        states = import_module("sglang.srt.disaggregation.base.conn").KVPoll
-        return {
-            kinds.KVARGS: known(kinds.KVARGS),
-            kinds.MANAGER: _manager(known(kinds.MANAGER), self),
-            kinds.SENDER: _sender(known(kinds.SENDER), self, states),
-            kinds.RECEIVER: _receiver(known(kinds.RECEIVER), self, states),
-        }
-
 
 class _PrefillInfo:
     """SGLang's table of prefill workers by their addresses: each is one rank."""
@@ -251,77 +226,71 @@ def _manager(base: Any, transfers: KVTransfers) -> Any:
     return LinkManager
 
 
-class _TransferEnd:
+def _transfer_end(base: Any, transfers: KVTransfers) -> Any:
     """What the sender and the receiver of a request's KV have in common. ``conclude_state``, which SGLang reads, is the
     state in which the transfer has ended, or None; earlier versions of SGLang have none in their own classes."""
+    states = transfers._states
 
-    conclude_state: Any = None
-    _transfers: KVTransfers
-    _states: Any  # SGLang's ``KVPoll``
-    _room: int
+    class TransferEnd(base):  # type: ignore[misc]
+        conclude_state: Any = None
 
-    def abort(self) -> None:
-        self.conclude_state = self._states.Failed
-        self._transfers._abort(self._room)
-
-    def failure_exception(self) -> None:
-        raise RuntimeError(_GIVEN_UP)
-
-
-def _sender(base: Any, transfers: KVTransfers, states: Any) -> Any:
-    class LinkSender(_TransferEnd, base):  # type: ignore[misc]
         def __init__(
             self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **named: Any
         ) -> None:
             super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **named)
-            self._transfers, self._states, self._room = transfers, states, bootstrap_room
-            self._landing = transfers._landing(bootstrap_room)
+            self._room = bootstrap_room
 
+        def abort(self) -> None:
+            self.conclude_state = states.Failed
+            transfers._abort(self._room)
+
+        def failure_exception(self) -> None:
+            raise RuntimeError(_GIVEN_UP)
+
+        def poll(self) -> Any:
+            if self.conclude_state is not None:
+                return self.conclude_state
+            state = states.Failed if self._room in transfers._aborted else self._state()
+            if state in (states.Failed, states.Success):
+                self.conclude_state = state
+            return state
+
+    return TransferEnd
+
+
+def _sender(base: Any, transfers: KVTransfers) -> Any:
+    states = transfers._states
+
+    class LinkSender(_transfer_end(base, transfers)):  # type: ignore[misc]
         def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
-            self._landing.wanted, self._landing.row = num_kv_indices, aux_index
+            landing = transfers._landing(self._room)
+            landing.wanted, landing.row = num_kv_indices, aux_index
 
         def send(self, kv_indices: Any, *_: Any, **__: Any) -> None:
             transfers._send(self._room, kv_indices.tolist())
 
-        def poll(self) -> Any:
-            landing = self._landing
-            if self.conclude_state is not None:
-                return self.conclude_state
-            if self._room in transfers._aborted:
-                self.conclude_state = states.Failed
-            elif landing.pages is None:
+        def _state(self) -> Any:
+            landing = transfers._landing(self._room)
+            if landing.pages is None:
                 return states.Bootstrapping
-            elif not landing.sent:
+            if not landing.sent:
                 return states.WaitingForInput
-            elif landing.at is None or landing.at > transfers._gpu.runtime.now:
+            if landing.at is None or landing.at > transfers._gpu.runtime.now:
                 return states.Transferring
-            else:
-                self.conclude_state = states.Success
-                del transfers._landings[self._room]
-            return self.conclude_state
+            del transfers._landings[self._room]
+            return states.Success
 
     return LinkSender
 
 
-def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
+def _receiver(base: Any, transfers: KVTransfers) -> Any:
     """Without ``send_metadata`` in earlier versions of SGLang, ``init`` does what it does. In later ones ``init`` only
     finds the prefill worker."""
+    states = transfers._states
 
-    class LinkReceiver(_TransferEnd, base):  # type: ignore[misc]
+    class LinkReceiver(_transfer_end(base, transfers)):  # type: ignore[misc]
         has_sent_metadata = False
         bootstrap_done = not hasattr(base, "send_metadata")
-
-        def __init__(
-            self,
-            mgr: Any,
-            bootstrap_addr: str,
-            bootstrap_room: int | None = None,
-            *args: Any,
-            **named: Any,
-        ) -> None:
-            super().__init__(mgr, bootstrap_addr, bootstrap_room, *args, **named)
-            assert bootstrap_room is not None
-            self._transfers, self._states, self._room = transfers, states, bootstrap_room
 
         def send_metadata(self, kv_indices: Any, aux_index: int | None = None, *_: Any, **__: Any) -> None:
             assert aux_index is not None
@@ -329,11 +298,7 @@ def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
             place, pages = transfers._place, _Pages(self._room, kv_indices.tolist(), aux_index)
             transfers._link.send(place.prefill_of(self._room - 1), _PAGES, pages)
 
-        def poll(self) -> Any:
-            if self.conclude_state is None and self._room in transfers._aborted:
-                self.conclude_state = states.Failed
-            if self.conclude_state is not None:
-                return self.conclude_state
+        def _state(self) -> Any:
             if not self.bootstrap_done:
                 return states.Bootstrapping
             if not self.has_sent_metadata:
@@ -341,8 +306,7 @@ def _receiver(base: Any, transfers: KVTransfers, states: Any) -> Any:
             if self._room not in transfers._received:
                 return states.Transferring
             transfers._received.remove(self._room)
-            self.conclude_state = states.Success
-            return self.conclude_state
+            return states.Success
 
     if not hasattr(base, "send_metadata"):
         LinkReceiver.init = LinkReceiver.send_metadata
