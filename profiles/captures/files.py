@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from ..record.files import ENDING
-from ..record.provenance import RunPart
 from ..record.recording import RecordedTimeline
 from ..record.result import Result, ResultError
 from . import maps
@@ -22,9 +21,8 @@ from .nsys.activity import MAGIC
 from .nsys.reader import open_export, scrub
 from .steps import launches
 
-REPORT: Final = ".nsys-rep"
-OLD_REPORT: Final = ".qdrep"
-SUFFIXES: Final = (".sqlite", REPORT, OLD_REPORT, ".json.gz")
+_REPORTS: Final = (".nsys-rep", ".qdrep")  # of current and of old versions
+SUFFIXES: Final = (".sqlite", *_REPORTS, ".json.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,7 @@ class Reader:
         with self.opened(path) as found:
             if isinstance(found, Result):
                 return found
-            run = RunPart(id="", command=self.command, started="", wall_s=0.0)
-            return result(found, meaning or chosen(found), name=stem(path), run=run)
+            return result(found, meaning or chosen(found), name=stem(path), command=self.command)
 
     def timeline(self, path: Path) -> RecordedTimeline:
         """The records of a capture. Raises as ``read`` does, and ResultError for a result, which has none."""
@@ -60,7 +57,7 @@ class Reader:
 
     def scrubbed(self, path: Path, output: Path) -> None:
         """Write a copy of a capture of Nsight Systems with only what is read of it. Raises as ``read`` does."""
-        if path.suffix in (REPORT, OLD_REPORT):
+        if path.suffix in _REPORTS:
             with self._exported(path) as found:
                 scrub(found, output)
         elif _beginning(path).startswith(MAGIC):
@@ -82,7 +79,7 @@ class Reader:
         if _beginning(path).startswith(MAGIC):
             with open_export(path) as found:
                 yield found
-        elif path.suffix in (REPORT, OLD_REPORT):
+        elif path.suffix in _REPORTS:
             with self._exported(path) as export, open_export(export) as found:
                 yield found
         else:
@@ -113,7 +110,7 @@ def captures_in(folder: Path) -> Sequence[Path]:
     names = (path.name for path in folder.iterdir())
     found = [folder / name for name in sorted(names) if name.endswith(SUFFIXES) and not name.endswith(ENDING)]
     done = {path.stem for path in found if path.suffix == ".sqlite"}
-    return [path for path in found if path.suffix not in (REPORT, OLD_REPORT) or path.stem not in done]
+    return [path for path in found if path.suffix not in _REPORTS or path.stem not in done]
 
 
 def _beginning(path: Path) -> bytes:

@@ -85,9 +85,9 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     return CaptureReading(window, (), names, steps, tuple(notes), unfit)
 
 
-def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, run: RunPart) -> Result:
+def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, command: str = "") -> Result:
     """The document of a capture. Raises CaptureFileError."""
-    return document(capture, meaning, reading(capture, meaning), name=name, run=run)
+    return document(capture, meaning, reading(capture, meaning), name=name, command=command)
 
 
 def document(
@@ -96,11 +96,13 @@ def document(
     found: CaptureReading,
     *,
     name: str,
-    run: RunPart,
+    command: str = "",
     hazards: Hazards | Abstained = _UNWATCHED,
+    failure: str | None = None,
 ) -> Result:
-    """The document of what was read of a capture. Raises CaptureFileError."""
+    """The document of what was read of a capture. ``failure`` says how the program failed. Raises CaptureFileError."""
     device, emulated = _device(found), capture.tool == "vgpu"
+    wall_s = (found.window.end - found.window.start) / 1e9
     # In place of a scenario: what two captures must have in common to be compared.
     expanded: dict[str, Any] = {
         "name": name,
@@ -111,7 +113,7 @@ def document(
     try:
         return Result(
             tool=tool(),
-            run=run.model_copy(update={"wall_s": (found.window.end - found.window.start) / 1e9}),
+            run=RunPart(id="", command=command, started="", wall_s=wall_s, failure=failure),
             environment=_environment(capture, meaning, found),
             labels=Labels(
                 emulated=emulated,

@@ -34,7 +34,6 @@ from ..captures.steps import read_steps
 from ..platform.hardware import load
 from ..platform.machine import MachineError
 from ..record.environment import environment
-from ..record.provenance import RunPart
 from ..record.result import PROGRAM, Abstained, Hazards, Result
 from ..record.timeline import Window
 from ..run.declared_hazards import split_declared
@@ -104,15 +103,14 @@ def watched(request: WatchRequest) -> Result:
     hazards: Hazards | Abstained = Abstained(abstained="hazards were not watched for")
     if request.hazards:
         hazards = split_declared(gpu.findings, ())
-    run = RunPart(id="", command="", started="", wall_s=0.0, failure=failure)
-    return document(capture, meaning, found, name=Path(request.script).stem, run=run, hazards=hazards)
+    name = Path(request.script).stem
+    return document(capture, meaning, found, name=name, hazards=hazards, failure=failure)
 
 
 def _run(request: WatchRequest) -> str | None:
     """Run the script as ``python script arguments`` does. Returns how it failed, if it did."""
-    script = str(
-        Path(request.script).absolute()
-    )  # whose lines are found after a change of the working folder
+    # Lines of a relative path are not found after a change of the working folder.
+    script = str(Path(request.script).absolute())
     folder = str(Path(request.script).resolve().parent)
     others = threading.enumerate()
     argv, path = [request.script, *request.arguments], [folder, *sys.path]

@@ -20,7 +20,6 @@ from typing import Final, Literal, NamedTuple
 
 from ...cuda.nvtx_ranges import DOMAIN, MEASURE
 from ...platform.machine import MachineError
-from ...record.provenance import RunPart
 from ...record.result import Result
 from .. import maps
 from ..capture import CaptureFileError, ProfilerCapture
@@ -241,6 +240,4 @@ def recorded(
         scrub(found, shared)
     with open_export(shared) as capture:
         check(capture, nsys)
-        name = Path(request.arguments[0]).stem
-        run = RunPart(id="", command="", started="", wall_s=0.0)
-        return result(capture, maps.load(MAP), name=name, run=run), report
+        return result(capture, maps.load(MAP), name=Path(request.arguments[0]).stem), report
