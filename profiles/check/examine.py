@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from ...scenarios.combinations import MODES, overlaps, staged
 from ...sched.relay.choice import RelayChoice
-from ..engines.adapter_file import find_adapter
+from ..engines.adapter import find_adapter
 from ..engines.names import parse_engine
 from ..measure.budget import Breach, Offender, RunOutcome
 from ..platform.engine_choice import EngineChoice

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Final, Protocol
 
 from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
+from ..platform.user_files import imported
 from ..run.system import System, SystemParts
-from .names import shipped_adapter
+from .names import EngineError, shipped_adapter
 
 
 class EngineAdapter(Protocol):
@@ -22,7 +24,7 @@ class EngineAdapter(Protocol):
     hollow: Sequence[str]  # packages that may be absent, and that no run depends on
     requires: Mapping[
         str, str
-    ]  # modules that cannot be absent, with the requirement that pip installs them by
+    ]  # modules that cannot be absent, with the requirement that pip installs each by
 
     # These may be left out. ``needs``: what a scenario's modes that the engine cannot run would need, with the engine's
     # function in the way; asked before the import. ``stages``: ``open`` makes the scheduler of one stage of a
@@ -35,6 +37,9 @@ class EngineAdapter(Protocol):
     def open(self, parts: SystemParts) -> System:
         """The engine's scheduler on the virtual GPU, which is open. Raises EngineError for what it cannot run."""
 
+
+_DEFINED: Final = "ADAPTER"  # the name of an adapter in its module
+_FACTS: Final = ("package", "python_path", "environment", "hollow", "requires", "load", "open")
 
 # Modes that engines of a few thousand lines lack, and what each would need.
 NOT_IN_SMALL_ENGINES: Final[Mapping[str, str]] = {
@@ -56,12 +61,31 @@ NOT_IN_SMALL_ENGINES: Final[Mapping[str, str]] = {
 }
 
 
-def adapter_named(name: str) -> EngineAdapter:
-    """Raises EngineNameError."""
-    adapter: EngineAdapter = import_module(f".{shipped_adapter(name).module}", __package__).ADAPTER
+def find_adapter(name: str) -> EngineAdapter:
+    """The shipped adapter of that name, or the one that a file of the user's defines. Imports nothing of the engine.
+    Raises EngineError."""
+    if not name.endswith(".py"):
+        return adapter_named(name)
+    file = Path(name).expanduser().resolve()
+    try:
+        module = imported(file, "an adapter")
+    except ImportError as error:
+        raise EngineError(str(error)) from error
+    if not hasattr(module, _DEFINED):
+        raise EngineError(f"{file}: defines no {_DEFINED}")
+    adapter: EngineAdapter = getattr(module, _DEFINED)
+    if missing := [fact for fact in _FACTS if not hasattr(adapter, fact)]:
+        raise EngineError(f"{name}: {_DEFINED} has no {', no '.join(missing)}")
     return adapter
 
 
-def needed(scenario: Scenario, refused: Mapping[str, str]) -> list[str]:
-    """What modes of the scenario need that an engine refuses."""
-    return [f"{mode} needs {what}" for mode, what in refused.items() if MODES[mode].on(scenario)]
+def adapter_named(name: str) -> EngineAdapter:
+    """Raises EngineNameError."""
+    module = import_module(f".{shipped_adapter(name).module}", __package__)
+    adapter: EngineAdapter = getattr(module, _DEFINED)
+    return adapter
+
+
+def needed(scenario: Scenario, refused: Mapping[str, str], *, mode: str = "{}") -> list[str]:
+    """What modes of the scenario need that an engine refuses. ``mode`` says how each is called."""
+    return [f"{mode.format(name)} needs {what}" for name, what in refused.items() if MODES[name].on(scenario)]

@@ -27,7 +27,7 @@ from ..platform.resolve import Resolved
 from ..record.result import Result
 from ..run.rank_context import RankContext
 from ..run.task import Options, RankReport, RouterReport
-from .adapter_file import find_adapter
+from .adapter import find_adapter
 from .names import EngineError, parse_engine
 from .server import NEEDED, SHOWN_LINES, SIGNALLED, STACK_SIGNAL, STACKS, Answer, packed, unpacked
 from .source import EngineSource, PackagePlace, opened_source

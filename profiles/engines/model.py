@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...sched.disagg.kv import KVPort
+from ...sched.kernels.sampling import sample_greedy_tagged
 from ...sched.memory.pools import KVPool
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import Decoder, Model
@@ -103,6 +104,11 @@ class EngineModel:
 def _moved(caches: Sequence[torch.Tensor], target: torch.Tensor, source: torch.Tensor) -> None:
     for cache in caches:
         cache[target.to(torch.int64)] = cache[source.to(torch.int64)]
+
+
+def tagged_ids(ids: torch.Tensor, logits: torch.Tensor, fingerprint: torch.Tensor | None) -> torch.Tensor:
+    """The sampled ids [b]; with values none, those that follow from the KV tags."""
+    return ids if fingerprint is None else sample_greedy_tagged(logits, None, fingerprint).to(ids.dtype)
 
 
 def long(tensor: torch.Tensor) -> torch.Tensor:

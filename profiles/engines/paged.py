@@ -10,12 +10,11 @@ from torch import Tensor
 from ...sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from ...sched.kernels.declare import kernel, meta_tensor
 from ...sched.kernels.rows import embedding
-from ...sched.kernels.sampling import sample_greedy_tagged
 from ...sched.model.decoder import Decoder
 from ..run.compose import engine_config
 from ..run.system import SystemParts, TagAudit
 from .bridge import EngineSystem
-from .model import EngineModel, long
+from .model import EngineModel, long, tagged_ids
 
 
 class PagedModel:
@@ -77,10 +76,7 @@ class PagedModel:
         """With values none: the sampled ids [b] replaced by those that follow from the KV tags."""
         replayed = self.replayed
         fingerprint = self._fingerprint if replayed is None else self._captured[replayed]
-        if fingerprint is None:
-            return ids
-        tagged: Tensor = sample_greedy_tagged(logits, None, fingerprint[: len(ids)])
-        return tagged.to(ids.dtype)
+        return tagged_ids(ids, logits, None if fingerprint is None else fingerprint[: len(ids)])
 
 
 class PagedSystem(EngineSystem):

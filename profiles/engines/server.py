@@ -228,7 +228,7 @@ class LoadedEngine:
     @classmethod
     def load(cls, source: EngineSource, stack: ExitStack) -> LoadedEngine:
         """Absent packages are hollow until the ``stack`` is closed. Raises EngineError, and what the engine raises."""
-        from .adapter_file import find_adapter
+        from .adapter import find_adapter
         from .names import EngineError
 
         adapter = find_adapter(source.adapter)

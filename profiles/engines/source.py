@@ -62,18 +62,13 @@ class PackagePlace(NamedTuple):
 
     def inside(self, tree: Path) -> Path | None:
         """The folder to put on the import path, if the tree has the package."""
-        return next(
-            (path for path in (tree / self.python_path, tree) if self._has(path / self.package)), None
-        )
+        paths = (tree / self.python_path, tree)
+        return next((path for path in paths if any((path / self.package).glob("*.py"))), None)
 
     def is_in_its_place(self, path: Path) -> bool:
         """Whether the package in ``path`` is in the folder of that name; a package whose place is the top always is."""
         name = Path(self.python_path).name
         return not name or path.name == name
-
-    @staticmethod
-    def _has(folder: Path) -> bool:
-        return folder.is_dir() and any(folder.glob("*.py"))
 
     @property
     def candidates(self) -> tuple[str, ...]:

@@ -39,9 +39,15 @@ _DEVICE: Final = "device"
 _ENDING_S: Final = 1.0  # within which a process whose connection is closed ends
 
 Answer = dict[str, Any]
+Failure = Callable[[BaseException], Answer]
 
 
-def ending(process: int) -> str:
+def end_without_answer(name: str, process: int) -> Answer:
+    """The answer for the process of a rank that has none: how it has ended."""
+    return {"failed": f"the process of {name} {_ending(process)}", "traceback": ""}
+
+
+def _ending(process: int) -> str:
     """How a child process has ended, or that it has not. It can be waited for once more."""
     deadline = time.monotonic() + _ENDING_S
     while (found := os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
@@ -66,13 +72,28 @@ def of_rank(name: str, answer: Answer) -> Answer:
     return answer | {"failed": f"{name}: {answer['failed']}"} if "failed" in answer else answer
 
 
+def answer_and_exit(
+    name: str, run: Callable[[], Answer], failure: Failure, connection: Connection
+) -> NoReturn:
+    """End the process of a rank with the answer of ``run``, or with that of its failure."""
+    process = os.getpid()
+    with suppress(BrokenPipeError):
+        try:
+            answer = run()
+        except BaseException as error:
+            answer = of_rank(name, failure(error))
+        end_copies_of(process)
+        connection.send(answer)
+    os._exit(0)
+
+
 RunRank = Callable[[RankContext, "StageLink | None"], Answer]
 
 
 def run_stages(
     ranks: Sequence[RankContext],
     run: RunRank,
-    failure: Callable[[BaseException], Answer],
+    failure: Failure,
 ) -> list[Answer]:
     """The answers of ``run`` for all ranks: of one rank here, of several in a process each, of which this is the first.
     ``failure``: the answer of a rank that raised. Raises RankError, and what a single rank raises; no other process is
@@ -130,7 +151,7 @@ def _report(rank: int, report: Connection, process: int) -> Answer:
     try:
         answer: Answer = report.recv()
     except EOFError:
-        answer = {"failed": f"the process of stage {rank} {ending(process)}", "traceback": ""}
+        answer = end_without_answer(f"stage {rank}", process)
     if "document" not in answer:
         raise RankError(answer)
     return answer
@@ -142,21 +163,17 @@ def _run_stage(
     ends: Sequence[Mapping[int, Connection]],
     answer: Connection,
     run: RunRank,
-    failure: Callable[[BaseException], Answer],
+    failure: Failure,
 ) -> NoReturn:
     """The process of a later stage."""
-    process = os.getpid()
     beating(lambda: None)  # the first stage advances only with the others
     _close_others(ends, rank)
-    with suppress(BrokenPipeError):
-        try:
-            with StageLink.open(rank, ends[rank]) as link:
-                found = run(ranks[rank], link)
-        except BaseException as error:
-            found = of_rank(f"stage {rank}", failure(error))
-        end_copies_of(process)
-        answer.send(found)
-    os._exit(0)
+
+    def linked() -> Answer:
+        with StageLink.open(rank, ends[rank]) as link:
+            return run(ranks[rank], link)
+
+    answer_and_exit(f"stage {rank}", linked, failure, answer)
 
 
 def _close_others(ends: Sequence[Mapping[int, Connection]], own: int) -> None:

@@ -31,7 +31,7 @@ from ..run.rank_context import RankContext
 from ..vgpu.device import VirtualGpu
 from .heartbeat import beating
 from .messages import end_copies_of
-from .stages import Answer, RankError, ending, kill, of_rank
+from .stages import Answer, Failure, RankError, answer_and_exit, end_without_answer, kill
 
 _ALONE: Final = "nothing comes any more: all workers wait"
 
@@ -74,7 +74,6 @@ class _Worker:
 
 
 RunWorker = Callable[[RankContext, "TurnLink"], Answer]
-Failure = Callable[[BaseException], Answer]
 
 
 def run_workers(
@@ -120,16 +119,9 @@ def _run_worker(
     ranks: Sequence[RankContext], rank: int, connection: Connection, run: RunWorker, failure: Failure
 ) -> NoReturn:
     """The process of a worker."""
-    process = os.getpid()
-    with suppress(BrokenPipeError):
-        beating(lambda: connection.send(_Beat()))
-        try:
-            answer = run(ranks[rank], TurnLink(rank, len(ranks), connection))
-        except BaseException as error:
-            answer = of_rank(_name(ranks[rank], rank), failure(error))
-        end_copies_of(process)
-        connection.send(answer)
-    os._exit(0)
+    beating(lambda: connection.send(_Beat()))
+    link = TurnLink(rank, len(ranks), connection)
+    answer_and_exit(_name(ranks[rank], rank), lambda: run(ranks[rank], link), failure, connection)
 
 
 def _take_turns(workers: Sequence[_Worker], beat: Callable[[], None]) -> None:
@@ -178,7 +170,7 @@ def _run_until_turn(worker: _Worker, workers: Sequence[_Worker], beat: Callable[
         try:
             said = worker.connection.recv()
         except (EOFError, OSError):
-            raise RankError(_gone(worker)) from None
+            raise RankError(end_without_answer(worker.name, worker.process)) from None
         if isinstance(said, _Turn):
             worker.turn = said
             return
@@ -192,11 +184,6 @@ def _run_until_turn(worker: _Worker, workers: Sequence[_Worker], beat: Callable[
         else:
             to, message = said
             workers[to].inbox.append(message)
-
-
-def _gone(worker: _Worker) -> Answer:
-    """The answer for a process that ended without one."""
-    return {"failed": f"the process of {worker.name} {ending(worker.process)}", "traceback": ""}
 
 
 class TurnLink:
@@ -245,13 +232,10 @@ class TurnLink:
 
     def take_turn(self) -> None:
         """Receive what has arrived by now."""
-        self._wait(self._gpu.runtime.now)
+        self.sleep_until(self._gpu.runtime.now)
 
     def sleep_until(self, until: int) -> None:
         """Advance the host's clock to ``until``, ns, or to the next arrival. Raises LinkError where that is never."""
-        self._wait(until)
-
-    def _wait(self, until: int) -> None:
         end_copies_of(self._process)
         runtime = self._gpu.runtime
         self._connection.send(_Turn(runtime.now, max(until, runtime.now)))

@@ -9,6 +9,7 @@ from typing import Final
 from ....scenarios.combinations import MODES
 from ....scenarios.schema import Scenario
 from ...run.system import System, SystemParts
+from ..adapter import needed
 from ..names import ADAPTERS
 
 # Packages with compiled kernels, servers and clients: none of them takes part in a scheduler's step of a dense model.
@@ -90,24 +91,18 @@ class SglangAdapter:
 
 
 def _refusals(scenario: Scenario) -> Iterator[str]:
-    for mode, reason in _REFUSED.items():
-        if MODES[mode].on(scenario):
-            yield f"{mode} needs {reason}"
+    yield from needed(scenario, _REFUSED)
     pair = scenario.engine.disaggregation
     if pair.mode == "pair" and pair.transfer == "nixl":
         yield "disaggregation by nixl needs memory of a device (register_buffer_to_engine); use {transfer: local}"
     if pair.mode == "pair" and pair.transfer != "fake" and MODES["speculation"].on(scenario):
         yield "speculation in a pair needs the KV of SGLang's own draft (DecodePreallocQueue._init_kv_manager)"
     if MODES["own model runner"].on(scenario):
-        for mode, reason in _REFUSED_OWN.items():
-            if MODES[mode].on(scenario):
-                yield f"{mode} with engine.model_runner=own needs {reason}"
+        yield from needed(scenario, _REFUSED_OWN, mode="{} with engine.model_runner=own")
         if MODES["pipeline"].on(scenario) and MODES["values none"].on(scenario):
             yield f"a pipeline with engine.model_runner=own needs {_NO_IDS}"
     if MODES["hisparse"].on(scenario):
-        for mode, reason in _REFUSED_HOSTED.items():
-            if MODES[mode].on(scenario):
-                yield f"hisparse with {mode} needs {reason}"
+        yield from needed(scenario, _REFUSED_HOSTED, mode="hisparse with {}")
     if MODES["speculation"].on(scenario):
         acceptance = scenario.engine.speculative.acceptance
         if acceptance != "measured" and acceptance.per == "request":

@@ -20,6 +20,7 @@ from ....sched.disagg.layout import Role
 from ....sched.model.runner import captured_sizes
 from ....sched.request import Request
 from ...platform.resolve import Resolved
+from ...vgpu.patching import attributes_set
 from ..names import EngineError
 from .edge import fitted
 from .grammar import regular_expression
@@ -124,11 +125,8 @@ def _setters(kind: Any) -> Iterator[dict[str, str]]:
         found[name] = sys._getframe(1).f_code.co_qualname
         original(args, name, value)
 
-    kind.__setattr__ = record
-    try:
+    with attributes_set([(kind, "__setattr__", record)]):
         yield found
-    finally:
-        kind.__setattr__ = original
 
 
 def _dtype(resolved: Resolved, *, own: bool) -> str:

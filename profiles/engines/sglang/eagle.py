@@ -198,21 +198,8 @@ class EagleForwards:
         return self._draft.logits(out), out
 
     def _chain_batch(self, mode: ForwardMode, tensors: Sequence[torch.Tensor], longest: int) -> ForwardBatch:
-        ids, positions, slots, rows, ends = tensors
-        return ForwardBatch(
-            mode=mode,
-            batch_size=ids.shape[0],
-            num_tokens=ids.numel(),
-            input_ids=ids.reshape(-1),
-            positions=positions.reshape(-1),
-            req_pool_indices=rows,
-            seq_lens=ends,
-            out_cache_loc=slots.reshape(-1),
-            max_seq_len=longest,
-            extend_lens=self._lens[: ids.shape[0]],
-            max_extend_len=self._count,
-            capture_hidden=mode is ForwardMode.TARGET_VERIFY,
-        )
+        lens = self._lens[: len(tensors[0])]
+        return _batch(mode, *tensors, longest, extend_lens=lens, max_extend_len=self._count)
 
     def _drafted(self, *given: Any) -> Sequence[torch.Tensor]:
         *tensors, longest = given
@@ -220,20 +207,35 @@ class EagleForwards:
         if self._topk > 1:
             batch = _tree_batch(ForwardMode.DRAFT, tensors, longest)
         else:
-            ids, positions, slots, rows, ends = tensors
-            batch = ForwardBatch(
-                mode=ForwardMode.DRAFT,
-                batch_size=ids.shape[0],
-                num_tokens=ids.shape[0],
-                input_ids=ids.view(-1),
-                positions=positions.view(-1),
-                req_pool_indices=rows,
-                seq_lens=ends,
-                out_cache_loc=slots.view(-1),
-                max_seq_len=longest,
-            )
+            batch = _batch(ForwardMode.DRAFT, *tensors, longest)
         out = self._draft.forward(batch, hidden)
         return self._draft.logits(out), out
+
+
+def _batch(
+    mode: ForwardMode,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    lens: torch.Tensor,
+    longest: int,
+    **more: Any,
+) -> ForwardBatch:
+    """Ids, positions and slots of any shape, rows and lengths [b]."""
+    return ForwardBatch(
+        mode=mode,
+        batch_size=len(rows),
+        num_tokens=ids.numel(),
+        input_ids=ids.reshape(-1),
+        positions=positions.reshape(-1),
+        req_pool_indices=rows,
+        seq_lens=lens,
+        out_cache_loc=slots.reshape(-1),
+        max_seq_len=longest,
+        capture_hidden=mode is ForwardMode.TARGET_VERIFY,
+        **more,
+    )
 
 
 def _tree_batch(mode: ForwardMode, tensors: Sequence[torch.Tensor], longest: int) -> ForwardBatch:
@@ -245,20 +247,8 @@ def _tree_batch(mode: ForwardMode, tensors: Sequence[torch.Tensor], longest: int
     ends = (
         lens.unsqueeze(1) + counts if mode is ForwardMode.TARGET_VERIFY else lens.unsqueeze(1).expand(-1, n)
     )
-    return ForwardBatch(
-        mode=mode,
-        batch_size=ids.numel(),
-        num_tokens=ids.numel(),
-        input_ids=ids.reshape(-1),
-        positions=positions.reshape(-1),
-        req_pool_indices=rows.repeat_interleave(n),
-        seq_lens=ends.reshape(-1),
-        out_cache_loc=slots.reshape(-1),
-        max_seq_len=longest,
-        branches=branches.flatten(0, 1),
-        branch_lens=counts.reshape(-1),
-        capture_hidden=mode is ForwardMode.TARGET_VERIFY,
-    )
+    each = (ids, positions, slots, rows.repeat_interleave(n), ends.reshape(-1))
+    return _batch(mode, *each, longest, branches=branches.flatten(0, 1), branch_lens=counts.reshape(-1))
 
 
 def _seen(mask: torch.Tensor, lens: torch.Tensor, slots: torch.Tensor, depth: int) -> Sequence[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -32,14 +32,6 @@ _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
 # What the serial worker of speculation says of each request, without the bonus, from old to new.
 _DRAFTS_ACCEPTED: Final = ("accept_length_per_req_cpu", "num_correct_drafts_per_req_cpu")
-# Methods of every release, without which steps, tokens or ends would be missing.
-_OF_SCHEDULERS: Final = (
-    "get_next_batch_to_run",
-    "get_new_batch_prefill",
-    "run_batch",
-    "process_batch_result",
-)
-_OF_BATCHES: Final = ("prepare_for_extend", "prepare_for_decode", "mix_with_running", "retract_decode")
 # Where requests are that are in no batch: those whose grammars are compiled, and those of a worker of a pair.
 _QUEUES: Final = (
     *("grammar_queue", "grammar_manager"),
@@ -93,7 +85,6 @@ class WrappedLoop:
 
     def _wrap_scheduler(self) -> None:
         scheduler = self._scheduler
-        require_methods(scheduler, "Scheduler", _OF_SCHEDULERS)
         receiver = getattr(scheduler, "request_receiver", None)
         holder = scheduler if receiver is None else receiver
         receive = functools.partial(self._receive, holder.recv_requests)
@@ -101,18 +92,21 @@ class WrappedLoop:
             scheduler.recv_requests = receive
         else:
             scheduler.request_receiver = WithAttributes(receiver, recv_requests=receive)
-        for name, around in (
-            ("get_next_batch_to_run", self._plan),
-            ("get_new_batch_prefill", self._admit),
-            ("run_batch", self._launch),
-            ("process_batch_result", self._settle),
-            # of workers of a pair
-            ("get_next_disagg_prefill_batch_to_run", self._plan),
-            ("get_next_disagg_decode_batch_to_run", self._plan),
-            ("process_decode_queue", self._preallocate),
-            ("process_batch_result_disagg_prefill", self._settle),
-            ("process_disagg_prefill_inflight_queue", self._end_sent),
-        ):
+        of_all = {
+            "get_next_batch_to_run": self._plan,
+            "get_new_batch_prefill": self._admit,
+            "run_batch": self._launch,
+            "process_batch_result": self._settle,
+        }
+        of_pairs = {
+            "get_next_disagg_prefill_batch_to_run": self._plan,
+            "get_next_disagg_decode_batch_to_run": self._plan,
+            "process_decode_queue": self._preallocate,
+            "process_batch_result_disagg_prefill": self._settle,
+            "process_disagg_prefill_inflight_queue": self._end_sent,
+        }
+        require_methods(scheduler, "Scheduler", of_all)
+        for name, around in (of_all | of_pairs).items():
             if hasattr(scheduler, name):
                 setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
         if self._spec is not None:
@@ -124,18 +118,20 @@ class WrappedLoop:
 
     def _wrap_batches(self) -> None:
         kind = import_module("sglang.srt.managers.schedule_batch").ScheduleBatch
-        require_methods(kind, "ScheduleBatch", _OF_BATCHES)
-        for name, around in (
-            ("prepare_for_extend", self._prepare("prefill")),
-            ("prepare_for_decode", self._prepare(self._decode_kind)),
-            ("mix_with_running", self._mix),
-            ("retract_decode", self._retract),
-            # of a decode worker, from old to new
-            ("prepare_for_prebuilt_extend", self._prebuild),
-            ("process_prebuilt_extend", self._conclude),
-            ("prepare_for_prebuilt", self._prebuild),
-            ("process_prebuilt", self._conclude),
-        ):
+        of_all = {
+            "prepare_for_extend": self._prepare("prefill"),
+            "prepare_for_decode": self._prepare(self._decode_kind),
+            "mix_with_running": self._mix,
+            "retract_decode": self._retract,
+        }
+        of_decode_workers = {  # from old to new
+            "prepare_for_prebuilt_extend": self._prebuild,
+            "process_prebuilt_extend": self._conclude,
+            "prepare_for_prebuilt": self._prebuild,
+            "process_prebuilt": self._conclude,
+        }
+        require_methods(kind, "ScheduleBatch", of_all)
+        for name, around in (of_all | of_decode_workers).items():
             if hasattr(kind, name):
                 setattr(kind, name, _method(around, getattr(kind, name)))
 
@@ -351,8 +347,8 @@ class WrappedLoop:
                     self._reports.end(request_id, end)
 
 
-def require_methods(holder: Any, what: str, names: Sequence[str]) -> None:
-    """Raises EngineError where a method has another name in this release: nothing would be read from it."""
+def require_methods(holder: Any, what: str, names: Iterable[str]) -> None:
+    """Raises EngineError where a method has another name in this release: steps, tokens or ends would be missing."""
     if missing := [name for name in names if not hasattr(holder, name)]:
         raise EngineError(
             f"this SGLang's {what} has no {', '.join(missing)}, from which schedbench reads steps"

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from ....sched.batch import ForwardBatch
-from ....sched.kernels.sampling import sample_greedy_tagged
 from ...run.system import SystemParts
 from ...vgpu.fused import run_as_one_kernel
 from ..bridge import RunBridge
-from ..model import EngineModel
+from ..model import EngineModel, tagged_ids
 from .edge import replace_attribute
 from .forward_batch import decoder_batch
 
@@ -129,9 +128,7 @@ class OwnRunner:
             fingerprint, output.hidden_states = output.hidden_states, None
             with self._reports.range("sample", batch.batch_size, self._bridge.step):
                 ids = sample(runner, output, batch, *args, **kwargs)
-                if fingerprint is None:
-                    return ids
-                return sample_greedy_tagged(output.next_token_logits, None, fingerprint).to(ids.dtype)
+                return tagged_ids(ids, output.next_token_logits, fingerprint)
 
         setattr(kind, attention, init_attention)
         kind.forward, kind.sample = ranged, sampled

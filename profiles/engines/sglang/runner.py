@@ -13,12 +13,11 @@ import torch
 
 from ....scenarios.combinations import MODES
 from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
-from ....sched.kernels.sampling import sample_greedy_tagged
 from ....sched.model.runner import ModelRunner as DecoderRunner
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import RunBridge
-from ..model import EngineModel
+from ..model import EngineModel, tagged_ids
 from .eagle import AttentionStub, EagleForwards, prepare_worker, simulate, without_weights
 from .edge import fitted
 from .forward_batch import decoder_batch
@@ -78,7 +77,8 @@ class RunnerStub:
         def sampled(runner: Any, output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             with self._reports.range("sample", forward_batch.batch_size, self._bridge.step):
                 ids = sample(runner, output, forward_batch, *args, **kwargs)
-                return self._tagged(runner, output, ids)
+                made: ModelOutput = runner.output
+                return tagged_ids(ids, made.logits, made.fingerprint)
 
         kind.__init__, kind.__getattr__, kind.forward, kind.sample = init, absent, forward, sampled
 
@@ -247,14 +247,6 @@ class RunnerStub:
         with self._reports.range("model", batch.batch_size, self._bridge.step):
             target.output = output = target.decoder.forward(made)
             return output.logits, output.hidden_states
-
-    def _tagged(self, runner: Any, output: Any, ids: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """With values none: the sampled ids [b] replaced by those that follow from the KV tags."""
-        made: ModelOutput = runner.output
-        if made.fingerprint is None:
-            return ids
-        tagged: torch.Tensor = sample_greedy_tagged(made.logits, None, made.fingerprint)
-        return tagged.to(ids.dtype)
 
 
 def _slots_until_now(batch: Any, made: ForwardBatch) -> Sequence[torch.Tensor]:

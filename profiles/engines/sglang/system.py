@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from ....scenarios.combinations import MODES
-from ....sched.data_parallel.sync import RankShare
 from ....sched.model.config import ModelConfig
-from ....sched.pipeline import Stage
 from ....sched.request import Request
 from ...platform.resolve import speculative_config
 from ...run.compose import engine_config
@@ -108,8 +106,7 @@ class SglangSystem(EngineSystem):
                 write_sparse_model(resolved.model, model)
             config = engine_config(resolved, machine)
             args = server_args(resolved, config, model, self._role)
-            rank = 0 if self._stage is None else self._stage.index
-            if not _published(module, args, self._stage, self._share, self.runner.defaults):
+            if not self._published(module, args):
                 groups_of_one(self.runner.defaults, self._stage)
                 with contextlib.suppress(ImportError):
                     servers = import_module("sglang.srt.server_args")
@@ -127,7 +124,7 @@ class SglangSystem(EngineSystem):
                 gpu_id=0,
                 tp_rank=0 if self._share is None else self._share.rank,
                 moe_ep_rank=0,
-                pp_rank=rank,
+                pp_rank=0 if self._stage is None else self._stage.index,
                 attn_cp_rank=0,
                 moe_dp_rank=0,
                 dp_rank=None if self._share is None else self._share.rank,
@@ -137,6 +134,30 @@ class SglangSystem(EngineSystem):
             if dynamic:
                 require_curve(scheduler, warnings)
             return scheduler
+
+    def _published(self, module: Any, args: Any) -> bool:
+        """Publish the configuration for the process, as later versions do; returns whether this one does."""
+        stage, share, defaults = self._stage, self._share, self.runner.defaults
+        if not hasattr(module, "SpawnRanks"):
+            if share is not None:
+                raise EngineError(
+                    "data-parallel ranks of this SGLang need groups of processes (initialize_dp_attention)"
+                )
+            return False
+        data = None if share is None else share.rank
+        rank = module.spawn_world_rank(args, tp_rank=data or 0, pp_rank=0 if stage is None else stage.index)
+        ranks = module.SpawnRanks(world_rank=rank, dp_rank=data, gpu_id=0)
+        module.publish(args, role="scheduler", ranks=ranks)
+        one = groups_of_one(defaults, stage)
+        parallel = import_module("sglang.srt.runtime_context").get_parallel()
+        if hasattr(parallel, "override_permanently"):
+            groups = [name for name in dir(type(parallel)) if name.endswith("_group")]
+            own = {"pp_group": import_module("sglang.srt.distributed.parallel_state")._PP}
+            if share is not None:
+                own["tp_group"] = group_of_ranks(share, defaults)
+            parallel.override_permanently(**dict.fromkeys(groups, one) | own)
+        module.bootstrap.init_parallel_runtime = lambda **_: None
+        return True
 
     @property
     def _model_runner(self) -> Any:
@@ -153,30 +174,6 @@ class SglangSystem(EngineSystem):
         for name, value in vars(relay).items() if relay is not None else ():
             if isinstance(value, torch.Tensor) and value.is_cuda:
                 hazards.name(value, name)
-
-
-def _published(
-    module: Any, args: Any, stage: Stage | None, share: RankShare | None, defaults: set[str]
-) -> bool:
-    """Publish the configuration for the process, as later versions do; returns whether this one does."""
-    if not hasattr(module, "SpawnRanks"):
-        if share is not None:
-            raise EngineError(
-                "data-parallel ranks of this SGLang need groups of processes (initialize_dp_attention)"
-            )
-        return False
-    data = None if share is None else share.rank
-    rank = module.spawn_world_rank(args, tp_rank=data or 0, pp_rank=0 if stage is None else stage.index)
-    module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=rank, dp_rank=data, gpu_id=0))
-    one = groups_of_one(defaults, stage)
-    parallel = import_module("sglang.srt.runtime_context").get_parallel()
-    if hasattr(parallel, "override_permanently"):
-        groups = [name for name in dir(type(parallel)) if name.endswith("_group")]
-        stages = import_module("sglang.srt.distributed.parallel_state")._PP
-        own = {"pp_group": stages} | ({} if share is None else {"tp_group": group_of_ranks(share, defaults)})
-        parallel.override_permanently(**dict.fromkeys(groups, one) | own)
-    module.bootstrap.init_parallel_runtime = lambda **_: None
-    return True
 
 
 class _Tokenizer:

@@ -209,19 +209,14 @@ class KVTransfers:
             self._link.send(other(room - 1), _ABORT, room)
 
 
-class _PrefillInfo:
-    """SGLang's table of prefill workers by their addresses: each is one rank."""
-
-    def get(self, address: str) -> Any:  # noqa: ARG002
-        return SimpleNamespace(dp_size=1, follow_bootstrap_room=True)
-
-
 def _manager(base: Any, transfers: KVTransfers) -> Any:
     class LinkManager(base):  # type: ignore[misc]
         def __init__(self, args: Any, *rest: Any, **named: Any) -> None:
             super().__init__(args, *rest, **named)
             self.kv_args = transfers._metadata = args
-            self.prefill_info_table = _PrefillInfo()
+            # By the workers' addresses: each is one rank.
+            one = SimpleNamespace(dp_size=1, follow_bootstrap_room=True)
+            self.prefill_info_table = SimpleNamespace(get=lambda _: one)
 
     return LinkManager
 
