@@ -67,11 +67,12 @@ def read_json(path: Path) -> Any:
     try:
         with opened(path, "rb") as unpacked:
             content = b"".join(_pieces(cast(BinaryIO, unpacked)))
-        if len(content) > MAX_BYTES:
-            raise CaptureFileError(f"{path}: more than {MAX_BYTES} bytes of JSON")
-        return from_json(content)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CaptureFileError(f"{path}: not gzip: {error}") from None
+    if len(content) > MAX_BYTES:
+        raise CaptureFileError(f"{path}: more than {MAX_BYTES} bytes of JSON")
+    try:
+        return from_json(content)
     except ValueError as error:
         raise CaptureFileError(f"{path}: not JSON: {error}") from None
 
