@@ -170,14 +170,10 @@ class _Content:
 
     def _wait(self, wait: Call | Wait, ops: Mapping[int, TraceSlice]) -> TraceSlice:
         """With the flow from the operation whose end ended the wait."""
-        args: dict[str, Any] = {"step": wait.step}
+        track, name, begun = self._waits(wait.stream), "waits for an event", wait.start
         if isinstance(wait, Call):
-            begun = max(wait.end - wait.waited, wait.start)
-            piece = TraceSlice(CALLS, "waits for the device", "wait", begun, wait.end, args)
-        else:
-            piece = TraceSlice(
-                self._waits(wait.stream), "waits for an event", "wait", wait.start, wait.end, args
-            )
+            track, name, begun = CALLS, "waits for the device", max(wait.end - wait.waited, wait.start)
+        piece = TraceSlice(track, name, "wait", begun, wait.end, {"step": wait.step})
         if (op := self._view.awaited(wait)) is not None:
             self._flow(ops[id(op)].leads, piece.released)
         return piece
