@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .runs import Answer, Runs
 
 Tone = Literal["better", "worse", "even"]
+Place = tuple[str, ...]  # a value of each axis
 
 # The default baseline and candidate.
 OVERLAP_PAYS: Final = ("overlap=false", "overlap=true")
@@ -37,9 +38,6 @@ OVERLAP_PAYS: Final = ("overlap=false", "overlap=true")
 
 class SweepError(ValueError):
     """A sweep is invalid."""
-
-
-Place = tuple[str, ...]
 
 
 class Axis(NamedTuple):
@@ -66,8 +64,8 @@ class SweepPlan:
     choose: Callable[[str], EngineChoice] = EngineChoice
 
     @property
-    def places(self) -> Iterator[tuple[str, ...]]:
-        """A value of each axis, the last axis fastest."""
+    def places(self) -> Iterator[Place]:
+        """All places, the last axis fastest."""
         return product(*(axis.values for axis in self.axes))
 
     @property
@@ -76,7 +74,7 @@ class SweepPlan:
         axes = [axis.values for axis in self.axes if axis.key == ENGINE]
         return (*chain(*axes), *(side.engine.name for side in self.sides if side.engine is not None))
 
-    def overrides_at(self, place: Sequence[str], side: SideSpec) -> tuple[str, ...]:
+    def overrides_at(self, place: Place, side: SideSpec) -> tuple[str, ...]:
         at = zip(self.axes, place, strict=True)
         return (
             *self.overrides,
@@ -84,7 +82,7 @@ class SweepPlan:
             *side.overrides,
         )
 
-    def engine_at(self, place: Sequence[str], side: SideSpec) -> EngineChoice | None:
+    def engine_at(self, place: Place, side: SideSpec) -> EngineChoice | None:
         """The side's engine, or that of the axis of engines."""
         named = [value for axis, value in zip(self.axes, place, strict=True) if axis.key == ENGINE]
         return self.choose(named[0]) if named else side.engine
@@ -96,7 +94,7 @@ class Cell:
     ``refusal``. Results are packed because a sweep may have any number of cells, and the objects of a result take
     120 KiB."""
 
-    place: tuple[str, ...]
+    place: Place
     refusal: str = ""
     values: tuple[MetricValue, ...] = ()
     tokens: Tokens = "not applicable"
@@ -188,7 +186,7 @@ def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _:
             yield replace(found, files=() if found.refusal else tuple(map(runs.file, questions)))
 
 
-def questions_at(plan: SweepPlan, place: tuple[str, ...]) -> Sequence[Resolved] | str:
+def questions_at(plan: SweepPlan, place: Place) -> Sequence[Resolved] | str:
     """The questions of a cell, one for each side, or the reason why it cannot run."""
     try:
         return [_resolved(plan, place, side) for side in plan.sides]
@@ -229,7 +227,7 @@ def _packed(result: Result) -> bytes:
     return zlib.compress(pickle.dumps(kept))
 
 
-def answered(plan: SweepPlan, place: tuple[str, ...], answers: Sequence[Answer]) -> Cell:
+def answered(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
     """The cell of which these are the results, one for each side, or the reasons why a side has none."""
     results = [answer for answer in answers if not isinstance(answer, str)]
     refused = (answer for answer in answers if isinstance(answer, str))
@@ -241,7 +239,7 @@ def answered(plan: SweepPlan, place: tuple[str, ...], answers: Sequence[Answer])
     return Cell(place, values=known, tokens=_tokens(results), packed=tuple(map(_packed, results)))
 
 
-def _resolved(plan: SweepPlan, place: Sequence[str], side: SideSpec) -> Resolved:
+def _resolved(plan: SweepPlan, place: Place, side: SideSpec) -> Resolved:
     from ..platform.resolve import ask
 
     resolved = ask(plan.scenario, plan.overrides_at(place, side))
