@@ -39,6 +39,7 @@ Notify = Callable[[str], object]
 
 _DEADLINE = 60.0  # seconds for a probe
 _NAMES = ("environment", *PROBES)
+# Bounds of a constant, by its unit.
 _LEAST = {"ns": 0.0, "B": 0.0, "B/s": 1e6, "FLOP/s": 1e9, "1": 1e-3}
 _MOST = {"1": 1.0}
 

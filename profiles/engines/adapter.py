@@ -22,9 +22,7 @@ class EngineAdapter(Protocol):
     python_path: str  # the folder of a checkout that holds the package
     environment: Mapping[str, str]  # variables that are set before anything is imported
     hollow: Sequence[str]  # packages that may be absent, and that no run depends on
-    requires: Mapping[
-        str, str
-    ]  # modules that cannot be absent, with the requirement that pip installs each by
+    requires: Mapping[str, str]  # modules that cannot be absent, and what pip installs each by
 
     # These may be left out. ``needs``: what a scenario's modes that the engine cannot run would need, with the engine's
     # function in the way; asked before the import. ``stages``: ``open`` makes the scheduler of one stage of a
@@ -87,5 +85,5 @@ def adapter_named(name: str) -> EngineAdapter:
 
 
 def needed(scenario: Scenario, refused: Mapping[str, str], *, mode: str = "{}") -> list[str]:
-    """What modes of the scenario need that an engine refuses. ``mode`` says how each is called."""
+    """What modes of the scenario need that an engine refuses. ``mode`` is the text for a mode's name."""
     return [f"{mode.format(name)} needs {what}" for name, what in refused.items() if MODES[name].on(scenario)]

@@ -105,11 +105,11 @@ def run_stages(
         ends[one][other], ends[other][one] = Pipe()
     reports, processes = dict[int, Connection](), dict[int, int]()
     for rank in range(1, len(ranks)):
-        reports[rank], answer = Pipe(duplex=False)
+        reports[rank], report = Pipe(duplex=False)
         processes[rank] = os.fork()
         if processes[rank] == 0:
-            _run_stage(ranks, rank, ends, answer, run, failure)
-        answer.close()
+            _run_stage(ranks, rank, ends, report, run, failure)
+        report.close()
     _close_others(ends, 0)
     try:
         return _answers(ranks, ends[0], run, reports, processes)
@@ -161,7 +161,7 @@ def _run_stage(
     ranks: Sequence[RankContext],
     rank: int,
     ends: Sequence[Mapping[int, Connection]],
-    answer: Connection,
+    report: Connection,
     run: RunRank,
     failure: Failure,
 ) -> NoReturn:
@@ -173,11 +173,11 @@ def _run_stage(
         with StageLink.open(rank, ends[rank]) as link:
             return run(ranks[rank], link)
 
-    answer_and_exit(f"stage {rank}", linked, failure, answer)
+    answer_and_exit(f"stage {rank}", linked, failure, report)
 
 
 def _close_others(ends: Sequence[Mapping[int, Connection]], own: int) -> None:
-    """Leave every end to one process, so that the end of a process is seen by the others."""
+    """Close the ends of all other ranks in this process, so that an end closes with the process of its rank."""
     for rank, connections in enumerate(ends):
         if rank != own:
             for connection in connections.values():

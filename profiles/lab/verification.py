@@ -213,7 +213,7 @@ def conclusion(document: Document) -> str:
 
 
 def _plain(row: VerifiedRow) -> Document:
-    counts = {
+    counts: dict[str, Any] = {
         source: None if found is None else {"count": found.times, "bytes": found.bytes}
         for source, found in row.counts.items()
     }

@@ -199,7 +199,7 @@ class EagleForwards:
 
     def _chain_batch(self, mode: ForwardMode, tensors: Sequence[torch.Tensor], longest: int) -> ForwardBatch:
         lens = self._lens[: len(tensors[0])]
-        return _batch(mode, *tensors, longest, extend_lens=lens, max_extend_len=self._count)
+        return _batch(mode, longest, *tensors, extend_lens=lens, max_extend_len=self._count)
 
     def _drafted(self, *given: Any) -> Sequence[torch.Tensor]:
         *tensors, longest = given
@@ -207,19 +207,19 @@ class EagleForwards:
         if self._topk > 1:
             batch = _tree_batch(ForwardMode.DRAFT, tensors, longest)
         else:
-            batch = _batch(ForwardMode.DRAFT, *tensors, longest)
+            batch = _batch(ForwardMode.DRAFT, longest, *tensors)
         out = self._draft.forward(batch, hidden)
         return self._draft.logits(out), out
 
 
 def _batch(
     mode: ForwardMode,
+    longest: int,
     ids: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
     rows: torch.Tensor,
     lens: torch.Tensor,
-    longest: int,
     **more: Any,
 ) -> ForwardBatch:
     """Ids, positions and slots of any shape, rows and lengths [b]."""
@@ -248,7 +248,7 @@ def _tree_batch(mode: ForwardMode, tensors: Sequence[torch.Tensor], longest: int
         lens.unsqueeze(1) + counts if mode is ForwardMode.TARGET_VERIFY else lens.unsqueeze(1).expand(-1, n)
     )
     each = (ids, positions, slots, rows.repeat_interleave(n), ends.reshape(-1))
-    return _batch(mode, *each, longest, branches=branches.flatten(0, 1), branch_lens=counts.reshape(-1))
+    return _batch(mode, longest, *each, branches=branches.flatten(0, 1), branch_lens=counts.reshape(-1))
 
 
 def _seen(mask: torch.Tensor, lens: torch.Tensor, slots: torch.Tensor, depth: int) -> Sequence[torch.Tensor]:

@@ -91,8 +91,8 @@ def fake_transfers() -> None:
 
 
 def groups_of_one(defaults: set[str], stage: Stage | None) -> Any:
-    """Make every process group of SGLang a group of one rank, but that of a pipeline's stages; what is asked of it in
-    vain enters ``defaults``."""
+    """Make every process group of SGLang a group of one rank, except that of a pipeline's stages. The names of what
+    such groups do not have enter ``defaults`` as they are read."""
     state: Any = import_module("sglang.srt.distributed.parallel_state")
     one = LocalGroup(process_group_of_one(), defaults)
     for name, value in list(vars(state).items()):

@@ -71,15 +71,15 @@ def write_sparse_model(model: ModelConfig, folder: Path) -> None:
     file.write_text(json.dumps(config), encoding="utf-8")
 
 
-def _row(model: ModelConfig) -> int:
-    """Numbers of a token's keys and values in one layer."""
+def _row_size(model: ModelConfig) -> int:
+    """The number of elements of a token's keys and values in one layer."""
     return 2 * model.num_kv_heads * model.head_dim
 
 
 def _latent(model: ModelConfig) -> dict[str, int]:
     """The two parts of a row of SGLang's pool, which nothing here tells apart."""
     rotary = model.head_dim
-    return {"kv_lora_rank": _row(model) - rotary, "qk_rope_head_dim": rotary}
+    return {"kv_lora_rank": _row_size(model) - rotary, "qk_rope_head_dim": rotary}
 
 
 class HostedKV:
@@ -100,7 +100,7 @@ class HostedKV:
             _required("HiSparseDSATokenToKVPool", "mem_cache.hisparse_memory_pool"),
             **common,
             **_latent(model),
-            kv_cache_dim=_row(model),
+            kv_cache_dim=_row_size(model),
             layer_num=model.num_layers,
             index_head_dim=_INDEX_HEAD,
             enable_memory_saver=False,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -59,15 +60,16 @@ class _Chunk(NamedTuple):
     prefilled: Prefilled | None
 
 
+@dataclass(slots=True)
 class _Landing:
-    """A sender's state: what it has sent and when the last byte has landed, ns."""
+    """What a prefill worker knows of the KV of one request."""
 
-    def __init__(self) -> None:
-        self.pages: _Pages | None = None
-        self.source = 0
-        self.wanted = self.sent = 0
-        self.row: int | None = None
-        self.at: int | None = None
+    pages: _Pages | None = None  # where the decode worker wants it
+    source: int = 0  # the number of the decode worker
+    wanted: int = 0  # pages
+    sent: int = 0  # pages
+    row: int | None = None  # of the metadata on this worker
+    at: int | None = None  # ns, when the last byte lands
 
 
 class KVTransfers:
