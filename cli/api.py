@@ -2,17 +2,18 @@
 
 Keyword arguments are keys of the scenario, shortened as for ``--set``: ``run("mixed", overlap=False)``, or have the
 names of options: ``run("mixed", engine="sglang:../sglang", engine_python="venv/bin/python")``. Errors are those of the
-command line, with the same messages. Nothing is printed.
+command line, with the names of arguments in place of options. Nothing is printed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from .answers import Answer, CheckAnswer, ComparisonAnswer, RunAnswer, stored
 from .errors import UsageError
@@ -28,8 +29,39 @@ if TYPE_CHECKING:
 Value = bool | int | float | str | None | Sequence[Any] | Mapping[str, Any]
 Runs = RunAnswer | Sequence[RunAnswer]
 SideOfComparison = str | Path | Runs | Mapping[str, Value]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
+def _naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """The function with errors that name its arguments where those of the command line name options."""
+
+    def named(text: str) -> str:
+        return re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        from ..scenarios.overrides import OPTION
+        from ..scenarios.problems import ScenarioError, SourceLocation
+
+        try:
+            return function(*args, **kwargs)
+        except UsageError as error:
+            raise UsageError(named(str(error))) from None
+        except ScenarioError as error:
+            raise ScenarioError(
+                problem._replace(
+                    place=SourceLocation("keyword argument")
+                    if problem.place == OPTION
+                    else problem.place._replace(file=named(problem.place.file))
+                )
+                for problem in error.problems
+            ) from None
+
+    return called
+
+
+@_naming_arguments
 def run(
     scenario: str | Path,
     *,
@@ -59,6 +91,7 @@ def run(
     return _executed(question, options)
 
 
+@_naming_arguments
 def worth(
     scenario: str | Path, *, rooms: int | None = None, faults: Sequence[str] = (), **keys: Value
 ) -> RunAnswer:
@@ -66,6 +99,8 @@ def worth(
     from ..profiles.ranks.execute import Options
     from .worth import ROOMS, require_worth, with_worth
 
+    if rooms is not None and rooms < 0:
+        raise UsageError(f"--rooms: {rooms} is less than 0")
     question = _question(scenario, keys, faults)
     options = Options(device="vgpu", command=_typed("worth", scenario, keys))
     require_worth(question, options)
@@ -74,6 +109,7 @@ def worth(
     return RunAnswer(replace(outcome, result=_whole(result)))
 
 
+@_naming_arguments
 def check(
     scenario: str | Path,
     *,
@@ -103,6 +139,7 @@ def check(
     return CheckAnswer(content)
 
 
+@_naming_arguments
 def compare(
     *of: str | Path | Runs,
     a: SideOfComparison = "",
@@ -128,8 +165,8 @@ def compare(
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
-    from .arguments import EngineOptions, typed_as
-    from .compare import ComparisonOptions, case_of, compared
+    from .arguments import EngineOptions
+    from .compare import ComparisonOptions, case_of, compared, require_sides
 
     scenario, a, b = _sides(of, a, b)
     options = ComparisonOptions(
@@ -142,9 +179,9 @@ def compare(
     )
     case = case_of(scenario, options.overrides) if scenario and not (a or b) else None
     sides = (case.a, case.b) if case else (a, b)
+    require_sides(*sides)
     specs = (_spec(sides[0], "A", options), _spec(sides[1], "B", options))
-    with typed_as("keyword argument", [""]):
-        found = compared(options, scenario, specs, case, notice=lambda *_: None, update=_silence)
+    found = compared(options, scenario, specs, case, notice=lambda *_: None, update=_silence)
     if found.cancelled:
         raise KeyboardInterrupt
     return found.answer
@@ -176,10 +213,9 @@ def _question(
     expect: Sequence[str] = (),
     engine: EngineChoice | None = None,
 ) -> Resolved:
-    from .arguments import resolved, typed_as
+    from .arguments import resolved
 
-    with typed_as("keyword argument", [""]):
-        return resolved(str(scenario), settings(keys), faults=faults, budgets=expect, engine=engine)
+    return resolved(str(scenario), settings(keys), faults=faults, budgets=expect, engine=engine)
 
 
 def _executed(question: Resolved, options: Options) -> RunAnswer:

@@ -271,15 +271,20 @@ def _named(names: Sequence[str], a: str, b: str, overrides: list[str]) -> tuple[
     return None, names[0], names[1]
 
 
+def require_sides(a: object, b: object) -> None:
+    """Raises UsageError where there is neither."""
+    if not (a or b):
+        raise UsageError(
+            "compare needs --a and --b, or one of them against the scenario as it stands, or a case"
+        )
+
+
 def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpec]:
     """Raises SideError, ScenarioError, which name the option; UsageError."""
     from ..profiles.judge.sides import parse
     from ..profiles.judge.worker import SideError, commit_of, here
 
-    if not (a or b):
-        raise UsageError(
-            "compare needs --a and --b, or one of them against the scenario as it stands, or a case"
-        )
+    require_sides(a, b)
     found = []
     for option, text in (("--a", a), ("--b", b)):
         try:

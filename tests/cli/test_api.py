@@ -152,6 +152,13 @@ def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Pa
         (lambda: sb.run("mixed", overlap=3), "engine.overlap: expected true, false or auto, got 3"),
         (lambda: sb.run("ladder"), "engine.relays: an answer has one relay"),
         (lambda: sb.compare("mixed", "a", "b"), "compare takes a scenario with a and b, or two results"),
+        (lambda: sb.compare("mixed"), "compare needs a and b, or one of them against the scenario"),
+        (lambda: sb.compare("mixed", b="relay=no"), "b: engine.relay: unknown relay state"),
+        (lambda: sb.run("mixed", expect=["syncs=1"]), "expect: expect.syncs: unknown key"),
+        (lambda: sb.run("mixed", engine_python="python"), "engine_python: no engine is named"),
+        (lambda: sb.run("mixed", engine="sglang:.", engine_timeout=0), "engine_timeout: 0 is less than 1 s"),
+        (lambda: sb.check("mixed", against="sglang:."), "against is about sources of an engine: name one"),
+        (lambda: sb.worth("mixed", rooms=-1), "rooms: -1 is less than 0"),
         (lambda: sb.load("there/is/none.json"), "none.json: No such file"),
     ],
 )
