@@ -268,13 +268,13 @@ class EngineProcess:
         raise self._failed(f"{what} did not end: the engine's process {_ending(code)}")
 
     def _next(self, what: str, patience: float) -> Answer | None:
-        """The next answer. Once the engine has made no progress for a while, that is shown. Raises TimeoutError."""
+        """The next answer. Once a run has made no progress for a while, that is shown. Raises TimeoutError."""
         assert self._pipes is not None
+        quiet = patience if self._pipes.run is None else min(_QUIET_S, patience)
         with suppress(TimeoutError):
-            return self._pipes.next(min(_QUIET_S, patience))
-        shown = f"{self._choice.name}: {what} makes no progress, limit {patience:g} s"
-        with working(shown, _QUIET_S):
-            return self._pipes.next(max(0.0, patience - _QUIET_S))
+            return self._pipes.next(quiet)
+        with working(f"{self._choice.name}: waiting for {what}, limit {patience:g} s", quiet):
+            return self._pipes.next(patience - quiet)
 
     def _stacks(self) -> list[_Stack]:
         """Those that the engine's processes have written."""

@@ -115,10 +115,10 @@ def test_work_is_shown_with_its_time_on_a_terminal_only(stderr, monkeypatch, wal
     shown = stderr(terminal=True)
     with console.working("importing sglang"):
         wall.time += 12
-    with console.working("sglang makes no progress", 10.0):
+    with console.working("sglang: waiting for the run", 10.0):
         wall.time += 3
     assert "importing sglang: 12 s" in shown.getvalue()
-    assert "sglang makes no progress: 13 s" in shown.getvalue()
+    assert "sglang: waiting for the run: 13 s" in shown.getvalue()
     piped = stderr(terminal=False)
     with console.working("importing sglang"):
         pass
