@@ -168,6 +168,8 @@ def compare(
     from .arguments import EngineOptions
     from .compare import ComparisonOptions, case_of, compared, require_sides
 
+    if isinstance(gates, str):
+        raise UsageError(f"--gates: expected a list of gates, got {gates!r}")
     scenario, a, b = _sides(of, a, b)
     options = ComparisonOptions(
         settings(keys),

@@ -23,6 +23,8 @@ from .report import Check, Evidence, Examination, Report, skipped, verdict
 from .runs import attempt, attempt_result, with_section
 
 OVERLAP: Final = "overlap"
+AGAINST: Final = "against"
+_COUNTS: Final = re.compile(r"(?<=\.py):\d+|\d+(?= (?:steps|times|writes)\b)")
 # Of the checks that need the outcome of the watched run.
 _NAMES: Final = (tokens.NAME, OVERLAP, "hazards", "budget", adversaries.NAME)
 _OPTIONS: Final = Options(device="vgpu", save_tokens=True)
@@ -39,7 +41,9 @@ def examine_engine(
     notice(f"the same of {against.name}")
     other = _examine(replace(resolved, engine=against), seeds, notice)
     if other.cancelled:
-        return replace(report, cancelled=True)
+        unknown = f"interrupted: what {against.name} shows, too, is not taken out"
+        checks = (*report.checks, Check(AGAINST, "not asked", unknown))
+        return replace(report, checks=checks, cancelled=True)
     found = {_identity(check.name, one) for check in other.checks for one in check.evidence}
     checks = tuple(_without_known(check, found) for check in report.checks)
     return replace(report, checks=checks, against=against.name)
@@ -54,9 +58,10 @@ def _without_known(check: Check, found: Collection[object]) -> Check:
 
 
 def _identity(check: str, evidence: Evidence) -> object:
-    """Equal for the same evidence against two sources of an engine, in which lines may have moved."""
+    """Equal for the same evidence against two sources of an engine, in which lines may have moved, and whose runs may
+    have different numbers of steps."""
     sites = [(site.file, site.function, site.statement) for site in evidence.sites]
-    return check, re.sub(r"\.py:\d+", ".py", evidence.says), *sites
+    return check, _COUNTS.sub("", evidence.says), *sites
 
 
 def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report:

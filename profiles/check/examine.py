@@ -299,10 +299,8 @@ def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) 
     if resolved.engine is not None:
         yield from OWN_ONLY.items()
         yield "the engine's own model runner", _own_runner_left_out(resolved, resolved.engine)
-        failed = any(report.failed for report in reports) and all(
-            report.against is None for report in reports
-        )
-        yield "another source with the same findings", "--against ENGINE" if failed else ""
+        alone = any(report.failed and report.against is None and not report.cancelled for report in reports)
+        yield "another source with the same findings", "--against ENGINE" if alone else ""
         return
     yield "relays", _all_but(list(dict.fromkeys(relay.state.name for relay in relays)))
     yield "known bugs", _all_but(planted) + ("" if planted else " (--all-faults)")

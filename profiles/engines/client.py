@@ -251,12 +251,13 @@ class EngineProcess:
                     if self._pipes.run is None:
                         return outcome
         except TimeoutError:
+            late = "took longer than" if self._pipes.run is None else "made no progress for"
             self._pipes.process.send_signal(STACK_SIGNAL)
             time.sleep(_STACK_S)
             self.end()
             stacks = self._stacks()
             at = ", ".join(f"{stack.at} ({stack.rank})" if len(stacks) > 1 else stack.at for stack in stacks)
-            why = f"{what} made no progress for {patience:g} s (--engine-timeout), and was ended"
+            why = f"{what} {late} {patience:g} s (--engine-timeout), and was ended"
             shown = [f"Stack of {stack.rank} (most recent call last):\n{stack.text}" for stack in stacks]
             raise self._failed(f"{why}{at and f' at {at}'}", *shown) from None
         code, answered = self._pipes.process.wait(), self._pipes.answered

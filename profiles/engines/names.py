@@ -71,8 +71,9 @@ def parse_engine(text: str) -> EngineName:
     """``@`` begins a ref unless a folder of the whole name exists. Raises EngineNameError."""
     found = _ENGINE.fullmatch(text.strip())
     if found is None:
+        such = f", such as sglang:{text}" if Path(text.partition("@")[0]).expanduser().is_dir() else ""
         raise EngineNameError(
-            f"{text!r} is no engine: expected NAME:FOLDER, NAME:FOLDER@REF or NAME==VERSION"
+            f"{text!r} is no engine: expected NAME:FOLDER, NAME:FOLDER@REF or NAME==VERSION{such}"
         )
     adapter, version, tree = found.group("adapter", "version", "tree")
     if version is not None:

@@ -104,7 +104,7 @@ def stored_in(folder: Path) -> tuple[Path, ...]:
     """The results in a folder, or else its captures. Raises SideError."""
     found = tuple(sorted(folder.glob("*.json"))) or tuple(captures_in(folder))
     if not found:
-        raise SideError(f"{folder}: no results in this folder, and no captures")
+        raise SideError(f"{folder}: no results in this folder, and no captures; an engine is NAME:{folder}")
     return found
 
 

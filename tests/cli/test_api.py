@@ -156,7 +156,10 @@ def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Pa
         (lambda: sb.compare("mixed", b="relay=no"), "b: engine.relay: unknown relay state"),
         (lambda: sb.run("mixed", expect=["syncs=1"]), "expect: expect.syncs: unknown key"),
         (lambda: sb.run("mixed", engine_python="python"), "engine_python: no engine is named"),
-        (lambda: sb.run("mixed", engine="sglang:.", engine_timeout=0), "engine_timeout: 0 is less than 1 s"),
+        (
+            lambda: sb.run("mixed", engine="sglang:.", engine_timeout=0),
+            "engine_timeout: expected 1 second or more, got 0",
+        ),
         (lambda: sb.check("mixed", against="sglang:."), "against is about sources of an engine: name one"),
         (lambda: sb.worth("mixed", rooms=-1), "rooms: -1 is less than 0"),
         (lambda: sb.load("there/is/none.json"), "none.json: No such file"),

@@ -98,7 +98,7 @@ def test_functions_of_python_take_an_engine(engine: str) -> None:
     found = sb.run("mixed", engine=f"{engine}@v1", **keys)
     assert found.document["labels"]["engine"]["ref"] == "v1"
     assert f"engine='{engine}@v1'" in found.document["run"]["command"]
-    with pytest.raises(UsageError, match="--against is about sources"):
+    with pytest.raises(UsageError, match="against is about sources of an engine"):
         sb.check("mixed", against=engine, **keys)
 
 
@@ -218,7 +218,7 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
     assert "for --engine-python engine-venv/bin/python:" in " ".join(said.out.split())
     assert said.out.endswith(" 'not-installed==1'\n")
     said = run_command("doctor", "--engine", f"{engine}@gone")
-    assert (said.code, "no such commit" in said.out) == (3, True)
+    assert (said.code, "no such commit" in said.err) == (3, True)
 
 
 @pytest.mark.parametrize(

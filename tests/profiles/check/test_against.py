@@ -1,0 +1,54 @@
+"""What ``check --against`` takes for known, and what it says where it is interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from schedbench.profiles.check import engine
+from schedbench.profiles.check.report import Check, Evidence, Report
+from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.resolve import Resolved, ask
+
+BASE = EngineChoice("toy:base")
+
+
+def report(asked: Resolved, *says: str) -> Report:
+    checks = (Check("hazards", "failed", "", tuple(map(Evidence, says))),)
+    return Report(asked.relays[0], checks, object(), 0.0, engine="toy:branch")  # type: ignore[arg-type]
+
+
+def examined(monkeypatch: pytest.MonkeyPatch, of_branch: Report, of_base: Report) -> Report:
+    asked = replace(ask("mixed"), engine=EngineChoice("toy:branch"))
+    monkeypatch.setattr(
+        engine, "_examine", lambda resolved, *_: of_base if resolved.engine == BASE else of_branch
+    )
+    return engine.examine_engine(asked, (), against=BASE)
+
+
+@pytest.mark.parametrize(
+    ("says", "is_known"),
+    [
+        ("buffer: the write at toy/loop.py:9, the last of 158 writes, is never read", True),
+        ("buffer: the write at toy/other.py:7, the last of 155 writes, is never read", False),
+        ("decode.forward.sync: 1 in the worst step; 70 steps had any: 70 times at toy/loop.py:8", True),
+        ("decode.forward.sync: 2 in the worst step; 69 steps had any: 69 times at toy/loop.py:7", False),
+    ],
+)
+def test_moved_lines_and_counts_of_steps_change_no_finding(
+    monkeypatch: pytest.MonkeyPatch, says: str, is_known: bool
+) -> None:
+    base = (
+        "buffer: the write at toy/loop.py:7, the last of 155 writes, is never read",
+        "decode.forward.sync: 1 in the worst step; 69 steps had any: 69 times at toy/loop.py:7",
+    )
+    [found] = examined(monkeypatch, report(ask("mixed"), says), report(ask("mixed"), *base)).checks
+    assert (found.verdict, len(found.known)) == (("passed", 1) if is_known else ("failed", 0))
+
+
+def test_an_interruption_of_the_other_source_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_base = replace(report(ask("mixed")), cancelled=True)
+    found = examined(monkeypatch, report(ask("mixed"), "a hazard"), of_base)
+    assert found.cancelled and found.failed
+    assert found.checks[-1].name == "against" and "toy:base" in found.checks[-1].about
