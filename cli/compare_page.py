@@ -168,7 +168,9 @@ def _case(case: Document, verdict: str) -> str:
 
 
 def _difference(difference: Document) -> str:
-    return f"{difference['key']} {_word(difference['a'])} (A), {_word(difference['b'])} (B)"
+    digits = 10 if difference["key"].endswith("sha256") else None
+    a, b = (_word(difference[side])[:digits] for side in "ab")
+    return f"{difference['key']} {a} (A), {b} (B)"
 
 
 def _word(value: object) -> str:

@@ -270,7 +270,8 @@ def require_source(name: EngineName, wheels: Path) -> None:
 def _folder(name: EngineName) -> Path:
     folder = Path(name.tree).expanduser().resolve()
     if not folder.is_dir():
-        raise EngineError(f"{name}: {name.tree} is no folder")
+        hint = "; the keys of one engine are given by --set" if "," in name.tree else ""
+        raise EngineError(f"{name}: {name.tree} is no folder{hint}")
     return folder
 
 

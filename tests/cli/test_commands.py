@@ -68,6 +68,12 @@ def test_reading_stored_results_and_wrong_arguments_import_no_torch(cli, tmp_pat
         ("run", "mixed", "--set", "preset=tinny"): "model.preset: unknown preset",
         ("run", "mixed", "--fault", "no-barier"): "did you mean 'no-barrier'",
         ("run", "mixed", "--engine", "sglang:/nowhere"): "/nowhere is no folder",
+        (
+            "run",
+            "mixed",
+            "--engine",
+            "sglang:.,overlap=no",
+        ): "is no folder; the keys of one engine are given by --set",
         ("compare", "mixed", "--b", "hardware=h20"): "--b: device.hardware: no hardware profile 'h20'",
         ("compare", "mixed", "--b", "barrier=foo"): "--b: engine.relay.barrier: expected off, top",
         (
