@@ -12,7 +12,7 @@ from ..profiles.record.conclusion import listed
 from ..profiles.record.definitions import IDLE_NAMES
 from .charts import Chart, Point
 from .page import WIDE, Document, Page, framed, ordered_kinds, to_csv
-from .result_page import scheduler
+from .result_page import host_time, scheduler
 from .source_lines import source_line
 from .text import MISSING, number, percent, signed
 
@@ -81,8 +81,8 @@ def setting(document: Document) -> str:
         for name, side, commit in zip("AB", (a, b), own, strict=True)
     ]
     partial = ["cancelled: partial"] if document["run"]["cancelled"] else []
-    parts = (kind, document["hardware"]["name"], f"host time {label['host']}", *sides, *both, *partial)
-    return " · ".join(parts)
+    host = host_time(label, a["engine"], b["engine"])
+    return " · ".join((kind, document["hardware"]["name"], host, *sides, *both, *partial))
 
 
 def _program(side: Document, commit: str) -> str:

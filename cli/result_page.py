@@ -115,7 +115,7 @@ def labels(result: Document) -> str:
     if result_tables.is_capture(result):
         parts += _capture_labels(result)
     else:
-        parts += [scheduler(label, result["relay"]), f"host time {label['host']}"]
+        parts += [scheduler(label, result["relay"]), host_time(label, label.get("engine"))]
     parts += ["acceptance of drafts simulated"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if result_tables.has_no_times(result) else []
@@ -129,6 +129,16 @@ def scheduler(label: Document, relay: Document) -> str:
     loop = relay.get("loop")
     name = engine_name(label["engine"]) if label.get("engine") else f"relay {relay['state']}"
     return f"{name}{f', {loop}' if loop else ''}"
+
+
+def host_time(label: Document, *engines: Document | None) -> str:
+    """The kind of host time. A modelled one is not that of an engine's own Python."""
+    other = (
+        ", not the engine's own (device.host=measured)"
+        if label["host"] == "modelled" and any(engines)
+        else ""
+    )
+    return f"host time {label['host']}{other}"
 
 
 def edge(label: Document) -> list[Text]:

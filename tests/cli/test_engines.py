@@ -46,6 +46,7 @@ def test_run_names_the_engine(run_command: RunCommand, engine: str) -> None:
     said = run_command("run", "mixed", *TINY, "--engine", f"{engine}@v1", "--format", "md")
     assert said.code == 0
     assert "toy_adapter 1.0 v1 at " in said.out
+    assert "host time modelled, not the engine's own (device.host=measured)" in said.out
     assert "relay" not in said.out
 
 
