@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import traceback
+from bdb import BdbQuit
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
@@ -62,6 +63,7 @@ STACK_SIGNAL: Final = signal.SIGUSR2  # at which an engine's processes write the
 STACKS: Final = "stack-"  # in the folder of temporary files: these stacks, each with its rank
 _OURS: Final = str(Path(__file__).parents[2])
 _DEVICE: Final = tuple(os.path.join(_OURS, "profiles", part, "") for part in ("vgpu", "programs"))
+_NO_INPUT: Final = (BdbQuit, EOFError)
 _OF_TORCH: Final = (AttributeError, IndexError, MemoryError, RuntimeError, TypeError, ValueError)
 
 Answer = dict[str, Any]
@@ -353,8 +355,12 @@ def _own(frame: traceback.FrameSummary) -> str:
 
 
 def _in_words(error: BaseException) -> str:
-    """With its notes, such as those of an adversary."""
-    text = "; ".join(filter(None, (" ".join(str(error).split()), *getattr(error, "__notes__", ()))))
+    """With its notes, such as those of an adversary. A debugger and ``input`` read the standard input."""
+    notes = (
+        *getattr(error, "__notes__", ()),
+        "an engine has no standard input" * isinstance(error, _NO_INPUT),
+    )
+    text = "; ".join(filter(None, (" ".join(str(error).split()), *notes)))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

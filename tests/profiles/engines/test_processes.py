@@ -121,6 +121,10 @@ def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripte
         ),
         ("assert False", "the run failed: AssertionError (at python/toy/script.py:1)\n"),
         ("exit(2)", "the run failed: exited with 2 (at python/toy/script.py:1)\n"),
+        (
+            "input()",
+            "the run failed: EOFError: EOF when reading a line; an engine has no standard input (at ",
+        ),
         ("import os; os._exit(0)", "the run did not end: its process exited with 0"),
         (
             "import os; print('seen'); os._exit(3)",
