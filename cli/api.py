@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
+    from ..scenarios.problems import Problem
     from .compare import ComparisonOptions
 
 Value = bool | int | float | str | None | Sequence[Any] | Mapping[str, Any]
@@ -39,6 +41,14 @@ def _naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
     def named(text: str) -> str:
         return re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)
 
+    def meaning(problem: Problem) -> str:
+        """The message, of an unknown key with the argument that is nearest to it."""
+        from ..scenarios.problems import meant
+
+        is_unknown = problem.message.startswith("unknown key") and problem.path.isidentifier()
+        near = meant(problem.path, signature(function).parameters) if is_unknown else ""
+        return f"unknown key{near}" if near else problem.message
+
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         from ..scenarios.overrides import OPTION
@@ -50,11 +60,9 @@ def _naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
             raise UsageError(named(str(error))) from None
         except ScenarioError as error:
             raise ScenarioError(
-                problem._replace(
-                    place=SourceLocation("keyword argument")
-                    if problem.place == OPTION
-                    else problem.place._replace(file=named(problem.place.file))
-                )
+                problem._replace(place=SourceLocation("keyword argument"), message=meaning(problem))
+                if problem.place == OPTION
+                else problem._replace(place=problem.place._replace(file=named(problem.place.file)))
                 for problem in error.problems
             ) from None
 

@@ -149,6 +149,10 @@ def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Pa
             lambda: sb.compare("mixed", b="relay=latest", quick=True, overlp=True),
             "keyword argument: overlp: unknown key, did you mean 'overlap'",
         ),
+        (
+            lambda: sb.run("mixed", engine_pythn="x"),
+            "engine_pythn: unknown key, did you mean 'engine_python'",
+        ),
         (lambda: sb.run("mixed", overlap=3), "engine.overlap: expected true, false or auto, got 3"),
         (lambda: sb.run("ladder"), "engine.relays: an answer has one relay"),
         (lambda: sb.compare("mixed", "a", "b"), "compare takes a scenario with a and b, or two results"),
