@@ -35,7 +35,7 @@ from schedbench.profiles.run.rank_context import ALONE
 from schedbench.profiles.run.task import Options
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SCENARIO: Final = ("mixed", ("workload.requests=16",))
+SCENARIO: Final = ("mixed", ("workload.requests=16", "engine.model_runner=own"))
 HOST: Final = (
     "overlap_on",
     (
@@ -58,7 +58,7 @@ _PHASES: Final = {
 _SOURCES: Final = "python/sglang/srt/"
 _NOT_THEIRS: Final = ("receive", "model")
 _WHEEL: Final = re.compile(r"sglang-(\d+(?:\.\d+)+(?:\.post\d+)?)-")
-_COLUMNS: Final = ("h2d", "d2h", "d2d", "schedule's kernels", "waits")
+_COLUMNS: Final = ("h2d", "d2h", "d2d", "schedule's kernels", "forward's kernels", "waits")
 _PAGE: Final = ROOT / "docs/releases.md"
 _KINDS: Final = ("prefill", "decode.steady")
 # What a step is the better for having less of.
@@ -67,18 +67,19 @@ _UPLOADS, _PAGEABLE, _BLOCKING = (
     "pageable uploads that are not waited for",
     "uploads that are waited for",
 )
-_D2D, _KERNELS, _WAITS = "copies on the device", "kernels on the schedule stream", "waits"
+_D2D, _WAITS = "copies on the device", "waits"
+_KERNELS: Final = {stream: f"kernels on the {stream} stream" for stream in ("schedule", "forward")}
 _CHARTS: Final = {
     "prefill": (_WAITS, "Waits of the host per prefill"),
-    "decode.steady": (_KERNELS, "Kernels on the schedule stream per steady decode"),
+    "decode.steady": (_KERNELS["schedule"], "Kernels on the schedule stream per steady decode"),
 }
 _HEAD: Final = """# SGLang's releases
 
 What one step of each release's scheduler copies and waits for, read from its own source on the virtual GPU:
 `{scenario}`, emulated, medians per step over all streams.
 `python tests/documents/releases.py` draws this page ([engines.md](engines.md) says what runs, and what the model is).
-The counts are exact; they leave out the attention backend's metadata and the input copies of SGLang's own CUDA graphs,
-for the model is schedbench's decoder.
+The counts are exact. They include those of SGLang's own `ModelRunner`: the metadata of its attention backend (Triton)
+and the inputs of its CUDA graphs. The model is schedbench's decoder, whose kernels are the same for all releases.
 
 "h2d" is pinned / pageable, not waited for / waited for; "waits" are the host's; "hazards" are listed below. Releases of
 the same letter gave the same tokens. Below the table are the releases in which a count rose or fell, with the lines of
@@ -141,7 +142,7 @@ def counted(names: Sequence[str], opened: Callable[[str], EngineProcess]) -> tup
             runs.append(drawn(version, engine))
             rows.append(row(version, runs[-1].result, digests))
         except (EngineError, EngineFailedError) as error:
-            rows.append(line([version, f"does not run: {str(error).splitlines()[0]}", *[""] * 11]))
+            rows.append(line([version, f"does not run: {str(error).splitlines()[0]}", *[""] * 13]))
         finally:
             engine.close()
     columns = [f"{kind} {column}" for kind in ("prefill", "decode") for column in _COLUMNS]
@@ -180,9 +181,10 @@ def lines_of(
     found = Counter[tuple[str, str, SitePart | None]]()
     for window in timeline.windows:
         for op in window.ops:
-            if op.kind == "kernel" and timeline.streams.get(op.stream) == "schedule" and op.site >= 0:
+            what = _KERNELS.get(timeline.streams.get(op.stream, ""))
+            if op.kind == "kernel" and what and op.site >= 0:
                 site = SitePart(**timeline.sites[op.site]._asdict())
-                found[kinds.get(op.step, ""), _KERNELS, site] += 1
+                found[kinds.get(op.step, ""), what, site] += 1
     for copy in result.copies:
         for what in _counted_as(copy):
             found["prefill", what, copy.site] += copy.count * (copy.kind == "prefill")
@@ -193,7 +195,7 @@ def lines_of(
     lines: dict[tuple[str, str], dict[str, tuple[float, str]]] = {}
     for (kind, what, place), count in found.items():
         if place is not None and kind in _KINDS and count:
-            per_step = count / (recorded[kind] if what == _KERNELS else result.per_step[kind].steps)
+            per_step = count / (recorded[kind] if what in _KERNELS.values() else result.per_step[kind].steps)
             here = lines.setdefault((kind, what), {})
             earlier = here.get(place.statement, (0.0, ""))[0]
             here[place.statement] = earlier + per_step, f"{place.file.removeprefix(_SOURCES)}:{place.line}"
@@ -223,7 +225,10 @@ def totals(result: Result, kind: str) -> dict[str, float]:
         _PAGEABLE: total("h2d_pageable") - total("h2d_blocking"),
         _BLOCKING: total("h2d_blocking"),
         _D2D: total("d2d"),
-        _KERNELS: streams["schedule"]["kernel"].median if "kernel" in streams.get("schedule", {}) else 0,
+        **{
+            what: streams[stream]["kernel"].median if "kernel" in streams.get(stream, {}) else 0
+            for stream, what in _KERNELS.items()
+        },
         _WAITS: total("sync"),
     }
 
@@ -362,7 +367,8 @@ def row(version: str, result: Result, digests: list[str]) -> str:
             name: {c: x.median for c, x in of.items()} for name, of in result.per_step[kind].streams.items()
         }
         cells += [uploads(counts), total(counts, "d2h"), total(counts, "d2d")]
-        cells += [number(counts.get("schedule", {}).get("kernel", 0)), total(counts, "sync")]
+        cells += [number(counts.get(stream, {}).get("kernel", 0)) for stream in _KERNELS]
+        cells.append(total(counts, "sync"))
     found = result.hazards
     cells.append(str(len(places(found))) if isinstance(found, Hazards) else "not watched")
     return line(cells)
