@@ -72,7 +72,9 @@ EngineWheels = Annotated[
 EngineTimeout = Annotated[
     float | None,
     typer.Option(
-        metavar="SECONDS", min=1, help="End an engine that makes no progress for so long, by default 300 s."
+        metavar="SECONDS",
+        min=1,
+        help="End an engine whose import or next step takes longer, by default 300 s.",
     ),
 ]
 EveryTable = Annotated[bool, typer.Option("--all", help="Show every table, not only the first screenful.")]
