@@ -12,14 +12,7 @@ from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
 from ...sched.hisparse.pools import HostPool, HotBuffers
 from ...sched.hisparse.tier import KVTier
-from ...sched.hisparse.transfer import (
-    HostKVPort,
-    HotBufferLocator,
-    KVTransfer,
-    TaggedLocator,
-    TaggedTransfer,
-    TierTags,
-)
+from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer, TaggedLocator, TierTags
 from ...sched.memory.cache import PrefixCache
 from ...sched.memory.pools import IndexPool, KVAllocator, KVPool, ReqToTokenPool
 from ...sched.model.checkpoint import load_weights
@@ -193,11 +186,11 @@ def _host_kv(
         device=config.device,
     )
     if tags is None:
-        transfer = KVTransfer(kv, pool)
+        transfer = KVTransfer(kv, pool, None)
         return HostKV(pool, buffers, transfer, HotBufferLocator(buffers, transfer))
     places = TierTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
-    tagged = TaggedTransfer(kv, pool, places)
-    return HostKV(pool, buffers, tagged, TaggedLocator(buffers, tagged, places, pages))
+    transfer = KVTransfer(kv, pool, places)
+    return HostKV(pool, buffers, transfer, TaggedLocator(buffers, transfer, places, pages))
 
 
 def _mlp(resolved: Resolved, context: RankContext) -> SharedMLP | None:

@@ -24,28 +24,46 @@ from ..model.tags import TagPool
 from .pools import HostPool, HotBuffers
 
 
-class KVTransfer:
-    """Copies between the slots of a pool on the device and those of the host, on the current stream."""
+class TierTags:
+    """With values none: a tag for each slot of the device and for each slot of the host pool, all on the device. Tags
+    are moved along with KV, and the tokens that a decode attends to are checked. Since nothing is scored, all layers
+    select the same tokens, and the first layer represents all."""
 
-    def __init__(self, kv: KVPool, host: HostPool) -> None:
+    def __init__(self, pool: TagPool, *, slots: int, host_slots: int) -> None:
+        self.pool = pool
+        self.device_tags = pool.tags.new_zeros(slots)
+        self.host_tags = pool.tags.new_zeros(host_slots)
+
+
+class KVTransfer:
+    """Copies between the slots of a pool on the device and those of the host, on the current stream. With values none
+    ``tags`` are moved along with KV."""
+
+    def __init__(self, kv: KVPool, host: HostPool, tags: TierTags | None) -> None:
         self._kv = kv
         self._host = host
+        self._tags = tags
 
     def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         """Copy all layers of the device ``slots`` [n] int64 to ``host_slots`` [n] int64. ABSENT slots are skipped."""
         back_up(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
+        if self._tags is not None:
+            move_tags(self._tags.host_tags, host_slots, self._tags.device_tags, slots)
 
     def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
         """Write KV received from another worker, [layers, 2, n, kv_heads, d], to ``host_slots`` [n] int64."""
         land_on_host(self._host.storage, host_slots, kv)
 
     def tag(self, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
-        """With values none, tag ``host_slots`` [n] int64, which have received the KV of the logical ``slots`` [n]
-        int64."""
+        """Tag ``host_slots`` [n] int64, which have received the KV of the logical ``slots`` [n] int64."""
+        if self._tags is not None:
+            move_tags(self._tags.host_tags, host_slots, self._tags.pool.tags, slots)
 
     def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
         """Copy all layers of ``host_slots`` [n] int64 to the device ``slots`` [n] int64."""
         preload(self._kv.k_cache, self._kv.v_cache, self._host.storage, slots, host_slots)
+        if self._tags is not None:
+            move_tags(self._tags.device_tags, slots, self._tags.host_tags, host_slots)
 
     def swap_in(
         self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
@@ -61,6 +79,9 @@ class KVTransfer:
             plan.missing,
             plan.targets,
         )
+        if layer == 0 and self._tags is not None:
+            tags, moved = self._tags, (host_slots, req_pool_indices, plan.missing, plan.targets)
+            fetch_tags(tags.device_tags, tags.host_tags, *moved)
 
 
 class HotBufferLocator:
@@ -126,52 +147,12 @@ class HostKVPort:
         self._transfer.tag(host_slots, span.slots)
 
 
-class TierTags:
-    """With values none: a tag for each slot of the device and for each slot of the host pool, all on the device. Tags
-    are moved along with KV, and the tokens that a decode attends to are checked. Since nothing is scored, all layers
-    select the same tokens, and the first layer represents all."""
-
-    def __init__(self, pool: TagPool, *, slots: int, host_slots: int) -> None:
-        self.pool = pool
-        self.device_tags = pool.tags.new_zeros(slots)
-        self.host_tags = pool.tags.new_zeros(host_slots)
-
-
-class TaggedTransfer(KVTransfer):
-    """Moves tags along with KV."""
-
-    def __init__(self, kv: KVPool, host: HostPool, tags: TierTags) -> None:
-        super().__init__(kv, host)
-        self._tags = tags
-
-    def back_up(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        super().back_up(slots, host_slots)
-        move_tags(self._tags.host_tags, host_slots, self._tags.device_tags, slots)
-
-    def preload(self, slots: torch.Tensor, host_slots: torch.Tensor) -> None:
-        super().preload(slots, host_slots)
-        move_tags(self._tags.device_tags, slots, self._tags.host_tags, host_slots)
-
-    def tag(self, host_slots: torch.Tensor, slots: torch.Tensor) -> None:
-        move_tags(self._tags.host_tags, host_slots, self._tags.pool.tags, slots)
-
-    def swap_in(
-        self, layer: int, plan: SwapPlan, host_slots: torch.Tensor, req_pool_indices: torch.Tensor
-    ) -> None:
-        super().swap_in(layer, plan, host_slots, req_pool_indices)
-        if layer == 0:
-            tags = self._tags
-            fetch_tags(
-                tags.device_tags, tags.host_tags, host_slots, req_pool_indices, plan.missing, plan.targets
-            )
-
-
 class TaggedLocator(HotBufferLocator):
     """With values none: only the first layer's buffers are kept. Remembers which slots the current
     forward writes and reads, for ``settle``."""
 
     def __init__(
-        self, buffers: HotBuffers, transfer: TaggedTransfer, tags: TierTags, req_to_token: torch.Tensor
+        self, buffers: HotBuffers, transfer: KVTransfer, tags: TierTags, req_to_token: torch.Tensor
     ) -> None:
         super().__init__(buffers, transfer)
         self._tags = tags

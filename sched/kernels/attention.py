@@ -8,8 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .compiled import attention_on_host
 from .declare import INT64, Access, Work, kernel, meta_tensor, meta_tensors, nbytes, reads, total_length
-from .invariant import Bounds, Branches, Pages, paged_attention, ragged
+from .invariant import pairwise_sum, products, widened
+
+SLAB = 1 << 20  # products of queries and keys that are computed at once
 
 
 class PagedQueries(NamedTuple):
@@ -22,6 +25,57 @@ class PagedQueries(NamedTuple):
     req_to_token: Tensor  # [rows, context] int32
     req_pool_indices: Tensor  # [b]
     seq_lens: Tensor  # [b], the new tokens included
+
+
+def ragged(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """All (i, j) with j < counts[i], in order, as two tensors. The counts are read."""
+    owner = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts)
+    return owner, torch.arange(owner.shape[0], device=counts.device) - (counts.cumsum(0) - counts)[owner]
+
+
+def positions_up_to(seq_lens: Tensor, bound: int, req_to_token: Tensor) -> Tensor:
+    """0, 1, ... up to the longest of a batch's lengths; on a device, which the host does not wait for, up to the bound
+    on them."""
+    longest = int(seq_lens.max()) if seq_lens.device.type == "cpu" else bound
+    return torch.arange(min(max(longest, 1), req_to_token.shape[1]), device=seq_lens.device)
+
+
+def with_branches(paged: PagedQueries, branches: Tensor, starts: Tensor, max_seq_len: int) -> PagedQueries:
+    """Every request with a row of its own, which continues with its ``branches`` [b, depth] from ``starts`` [b] on."""
+    seen = positions_up_to(paged.seq_lens, max_seq_len, paged.req_to_token)
+    nth = seen - starts.unsqueeze(1)
+    slots = paged.req_to_token[paged.req_pool_indices, : seen.shape[0]]
+    own = branches.gather(1, nth.clamp(0, branches.shape[1] - 1)).to(slots.dtype)
+    rows = torch.arange(starts.shape[0], device=starts.device)
+    return paged._replace(req_to_token=torch.where(nth >= 0, own, slots), req_pool_indices=rows)
+
+
+def attended(paged: PagedQueries, extend_lens: Tensor, scale: float, max_seq_len: int) -> Tensor:
+    """Attention of each request's last ``extend_lens`` [b] int64 tokens → [T, heads · d]. What a token gets depends on
+    its query and the KV at the positions up to its own, and on nothing else."""
+    q, k_cache, v_cache, req_to_token, rows, seq_lens = paged
+    compiled = attention_on_host(paged, extend_lens, scale) if q.device.type == "cpu" else None
+    if compiled is not None:
+        return compiled
+    out = torch.empty_like(q).flatten(1)
+    if not out.shape[0]:
+        return out
+    seen = positions_up_to(seq_lens, max_seq_len, req_to_token)
+    heads, head_dim = q.shape[1:]
+    ends, token = extend_lens.cumsum(0), torch.arange(q.shape[0], device=q.device)
+    request = torch.searchsorted(ends, token, right=True).clamp_(max=rows.shape[0] - 1)  # padding of a graph
+    positions = ((seq_lens - ends)[request] + token).clamp_(min=0)
+    for tokens in token.split(max(1, SLAB // (seen.shape[0] * heads * head_dim))):
+        hidden = seen > positions[tokens].unsqueeze(1)
+        slots = req_to_token[rows[request[tokens]], : seen.shape[0]].where(~hidden, 0)
+        k, v = (widened(cache[slots]).unsqueeze(3) for cache in (k_cache, v_cache))
+        queries = widened(q[tokens] * scale).view(
+            -1, 1, k_cache.shape[1], heads // k_cache.shape[1], head_dim
+        )
+        scores = products(queries, k).masked_fill_(hidden.unsqueeze(2).unsqueeze(3), -torch.inf)
+        shares = torch.exp(scores - scores.amax(1, keepdim=True)).unsqueeze(4)
+        out[tokens] = (pairwise_sum(shares * v) / pairwise_sum(shares)).flatten(1).to(q.dtype)
+    return out
 
 
 def attention_output(q: Tensor) -> Tensor:
@@ -66,17 +120,18 @@ def _footprint(paged: PagedQueries, extend_lens: Tensor | None) -> tuple[Access,
 
 @kernel(meta=attention_output, cost=_cost, footprint=_footprint, fixed_cost=False, triton=True)
 def attention(
-    paged: PagedQueries, extend_lens: Tensor | None, scale: float, max_seq_len: int, max_extend_len: int
+    paged: PagedQueries,
+    extend_lens: Tensor | None,
+    scale: float,
+    max_seq_len: int,
+    max_extend_len: int,  # noqa: ARG001 - the kernel of CUDA needs it
 ) -> Tensor:
     """Attention of each request's last ``extend_lens`` [b] tokens (None: one each) → [T, heads · d].
 
     A token attends to the positions up to its own. The host knows the two bounds without reading the lengths.
     """
-    q, k_cache, v_cache, req_to_token, rows, seq_lens = paged
-    lens = torch.ones_like(seq_lens) if extend_lens is None else extend_lens.to(torch.int64)
-    pages = Pages(k_cache, v_cache, req_to_token, rows)
-    bounds = Bounds(max_seq_len, max_extend_len, exact=q.device.type == "cpu")
-    return paged_attention(q, pages, seq_lens, lens, bounds, scale=scale)
+    lens = torch.ones_like(paged.seq_lens) if extend_lens is None else extend_lens.to(torch.int64)
+    return attended(paged, lens, scale, max_seq_len)
 
 
 def _tree_cost(paged: PagedQueries, branches: Tensor, branch_lens: Tensor) -> Work:
@@ -93,12 +148,10 @@ def _tree_cost(paged: PagedQueries, branches: Tensor, branch_lens: Tensor) -> Wo
     )
 
 
-def _tree_footprint(
-    paged: PagedQueries, branches: Tensor, branch_lens: Tensor, max_seq_len: int
-) -> tuple[Access, ...]:
+def _tree_footprint(paged: PagedQueries, branches: Tensor, branch_lens: Tensor) -> tuple[Access, ...]:
     q, k_cache, v_cache, req_to_token, rows, seq_lens = paged
     starts = seq_lens - branch_lens
-    request, position = ragged(seq_lens, max_seq_len, exact=True)
+    request, position = ragged(seq_lens)
     shared = req_to_token[rows[request], position].to(torch.int64)
     nth = position - starts[request]
     own = branches[request, nth.clamp(0, branches.shape[1] - 1)]
@@ -117,10 +170,8 @@ def tree_attention(
 ) -> Tensor:
     """``attention`` of T tokens, each a request of its own whose last ``branch_lens`` [T] positions are in ``branches``
     [T, depth] instead of its row: bit for bit what a decode at that place computes."""
-    q, k_cache, v_cache, req_to_token, rows, seq_lens = paged
-    pages = Pages(k_cache, v_cache, req_to_token, rows, Branches(seq_lens - branch_lens, branches))
-    bounds = Bounds(max_seq_len, 1, exact=q.device.type == "cpu")
-    return paged_attention(q, pages, seq_lens, torch.ones_like(seq_lens), bounds, scale=scale)
+    own = with_branches(paged, branches, paged.seq_lens - branch_lens, max_seq_len)
+    return attended(own, torch.ones_like(paged.seq_lens), scale, max_seq_len)
 
 
 @kernel(

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from .attention import PagedQueries
+
 _DTYPES = frozenset({torch.float32, torch.float64})  # NumPy has no bfloat16
-_NO_BRANCHES = (np.empty(0, np.int64), np.empty((0, 0), np.int64))
 
 
 @cache
@@ -37,39 +38,29 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None] | None:
         return njit(function, **options)  # type: ignore[no-any-return]
 
 
-def attention_on_host(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    req_to_token: Tensor,
-    rows: Tensor,
-    branches: tuple[Tensor, Tensor] | None,
-    seq_lens: Tensor,
-    extend_lens: Tensor,
-    scale: float,
-) -> Tensor | None:
-    """``invariant.paged_attention`` of host tensors, those of ``invariant.Pages``: [T, heads · d], or None where it
-    cannot be compiled."""
-    attend = _compiled(_attend) if q.dtype in _DTYPES else None
+def attention_on_host(paged: PagedQueries, extend_lens: Tensor, scale: float) -> Tensor | None:
+    """``attention.attended`` of host tensors: [T, heads · d], or None where it cannot be compiled."""
+    q, k_cache, v_cache, table, rows, seq_lens = paged
+    attend = _compiled(_attend)
     if attend is None:
         return None
-    out = q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
-    queries = q.contiguous().numpy()
+    if q.dtype not in _DTYPES:  # what is read of the caches, in float32
+        slots = table[rows, : max([1, *seq_lens.tolist()])]
+        k_cache, v_cache = (cache[slots.flatten()].float() for cache in (k_cache, v_cache))
+        table = torch.arange(slots.numel()).view_as(slots)
+        rows = torch.arange(slots.shape[0])
+    queries = q.to(k_cache.dtype).contiguous()
+    out = torch.zeros_like(queries)
     attend(
-        queries,
+        queries.numpy(),
         k_cache.numpy(),
         v_cache.numpy(),
-        req_to_token.numpy(),
-        *(_whole(x) for x in (rows, seq_lens, extend_lens)),
-        *(_NO_BRANCHES if branches is None else (_whole(x) for x in branches)),
-        queries.dtype.type(scale),
-        out.view(q.shape).numpy(),
+        table.numpy(),
+        *(x.to(torch.int64).contiguous().numpy() for x in (rows, seq_lens, extend_lens)),
+        queries.numpy().dtype.type(scale),
+        out.numpy(),
     )
-    return out
-
-
-def _whole(x: Tensor) -> NDArray[np.int64]:
-    return x.to(torch.int64).contiguous().numpy()
+    return out.flatten(1).to(q.dtype)
 
 
 def _attend(
@@ -80,13 +71,10 @@ def _attend(
     rows: Any,
     seq_lens: Any,
     extend_lens: Any,
-    starts: Any,
-    branches: Any,
     scale: Any,
     out: Any,
 ) -> None:
-    """Arrays of the shapes in ``invariant.Pages``; the two of its branches are empty if there are none. ``out`` has the
-    shape of q [T, heads, d].
+    """Arrays of the shapes in ``attention.PagedQueries``. ``out`` has the shape of q [T, heads, d].
 
     As on a device, an index out of range reads something instead of failing.
     """
@@ -104,8 +92,7 @@ def _attend(
     for b in range(len(seq_lens)):
         row, length = req_to_token[rows[b] % len(req_to_token)], min(max(seq_lens[b], 1), context)
         for j in range(length):
-            slot = branches[b, j - starts[b]] if len(starts) and j >= starts[b] else row[j]
-            slots[j] = min(max(slot, 0), capacity - 1)
+            slots[j] = min(max(row[j], 0), capacity - 1)
         last = min(first + max(extend_lens[b], 0), tokens)
         for h in range(kv_heads):
             for j in range(length):

@@ -13,12 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention import attention_output, attention_work
+from .attention import (
+    SLAB,
+    PagedQueries,
+    attended,
+    attention_output,
+    attention_work,
+    positions_up_to,
+    ragged,
+)
 from .declare import INT32, Access, Work, Written, kernel, meta_tensor, nbytes, reads, total_length
-from .invariant import BLOCK, TILE, Bounds, Pages, ceil_to, halving_sum, paged_attention, ragged, widened
+from .invariant import halving_sum, products, widened
 
-# Elements of K in the pairs of a token and a block that are scored at once.
-_SLAB = 1 << 20
 ABSENT = -1  # fills a row that has fewer chosen positions than its width
 PADDING = 0  # the slot that stands in for an absent token
 _LAST = 1 << 30  # later than any position
@@ -61,39 +67,20 @@ def index_and_store(
     return q.reshape(-1, heads, d).clone(), weights.clone()
 
 
-def scores(scored: Scored, *, most: int, exact: bool) -> Tensor:
-    """[b, at least ``most``] scores of all positions up to each token's own, -inf behind it.
-
-    ``most`` is a bound on the lengths. A score is made of products of one fixed shape, whatever else is in the batch.
-    """
+def scores(scored: Scored, max_seq_len: int) -> Tensor:
+    """[b, n] scores of all positions up to each token's own, -inf behind it. ``max_seq_len`` is a bound on n. A score
+    depends on nothing but the query and the key."""
     q, weights, index_cache, req_to_token, rows, seq_lens = scored
-    blocks = max(1, -(-most // BLOCK))
-    out = torch.full((q.shape[0], blocks * BLOCK), float("-inf"), dtype=widened(q[:0]).dtype, device=q.device)
-    per_slab = max(1, _SLAB // (blocks * BLOCK * q.shape[2]))
-    for start in range(0, q.shape[0], per_slab):
-        part = slice(start, start + per_slab)
-        here = Scored(q[part], weights[part], index_cache, req_to_token, rows[part], seq_lens[part])
-        _score(here, out[part].view(-1, blocks, BLOCK), exact=exact)
+    seen = positions_up_to(seq_lens, max_seq_len, req_to_token)
+    out = q.new_empty(q.shape[0], seen.shape[0], dtype=widened(q[:0]).dtype)
+    each = max(1, SLAB // (seen.shape[0] * q.shape[1] * q.shape[2]))
+    for tokens in torch.arange(q.shape[0], device=q.device).split(each):
+        hidden = seen > (seq_lens[tokens] - 1).clamp(min=0).unsqueeze(1)
+        slots = req_to_token[rows[tokens], : seen.shape[0]].where(~hidden, 0)
+        pairs = products(widened(q[tokens]).unsqueeze(1), widened(index_cache[slots]).unsqueeze(2))
+        pairs = pairs.clamp_(min=0) * widened(weights[tokens]).unsqueeze(1)
+        out[tokens] = halving_sum(pairs).squeeze(2).masked_fill_(hidden, -torch.inf)
     return out
-
-
-def _score(scored: Scored, out: Tensor, *, exact: bool) -> None:
-    """Writes [b, blocks, 64] scores."""
-    q, weights, index_cache, req_to_token, rows, seq_lens = scored
-    tokens, heads, d = q.shape
-    positions = (seq_lens - 1).clamp(min=0)
-    token, block = ragged(positions // BLOCK + 1, out.shape[1], exact=exact)
-    seen = (block * BLOCK).unsqueeze(1) + torch.arange(BLOCK, device=q.device)
-    hidden = seen > positions[token].unsqueeze(1)
-    context = req_to_token.shape[1]
-    slots = req_to_token[rows[token].unsqueeze(1), seen.clamp(max=context - 1)].where(~hidden, 0)
-    keys = index_cache.index_select(0, slots.flatten()).view(-1, BLOCK, d)
-    tiles = q.new_zeros(tokens, ceil_to(heads, TILE), d)
-    tiles[:, :heads] = q
-    products = torch.bmm(tiles[token], keys.transpose(1, 2))[:, :heads]
-    weighted = widened(products).clamp(min=0) * widened(weights)[token].unsqueeze(2)
-    summed = halving_sum(weighted.transpose(1, 2).contiguous()).squeeze(2)
-    out[token, block] = summed.masked_fill(hidden, float("-inf"))
 
 
 def chosen(scored: Tensor, lens: Tensor, top_k: int) -> Tensor:
@@ -121,9 +108,9 @@ def _select_cost(scored: Scored, top_k: int) -> Work:
     return work._replace(bytes=work.bytes + nbytes(scored.weights) + written)
 
 
-def _select_footprint(scored: Scored, max_seq_len: int) -> tuple[Access, ...]:
+def _select_footprint(scored: Scored) -> tuple[Access, ...]:
     q, weights, index_cache, req_to_token, rows, seq_lens = scored
-    request, position = ragged(seq_lens, max_seq_len, exact=True)
+    request, position = ragged(seq_lens)
     slots = req_to_token[rows[request], position]
     return (
         *reads(q, weights, rows, seq_lens),
@@ -141,9 +128,7 @@ def _select_footprint(scored: Scored, max_seq_len: int) -> tuple[Access, ...]:
 )
 def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
     """The positions that each new token attends to, [b, top_k] int32, ascending, ABSENT behind them."""
-    exact = scored.q.device.type == "cpu"
-    most = int(scored.seq_lens.max()) if exact else max_seq_len
-    return chosen(scores(scored, most=most, exact=exact), scored.seq_lens, top_k)
+    return chosen(scores(scored, max_seq_len), scored.seq_lens, top_k)
 
 
 _LANE, _EPOCH, _GRID = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
@@ -228,17 +213,16 @@ def sparse_attention(
     """q [b, heads, d] of one token per request → [b, heads · d]. Token i attends to the first
     min(seq_lens[i], k) of the slots ``locations[i]`` [k] int32."""
     counts = seq_lens.clamp(max=locations.shape[1])
-    return _attended(q, k_cache, v_cache, locations, counts, scale)
+    return _attended_to(q, k_cache, v_cache, locations, counts, scale)
 
 
-def _attended(
+def _attended_to(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, counts: Tensor, scale: float
 ) -> Tensor:
     """Dense attention in which every token is a request of its own and its chosen slots are its page table."""
     rows = torch.arange(q.shape[0], device=q.device)
-    bounds = Bounds(locations.shape[1], 1, exact=q.device.type == "cpu")
-    pages = Pages(k_cache, v_cache, locations, rows)
-    return paged_attention(q, pages, counts, torch.ones_like(counts), bounds, scale=scale)
+    paged = PagedQueries(q, k_cache, v_cache, locations, rows, counts)
+    return attended(paged, torch.ones_like(counts), scale, locations.shape[1])
 
 
 class SparseTokens(NamedTuple):
@@ -270,9 +254,9 @@ def _extend_cost(tokens: SparseTokens, top_k: int) -> Work:
     return Work(scored.bytes + attended.bytes, scored.flops + attended.flops, "attention")
 
 
-def _extend_footprint(tokens: SparseTokens, max_seq_len: int) -> tuple[Access, ...]:
+def _extend_footprint(tokens: SparseTokens) -> tuple[Access, ...]:
     q, k_cache, v_cache, *index, index_cache, req_to_token, mapping, rows, positions, lens, new = tokens
-    request, position = ragged(lens, max_seq_len, exact=True)
+    request, position = ragged(lens)
     slots = req_to_token[rows[request], position].to(torch.int64)
     places = slots if mapping is None else mapping[slots]
     translated = () if mapping is None else (Access(mapping, write=False, rows=slots),)
@@ -297,12 +281,11 @@ def sparse_extend(tokens: SparseTokens, scale: float, top_k: int, max_seq_len: i
     """``select_top_k`` and ``sparse_attention`` for many tokens of each request, [T, heads · d], without storing the
     chosen positions."""
     q, k_cache, v_cache, index_q, weights, index_cache, req_to_token, mapping, *_ = tokens
-    exact, lens = q.device.type == "cpu", tokens.positions + 1
+    lens = tokens.positions + 1
     rows = tokens.req_pool_indices.repeat_interleave(tokens.extend_lens, output_size=q.shape[0])
-    most = int(tokens.seq_lens.max()) if exact else max_seq_len
     scored = Scored(index_q, weights, index_cache, req_to_token, rows, lens)
-    picked = chosen(scores(scored, most=most, exact=exact), lens, top_k)
+    picked = chosen(scores(scored, max_seq_len), lens, top_k)
     locations = entries_at(req_to_token, rows, picked)
     if mapping is not None:
         locations = mapping[locations.to(torch.int64)].to(torch.int32)
-    return _attended(q, k_cache, v_cache, locations, lens.clamp(max=top_k), scale)
+    return _attended_to(q, k_cache, v_cache, locations, lens.clamp(max=top_k), scale)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from schedbench.sched.kernels import compiled
-from schedbench.sched.kernels.attention import attention
+from schedbench.sched.kernels.attention import PagedQueries, attended, attention, with_branches
 from schedbench.sched.kernels.declare import Kernel, Work, kernels
 from schedbench.sched.kernels.dense import (
     add_rms_norm,
@@ -21,7 +21,6 @@ from schedbench.sched.kernels.dense import (
     rotated,
     silu_and_mul,
 )
-from schedbench.sched.kernels.invariant import Bounds, Branches, Pages, paged_attention
 from schedbench.sched.kernels.rows import (
     decode_positions,
     embedding,
@@ -232,39 +231,22 @@ def test_attention_equals_a_plain_softmax() -> None:
     torch.testing.assert_close(attention(*args), torch.stack(expected))
 
 
-@pytest.mark.parametrize("new", [NEW, None], ids=["extend", "decode"])
-def test_a_device_that_cannot_read_lengths_gets_the_same_bits(
-    new: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "_compiled", lambda _: None)
-    q, *pages, lens, _, scale, _, most = attention_args(new)
-    every = torch.ones_like(lens) if new is None else new.long()
-
-    results = [
-        paged_attention(q, Pages(*pages), lens, every, Bounds(80, most, exact=exact), scale=scale)
-        for exact in (True, False)
-    ]
-
-    assert torch.equal(*results)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("branched", [False, True])
 def test_compiled_attention_equals_the_torch_ops(
     branched: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    q, *pages, lens, _, scale, _, most = attention_args(NEW)
-    q, pages[:2] = q.to(dtype), [cache.to(dtype) for cache in pages[:2]]
-    branches = Branches(lens - 1, torch.tensor([[7, 1], [3, 0], [9, 2]])) if branched else None
-    bounds = Bounds(80, most, exact=True)
+    *paged, _, scale, _, _ = attention_args(NEW)
+    paged[:3] = [values.to(dtype) for values in paged[:3]]
+    queries = PagedQueries(*paged)
+    if branched:
+        queries = with_branches(queries, torch.tensor([[7, 1], [3, 0], [9, 2]]), LENS - 1, 80)
+    args = (queries, NEW.long(), scale, 80)
 
-    def attended() -> torch.Tensor:
-        return paged_attention(q, Pages(*pages, branches), lens, NEW.long(), bounds, scale=scale)
-
-    with_numba = attended()
+    with_numba = attended(*args)
     monkeypatch.setattr(compiled, "_compiled", lambda _: None)
 
-    torch.testing.assert_close(with_numba, attended())
+    torch.testing.assert_close(with_numba, attended(*args))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
