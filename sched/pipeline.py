@@ -13,10 +13,8 @@ from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from .batch import ForwardBatch, ModelOutput
-from .kernels.dense import add_rms_norm, rms_norm
 from .kernels.rows import embedding, last_tokens
 from .link import Link, LinkError
 from .model.decoder import Decoder
@@ -79,24 +77,18 @@ class StageDecoder:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Logits on the last stage. On every other stage ``proxies`` for the next one, hidden and residual [T, hidden]
         each, and no logits."""
-        hidden, residual = self._enter(batch)
-        hidden = self._decoder.through(hidden, residual, batch)
+        before, residual = (
+            (None, embedding(batch.input_ids, self._decoder.weights.embedding))
+            if self._stage.is_first
+            else batch.proxies[:2]
+        )
+        hidden = self._decoder.through(before, residual, batch)
         if not self._stage.is_last:
             return ModelOutput(hidden[:0], proxies=(hidden, residual))
         hidden = self._decoder.close(hidden, residual)
         if batch.extend_lens is not None:
             hidden = last_tokens(hidden, batch.extend_lens)
         return ModelOutput(self._decoder.logits(hidden))
-
-    def _enter(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first layer's normalised input, and the residual stream, which the layers overwrite."""
-        weights, eps = self._decoder.weights, self._decoder.config.rms_norm_eps
-        norm = weights.layers[0].input_norm
-        if self._stage.is_first:
-            residual = embedding(batch.input_ids, weights.embedding)
-            return rms_norm(residual, norm, eps), residual
-        hidden, residual = batch.proxies[:2]
-        return add_rms_norm(hidden, residual, norm, eps), residual
 
 
 REQUESTS = "requests"

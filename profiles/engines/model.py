@@ -98,7 +98,7 @@ class EngineModel:
 
     def move_kv(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy the keys and values of the slots ``source`` [n] to the slots ``target`` [n], by one kernel."""
-        run_as_one_kernel("move_kv_cache", _moved, [*self._kv.k_cache, *self._kv.v_cache], target, source)
+        run_as_one_kernel("move_kv_cache", _moved, self._kv.caches, target, source)
 
 
 def _moved(caches: Sequence[torch.Tensor], target: torch.Tensor, source: torch.Tensor) -> None:

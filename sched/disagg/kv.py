@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..kernels.transfer import gather_kv, gather_rows, gather_tags, scatter_kv, scatter_rows, scatter_tags
+from ..kernels.transfer import gather_kv, gather_tags, scatter_kv, scatter_tags
 from ..link import Link, Message
 from ..memory.cache import PrefixCache
 from ..memory.pools import IndexPool, KVPool
@@ -42,37 +43,32 @@ class KVPort:
     """The ``KVGateway`` of pools on the device. With values none ``tags`` are sent along with the KV, and so are the
     keys of an ``index``."""
 
-    def __init__(
-        self, kv: KVPool, tags: TagPool | None, *others: KVPool, index: IndexPool | None = None
-    ) -> None:
-        self._pools = (kv, *others)
+    def __init__(self, kv: KVPool, tags: TagPool | None, *, index: IndexPool | None) -> None:
+        self._caches = [kv.caches] if index is None else [kv.caches, index.k_cache]
         self._tags = tags
-        self._index = index
 
-    def with_pool(self, kv: KVPool) -> KVPort:
+    def with_pool(self, draft: KVPool) -> KVPort:
         """This port with the pool of a draft model, which uses the same slots."""
-        return KVPort(self._pools[0], self._tags, kv, index=self._index)
+        port = copy(self)
+        port._caches = [self._caches[0], draft.caches, *self._caches[1:]]
+        return port
 
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
-        found = [gather_kv(pool.k_cache, pool.v_cache, slots) for pool in self._pools]
-        if self._index is not None:
-            found.append(gather_rows(self._index.k_cache, slots))
+        found = [gather_kv(caches, slots) for caches in self._caches]
         if self._tags is not None:
             found.append(gather_tags(self._tags.tags, self._tags.sums, slots))
         return found
 
     def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
-        for pool, value in zip(self._pools, values, strict=False):
-            scatter_kv(pool.k_cache, pool.v_cache, span.slots, value)
-        self.scatter_rest(span, values[len(self._pools) :])
+        scatter_kv(self._caches[0], span.slots, values[0])
+        self.scatter_rest(span, values[1:])
 
     def scatter_rest(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
-        """Write the index keys and tags, which are on the device even if the KV is not."""
-        rest = list(values)
-        if self._index is not None:
-            scatter_rows(self._index.k_cache, span.slots, rest.pop(0))
+        """Write all but the KV, as it is on the device even if the KV is not."""
+        for caches, value in zip(self._caches[1:], values, strict=False):
+            scatter_kv(caches, span.slots, value)
         if self._tags is not None:
-            scatter_tags(self._tags.tags, self._tags.sums, span.slots, rest.pop(0))
+            scatter_tags(self._tags.tags, self._tags.sums, span.slots, values[-1])
 
 
 @dataclass(frozen=True, slots=True)

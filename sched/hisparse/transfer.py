@@ -51,7 +51,7 @@ class KVTransfer:
             move_tags(self._tags.host_tags, host_slots, self._tags.device_tags, slots)
 
     def write_host(self, kv: torch.Tensor, host_slots: torch.Tensor) -> None:
-        """Write KV received from another worker, [layers, 2, n, kv_heads, d], to ``host_slots`` [n] int64."""
+        """Write KV received from another worker, [2 · layers, n, kv_heads, d], to ``host_slots`` [n] int64."""
         land_on_host(self._host.storage, host_slots, kv)
 
     def tag(self, host_slots: torch.Tensor, slots: torch.Tensor) -> None:

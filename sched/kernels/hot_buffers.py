@@ -235,7 +235,7 @@ def preload(
     """Copies the KV of tokens, none of them ABSENT, from the host to the device, as ``back_up`` does in the other
     direction."""
     kv = host[host_slots.to(host.device)].to(k_cache[0].device)
-    scatter_kv(k_cache, v_cache, slots, kv.permute(1, 2, 0, 3, 4))
+    scatter_kv([*k_cache, *v_cache], slots, kv.permute(2, 1, 0, 3, 4).flatten(0, 1))
 
 
 @kernel(
@@ -243,9 +243,10 @@ def preload(
     rows={"host": "host_slots"},
 )
 def land_on_host(host: Written, host_slots: Tensor, kv: Tensor) -> None:
-    """Copies ``kv`` [layers, 2, n, kv_heads, d] of the device to ``host_slots`` [n] int64 of pinned memory, which is
-    [host slots, layers, 2, kv_heads, d]."""
-    host.index_copy_(0, host_slots.to(host.device), kv.permute(2, 0, 1, 3, 4).to(host.device))
+    """Copies ``kv`` [2 · layers, n, kv_heads, d] of the device, keys first, to ``host_slots`` [n] int64 of pinned
+    memory, which is [host slots, layers, 2, kv_heads, d]."""
+    by_token = kv.unflatten(0, (2, -1)).permute(2, 1, 0, 3, 4)
+    host.index_copy_(0, host_slots.to(host.device), by_token.to(host.device))
 
 
 NOWHERE = (1 << 31) - 1  # a position that no request has

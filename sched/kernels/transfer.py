@@ -10,55 +10,28 @@ from torch import Tensor
 from .declare import Work, Written, kernel, meta_tensor, nbytes
 
 
-def _kv_meta(k_cache: Sequence[Tensor], slots: Tensor) -> Tensor:
-    first = k_cache[0]
-    return meta_tensor(len(k_cache), 2, slots.shape[0], *first.shape[1:], dtype=first.dtype)
-
-
-@kernel(
-    meta=_kv_meta,
-    cost=lambda k_cache, slots: Work(nbytes(slots) + 2 * nbytes(_kv_meta(k_cache, slots)), beside=True),
-    rows={"k_cache": "slots", "v_cache": "slots"},
-)
-def gather_kv(k_cache: Sequence[Tensor], v_cache: Sequence[Tensor], slots: Tensor) -> Tensor:
-    """KV of all layers in ``slots`` [n] int64, as [layers, 2, n, kv_heads, d]; caches are [slots, kv_heads, d]."""
-    pairs = zip(k_cache, v_cache, strict=True)
-    return torch.stack([torch.stack([k.index_select(0, slots), v.index_select(0, slots)]) for k, v in pairs])
-
-
-@kernel(
-    cost=lambda slots, kv: Work(nbytes(slots) + 2 * nbytes(kv), beside=True),
-    rows={"k_cache": "slots", "v_cache": "slots"},
-)
-def scatter_kv(k_cache: Sequence[Written], v_cache: Sequence[Written], slots: Tensor, kv: Tensor) -> None:
-    """Writes what ``gather_kv`` returns to the caches."""
-    for layer, caches in enumerate(zip(k_cache, v_cache, strict=True)):
-        for part, cache in enumerate(caches):
-            cache.index_copy_(0, slots, kv[layer, part])
-
-
-def _rows_meta(caches: Sequence[Tensor], slots: Tensor) -> Tensor:
+def _kv_meta(caches: Sequence[Tensor], slots: Tensor) -> Tensor:
     first = caches[0]
     return meta_tensor(len(caches), slots.shape[0], *first.shape[1:], dtype=first.dtype)
 
 
 @kernel(
-    meta=_rows_meta,
-    cost=lambda caches, slots: Work(nbytes(slots) + 2 * nbytes(_rows_meta(caches, slots)), beside=True),
+    meta=_kv_meta,
+    cost=lambda caches, slots: Work(nbytes(slots) + 2 * nbytes(_kv_meta(caches, slots)), beside=True),
     rows={"caches": "slots"},
 )
-def gather_rows(caches: Sequence[Tensor], slots: Tensor) -> Tensor:
-    """Of all layers what lies in ``slots`` [n] int64, as [layers, n, d]; caches are [slots, d]."""
+def gather_kv(caches: Sequence[Tensor], slots: Tensor) -> Tensor:
+    """What all caches [slots, ...] of a pool hold in ``slots`` [n] int64, as [caches, n, ...]."""
     return torch.stack([cache.index_select(0, slots) for cache in caches])
 
 
 @kernel(
-    cost=lambda slots, values: Work(nbytes(slots) + 2 * nbytes(values), beside=True),
+    cost=lambda slots, kv: Work(nbytes(slots) + 2 * nbytes(kv), beside=True),
     rows={"caches": "slots"},
 )
-def scatter_rows(caches: Sequence[Written], slots: Tensor, values: Tensor) -> None:
-    """Writes what ``gather_rows`` returns to the caches."""
-    for cache, rows in zip(caches, values, strict=True):
+def scatter_kv(caches: Sequence[Written], slots: Tensor, kv: Tensor) -> None:
+    """Writes what ``gather_kv`` returns to the caches."""
+    for cache, rows in zip(caches, kv, strict=True):
         cache.index_copy_(0, slots, rows)
 
 

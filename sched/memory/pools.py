@@ -73,6 +73,11 @@ class KVPool:
     def slots(self) -> int:
         return self.tokens + self.page_size
 
+    @property
+    def caches(self) -> list[torch.Tensor]:
+        """Those of the keys, then those of the values."""
+        return [*self.k_cache, *self.v_cache]
+
 
 class IndexPool:
     """The keys are on the device even if KV is not, because every step scores all cached tokens."""

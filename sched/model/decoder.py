@@ -75,12 +75,8 @@ class Decoder:
 
     def _run_part(self, batch: ForwardBatch, part: LayerPart) -> ModelOutput:
         """Run some layers of an extend; the logits follow from the last ones, and are empty before."""
-        if part.state is None:
-            residual = embedding(batch.input_ids, self.weights.embedding)
-            hidden = rms_norm(residual, self.weights.layers[0].input_norm, self.config.rms_norm_eps)
-        else:
-            hidden, residual = part.state
-        hidden = self.through(hidden, residual, batch, range(part.start, part.stop))
+        before, residual = part.state or (None, embedding(batch.input_ids, self.weights.embedding))
+        hidden = self.through(before, residual, batch, range(part.start, part.stop))
         if not part.is_last:
             part.state = hidden, residual
             return ModelOutput(hidden[:0])
@@ -97,22 +93,28 @@ class Decoder:
 
     def layers(self, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Run all layers on the residual stream [T, hidden], which is overwritten. Returns its final norm."""
-        hidden = rms_norm(residual, self.weights.layers[0].input_norm, self.config.rms_norm_eps)
-        return self.close(self.through(hidden, residual, batch), residual)
+        return self.close(self.through(None, residual, batch), residual)
 
     def through(
-        self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch, layers: range | None = None
+        self,
+        hidden: torch.Tensor | None,
+        residual: torch.Tensor,
+        batch: ForwardBatch,
+        layers: range | None = None,
     ) -> torch.Tensor:
-        """Run ``layers``, by default all, on the first one's normalised input or the preceding one's output [T,
-        hidden]. Returns the last layer's output, which has not been added to the residual stream yet."""
+        """Run ``layers``, by default all. ``hidden`` [T, hidden] is the output of the preceding layer, if there is one,
+        and like the result has not been added to the residual stream yet."""
         eps = self.config.rms_norm_eps
         for index in range(len(self.weights.layers)) if layers is None else layers:
             layer = self.weights.layers[index]
-            if index:
+            if hidden is None:
+                hidden = rms_norm(residual, layer.input_norm, eps)
+            else:
                 hidden = add_rms_norm(hidden, residual, layer.input_norm, eps)
             hidden = self._attention(hidden, layer, batch, index)
             hidden = add_rms_norm(hidden, residual, layer.post_norm, eps)
             hidden = self._mlp(hidden, layer, batch)
+        assert hidden is not None, "there are layers"
         return hidden
 
     def close(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from schedbench.sched.kernels.hot_buffers import NOWHERE, empty_buffer, land_on_host, preload
-from schedbench.sched.kernels.transfer import gather_kv, gather_rows, scatter_rows
+from schedbench.sched.kernels.transfer import gather_kv, scatter_kv
 
 LAYERS, SLOTS, HEADS, DIM = 3, 10, 2, 4
 FROM, HOST, TO = torch.tensor([7, 1, 4]), torch.tensor([2, 9, 5]), torch.tensor([3, 8, 6])
@@ -21,7 +21,7 @@ def test_kv_goes_to_the_host_and_on() -> None:
     k, v = caches(generator), caches(generator)
     new_k, new_v = caches(None), caches(None)
     host = torch.zeros(SLOTS, LAYERS, 2, HEADS, DIM)
-    land_on_host(host, HOST, gather_kv(k, v, FROM))
+    land_on_host(host, HOST, gather_kv([*k, *v], FROM))
     preload(new_k, new_v, host, TO, HOST)
     for before, after in zip((*k, *v), (*new_k, *new_v), strict=True):
         assert torch.equal(after[TO], before[FROM])
@@ -31,7 +31,7 @@ def test_kv_goes_to_the_host_and_on() -> None:
 def test_rows_of_every_layer() -> None:
     source = [torch.randn(SLOTS, DIM) for _ in range(LAYERS)]
     target = [torch.zeros(SLOTS, DIM) for _ in range(LAYERS)]
-    scatter_rows(target, TO, gather_rows(source, FROM))
+    scatter_kv(target, TO, gather_kv(source, FROM))
     assert all(torch.equal(after[TO], before[FROM]) for before, after in zip(source, target, strict=True))
 
 
