@@ -281,9 +281,10 @@ class LoadedEngine:
             )
             return {"document": report.result.document(), "rest": packed(report[1:])}
 
-        if len(ranks) > 1 and ranks[0].stage is None:
-            return run_workers(ranks, run, failed, beat)
-        return run_stages(ranks, run, failed)
+        if len(ranks) == 1:
+            return [run(ranks[0], None)]
+        run_linked = run_workers if ranks[0].stage is None else run_stages
+        return run_linked(ranks, run, failed, beat)
 
 
 def lacking(version: tuple[int, ...], requires: Mapping[str, str], *, ours: bool) -> str:

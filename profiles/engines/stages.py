@@ -1,4 +1,4 @@
-"""The stages of a pipeline: a process for each, forked from that of the run, and the messages between them.
+"""The stages of a pipeline, and the messages between them.
 
 What an engine sends by ``torch.distributed`` from point to point takes the times of the hardware's link. A stage waits
 for each message by its sender and its group, so that every run takes the same course.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +16,7 @@ from itertools import combinations
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -30,154 +28,34 @@ from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import EventRecording, PeerEventRecording
 from ..vgpu.patching import attributes_set
 from ..vgpu.tensor import DeviceTensor
-from .heartbeat import beating
 from .messages import HostTensor, end_copies_of
+from .rank_processes import Answer, Failure, run_ranks
 
 _HOST: Final = "host"
 _DEVICE: Final = "device"
 
-_ENDING_S: Final = 1.0  # within which a process whose connection is closed ends
-
-Answer = dict[str, Any]
-Failure = Callable[[BaseException], Answer]
-
-
-def end_without_answer(name: str, process: int) -> Answer:
-    """The answer for the process of a rank that has none: how it has ended."""
-    return {"failed": f"the process of {name} {_ending(process)}", "traceback": ""}
-
-
-def _ending(process: int) -> str:
-    """How a child process has ended, or that it has not. It can be waited for once more."""
-    deadline = time.monotonic() + _ENDING_S
-    while (found := os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
-        if time.monotonic() > deadline:
-            return "has closed its connection"
-        time.sleep(_ENDING_S / 100)
-    if found.si_code == os.CLD_EXITED:
-        return f"exited with {found.si_status}"
-    return f"was ended by {signal.Signals(found.si_status).name}"
-
-
-class RankError(RuntimeError):
-    """A stage or a worker has ended without a report. ``of_rank`` is its answer."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__("a rank has failed")
-        self.of_rank = answer
-
-
-def of_rank(name: str, answer: Answer) -> Answer:
-    """The answer of a rank, which it names if the rank has failed."""
-    return answer | {"failed": f"{name}: {answer['failed']}"} if "failed" in answer else answer
-
-
-def answer_and_exit(
-    name: str, run: Callable[[], Answer], failure: Failure, connection: Connection
-) -> NoReturn:
-    """End the process of a rank with the answer of ``run``, or with that of its failure."""
-    process = os.getpid()
-    with suppress(BrokenPipeError):
-        try:
-            answer = run()
-        except BaseException as error:
-            answer = of_rank(name, failure(error))
-        end_copies_of(process)
-        connection.send(answer)
-    os._exit(0)
-
-
-RunRank = Callable[[RankContext, "StageLink | None"], Answer]
-
 
 def run_stages(
     ranks: Sequence[RankContext],
-    run: RunRank,
+    run: Callable[[RankContext, StageLink], Answer],
     failure: Failure,
+    beat: Callable[[], None],
 ) -> list[Answer]:
-    """The answers of ``run`` for all ranks: of one rank here, of several in a process each, of which this is the first.
-    ``failure``: the answer of a rank that raised. Raises RankError, and what a single rank raises; no other process is
-    left running then."""
-    if len(ranks) == 1:
-        return [run(ranks[0], None)]
+    """The answers of ``run`` for all stages. See ``run_ranks``."""
     ends: list[dict[int, Connection]] = [{} for _ in ranks]
     for one, other in combinations(range(len(ranks)), 2):
         ends[one][other], ends[other][one] = Pipe()
-    reports, processes = dict[int, Connection](), dict[int, int]()
-    for rank in range(1, len(ranks)):
-        reports[rank], report = Pipe(duplex=False)
-        processes[rank] = os.fork()
-        if processes[rank] == 0:
-            _run_stage(ranks, rank, ends, report, run, failure)
-        report.close()
-    _close_others(ends, 0)
-    try:
-        return _answers(ranks, ends[0], run, reports, processes)
-    except BaseException as error:
-        for process in processes.values():
-            kill(process)
-        if isinstance(error, RankError) or not isinstance(error, Exception):
-            raise
-        raise RankError(of_rank("stage 0", failure(error))) from error
 
-
-def _answers(
-    ranks: Sequence[RankContext],
-    own: Mapping[int, Connection],
-    run: RunRank,
-    reports: Mapping[int, Connection],
-    processes: Mapping[int, int],
-) -> list[Answer]:
-    """The answers of this rank and of all others."""
-    with StageLink.open(0, own) as link:
-        first, error = None, None
-        try:
-            first = run(ranks[0], link)
-        except LinkError as found:  # another stage has the reason
-            error = found
-    answers = [_report(rank, reports[rank], processes[rank]) for rank in range(1, len(ranks))]
-    if error is not None:
-        raise error
-    assert first is not None
-    return [first, *answers]
-
-
-def kill(process: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
-
-
-def _report(rank: int, report: Connection, process: int) -> Answer:
-    try:
-        answer: Answer = report.recv()
-    except EOFError:
-        answer = end_without_answer(f"stage {rank}", process)
-    if "document" not in answer:
-        raise RankError(answer)
-    return answer
-
-
-def _run_stage(
-    ranks: Sequence[RankContext],
-    rank: int,
-    ends: Sequence[Mapping[int, Connection]],
-    report: Connection,
-    run: RunRank,
-    failure: Failure,
-) -> NoReturn:
-    """The process of a later stage."""
-    beating(lambda: None)  # the first stage advances only with the others
-    _close_others(ends, rank)
-
-    def linked() -> Answer:
+    def linked(rank: int, _: Connection) -> Answer:
+        _close_others(ends, rank)
         with StageLink.open(rank, ends[rank]) as link:
             return run(ranks[rank], link)
 
-    answer_and_exit(f"stage {rank}", linked, failure, report)
+    return run_ranks(ranks, linked, failure, beat, forked=lambda: _close_others(ends, None))
 
 
-def _close_others(ends: Sequence[Mapping[int, Connection]], own: int) -> None:
-    """Close the ends of all other ranks in this process, so that an end closes with the process of its rank."""
+def _close_others(ends: Sequence[Mapping[int, Connection]], own: int | None) -> None:
+    """Close the ends of all ranks but this process' own, so that an end closes with the process of its rank."""
     for rank, connections in enumerate(ends):
         if rank != own:
             for connection in connections.values():

@@ -77,23 +77,16 @@ def test_the_later_rank_that_fails_is_named(several: Scripted, world: str, state
 
 
 @pytest.mark.parametrize(
-    ("statement", "pipeline", "pair"),
+    ("statement", "says"),
     [
-        (
-            "raise ValueError('bad')",
-            "stage 0: ValueError: bad {at}",
-            "prefill 0: ValueError: bad {at}",
-        ),
-        ("import os; os._exit(3)", "its process exited with 3", "the process of prefill 0 exited with 3"),
+        ("raise ValueError('bad')", "{name}: ValueError: bad {at}"),
+        ("import os; os._exit(3)", "the process of {name} exited with 3"),
     ],
 )
-def test_the_first_rank_that_fails_is_described(
-    several: Scripted, world: str, statement: str, pipeline: str, pair: str
-) -> None:
-    says = {"pipeline": pipeline, "pair": pair}[world]
+def test_the_first_rank_that_fails_is_named(several: Scripted, world: str, statement: str, says: str) -> None:
     with pytest.raises(EngineFailedError) as caught:
         run(question(world), several(f"\nif not rank:\n    {statement}"))
-    assert says.format(at=AT) in str(caught.value)
+    assert says.format(name=NAMES[world][0], at=AT) in str(caught.value)
 
 
 def test_the_sentence_of_a_rank_that_cannot_run_is_kept(several: Scripted, world: str) -> None:

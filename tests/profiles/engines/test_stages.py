@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.engines.stages import RankError, StageLink, messages_answered, run_stages
+from schedbench.profiles.engines.rank_processes import RankError
+from schedbench.profiles.engines.stages import StageLink, messages_answered, run_stages
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.run.rank_context import RankContext
@@ -28,9 +29,8 @@ def failed(error: BaseException) -> dict[str, Any]:
     return {"failed": str(error)}
 
 
-def exchange(_: RankContext, link: StageLink | None) -> dict[str, Any]:
+def exchange(_: RankContext, link: StageLink) -> dict[str, Any]:
     """The first stage sends a host's and a device's tensor late, and gets their sum."""
-    assert link is not None
     hardware, simulation = load("h200"), Simulation(gap=0, first=link.rank * QUEUES)
     with patched(hazards=False), open_vgpu(hardware, simulation=simulation):
         gpu = CURRENT.get()
@@ -60,7 +60,7 @@ def exchange(_: RankContext, link: StageLink | None) -> dict[str, Any]:
 
 
 def test_tensors_arrive_with_their_values_after_the_latency_of_the_link() -> None:
-    first, second = run_stages(RANKS, exchange, failed)
+    first, second = run_stages(RANKS, exchange, failed, lambda: None)
     assert first["document"] == [2.5, 3.5, 4.5]
     on_host, on_device = second["document"]
     assert on_host == round(LATER + LINK.call.value + LINK.host_latency.value)
@@ -68,32 +68,32 @@ def test_tensors_arrive_with_their_values_after_the_latency_of_the_link() -> Non
 
 
 def test_a_copy_of_a_stage_that_its_engine_forks_says_nothing() -> None:
-    def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
-        assert link is not None
+    def run(_: RankContext, link: StageLink) -> dict[str, Any]:
         if link.rank and os.fork():
             assert os.wait()[1] == 0
         link.put(1 - link.rank, "tag", link.rank)
         return {"document": link.take(1 - link.rank, "tag")}
 
-    assert [answer["document"] for answer in run_stages(RANKS, run, failed)] == [1, 0]
+    assert [answer["document"] for answer in run_stages(RANKS, run, failed, lambda: None)] == [1, 0]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, 2])
 def test_the_reason_of_a_stage_that_fails_is_reported(rank: int) -> None:
-    def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
-        assert link is not None
+    """Every stage waits for the next one, and the last one for the first."""
+
+    def run(_: RankContext, link: StageLink) -> dict[str, Any]:
         if link.rank == rank:
             raise ValueError("no memory")
-        return {"document": link.take(1 - link.rank, "never")}
+        return {"document": link.take((link.rank + 1) % 3, "never")}
 
+    stages = [RankContext(stage=Stage(index, 3, range(1))) for index in range(3)]
     with pytest.raises(RankError) as raised:
-        run_stages(RANKS, run, failed)
+        run_stages(stages, run, failed, lambda: None)
     assert raised.value.of_rank == {"failed": f"stage {rank}: no memory"}
 
 
 def test_a_stage_that_ends_without_a_report_is_named() -> None:
-    def run(_: RankContext, link: StageLink | None) -> dict[str, Any]:
-        assert link is not None
+    def run(_: RankContext, link: StageLink) -> dict[str, Any]:
         if link.rank:
             os._exit(0)
         with pytest.raises(LinkError, match="stage 0 waited for stage 1, which is gone"):
@@ -101,5 +101,5 @@ def test_a_stage_that_ends_without_a_report_is_named() -> None:
         return {"document": None}
 
     with pytest.raises(RankError) as raised:
-        run_stages(RANKS, run, failed)
+        run_stages(RANKS, run, failed, lambda: None)
     assert raised.value.of_rank["failed"] == "the process of stage 1 exited with 0"

@@ -12,7 +12,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from schedbench.profiles.engines.stages import Answer, RankError
+from schedbench.profiles.engines.rank_processes import Answer, RankError
 from schedbench.profiles.engines.turns import TurnLink, run_workers
 from schedbench.profiles.platform.hardware import LinkProfile, load
 from schedbench.profiles.run.rank_context import RankContext
