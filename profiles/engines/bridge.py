@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from ...sched.batch import FIRST_STEP, STEP_STRIDE, draft_step, extend_step
 from ...sched.data_parallel.sync import PartitionedSource, RankShare, RankStatus, exchange
 from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
 from ...sched.relay.choice import loop_of
 from ...sched.request import Request, Status
+from ..programs.patches import surrounded
 from ..record.provenance import NO_RELAY, RelayPart
 from ..run.system import System, SystemParts
+from .names import EngineError
 
 
 class AllEnded(BaseException):
@@ -228,6 +231,36 @@ class RunBridge:
             return [info, extend]
         draft = info._replace(step=draft_step(info.step), kind="draft", num_tokens=info.batch_size)
         return [draft, info, extend]
+
+
+def wrap_methods(
+    holder: Any,
+    around: Mapping[str, Callable[..., Any]],
+    optional: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+) -> None:
+    """Have an object or a class call the function of a method's name, with the method in front of its arguments.
+    ``optional``: those that only some releases have. Raises EngineError where a method has another name: steps, tokens
+    or ends would be missing."""
+    if missing := [name for name in around if not hasattr(holder, name)]:
+        kind = holder if isinstance(holder, type) else type(holder)
+        raise EngineError(
+            f"the engine's {kind.__name__} has no {', '.join(missing)}, from which schedbench reads steps"
+        )
+    for name, function in {**around, **optional}.items():
+        if hasattr(holder, name):
+            setattr(holder, name, surrounded(getattr(holder, name), function))
+
+
+def ranged(
+    reports: RunBridge, name: str, size: Callable[[], int] = int, step: Callable[[], int] = lambda: NO_STEP
+) -> Callable[..., Any]:
+    """What ``wrap_methods`` takes for a method that is in a range."""
+
+    def inside(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with reports.range(name, size(), step()):
+            return original(*args, **kwargs)
+
+    return inside
 
 
 class EngineSystem(System):

@@ -26,7 +26,7 @@ from ..run.compose import engine_config
 from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest, EngineSystem
+from .bridge import AllEnded, EndOfRequest, EngineSystem, ranged, wrap_methods
 from .model import EngineModel, long, model_folder, process_group_of_one
 from .names import ADAPTERS, EngineError
 
@@ -150,12 +150,14 @@ class MiniSglangSystem(EngineSystem):
         kernels.fast_compare_key = _common_length
         scheduler.receive_msg = self._receive
         scheduler.send_result = self._reply
-        prefill = scheduler.prefill_manager
-        prefill.schedule_next_batch = self._in_range("admit", prefill.schedule_next_batch)
-        scheduler._prepare_batch = self._in_range("prepare", scheduler._prepare_batch)
-        scheduler._forward = self._launching(scheduler._forward)
-        scheduler._process_last_data = self._settling(scheduler._process_last_data)
-        scheduler._free_req_resources = self._releasing(scheduler._free_req_resources)
+        wrap_methods(scheduler.prefill_manager, {"schedule_next_batch": ranged(self._reports, "admit")})
+        methods = {
+            "_prepare_batch": self._prepare,
+            "_forward": self._launch,
+            "_process_last_data": self._settle,
+            "_free_req_resources": self._release,
+        }
+        wrap_methods(scheduler, methods)
         self._parts.observer.stream("forward", scheduler.engine.stream)
         if (hazards := self._parts.machine.hazards) is not None:
             hazards.name(scheduler.engine.page_table, "page_table")
@@ -199,52 +201,40 @@ class MiniSglangSystem(EngineSystem):
                 del self._tokens[reply.uid]
                 self._reports.end(name, EndOfRequest(Status.FINISHED, "length" if full else "stop"))
 
-    def _in_range(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def inside(what: Any) -> Any:
-            with self._reports.range(name, getattr(what, "size", 0)):
-                return original(what)
+    def _prepare(self, original: Callable[..., Any], batch: Any) -> Any:
+        with self._reports.range("prepare", batch.size):
+            return original(batch)
 
-        return inside
+    def _launch(self, original: Callable[..., Any], given: Any) -> Any:
+        batch = given.batch
+        cached = {self._ids[req.uid]: req.cached_len if batch.is_prefill else 0 for req in batch.reqs}
+        tokens = sum(req.extend_len for req in batch.reqs)
+        self._reports.kv_usage(self._used_tokens())
+        step = batch.schedbench_step = self._reports.begin_step(cached)
+        with self._reports.range("publish", batch.size, step):
+            out = original(given)
+        info = StepInfo(step, batch.phase, batch.size, tokens, steady=False)
+        self._reports.launched(info, list(cached), False)
+        return out
 
-    def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def launch(given: Any) -> Any:
-            batch = given.batch
-            cached = {self._ids[req.uid]: req.cached_len if batch.is_prefill else 0 for req in batch.reqs}
-            tokens = sum(req.extend_len for req in batch.reqs)
-            self._reports.kv_usage(self._used_tokens())
-            step = batch.schedbench_step = self._reports.begin_step(cached)
-            with self._reports.range("publish", batch.size, step):
-                out = original(given)
-            info = StepInfo(step, batch.phase, batch.size, tokens, steady=False)
-            self._reports.launched(info, list(cached), False)
-            return out
+    def _settle(self, original: Callable[..., Any], last: Any) -> Any:
+        if last is None:
+            return original(last)
+        batch = last[0].batch
+        open_before = len(self._bridge.requests)
+        with self._reports.range("settle", batch.size, batch.schedbench_step):
+            out = original(last)
+        self._reports.settled(batch.schedbench_step, len(self._bridge.requests) < open_before)
+        return out
 
-        return launch
-
-    def _settling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def settle(last: Any) -> Any:
-            if last is None:
-                return original(last)
-            batch = last[0].batch
-            open_before = len(self._bridge.requests)
-            with self._reports.range("settle", batch.size, batch.schedbench_step):
-                out = original(last)
-            self._reports.settled(batch.schedbench_step, len(self._bridge.requests) < open_before)
-            return out
-
-        return settle
-
-    def _releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def release(req: Any) -> Any:
-            tokens = self._tokens.get(req.uid)
-            request = self._bridge.requests.get(self._ids[req.uid])
-            if tokens is not None and request is not None and not req.can_decode:
-                known = len(request.origin_input_ids)
-                self._reports.advance(request.id, req.input_ids[known:].tolist())
-                self._reports.ending(request.id, req.table_idx)
-            return original(req)
-
-        return release
+    def _release(self, original: Callable[..., Any], req: Any) -> Any:
+        tokens = self._tokens.get(req.uid)
+        request = self._bridge.requests.get(self._ids[req.uid])
+        if tokens is not None and request is not None and not req.can_decode:
+            known = len(request.origin_input_ids)
+            self._reports.advance(request.id, req.input_ids[known:].tolist())
+            self._reports.ending(request.id, req.table_idx)
+        return original(req)
 
     def _used_tokens(self) -> int:
         cache = self.scheduler.cache_manager

@@ -18,12 +18,12 @@ from torch import Tensor
 from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
 from ...sched.config import SamplingParams
-from ...sched.observe import NO_STEP, StepInfo
+from ...sched.observe import StepInfo
 from ...sched.request import Request, Status
 from ..run.system import System, SystemParts
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest
+from .bridge import AllEnded, EndOfRequest, ranged, wrap_methods
 from .names import ADAPTERS, EngineError
 from .paged import PagedModel, PagedSystem
 
@@ -141,18 +141,16 @@ class NanoVllmSystem(PagedSystem):
 
     def _wrap(self) -> None:
         runner, scheduler = self._engine.model_runner, self._engine.scheduler
-        scheduler.schedule = self._in_range("admit", scheduler.schedule)
-        scheduler.postprocess = self._settling(scheduler.postprocess)
-        scheduler.preempt = self._preempting(scheduler.preempt)
-        scheduler.block_manager.deallocate = self._releasing(scheduler.block_manager.deallocate)
-        runner.run = self._launching(runner.run)
-        for name, inside in (
-            ("prepare_prefill", "prepare"),
-            ("prepare_decode", "prepare"),
-            ("run_model", "model"),
-        ):
-            setattr(runner, name, self._in_range(inside, getattr(runner, name)))
-        runner.sampler = self._sampling(runner)
+        of_scheduler = {
+            "schedule": ranged(self._reports, "admit"),
+            "postprocess": self._settle,
+            "preempt": self._preempt,
+        }
+        wrap_methods(scheduler, of_scheduler)
+        wrap_methods(scheduler.block_manager, {"deallocate": self._release})
+        prepare, model = (self._in_step(name) for name in ("prepare", "model"))
+        of_runner = {"prepare_prefill": prepare, "prepare_decode": prepare, "run_model": model}
+        wrap_methods(runner, {"run": self._launch, "sampler": self._sample, **of_runner})
 
     def _sequence(self, request: Request) -> Any:
         engine = import_module("nanovllm.engine.sequence")
@@ -160,77 +158,54 @@ class NanoVllmSystem(PagedSystem):
         self._ids[made.seq_id] = request.id
         return made
 
-    def _in_range(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """In a range of the step that is launched; ``admit`` is of the one that is planned."""
+    def _in_step(self, name: str) -> Callable[..., Any]:
+        return ranged(self._reports, name, step=lambda: self._bridge.step)
 
-        def inside(*given: Any) -> Any:
-            step = NO_STEP if name == "admit" else self._bridge.step
-            with self._reports.range(name, 0, step):
-                return original(*given)
+    def _launch(self, original: Callable[..., Any], seqs: Sequence[Any], is_prefill: bool) -> Any:
+        blocks = self._engine.scheduler.block_manager
+        self._reports.kv_usage(len(blocks.used_block_ids) * blocks.block_size)
+        cached = {self._ids[seq.seq_id]: seq.num_cached_tokens if is_prefill else 0 for seq in seqs}
+        step, tokens = self._reports.begin_step(cached), sum(seq.num_scheduled_tokens for seq in seqs)
+        info = StepInfo(step, "prefill" if is_prefill else "decode", len(seqs), tokens, steady=False)
+        self._launched = info, list(cached)
+        with self._reports.range("settle", len(seqs), step):  # what no other range has: tokens are read
+            return original(seqs, is_prefill)
 
-        return inside
-
-    def _launching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(seqs: Sequence[Any], is_prefill: bool) -> Any:
-            blocks = self._engine.scheduler.block_manager
-            self._reports.kv_usage(len(blocks.used_block_ids) * blocks.block_size)
-            cached = {self._ids[seq.seq_id]: seq.num_cached_tokens if is_prefill else 0 for seq in seqs}
-            step, tokens = self._reports.begin_step(cached), sum(seq.num_scheduled_tokens for seq in seqs)
-            info = StepInfo(step, "prefill" if is_prefill else "decode", len(seqs), tokens, steady=False)
-            self._launched = info, list(cached)
-            with self._reports.range("settle", len(seqs), step):  # what no other range has: tokens are read
-                return original(seqs, is_prefill)
-
-        return run
-
-    def _sampling(self, runner: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    def _sample(self, original: Callable[..., Tensor], logits: Tensor, temperatures: Tensor) -> Tensor:
         """The last launches of a step; its tokens are read next."""
-        original = runner.sampler
+        runner = self._engine.model_runner
+        with self._reports.range("sample", 0, self._bridge.step):
+            ids = original(logits, temperatures)
+            context = import_module("nanovllm.utils.context").get_context()
+            if not (context.is_prefill or runner.enforce_eager):
+                self.model.replayed = next(size for size in runner.graph_bs if size >= len(ids))
+            ids = self.model.sampled(logits, ids)
+        self._reports.launched(*self._launched, False)
+        return ids
 
-        def sample(logits: Tensor, temperatures: Tensor) -> Tensor:
-            with self._reports.range("sample", 0, self._bridge.step):
-                ids = original(logits, temperatures)
-                context = import_module("nanovllm.utils.context").get_context()
-                if not (context.is_prefill or runner.enforce_eager):
-                    self.model.replayed = next(size for size in runner.graph_bs if size >= len(ids))
-                ids = self.model.sampled(logits, ids)
-            self._reports.launched(*self._launched, False)
-            return ids
+    def _settle(self, original: Callable[..., Any], seqs: Sequence[Any], *given: Any) -> None:
+        step = self._bridge.step
+        with self._reports.range("settle", len(seqs), step):
+            original(seqs, *given)
+            for seq in seqs:
+                self._reports.advance(self._ids[seq.seq_id], seq.completion_token_ids)
+        ended = [seq for seq in seqs if seq.is_finished]
+        for seq in ended:
+            full = seq.num_completion_tokens == seq.max_tokens
+            reason = "length" if full else "stop"
+            self._reports.end(self._ids.pop(seq.seq_id), EndOfRequest(Status.FINISHED, reason))
+        self._reports.settled(step, bool(ended))
 
-        return sample
+    def _preempt(self, original: Callable[..., Any], seq: Any) -> None:
+        self._reports.retracted(self._ids[seq.seq_id])
+        original(seq)
 
-    def _settling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def postprocess(seqs: Sequence[Any], *given: Any) -> None:
-            step = self._bridge.step
-            with self._reports.range("settle", len(seqs), step):
-                original(seqs, *given)
-                for seq in seqs:
-                    self._reports.advance(self._ids[seq.seq_id], seq.completion_token_ids)
-            ended = [seq for seq in seqs if seq.is_finished]
-            for seq in ended:
-                full = seq.num_completion_tokens == seq.max_tokens
-                reason = "length" if full else "stop"
-                self._reports.end(self._ids.pop(seq.seq_id), EndOfRequest(Status.FINISHED, reason))
-            self._reports.settled(step, bool(ended))
-
-        return postprocess
-
-    def _preempting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def preempt(seq: Any) -> None:
-            self._reports.retracted(self._ids[seq.seq_id])
-            original(seq)
-
-        return preempt
-
-    def _releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def deallocate(seq: Any) -> None:
-            if seq.is_finished:
-                name = self._ids[seq.seq_id]
-                self._reports.advance(name, seq.completion_token_ids)
-                self._ending(name, seq.block_table)
-            original(seq)
-
-        return deallocate
+    def _release(self, original: Callable[..., Any], seq: Any) -> None:
+        if seq.is_finished:
+            name = self._ids[seq.seq_id]
+            self._reports.advance(name, seq.completion_token_ids)
+            self._ending(name, seq.block_table)
+        original(seq)
 
 
 class NanoVllmModel(PagedModel):

@@ -22,7 +22,7 @@ from ..run.system import System, SystemParts
 from ..vgpu.fused import run_as_one_kernel
 from ..vgpu.tensor import wrap
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest
+from .bridge import AllEnded, EndOfRequest, ranged, wrap_methods
 from .names import ADAPTERS
 from .paged import PagedModel, PagedSystem
 from .vllm_core import open_core, vllm_sampling
@@ -181,47 +181,34 @@ class VllmSystem(PagedSystem):
 
     def _wrap(self) -> None:
         scheduler, runner = self._scheduler, self._runner
-        scheduler.schedule = self._in_range("admit", scheduler.schedule)
-        scheduler.update_from_output = self._settling(scheduler.update_from_output)
-        scheduler._preempt_request = self._preempting(scheduler._preempt_request)
-        scheduler._free_request = self._releasing(scheduler._free_request)
-        runner.execute_model = self._executing(runner.execute_model)
-        runner.sample_tokens = self._sampling(runner.sample_tokens)
-        runner.sampler.sample = self._tagged(runner.sampler.sample)
+        of_scheduler = {
+            "schedule": ranged(self._reports, "admit"),
+            "update_from_output": self._settle,
+            "_preempt_request": self._preempt,
+            "_free_request": self._release,
+        }
+        wrap_methods(scheduler, of_scheduler)
+        wrap_methods(runner, {"execute_model": self._execute, "sample_tokens": self._sample})
+        wrap_methods(runner.sampler, {"sample": self._tag})
+        wrap_methods(runner.cudagraph_manager, {"run_fullgraph": self._replay})
         if self.model.made.tags is not None:
             gumbel: Any = import_module("vllm.v1.worker.gpu.sample.gumbel")
             gumbel._gumbel_sample_kernel = _GumbelWithoutValues()
-        manager = runner.cudagraph_manager
-        manager.run_fullgraph = self._replaying(manager.run_fullgraph)
         self._parts.observer.stream("copy", runner.output_copy_stream)
 
-    def _in_range(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self._reports.range(name, 0):
-                return original(*args, **kwargs)
-
-        return inside
-
-    def _executing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def execute_model(output: Any, *args: Any, **kwargs: Any) -> Any:
-            if not output.total_num_scheduled_tokens:
-                return original(output, *args, **kwargs)
-            pool = self._scheduler.kv_cache_manager.block_pool
-            used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-            self._reports.kv_usage(used * self._config.page_size)
-            names = list(output.num_scheduled_tokens)
-            cached = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-            step = output.schedbench_step = self._reports.begin_step(
-                {name: cached.get(name, 0) for name in names}
-            )
-            info = StepInfo(
-                step, self._kind(output), len(names), output.total_num_scheduled_tokens, steady=False
-            )
-            self._launching = info, names
-            with self._reports.range("prepare", len(names), step):
-                return original(output, *args, **kwargs)
-
-        return execute_model
+    def _execute(self, original: Callable[..., Any], output: Any, *args: Any, **kwargs: Any) -> Any:
+        if not output.total_num_scheduled_tokens:
+            return original(output, *args, **kwargs)
+        pool = self._scheduler.kv_cache_manager.block_pool
+        used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+        self._reports.kv_usage(used * self._config.page_size)
+        names, tokens = list(output.num_scheduled_tokens), output.total_num_scheduled_tokens
+        cached = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        step = self._reports.begin_step({name: cached.get(name, 0) for name in names})
+        output.schedbench_step = step
+        self._launching = StepInfo(step, self._kind(output), len(names), tokens, steady=False), names
+        with self._reports.range("prepare", len(names), step):
+            return original(output, *args, **kwargs)
 
     def _kind(self, output: Any) -> StepKind:
         """A row is of a prompt if it is new or has several tokens, or has not had all of its prompt before."""
@@ -249,71 +236,46 @@ class VllmSystem(PagedSystem):
         with self._reports.range("model", len(found.seq_lens), self._bridge.step):
             return self.model.hidden(input_ids, positions, *places, found.max_seq_len, found.max_query_len)
 
-    def _replaying(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run_fullgraph(description: Any) -> Any:
-            self.model.replayed = description.num_reqs
-            with self._reports.range("model", description.num_reqs, self._bridge.step):
-                return original(description)
+    def _replay(self, original: Callable[..., Any], description: Any) -> Any:
+        self.model.replayed = description.num_reqs
+        with self._reports.range("model", description.num_reqs, self._bridge.step):
+            return original(description)
 
-        return run_fullgraph
+    def _tag(self, original: Callable[..., Any], logits: Tensor, *args: Any, **kwargs: Any) -> Any:
+        ids, processed = original(logits, *args, **kwargs)
+        return self.model.sampled(logits, ids), processed
 
-    def _tagged(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample(logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-            ids, processed = original(logits, *args, **kwargs)
-            return self.model.sampled(logits, ids), processed
+    def _sample(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        step = self._bridge.step
+        with self._reports.range("sample", 0, step):
+            output = original(*args, **kwargs)
+        wrap_methods(output, {"get_output": ranged(self._reports, "settle", step=lambda: step)})
+        self._reports.launched(*self._launching, False)
+        return output
 
-        return sample
+    def _settle(self, original: Callable[..., Any], scheduled: Any, *args: Any) -> Any:
+        step = getattr(scheduled, "schedbench_step", NO_STEP)
+        rows = [self._scheduler.requests.get(name) for name in scheduled.num_scheduled_tokens]
+        before = len(self._scheduler.requests)
+        with self._reports.range("settle", len(rows), step):
+            outputs = original(scheduled, *args)
+            for row in rows:
+                if row is not None:
+                    self._reports.advance(row.request_id, row.output_token_ids)
+        if step != NO_STEP:
+            self._reports.settled(step, len(self._scheduler.requests) < before)
+        return outputs
 
-    def _sampling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sample_tokens(*args: Any, **kwargs: Any) -> Any:
-            step = self._bridge.step
-            with self._reports.range("sample", 0, step):
-                output = original(*args, **kwargs)
-            output.get_output = self._reading(step, output.get_output)
-            self._reports.launched(*self._launching, False)
-            return output
+    def _preempt(self, original: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> None:
+        self._reports.retracted(request.request_id)
+        original(request, *args, **kwargs)
 
-        return sample_tokens
-
-    def _reading(self, step: int, original: Callable[[], Any]) -> Callable[[], Any]:
-        def get_output() -> Any:
-            with self._reports.range("settle", 0, step):
-                return original()
-
-        return get_output
-
-    def _settling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def update_from_output(scheduled: Any, *args: Any) -> Any:
-            step = getattr(scheduled, "schedbench_step", NO_STEP)
-            rows = [self._scheduler.requests.get(name) for name in scheduled.num_scheduled_tokens]
-            before = len(self._scheduler.requests)
-            with self._reports.range("settle", len(rows), step):
-                outputs = original(scheduled, *args)
-                for row in rows:
-                    if row is not None:
-                        self._reports.advance(row.request_id, row.output_token_ids)
-            if step != NO_STEP:
-                self._reports.settled(step, len(self._scheduler.requests) < before)
-            return outputs
-
-        return update_from_output
-
-    def _preempting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def preempt(request: Any, *args: Any, **kwargs: Any) -> None:
-            self._reports.retracted(request.request_id)
-            original(request, *args, **kwargs)
-
-        return preempt
-
-    def _releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def free(request: Any, *args: Any, **kwargs: Any) -> Any:
-            name = request.request_id
-            if name in self._bridge.requests:
-                self._reports.advance(name, request.output_token_ids)
-                self._ending(name, self._scheduler.kv_cache_manager.get_block_ids(name)[0])
-            return original(request, *args, **kwargs)
-
-        return free
+    def _release(self, original: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+        name = request.request_id
+        if name in self._bridge.requests:
+            self._reports.advance(name, request.output_token_ids)
+            self._ending(name, self._scheduler.kv_cache_manager.get_block_ids(name)[0])
+        return original(request, *args, **kwargs)
 
 
 class _GumbelWithoutValues:

@@ -23,7 +23,7 @@ import torch
 from ..vgpu import fused
 from ..vgpu.device import CURRENT
 from ..vgpu.patching import attributes_set
-from .on_import import patched_on_import
+from .patches import patched_on_import
 
 VERSION: Final = "9999.0.0"
 _EXCEPTIONS: Final = ("Error", "Exception", "Warning")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -27,12 +27,13 @@ from ..vgpu.addresses import UNCOMPUTED, AddressTable, rounded
 from ..vgpu.device import VirtualGpu
 from ..vgpu.hazards.footprints import Offsets
 from ..vgpu.tensor import DeviceTensor, is_pinned, is_pinned_storage
-from .on_import import patched_on_import
+from .patches import patched_on_import, surrounded
 
 VARIABLE: Final = "TRITON_INTERPRET"
 _LEAST: Final = np.iinfo(np.int64).min
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Pointers = np.ndarray[Any, np.dtype[np.uint64]]
+Operation = Callable[..., Any]
 
 
 class TritonKernelError(RuntimeError):
@@ -192,7 +193,8 @@ class TritonPrograms:
         """Of Triton's module ``runtime.interpreter``."""
         yield interpreter, "InterpretedFunction", _as_compiled(interpreter.InterpretedFunction)
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
-        yield executor, "__call__", self._launching(executor.__call__, interpreter.InterpreterError)
+        launch = partial(self._launch, interpreter.InterpreterError)
+        yield executor, "__call__", surrounded(executor.__call__, launch)
         accesses = {
             "create_masked_load": self._load,
             "create_masked_store": self._store,
@@ -201,10 +203,12 @@ class TritonPrograms:
         }
         for name, method in list(vars(builder).items()):
             if callable(method) and not name.startswith("_"):
-                yield builder, name, self._following(accesses[name](method) if name in accesses else method)
+                access = surrounded(method, accesses[name]) if name in accesses else method
+                yield builder, name, surrounded(access, self._follow)
         reduced = interpreter.ReduceScanOpInterface
-        yield reduced, "apply", self._reducing(reduced.apply)
-        yield interpreter, "_patch_lang_tensor", self._deciding(interpreter._patch_lang_tensor)
+        yield reduced, "apply", surrounded(reduced.apply, self._reduce)
+        scalars = surrounded(interpreter._patch_lang_tensor, self._patch_tensor)
+        yield interpreter, "_patch_lang_tensor", scalars
         tuner = import_module("triton.runtime.autotuner").Autotuner
 
         def bench(tuned: Any, *args: Any, **kwargs: Any) -> list[float]:  # noqa: ARG001
@@ -213,33 +217,31 @@ class TritonPrograms:
 
         yield tuner, "_bench", bench
 
-    def _launching(self, compute: Callable[..., Any], failed: type[Exception]) -> Callable[..., Any]:
-        @wraps(compute)
-        def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
-            given = KernelArguments(self._gpu.addresses, args, kwargs)
-            # The interpreter copies arguments to the host and back, which here are there already.
-            executor._init_args_hst = lambda *arguments: arguments
-            executor._restore_args_dev = lambda *_: None
+    def _launch(
+        self, failed: type[Exception], compute: Operation, executor: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        given = KernelArguments(self._gpu.addresses, args, kwargs)
+        # The interpreter copies arguments to the host and back, which here are there already.
+        executor._init_args_hst = lambda *arguments: arguments
+        executor._restore_args_dev = lambda *_: None
 
-            def run(memory: VisitedMemory) -> None:
-                self._memory = memory
-                try:
-                    compute(executor, *given.args, **given.kwargs)
-                except failed as error:
-                    cause: BaseException | None = error
-                    while isinstance(cause, failed):  # one for each function of the kernel
-                        cause = cause.__cause__
-                    if isinstance(cause, TritonKernelError):
-                        raise cause from None
-                    raise
-                finally:
-                    self._memory = None
+        def run(memory: VisitedMemory) -> None:
+            self._memory = memory
+            try:
+                compute(executor, *given.args, **given.kwargs)
+            except failed as error:
+                cause: BaseException | None = error
+                while isinstance(cause, failed):  # one for each function of the kernel
+                    cause = cause.__cause__
+                if isinstance(cause, TritonKernelError):
+                    raise cause from None
+                raise
+            finally:
+                self._memory = None
 
-            kernel = TritonKernel(executor.fn.__name__, run, given)
-            tensors, given.tensors = given.tensors, []
-            custom.launch_interpreted(kernel, tensors)
-
-        return launch
+        kernel = TritonKernel(executor.fn.__name__, run, given)
+        tensors, given.tensors = given.tensors, []
+        custom.launch_interpreted(kernel, tensors)
 
     def _visit(self, pointers: Any, mask: Any, *values: Any, write: bool) -> Any:
         """The mask of the items whose values are there. ``values`` are those that are stored."""
@@ -250,93 +252,65 @@ class TritonPrograms:
         seen = self._memory.visit(pointers.data, mask.data, item, write=write, follows=follows)
         return type(mask)(seen, mask.dtype)
 
-    def _following(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+    def _follow(self, operation: Operation, builder: Any, *args: Any, **kwargs: Any) -> Any:
         """Mark the result of an operation of the interpreter that loads what is not computed, or follows from it."""
+        memory = self._memory
+        if memory is None:
+            return operation(builder, *args, **kwargs)
+        before = memory.uncomputed_loads
+        result = operation(builder, *args, **kwargs)
+        if memory.uncomputed_loads != before or (before and _follows([*args, *kwargs.values()])):
+            for part in result if isinstance(result, (list, tuple)) else [result]:
+                if hasattr(part, "data"):
+                    part.follows_uncomputed = True
+        return result
 
-        @wraps(operation)
-        def followed(builder: Any, *args: Any, **kwargs: Any) -> Any:
-            memory = self._memory
-            if memory is None:
-                return operation(builder, *args, **kwargs)
-            before = memory.uncomputed_loads
-            result = operation(builder, *args, **kwargs)
-            if memory.uncomputed_loads != before or (before and _follows([*args, *kwargs.values()])):
-                for part in result if isinstance(result, (list, tuple)) else [result]:
-                    if hasattr(part, "data"):
-                        part.follows_uncomputed = True
-            return result
-
-        return followed
-
-    def _reducing(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+    def _reduce(self, apply: Operation, operation: Any, given: Any) -> Any:
         """Reductions and scans are not followed."""
+        self._untraced(given)
+        return apply(operation, given)
 
-        @wraps(apply)
-        def applied(operation: Any, given: Any) -> Any:
-            self._untraced(given)
-            return apply(operation, given)
+    def _read(self, read: Operation, tensor: Any) -> Any:
+        self._untraced(tensor)
+        return read(tensor)
 
-        return applied
-
-    def _deciding(self, patch: Callable[..., Any]) -> Callable[..., Any]:
+    def _patch_tensor(self, patch: Operation, tensor: Any, scope: Any) -> None:
         """What a kernel decides by a value of a tensor is not followed, and neither is a tensor's transposition."""
-
-        def follow(read: Callable[..., Any]) -> Callable[..., Any]:
-            def following(tensor: Any) -> Any:
-                self._untraced(tensor)
-                return read(tensor)
-
-            return following
-
-        @wraps(patch)
-        def patched(tensor: Any, scope: Any) -> None:
-            patch(tensor, scope)
-            for name in ("__index__", "__bool__"):
-                scope.set_attr(tensor, name, follow(getattr(tensor, name)))
-            scope.set_attr(tensor, "T", property(follow(tensor.T.fget)))
-
-        return patched
+        patch(tensor, scope)
+        for name in ("__index__", "__bool__"):
+            scope.set_attr(tensor, name, surrounded(getattr(tensor, name), self._read))
+        scope.set_attr(tensor, "T", property(surrounded(tensor.T.fget, self._read)))
 
     def _untraced(self, given: Any) -> None:
         tensors = given if isinstance(given, tuple) else (given,)
         if self._memory is not None and _follows([tensor.handle for tensor in tensors]):
             self._memory.untraced = True
 
-    def _load(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        def masked_load(builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-            return load(builder, pointers, self._visit(pointers, mask, write=False), *rest, **named)
+    def _load(self, load: Operation, builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        return load(builder, pointers, self._visit(pointers, mask, write=False), *rest, **named)
 
-        return masked_load
+    def _store(
+        self, store: Operation, builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any
+    ) -> Any:
+        seen = self._visit(pointers, mask, value, write=True)
+        return store(builder, pointers, value, seen, *rest, **named)
 
-    def _store(self, store: Callable[..., Any]) -> Callable[..., Any]:
-        def masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-            return store(
-                builder, pointers, value, self._visit(pointers, mask, value, write=True), *rest, **named
-            )
-
-        return masked_store
-
-    def _atomic(self, atomic: Callable[..., Any]) -> Callable[..., Any]:
+    def _atomic(
+        self, rmw: Operation, builder: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any
+    ) -> Any:
         """An atomic operation counts as a write. It returns zeros where no values are."""
+        seen = self._visit(pointers, mask, value, write=True)
+        found = rmw(builder, op, pointers, value, seen, *rest)
+        return type(found)(np.where(seen.data, found.data, np.zeros_like(found.data)), found.dtype)
 
-        def rmw(builder: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-            seen = self._visit(pointers, mask, value, write=True)
-            found = atomic(builder, op, pointers, value, seen, *rest, **named)
-            return type(found)(np.where(seen.data, found.data, np.zeros_like(found.data)), found.dtype)
-
-        return rmw
-
-    def _compare_and_swap(self, atomic: Callable[..., Any]) -> Callable[..., Any]:
+    def _compare_and_swap(
+        self, cas: Operation, builder: Any, pointers: Any, expected: Any, value: Any, *rest: Any
+    ) -> Any:
         """Where no values are, the comparison fails and returns what it was compared with."""
-
-        def cas(builder: Any, pointers: Any, expected: Any, value: Any, *rest: Any, **named: Any) -> Any:
-            every = type(expected)(np.ones(pointers.data.shape, np.bool_), expected.dtype)
-            seen = self._visit(pointers, every, expected, value, write=True)
-            if not seen.data.all():
-                return expected
-            return atomic(builder, pointers, expected, value, *rest, **named)
-
-        return cas
+        every = type(expected)(np.ones(pointers.data.shape, np.bool_), expected.dtype)
+        if not self._visit(pointers, every, expected, value, write=True).data.all():
+            return expected
+        return cas(builder, pointers, expected, value, *rest)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ....sched.kernels.rows import last_tokens
 from ....sched.model.decoder import Model
 from ....sched.model.runner import GraphedFunction, GraphInput, graph_sizes
 from ...vgpu.fused import run_as_one_kernel
-from ..bridge import RunBridge
+from ..bridge import RunBridge, wrap_methods
 from ..model import EngineModel
 from ..names import EngineError
 from .kernels import mask_cells
@@ -103,10 +103,10 @@ def simulate(acceptance: SimulatedAcceptance) -> None:
 def wrap_worker(worker: Any, bridge: RunBridge, reports: RunBridge) -> None:
     """Report the ranges of the worker's forwards."""
 
-    def ranged(
-        original: Callable[..., Any],
+    def inside(
         name: str,
         number: Callable[[int], int],
+        original: Callable[..., Any],
         batch: Any,
         *rest: Any,
         **options: Any,
@@ -115,10 +115,7 @@ def wrap_worker(worker: Any, bridge: RunBridge, reports: RunBridge) -> None:
             return original(batch, *rest, **options)
 
     for holder, methods in ((worker, _VERIFY), (getattr(worker, "draft_worker", worker), _DRAFT)):
-        for method, (name, number) in methods.items():
-            if not hasattr(holder, method):
-                continue
-            setattr(holder, method, partial(ranged, getattr(holder, method), name, number))
+        wrap_methods(holder, {}, {method: partial(inside, *named) for method, named in methods.items()})
 
 
 class EagleForwards:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -14,11 +13,9 @@ from ....sched.observe import StepInfo, StepKind, StreamName
 from ....sched.request import Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
-from ..bridge import EndOfRequest, RunBridge
-from ..names import EngineError
+from ..bridge import EndOfRequest, RunBridge, ranged, wrap_methods
 from .arguments import aborted, tokenized
 from .eagle import wrap_worker
-from .edge import WithAttributes
 from .transfer import HOST, KVTransfers
 
 _STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
@@ -85,39 +82,33 @@ class WrappedLoop:
 
     def _wrap_scheduler(self) -> None:
         scheduler = self._scheduler
-        receiver = getattr(scheduler, "request_receiver", None)
-        holder = scheduler if receiver is None else receiver
-        receive = functools.partial(self._receive, holder.recv_requests)
-        if receiver is None:
-            scheduler.recv_requests = receive
-        else:
-            scheduler.request_receiver = WithAttributes(receiver, recv_requests=receive)
+        receiver = getattr(scheduler, "request_receiver", scheduler)
+        wrap_methods(
+            type(receiver), {"recv_requests": self._receive}
+        )  # instances of later versions are frozen
+        # Everything of the next step that is in no other range, such as the removal of rows that have ended.
+        plan = ranged(self._reports, "plan")
         of_all = {
-            "get_next_batch_to_run": self._plan,
-            "get_new_batch_prefill": self._admit,
+            "get_next_batch_to_run": plan,
+            "get_new_batch_prefill": ranged(self._reports, "admit", self._waiting),
             "run_batch": self._launch,
             "process_batch_result": self._settle,
         }
         of_pairs = {
-            "get_next_disagg_prefill_batch_to_run": self._plan,
-            "get_next_disagg_decode_batch_to_run": self._plan,
+            "get_next_disagg_prefill_batch_to_run": plan,
+            "get_next_disagg_decode_batch_to_run": plan,
             "process_decode_queue": self._preallocate,
             "process_batch_result_disagg_prefill": self._settle,
             "process_disagg_prefill_inflight_queue": self._end_sent,
         }
-        require_methods(scheduler, "Scheduler", of_all)
-        for name, around in (of_all | of_pairs).items():
-            if hasattr(scheduler, name):
-                setattr(scheduler, name, functools.partial(around, getattr(scheduler, name)))
+        wrap_methods(scheduler, of_all, of_pairs)
         if self._spec is not None:
             wrap_worker(scheduler.draft_worker, self._bridge, self._reports)
-        cache = scheduler.tree_cache
-        name = next(name for name in _RELEASES if hasattr(cache, name))
-        setattr(cache, name, functools.partial(self._release, getattr(cache, name)))
+        release = next(name for name in _RELEASES if hasattr(scheduler.tree_cache, name))
+        wrap_methods(scheduler.tree_cache, {release: self._release})
         self._capture_outputs()
 
     def _wrap_batches(self) -> None:
-        kind = import_module("sglang.srt.managers.schedule_batch").ScheduleBatch
         of_all = {
             "prepare_for_extend": self._prepare("prefill"),
             "prepare_for_decode": self._prepare(self._decode_kind),
@@ -130,10 +121,8 @@ class WrappedLoop:
             "prepare_for_prebuilt": self._prebuild,
             "process_prebuilt": self._conclude,
         }
-        require_methods(kind, "ScheduleBatch", of_all)
-        for name, around in (of_all | of_decode_workers).items():
-            if hasattr(kind, name):
-                setattr(kind, name, _method(around, getattr(kind, name)))
+        batches = import_module("sglang.srt.managers.schedule_batch").ScheduleBatch
+        wrap_methods(batches, of_all, of_decode_workers)
 
     def _capture_outputs(self) -> None:
         """Take the messages that would go to clients: of them, the ends of requests that never ran."""
@@ -206,18 +195,12 @@ class WrappedLoop:
         queue = getattr(self._scheduler, name, None)
         return bool(getattr(queue, "queue", queue))
 
-    def _plan(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Everything of the next step that is in no other range, such as the removal of rows that have ended."""
-        with self._reports.range("plan", 0):
-            return original(*args, **kwargs)
-
-    def _admit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._reports.range("admit", len(self._scheduler.waiting_queue)):
-            return original(*args, **kwargs)
+    def _waiting(self) -> int:
+        return len(self._scheduler.waiting_queue)
 
     def _preallocate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Rows and pages for the KV that a decode worker will get."""
-        with self._reports.between_steps("admit", len(self._scheduler.waiting_queue)):
+        with self._reports.between_steps("admit", self._waiting()):
             return original(*args, **kwargs)
 
     def _prepare(self, kind: StepKind) -> Callable[..., Any]:
@@ -345,22 +328,6 @@ class WrappedLoop:
                     gone = request_id in self._aborted
                     end = self._aborted_end(request_id, text) if gone else EndOfRequest(Status.REFUSED, text)
                     self._reports.end(request_id, end)
-
-
-def require_methods(holder: Any, what: str, names: Iterable[str]) -> None:
-    """Raises EngineError where a method has another name in this release: steps, tokens or ends would be missing."""
-    if missing := [name for name in names if not hasattr(holder, name)]:
-        raise EngineError(
-            f"this SGLang's {what} has no {', '.join(missing)}, from which schedbench reads steps"
-        )
-
-
-def _method(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, batch, *args, **kwargs)
-
-    return method
 
 
 def _kind(mode: Any) -> StepKind:

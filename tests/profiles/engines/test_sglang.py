@@ -23,8 +23,8 @@ import pytest
 from schedbench.profiles.check.examine import not_asked
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
+from schedbench.profiles.engines.bridge import wrap_methods
 from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.engines.sglang.loop import require_methods
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
@@ -284,7 +284,7 @@ def test_a_method_with_another_name_is_no_step_that_is_not_counted() -> None:
         def prepare_for_extend(self) -> None: ...
 
     with pytest.raises(EngineError, match=r"ScheduleBatch has no retract_decode, from which .* reads steps"):
-        require_methods(ScheduleBatch, "ScheduleBatch", ("prepare_for_extend", "retract_decode"))
+        wrap_methods(ScheduleBatch, dict.fromkeys(("prepare_for_extend", "retract_decode"), print))
 
 
 def test_the_example_of_a_workflow_installs_what_sglang_needs() -> None:
