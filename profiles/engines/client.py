@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import re
-import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from importlib import import_module
-from pathlib import Path
-from typing import IO, Final, NamedTuple
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Final
 
 from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
@@ -28,17 +21,13 @@ from ..record.result import Result
 from ..run.rank_context import RankContext
 from ..run.task import Options, RankReport, RouterReport
 from .adapter import find_adapter
+from .answers import STACKS, Answer, Stack, packed, unpacked
 from .names import EngineError, parse_engine
-from .server import NEEDED, SHOWN_LINES, SIGNALLED, STACK_SIGNAL, STACKS, Answer, packed, unpacked
+from .process import GRACE_S, PACKAGE, TEMPORARY, EngineOutput, EnginePipes, ending, our_package
+from .server import NEEDED, STACK_SIGNAL
 from .source import EngineSource, PackagePlace, opened_source
 
-_GRACE_S: Final = 10.0  # for a run that was interrupted to say what it has
 _MOST_ENGINES: Final = 4  # processes that are kept, each with an imported engine
-_ROOMS: Final = ("profiles", "scenarios", "sched")
-_TEMPORARY: Final = "temporary"
-_PACKAGE: Final = __name__.partition(".")[0]
-_SERVER: Final = f"{__package__}.server"
-_LOOK_S: Final = 1.0  # between two looks at whether the process is there
 _QUIET_S: Final = 10.0  # without progress that are not shown
 _STACK_S: Final = 1.0  # for the processes of an engine to write their stacks
 
@@ -64,22 +53,22 @@ def run_engine(
     engine = resolved.scenario.engine
     opened = _opened(choice)
     opened.refuse(resolved.scenario)
-    staged = ranks[0].stage is not None and opened.has_stages
+    staged = ranks[0].stage is not None and opened.has("stages")
     apart = MODES["fake transfer"].on(resolved.scenario)
-    linked = (MODES["disaggregation"].on(resolved.scenario) and opened.has_transfers and not apart) or (
-        MODES["data-parallel ranks"].on(resolved.scenario) and opened.has_data_ranks
+    linked = (MODES["disaggregation"].on(resolved.scenario) and opened.has("transfers") and not apart) or (
+        MODES["data-parallel ranks"].on(resolved.scenario) and opened.has("data_ranks")
     )
     if len(ranks) > 1 and not (staged or apart or linked):
         raise EngineError(
             f"{choice.name}: the engine runs on one rank, and the scenario has {engine.ranks}; only the workers of"
             " engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
         )
-    if MODES["own model runner"].on(resolved.scenario) and not opened.has_own_runner:
+    if MODES["own model runner"].on(resolved.scenario) and not opened.has("own_runner"):
         raise EngineError(
             f"{choice.name}: its adapter has no model runner of the engine's own: engine.model_runner=stub"
         )
     process = engine_process(choice)
-    process.forget_printed()
+    process.output.begin_run()
     if staged:
         return process.run(resolved, relay, options, ranks)
     workers = [rank for rank in ranks if rank.place is None or rank.place.role != "router"]
@@ -100,7 +89,7 @@ def engine_process(choice: EngineChoice) -> EngineProcess:
 
 def printed_by(choice: EngineChoice) -> str:
     """What that engine has printed in its last run, of all its workers."""
-    return _opened(choice).printed()
+    return _opened(choice).output.printed()
 
 
 def engine_source(choice: EngineChoice) -> EngineSource:
@@ -145,16 +134,15 @@ class EngineProcess:
             self.source: EngineSource = self._stack.enter_context(
                 opened_source(name, place, wheels=choice.wheels)
             )
-        self._ours = self._stack.enter_context(_our_package())
-        self._output = self._stack.enter_context(_output())
-        self._asked_at = self._forgotten = 0  # positions in the output
-        self.has_stages = getattr(self._adapter, "stages", False)
-        self.has_transfers = getattr(self._adapter, "transfers", False)
-        self.has_data_ranks = getattr(self._adapter, "data_ranks", False)
-        self.has_own_runner = getattr(self._adapter, "own_runner", False)
+        self._ours = self._stack.enter_context(our_package())
+        self.output = EngineOutput(self._stack.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
         self.import_s = 0.0
         self.threads: Sequence[str] = ()  # that the import has started, and a run does not have
         self.hollow: Sequence[str] = ()  # packages that are absent
+
+    def has(self, part: str) -> bool:
+        """Whether the adapter has that optional part of ``EngineAdapter``."""
+        return bool(getattr(self._adapter, part, False))
 
     def refuse(self, scenario: Scenario) -> None:
         """Raises EngineError where the adapter refuses the scenario, before anything is imported."""
@@ -171,7 +159,7 @@ class EngineProcess:
         self._pipes = EnginePipes(
             self._choice.python,
             self._ours,
-            self._output,
+            self.output.file,
             [self._ours, *([] if temporary is None else [temporary])],
         )
         requires = {**NEEDED, **self._adapter.requires}
@@ -222,14 +210,14 @@ class EngineProcess:
     def _ask(self, command: Answer, what: str) -> Answer:
         """The outcome of the command. Raises EngineFailedError where the process has none, KeyboardInterrupt."""
         assert self._pipes is not None
-        self._asked_at = self._printed_bytes()
+        self.output.begin_command()
         self._pipes.write(command)
         try:
             return self._outcome(what, self.timeout)
         except KeyboardInterrupt:
             if self._pipes.interrupt():
                 with suppress(EngineFailedError):
-                    return self._outcome(what, _GRACE_S)
+                    return self._outcome(what, GRACE_S)
             self.end()
             raise
 
@@ -243,8 +231,8 @@ class EngineProcess:
                 elif "ended" in answer:
                     self._pipes.run = None
                     if outcome is None:
-                        ending = _ending(answer["ended"])
-                        raise self._failed(f"{what} did not end: its process {ending}")
+                        how = ending(answer["ended"])
+                        raise self._failed(f"{what} did not end: its process {how}")
                     return outcome
                 elif "beat" not in answer:
                     outcome = answer
@@ -264,9 +252,9 @@ class EngineProcess:
         self.end()
         if not answered:
             python = self._choice.python
-            said = [f"no Python interpreter: {python}, which {_ending(code)}", *self._last_printed()]
+            said = [f"no Python interpreter: {python}, which {ending(code)}", *self.output.last()]
             raise EngineError("\n".join(said))
-        raise self._failed(f"{what} did not end: the engine's process {_ending(code)}")
+        raise self._failed(f"{what} did not end: the engine's process {ending(code)}")
 
     def _next(self, what: str, patience: float) -> Answer | None:
         """The next answer. Once a run has made no progress for a while, that is shown. Raises TimeoutError."""
@@ -277,10 +265,10 @@ class EngineProcess:
         with working(f"{self._choice.name}: waiting for {what}, limit {patience:g} s", quiet):
             return self._pipes.next(patience - quiet)
 
-    def _stacks(self) -> list[_Stack]:
+    def _stacks(self) -> list[Stack]:
         """Those that the engine's processes have written."""
-        files = sorted((self._ours / _TEMPORARY).glob(f"{STACKS}*"))
-        found = [_Stack.read(file, str(self.source.watched)) for file in files]
+        files = sorted((self._ours / TEMPORARY).glob(f"{STACKS}*"))
+        found = [Stack.read(file, str(self.source.watched), str(self._ours / PACKAGE)) for file in files]
         for file in files:
             file.unlink()
         return [stack for stack in found if stack is not None]
@@ -296,167 +284,4 @@ class EngineProcess:
 
     def _failed(self, why: str, *below: str) -> EngineFailedError:
         """``why`` is one line. What the engine has printed follows, and the texts ``below``."""
-        return EngineFailedError("\n".join([f"{self._choice.name}: {why}", *self._last_printed(), *below]))
-
-    def _last_printed(self) -> list[str]:
-        """The last lines that the engine has printed since it was asked, below a title; empty where there are none."""
-        lines = self._output_from(self._asked_at).splitlines()
-        shown = lines[-SHOWN_LINES:]
-        part = f" (the last {len(shown)} of {len(lines)} lines)" if len(shown) < len(lines) else ""
-        return [f"What it printed{part}:", *shown] if lines else []
-
-    def printed(self) -> str:
-        """What the engine has printed since ``forget_printed``."""
-        return self._output_from(self._forgotten)
-
-    def forget_printed(self) -> None:
-        self._forgotten = self._printed_bytes()
-
-    def _printed_bytes(self) -> int:
-        return os.fstat(self._output.fileno()).st_size
-
-    def _output_from(self, position: int) -> str:
-        text = os.pread(self._output.fileno(), self._printed_bytes() - position, position)
-        return text.decode(errors="replace").rstrip()
-
-
-class EnginePipes:
-    """The started process, whose ``output`` gets what it prints, and the pipes to it. ``run`` is the number of the
-    process that runs at present. ``answered``: the process has written an answer, as its supervisor does first."""
-
-    def __init__(self, python: str, ours: Path, output: IO[bytes], removed: Sequence[Path]) -> None:
-        commands, self._commands = os.pipe()
-        self._answers, answers = os.pipe()
-        self._buffer = b""
-        self.run: int | None = None
-        self.answered = False
-        path = os.pathsep.join(part for part in (str(ours), os.environ.get("PYTHONPATH", "")) if part)
-        try:
-            self.process = subprocess.Popen(
-                [python, "-m", _SERVER, str(commands), str(answers), *map(str, removed)],
-                pass_fds=[commands, answers],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": path,
-                    "PYTHONSAFEPATH": "1",
-                    "PYTHONUNBUFFERED": "1",  # what a process printed before it was ended is there
-                    "TMPDIR": str(ours / _TEMPORARY),
-                },
-                start_new_session=True,  # signals of the terminal are for the parent alone
-            )
-        except OSError as error:
-            os.close(self._commands)
-            os.close(self._answers)
-            why = "is a folder" if os.path.isdir(python) else f"cannot be started: {error.strerror}"
-            raise EngineError(f"no Python interpreter: {python} {why}") from None
-        finally:
-            os.close(commands)
-            os.close(answers)
-
-    def write(self, command: Answer) -> None:
-        rest = f"{json.dumps(command)}\n".encode()
-        with suppress(BrokenPipeError):  # the reader finds the process ended
-            while rest:
-                rest = rest[os.write(self._commands, rest) :]
-
-    def next(self, patience: float) -> Answer | None:
-        """The next answer; None where the process has ended. Raises TimeoutError after ``patience`` seconds."""
-        deadline = time.monotonic() + patience
-        while True:
-            line, found, rest = self._buffer.partition(b"\n")
-            if not found:
-                if not self._read(deadline):
-                    return None
-                continue
-            self._buffer = rest
-            with suppress(ValueError):  # a line that a process was ended in
-                answer: Answer = json.loads(line or b"0")
-                if answer:
-                    self.answered = True
-                    return answer
-
-    def _read(self, deadline: float) -> bool:
-        """Wait for more; False where there will be none."""
-        ready = select.poll()
-        ready.register(self._answers, select.POLLIN)
-        while not ready.poll(_LOOK_S * 1000):
-            if self.process.poll() is not None and not ready.poll(0):
-                return False
-            if time.monotonic() > deadline:
-                raise TimeoutError
-        more = os.read(self._answers, 1 << 16)
-        self._buffer += more
-        return bool(more)
-
-    def interrupt(self) -> bool:
-        """Interrupt the run. Returns whether there is one."""
-        if self.run is None:
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(self.run, signal.SIGINT)
-        return True
-
-    def end(self) -> None:
-        self.process.terminate()  # before its pipe is closed, after which it would remove the folders
-        try:
-            self.process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        os.close(self._commands)
-        os.close(self._answers)
-
-
-@contextmanager
-def _output() -> Iterator[IO[bytes]]:
-    """A file for what an engine prints."""
-    with tempfile.TemporaryFile() as file:
-        yield file
-
-
-@contextmanager
-def _our_package() -> Iterator[Path]:
-    """A folder to import schedbench from, without what is installed beside it. It also has the temporary files of the
-    engine's processes, of which those that were killed leave theirs."""
-    with tempfile.TemporaryDirectory(prefix="schedbench-package-") as folder:
-        (Path(folder) / _TEMPORARY).mkdir()
-        root = Path(folder) / _PACKAGE
-        root.mkdir()
-        init = import_module(_PACKAGE).__file__
-        assert init is not None
-        (root / "__init__.py").symlink_to(init)
-        for room in _ROOMS:
-            (root / room).symlink_to(import_module(f"{_PACKAGE}.{room}").__path__[0])
-        yield Path(folder)
-
-
-class _Stack(NamedTuple):
-    """``at`` is the innermost line of the engine, ``text`` the stack as Python shows a traceback."""
-
-    rank: str
-    at: str
-    text: str
-
-    @classmethod
-    def read(cls, file: Path, engine: str) -> _Stack | None:
-        """What faulthandler has written, from the outermost line of the ``engine`` on; None where it has none."""
-        written = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', file.read_text(), re.MULTILINE)
-        inside = [index for index, frame in enumerate(written) if frame[0].startswith(f"{engine}{os.sep}")]
-        if not inside:
-            return None
-        root = f"{os.path.dirname(engine)}{os.sep}"
-        frames = [(path, int(line), name, None) for path, line, name in written[inside[-1] :: -1]]
-        lines = "".join(traceback.StackSummary.from_list(frames).format()).replace(root, "").rstrip()
-        innermost, line, _ = written[inside[0]]
-        at = f"{innermost.removeprefix(root)}:{line}"
-        return cls(file.name.removeprefix(STACKS), at, "\n".join(lines.splitlines()[-SHOWN_LINES:]))
-
-
-def _ending(code: int) -> str:
-    number = -code if code < 0 else code - SIGNALLED
-    with suppress(ValueError):
-        return f"was ended by {signal.Signals(number).name}"
-    return f"exited with {code}"
+        return EngineFailedError("\n".join([f"{self._choice.name}: {why}", *self.output.last(), *below]))

@@ -18,16 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from ...sched.link import FOREVER, LinkError
 from ..run.rank_context import RankContext
+from .answers import Answer
 from .heartbeat import beating
 from .messages import end_copies_of
 
 _ENDING_S: Final = 1.0  # within which a process whose connection is closed ends
 
-Answer = dict[str, Any]
 Failure = Callable[[BaseException], Answer]
 RunRank = Callable[[int, Connection], Answer]
 

@@ -12,12 +12,10 @@ Until the interpreter is known to have what schedbench needs, nothing but the st
 
 from __future__ import annotations
 
-import base64
 import faulthandler
 import gc
 import json
 import os
-import pickle
 import select
 import shutil
 import signal
@@ -26,13 +24,13 @@ import tempfile
 import threading
 import time
 import traceback
-from bdb import BdbQuit
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from .answers import STACKS, Answer, failure, packed, unpacked
 
 if TYPE_CHECKING:
     from ..programs.hollow import HollowPackages
@@ -58,24 +56,7 @@ SIGNALLED: Final = (
     128  # and the signal's number: the supervisor's exit code where a signal has ended the zygote
 )
 _VENV: Final = "engine-venv"  # in the working folder
-SHOWN_LINES: Final = 40  # of an engine's traceback, and of what it printed, in a message
 STACK_SIGNAL: Final = signal.SIGUSR2  # at which an engine's processes write their Python stacks
-STACKS: Final = "stack-"  # in the folder of temporary files: these stacks, each with its rank
-_OURS: Final = str(Path(__file__).parents[2])
-_DEVICE: Final = tuple(os.path.join(_OURS, "profiles", part, "") for part in ("vgpu", "programs"))
-_NO_INPUT: Final = (BdbQuit, EOFError)
-_OF_TORCH: Final = (AttributeError, IndexError, MemoryError, RuntimeError, TypeError, ValueError)
-
-Answer = dict[str, Any]
-
-
-def packed(value: object) -> str:
-    """An object as text, for processes that have the same schedbench."""
-    return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def unpacked(text: str) -> Any:
-    return pickle.loads(base64.b64decode(text))
 
 
 def main(arguments: list[str]) -> int:
@@ -306,93 +287,6 @@ def lacking(version: tuple[int, ...], requires: Mapping[str, str], *, ours: bool
         else f": {sys.executable}"
     )
     return f"lacks {', '.join(missing)}{mended} -m pip install {packages}"
-
-
-def failure(error: BaseException, engine: str) -> Answer:
-    """The answer for a run or an import that raised. ``engine``: the folder of the engine whose lines are reported."""
-    if isinstance(error, KeyboardInterrupt):
-        return {"interrupted": True}
-    if (of_rank := getattr(error, "of_rank", None)) is not None:
-        return dict(of_rank)
-    if _is_ours(error):
-        return {"raised": packed(error)}
-    name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)
-    root = f"{os.path.dirname(engine)}{os.sep}"
-    shown = traceback.format_exception(type(error), error, _from_engine(error, engine))
-    lines = "".join(shown).replace(root, "").rstrip().splitlines()
-    return {
-        "failed": _placed(name, error, engine).replace(root, ""),
-        "traceback": "\n".join(lines[-SHOWN_LINES:]),
-    }
-
-
-def _placed(name: str, error: BaseException, engine: str) -> str:
-    """The error with the engine's line. An error of schedbench's code that the engine has called says so, unless it is
-    an answer of the virtual GPU: what that raises, or what torch raises in an operation or a kernel. Of an operation of
-    the stub model, which the engine's data can have broken, the stub's line is named, too."""
-    if _is_syntax_of(error, engine):
-        return f"{name} (at {error.filename}:{error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [index for index, frame in enumerate(frames) if _is_in(frame.filename, engine)]
-    if not inside:
-        return name
-    at = f"{frames[inside[-1]].filename}:{frames[inside[-1]].lineno}"
-    ours = [frame for frame in frames[inside[-1] :] if _is_in(frame.filename, _OURS)]
-    if not ours:
-        return f"{name} (at {at})"
-    stub = [frame for frame in ours if not frame.filename.startswith(_DEVICE)]
-    if len(stub) < len(ours) and (isinstance(error, _OF_TORCH) or str(ours[-1].line).startswith("raise ")):
-        by_stub = (
-            f"; raised in schedbench's stub, with the engine's data, at {_own(stub[-1])}" if stub else ""
-        )
-        return f"{name} (at {at}{by_stub})"
-    return (
-        f"an error in schedbench's own code, not the engine's: {name} (at {_own(ours[-1])}, called at {at})"
-    )
-
-
-def _own(frame: traceback.FrameSummary) -> str:
-    return f"{frame.filename.removeprefix(_OURS + os.sep)}:{frame.lineno}"
-
-
-def _in_words(error: BaseException) -> str:
-    """With its notes, such as those of an adversary. A debugger and ``input`` read the standard input."""
-    notes = (
-        *getattr(error, "__notes__", ()),
-        "an engine has no standard input" * isinstance(error, _NO_INPUT),
-    )
-    text = "; ".join(filter(None, (" ".join(str(error).split()), *notes)))
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether the error is one of schedbench's own sentences, and can be handed on. An error that schedbench has found
-    in the engine is the engine's."""
-    if getattr(error, "of_program", False) or not type(error).__module__.startswith(
-        f"{__package__.split('.')[0]}."
-    ):
-        return False
-    with suppress(Exception):
-        return str(unpacked(packed(error))) == str(error)
-    return False
-
-
-def _is_syntax_of(error: BaseException, engine: str) -> TypeGuard[SyntaxError]:
-    """Whether a file of the engine cannot be parsed, which the error itself shows."""
-    return isinstance(error, SyntaxError) and _is_in(str(error.filename), engine)
-
-
-def _from_engine(error: BaseException, engine: str) -> TracebackType | None:
-    """The traceback from the engine's first frame on; all of it where the engine has none, unless its syntax is
-    wrong."""
-    found = error.__traceback__
-    while found is not None and not _is_in(found.tb_frame.f_code.co_filename, engine):
-        found = found.tb_next
-    return found if found is not None or _is_syntax_of(error, engine) else error.__traceback__
-
-
-def _is_in(file: str, engine: str) -> bool:
-    return file.startswith(f"{engine}{os.sep}")
 
 
 if __name__ == "__main__":

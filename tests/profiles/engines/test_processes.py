@@ -112,6 +112,10 @@ def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripte
     assert len(run(question, scripted(text)).requests) == 2
 
 
+BAD_INDEX = """import torch; from schedbench.sched.kernels.rows import resolve_negative
+resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))"""
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -145,8 +149,7 @@ def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripte
             "must match the size of tensor b (3) at non-singleton dimension 0 (at python/toy/script.py:1)\n",
         ),
         (
-            "import torch; from schedbench.sched.kernels.rows import resolve_negative\n"
-            "resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))",
+            BAD_INDEX,
             "index 9 is out of bounds for dimension 0 with size 1 (at python/toy/script.py:2; raised in schedbench's"
             " stub, with the engine's data, at sched/kernels/rows.py:126)\n",
         ),
@@ -220,11 +223,15 @@ def test_a_kernel_that_writes_outside_its_tensors_is_an_error_of_the_engine(
     assert "(at python/toy/script.py:6)" in said
 
 
-def test_a_traceback_begins_in_the_engine(question: Resolved, scripted: Scripted) -> None:
-    said = failure(question, scripted("raise ValueError('bad batch')"))
-    assert said.splitlines()[1:3] == [
-        "Traceback (most recent call last):",
-        '  File "python/toy/loop.py", line 5, in step',
+def test_a_traceback_has_the_engines_frames_and_the_stubs_line(
+    question: Resolved, scripted: Scripted
+) -> None:
+    said = failure(question, scripted(BAD_INDEX))
+    frames = re.findall(r'^  File "(.+)", line \d+, in (\w+|<\w+>)$', said, re.MULTILINE)
+    assert frames == [
+        ("python/toy/loop.py", "step"),
+        ("python/toy/script.py", "<module>"),
+        ("sched/kernels/rows.py", "resolve_negative"),
     ]
 
 
