@@ -84,6 +84,19 @@ def adapter_named(name: str) -> EngineAdapter:
     return adapter
 
 
-def needed(scenario: Scenario, refused: Mapping[str, str], *, mode: str = "{}") -> list[str]:
-    """What modes of the scenario need that an engine refuses. ``mode`` is the text for a mode's name."""
-    return [f"{mode.format(name)} needs {what}" for name, what in refused.items() if MODES[name].on(scenario)]
+def needed(
+    scenario: Scenario, refused: Mapping[str, str], *, mode: str = "{}", pages: tuple[int, str] | None = None
+) -> list[str]:
+    """What modes of the scenario need that an engine refuses; ``no`` before a mode's name is the mode where it is off.
+    ``mode`` is the text for a mode's name. ``pages``: the tokens of which pages have to be a multiple, and the function
+    that says so."""
+    found = [f"{mode.format(name)} needs {what}" for name, what in refused.items() if _is_on(name, scenario)]
+    if pages is not None and scenario.engine.page_size % pages[0]:
+        size, function = pages
+        found.append(f"pages need a multiple of {size} tokens ({function}): engine.page_size={size}")
+    return found
+
+
+def _is_on(name: str, scenario: Scenario) -> bool:
+    mode = name.removeprefix("no ")
+    return MODES[mode].on(scenario) == (mode == name)

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -27,8 +26,8 @@ from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
 from .bridge import AllEnded, EndOfRequest, EngineSystem, ranged, wrap_methods
-from .model import EngineModel, long, model_folder, process_group_of_one
-from .names import ADAPTERS, EngineError
+from .model import EngineModel, long, model_folder, process_group_of_one, require_sampling, tokenizer
+from .names import ADAPTERS
 
 _REFUSED: Final = {
     **NOT_IN_SMALL_ENGINES,
@@ -136,11 +135,7 @@ class MiniSglangSystem(EngineSystem):
         yield torch.cuda, "is_initialized", lambda: False
         yield engine, "create_model", lambda config: self.model  # noqa: ARG005
         yield engine.Engine, "_init_communication", lambda engine, config: group  # noqa: ARG005
-        yield scheduler, "load_tokenizer", self._tokenizer
-
-    def _tokenizer(self, path: str) -> Any:  # noqa: ARG002
-        ends = self._parts.resolved.model.eos_token_ids
-        return SimpleNamespace(eos_token_id=next(iter(ends), -1))
+        yield scheduler, "load_tokenizer", lambda path: tokenizer(self._parts.resolved.model)  # noqa: ARG005
 
     # ---- what the loop calls -------------------------------------------------------------------------------
 
@@ -178,11 +173,9 @@ class MiniSglangSystem(EngineSystem):
 
     def _message(self, request: Request) -> Any:
         number, sampling = len(self._ids), request.sampling
-        if sampling.penalised or sampling.min_p or sampling.logprobs or sampling.stop_token_ids:
-            raise EngineError(
-                "mini-sglang has no penalties, min_p, stop tokens or log-probabilities: "
-                "workload.sampling asks for some"
-            )
+        require_sampling(
+            sampling, "mini-sglang samples by temperature, top_k and top_p only", "top_k", "top_p"
+        )
         self._ids.append(request.id)
         self._tokens[number] = []
         return import_module("minisgl.message").UserMsg(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Final
 
 import torch
 
+from ...sched.config import SamplingParams
 from ...sched.disagg.kv import KVPort
 from ...sched.kernels.sampling import sample_greedy_tagged
 from ...sched.memory.pools import KVPool
@@ -27,23 +29,23 @@ from ..run.compose import engine_config
 from ..run.compose_model import draft_weights, index_pool, kv_pool, model_weights, sparse_attention
 from ..run.system import SystemParts
 from ..vgpu.fused import run_as_one_kernel
+from .names import EngineError
 
 
-class EngineKV(KVPool):
-    """KV in the engine's own tensors, which are caches of [slots, kv_heads, head_dim] for each layer."""
+class PlacedKV(KVPool):
+    """KV in the engine's own tensors, which are caches of [slots, kv_heads, head_dim] for each layer, in the slots that
+    the ``locator`` names."""
 
     def __init__(
-        self, k_cache: Sequence[torch.Tensor], v_cache: Sequence[torch.Tensor], page_size: int
+        self,
+        k_cache: Sequence[torch.Tensor],
+        v_cache: Sequence[torch.Tensor],
+        page_size: int,
+        locator: KVLocator,
     ) -> None:
         self.k_cache, self.v_cache = list(k_cache), list(v_cache)
         self.page_size, self.tokens = page_size, len(k_cache[0]) - page_size
-
-
-class PlacedKV(NamedTuple):
-    """KV that is not in the slots of the page table."""
-
-    pool: EngineKV
-    locator: KVLocator
+        self.locator = locator
 
 
 class EngineModel:
@@ -58,9 +60,7 @@ class EngineModel:
         self._weights = model_weights(resolved, config.device, parts.context)
         self._locator = None if placed is None else placed.locator
         self._kv: KVPool = (
-            kv_pool(replace(resolved.model, num_layers=len(layers)), config)
-            if placed is None
-            else placed.pool
+            kv_pool(replace(resolved.model, num_layers=len(layers)), config) if placed is None else placed
         )
         self._index = index_pool(resolved, config)
         self.hidden = resolved.model.hidden_size, resolved.model.dtype
@@ -116,8 +116,28 @@ def long(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)
 
 
-def model_folder(model: ModelConfig, folder: Path) -> Path:
-    """Write a Llama configuration of the model's shape, from which engines read sizes. There are no weights."""
+def tokenizer(model: ModelConfig) -> SimpleNamespace:
+    """What finish checks and penalties of engines ask of a tokenizer, which nothing else uses."""
+    return SimpleNamespace(eos_token_id=next(iter(model.eos_token_ids), -1), additional_stop_token_ids=None)
+
+
+PENALTIES: Final = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens")
+_SAMPLED: Final = ("max_new_tokens", "temperature", "ignore_eos")  # by every engine
+
+
+def require_sampling(given: SamplingParams, why: str, *sampled: str) -> None:
+    """Raises EngineError, which says ``why``, where a request asks for more than an engine has ``sampled`` by."""
+    if more := [
+        field.name
+        for field in fields(given)
+        if field.name not in (*_SAMPLED, *sampled) and getattr(given, field.name) != field.default
+    ]:
+        raise EngineError(f"{why}: workload.sampling asks for {', '.join(more)}")
+
+
+def model_folder(model: ModelConfig, folder: Path, **more: Any) -> Path:
+    """Write a Llama configuration of the model's shape, from which engines read sizes, or that of another model with
+    ``more`` keys. There are no weights."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -132,6 +152,7 @@ def model_folder(model: ModelConfig, folder: Path) -> Path:
         "eos_token_id": list(model.eos_token_ids) or None,
         "rms_norm_eps": model.rms_norm_eps,
         "torch_dtype": "bfloat16",
+        **more,
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     # Transformers warns where there is none.

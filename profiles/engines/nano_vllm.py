@@ -15,7 +15,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
 from ...sched.config import SamplingParams
 from ...sched.observe import StepInfo
@@ -24,16 +23,17 @@ from ..run.system import System, SystemParts
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
 from .bridge import AllEnded, EndOfRequest, ranged, wrap_methods
+from .model import require_sampling
 from .names import ADAPTERS, EngineError
 from .paged import PagedModel, PagedSystem
 
-_PAGE: Final = 256  # its blocks are multiples of that many tokens (Config.__post_init__)
 # Its sampler divides logits by the temperature, and refuses less: the largest logit keeps all of the probability.
 _GREEDY: Final = 1e-9
 _REFUSED: Final = {
     **NOT_IN_SMALL_ENGINES,
     "overlap": "an overlapped loop (LLMEngine.step): engine.overlap=false",
     "mixed chunk": "batches of prompts and decodes (Scheduler.schedule): engine.mixed_chunk=false",
+    "no radix cache": "a block manager without one (BlockManager.can_allocate)",
     "unchunked prefill": "prompts larger than a batch (Scheduler.schedule cuts them)",
 }
 
@@ -52,14 +52,7 @@ class NanoVllmAdapter:
         import_module("nanovllm.engine.llm_engine")
 
     def needs(self, scenario: Scenario) -> Sequence[str]:
-        needs = needed(scenario, _REFUSED)
-        if not MODES["radix cache"].on(scenario):
-            needs.append("no prefix cache needs a block manager without one (BlockManager.can_allocate)")
-        if scenario.engine.page_size % _PAGE:
-            needs.append(
-                f"pages need a multiple of {_PAGE} tokens (Config.__post_init__): engine.page_size={_PAGE}"
-            )
-        return needs
+        return needed(scenario, _REFUSED, pages=(256, "Config.__post_init__"))
 
     def open(self, parts: SystemParts) -> System:
         return NanoVllmSystem(parts)
@@ -141,7 +134,7 @@ class NanoVllmSystem(PagedSystem):
 
     def _wrap(self) -> None:
         runner, scheduler = self._engine.model_runner, self._engine.scheduler
-        of_scheduler = {
+        of_scheduler: dict[str, Callable[..., Any]] = {
             "schedule": ranged(self._reports, "admit"),
             "postprocess": self._settle,
             "preempt": self._preempt,
@@ -229,18 +222,7 @@ class NanoVllmModel(PagedModel):
 
 
 def _sampling(given: SamplingParams) -> Any:
-    """Raises EngineError for what it cannot sample by."""
-    if (
-        given.penalised
-        or given.min_p
-        or given.logprobs
-        or given.stop_token_ids
-        or given.top_k
-        or given.top_p < 1
-    ):
-        raise EngineError(
-            "nano-vllm samples by temperature only (Sampler.forward): workload.sampling asks for more"
-        )
+    require_sampling(given, "nano-vllm samples by temperature only (Sampler.forward)")
     return import_module("nanovllm.sampling_params").SamplingParams(
         temperature=given.temperature or _GREEDY,
         max_tokens=given.max_new_tokens,

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...scenarios.combinations import MODES, overlaps
+from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario
 from ...sched.observe import NO_STEP, StepInfo, StepKind
 from ...sched.request import Request, Status
@@ -31,7 +31,6 @@ _REQUIRES: Final = (
     "cachetools cbor2 cloudpickle cpuinfo msgspec openai openai_harmony transformers uvloop zmq"
 )
 _PIP_NAMES: Final = {"cpuinfo": "py-cpuinfo", "openai_harmony": "openai-harmony", "zmq": "pyzmq"}
-_PAGE: Final = 16  # its Triton attention takes blocks of multiples of that many tokens
 _REFUSED: Final = {
     **NOT_IN_SMALL_ENGINES,
     "speculation": "drafts of vLLM's own models (init_speculator)",
@@ -39,6 +38,7 @@ _REFUSED: Final = {
     "hisparse": "vLLM's own sparse attention (init_hisparse_kv_cache)",
     "data-parallel ranks": "ranks that agree on their batches (dispatch_cg_and_sync_dp)",
     "disaggregation": "a KV connector (get_kv_connector)",
+    "no mixed chunk": "another scheduler (Scheduler.schedule mixes prompts and decodes)",
     "controls": "messages to pause and to flush (EngineCoreProc)",
     "embedding": "a pooling model (PoolingRunner)",
     "encoder-decoder": "an encoder (EncoderDecoderModelState)",
@@ -93,14 +93,7 @@ class VllmAdapter:
             import_module(f"vllm.{name}")
 
     def needs(self, scenario: Scenario) -> Sequence[str]:
-        needs = needed(scenario, _REFUSED)
-        if not MODES["mixed chunk"].on(scenario):
-            needs.append("prompts apart from decodes need another scheduler (Scheduler.schedule mixes them)")
-        if scenario.engine.page_size % _PAGE:
-            needs.append(
-                f"pages need a multiple of {_PAGE} tokens (TritonAttentionBackend): engine.page_size={_PAGE}"
-            )
-        return needs
+        return needed(scenario, _REFUSED, pages=(16, "TritonAttentionBackend"))
 
     def open(self, parts: SystemParts) -> System:
         return VllmSystem(parts)
@@ -181,7 +174,7 @@ class VllmSystem(PagedSystem):
 
     def _wrap(self) -> None:
         scheduler, runner = self._scheduler, self._runner
-        of_scheduler = {
+        of_scheduler: dict[str, Callable[..., Any]] = {
             "schedule": ranged(self._reports, "admit"),
             "update_from_output": self._settle,
             "_preempt_request": self._preempt,

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ...sched.config import EngineConfig, SamplingParams
 from ...sched.model.config import ModelConfig
-from .model import model_folder, process_group_of_one
-from .names import EngineError
+from .model import PENALTIES, model_folder, process_group_of_one, require_sampling
 from .sglang.edge import LocalGroup
 
 _MODEL: Final = "LlamaForCausalLM"
@@ -85,15 +84,6 @@ def _executor(device: torch.device, paged: Any) -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.runner, name)
 
-        def execute_model(self, *args: Any) -> Any:
-            return self.runner.execute_model(*args)
-
-        def sample_tokens(self, *args: Any) -> Any:
-            return self.runner.sample_tokens(*args)
-
-        def get_kv_cache_spec(self) -> Any:
-            return self.runner.get_kv_cache_spec()
-
         def determine_available_memory(self) -> int:
             """Bytes; the number of blocks is given, so that nothing depends on them."""
             return int(torch.cuda.mem_get_info()[0])
@@ -104,6 +94,9 @@ def _executor(device: torch.device, paged: Any) -> Any:
         def compile_or_warm_up_model(self) -> Any:
             self.runner.capture_model()
             return workers.CompilationTimes(0.0, 0.0)
+
+    for name in ("execute_model", "sample_tokens", "get_kv_cache_spec"):
+        setattr(VirtualWorker, name, property(lambda worker, name=name: getattr(worker.runner, name)))
 
     class VirtualExecutor(import_module("vllm.v1.executor.uniproc_executor").UniProcExecutor):  # type: ignore[misc]
         def _init_executor(self) -> None:
@@ -154,14 +147,11 @@ class _CurrentStream:
 
 
 def vllm_sampling(given: SamplingParams, ends: Sequence[int]) -> Any:
-    """Raises EngineError for what has no place in results."""
-    if given.logprobs:
-        raise EngineError("vLLM's log probabilities are not read: workload.sampling asks for them")
-    if given.top_k or given.top_p < 1:
-        raise EngineError(
-            "vLLM's Triton kernel of top_k and top_p (apply_top_k_top_p_triton) cannot be interpreted: "
-            "workload.sampling asks for them"
-        )
+    why = (
+        "vLLM's log probabilities are not read, and its Triton kernel of top_k and top_p (apply_top_k_top_p_triton)"
+        " cannot be interpreted"
+    )
+    require_sampling(given, why, "min_p", *PENALTIES, "stop_token_ids")
     made = import_module("vllm.sampling_params").SamplingParams(
         temperature=given.temperature,
         top_k=given.top_k,

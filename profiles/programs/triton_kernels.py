@@ -201,7 +201,8 @@ class TritonPrograms:
             "create_atomic_rmw": self._atomic,
             "create_atomic_cas": self._compare_and_swap,
         }
-        for name, method in list(vars(builder).items()):
+        methods: dict[str, Any] = dict(vars(builder))
+        for name, method in methods.items():
             if callable(method) and not name.startswith("_"):
                 access = surrounded(method, accesses[name]) if name in accesses else method
                 yield builder, name, surrounded(access, self._follow)

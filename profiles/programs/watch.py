@@ -19,10 +19,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from concurrent.futures.thread import _threads_queues
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
+from weakref import WeakSet
 
 from ...sched.observe import StepInfo, StepKind
 from ..captures import maps
@@ -112,9 +113,15 @@ def _run(request: WatchRequest) -> str | None:
     # Lines of a relative path are not found after a change of the working folder.
     script = str(Path(request.script).absolute())
     folder = str(Path(request.script).resolve().parent)
-    others = threading.enumerate()
+    others, pools = threading.enumerate(), WeakSet[ThreadPoolExecutor]()
+    make = ThreadPoolExecutor.__init__
+
+    def made(pool: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+        make(pool, *args, **kwargs)
+        pools.add(pool)
+
     argv, path = [request.script, *request.arguments], [folder, *sys.path]
-    with attributes_set([(sys, "argv", argv), (sys, "path", path)]):
+    with attributes_set([(sys, "argv", argv), (sys, "path", path), (ThreadPoolExecutor, "__init__", made)]):
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as end:
@@ -123,16 +130,12 @@ def _run(request: WatchRequest) -> str | None:
             traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
             return f"{type(error).__name__}: {error}"
         finally:
-            _join_threads(others)
+            for pool in list(pools):  # as Python does before it exits
+                pool.shutdown()
+            for thread in threading.enumerate():
+                if thread not in others and not thread.daemon:
+                    thread.join()
     return None
-
-
-def _join_threads(others: Sequence[threading.Thread]) -> None:
-    """Wait for the threads of the program, which are all but ``others``, as Python does before it exits. Those of a
-    pool wait for work until then."""
-    for thread in threading.enumerate():
-        if thread not in others and not thread.daemon and thread not in _threads_queues:
-            thread.join()
 
 
 def _reading(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from ....scenarios.schema import EngineSection
 from ....sched.batch import ForwardBatch
 from ....sched.model.config import ModelConfig
-from ..model import EngineKV, PlacedKV, long
+from ..model import PlacedKV, long
 from ..names import EngineError
 from .edge import fitted
 from .hisparse_kernels import at_addresses
@@ -54,11 +53,10 @@ def arguments(engine: EngineSection, model: ModelConfig) -> dict[str, Any]:
     return {"enable_hisparse": True, "hisparse_config": json.dumps(config), "kv_cache_dtype": "bfloat16"}
 
 
-def write_sparse_model(model: ModelConfig, folder: Path) -> None:
-    """Change the configuration in the folder to that of a model with DeepSeek's sparse attention."""
+def sparse_model(model: ModelConfig) -> dict[str, Any]:
+    """Keys of the configuration of a model with DeepSeek's sparse attention."""
     assert model.indexer is not None
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) | {
+    return {
         "architectures": ["DeepseekV32ForCausalLM"],
         "model_type": "deepseek_v32",
         **_latent(model),
@@ -68,7 +66,6 @@ def write_sparse_model(model: ModelConfig, folder: Path) -> None:
         "index_head_dim": _INDEX_HEAD,
         "index_n_heads": model.indexer.heads,
     }
-    file.write_text(json.dumps(config), encoding="utf-8")
 
 
 def _row_size(model: ModelConfig) -> int:
@@ -136,7 +133,7 @@ class HostedKV:
         shape = (-1, 2, self._model.num_kv_heads, self._model.head_dim)
         pairs = [layer.view(shape).unbind(1) for layer in self.pool.kv_buffer]
         keys, values = zip(*pairs, strict=True)
-        return PlacedKV(EngineKV(keys, values, self.pool.page_size), self)
+        return PlacedKV(keys, values, self.pool.page_size, self)
 
     def write_slots(self, batch: ForwardBatch) -> Tensor:
         return long(self.pool.translate_loc_to_hisparse_device(batch.out_cache_loc))

@@ -16,21 +16,19 @@ from typing import Any
 import torch
 
 from ....scenarios.combinations import MODES
-from ....sched.model.config import ModelConfig
 from ....sched.request import Request
 from ...platform.resolve import speculative_config
 from ...run.compose import engine_config
 from ...run.system import SystemParts, TagAudit
 from ..bridge import AllEnded, EngineSystem
-from ..model import model_folder
+from ..model import model_folder, tokenizer
 from ..names import EngineError
-from ..turns import TurnLink
 from .arguments import server_args
 from .chunk_sizes import require_curve, timed_virtually
 from .data_ranks import group_of_ranks, require_shares, synchronised
 from .edge import fake_transfers, fitted, groups_of_one
 from .grammar import install_grammars
-from .hisparse import write_sparse_model
+from .hisparse import sparse_model
 from .loop import WrappedLoop
 from .own_runner import OwnRunner
 from .runner import RunnerStub
@@ -50,13 +48,14 @@ class SglangSystem(EngineSystem):
         runner = OwnRunner if MODES["own model runner"].on(parts.resolved.scenario) else RunnerStub
         self.runner = runner(parts, self._bridge, self._reports)
         self.defaults = self.runner.defaults
-        self._transfers = self._linked(parts)
+        link = parts.context.link
+        self._transfers = None if self._role is None or link is None else KVTransfers(parts, self._bridge)
         self.scheduler = self._opened()
         self.overlapped = self.scheduler.enable_overlap
         torch.cuda.synchronize()  # a server has done all work of its start long before the first request
         if self._transfers is not None:
             self._transfers.bind(self._model_runner.engine_model.port())
-        self.scheduler.tokenizer = _Tokenizer(parts.resolved.model)
+        self.scheduler.tokenizer = tokenizer(parts.resolved.model)
         if MODES["grammar"].on(parts.resolved.scenario):
             install_grammars(self.scheduler, parts.resolved.model)
         self._loop = WrappedLoop(parts, self.scheduler, self._bridge, self._reports, self._transfers)
@@ -85,14 +84,6 @@ class SglangSystem(EngineSystem):
 
     # ---- opening -------------------------------------------------------------------------------------------
 
-    def _linked(self, parts: SystemParts) -> KVTransfers | None:
-        """The transfers of a worker that has a link to the others."""
-        link, place = parts.context.link, parts.context.place
-        if place is None or link is None:
-            return None
-        assert isinstance(link, TurnLink)
-        return KVTransfers(parts, link, place, self._bridge)
-
     def _opened(self) -> Any:
         module = import_module("sglang.srt.managers.scheduler")
         resolved, machine = self._parts.resolved, self._parts.machine
@@ -101,9 +92,8 @@ class SglangSystem(EngineSystem):
         elif self._role is not None:
             fake_transfers()
         with tempfile.TemporaryDirectory(prefix="schedbench-model-") as folder:
-            model = model_folder(resolved.model, Path(folder))
-            if MODES["hisparse"].on(resolved.scenario):
-                write_sparse_model(resolved.model, model)
+            sparse = sparse_model(resolved.model) if MODES["hisparse"].on(resolved.scenario) else {}
+            model = model_folder(resolved.model, Path(folder), **sparse)
             config = engine_config(resolved, machine)
             args = server_args(resolved, config, model, self._role)
             if not self._published(module, args):
@@ -174,12 +164,3 @@ class SglangSystem(EngineSystem):
         for name, value in vars(relay).items() if relay is not None else ():
             if isinstance(value, torch.Tensor) and value.is_cuda:
                 hazards.name(value, name)
-
-
-class _Tokenizer:
-    """What finish checks and penalties ask of the tokenizer, which nothing else uses."""
-
-    additional_stop_token_ids = None
-
-    def __init__(self, model: ModelConfig) -> None:
-        self.eos_token_id = next(iter(model.eos_token_ids), -1)

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ....sched.disagg.kv import KVPort, PageTableSpan
-from ....sched.disagg.layout import RankLayout
 from ...run.system import SystemParts
 from ...vgpu.copies import receive
 from ...vgpu.device import CURRENT
@@ -76,7 +75,9 @@ class KVTransfers:
     """A worker's part of all transfers. ``install`` is called before SGLang's scheduler is made, ``bind`` after that,
     and ``arrived`` in each turn of the loop."""
 
-    def __init__(self, parts: SystemParts, link: TurnLink, place: RankLayout, bridge: RunBridge) -> None:
+    def __init__(self, parts: SystemParts, bridge: RunBridge) -> None:
+        link, place = parts.context.link, parts.context.place
+        assert isinstance(link, TurnLink) and place is not None
         self._link, self._place, self._bridge = link, place, bridge
         self._page_size = parts.resolved.scenario.engine.page_size
         self._model = parts.resolved.model
