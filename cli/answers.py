@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args
 
 from . import check_page, compare_page, ladder_page, onebatch, result_page, result_tables, sweep_page
 from .arguments import Format
@@ -31,8 +31,15 @@ Library = Literal["pandas", "polars"]
 _EMBEDDED: Final = '<iframe srcdoc="{}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Answer(ABC):
-    """A versioned document, as ``--format json`` prints it, and the page that shows it."""
+    """A versioned document, as ``--format json`` prints it, and the page that shows it. ``remarks``: what its command
+    prints on stderr. ``exit_code``: that of its command; None of a stored answer."""
+
+    picture: Drawn = ()
+    remarks: Sequence[str] = ()
+    exit_code: int | None = None
+    file: ClassVar[str] = ""  # that ``--output-dir`` keeps
 
     @property
     @abstractmethod
@@ -44,9 +51,14 @@ class Answer(ABC):
         return str(self.document.get("conclusion", ""))
 
     @property
-    @abstractmethod
     def passed(self) -> bool:
         """Whether the command would exit with 0."""
+        return self.is_good if self.exit_code is None else self.exit_code == 0
+
+    @property
+    @abstractmethod
+    def is_good(self) -> bool:
+        """Whether the command would exit with 0, as far as the document says."""
 
     @abstractmethod
     def page(self, width: int = WIDE, *, few: bool = False) -> Page:
@@ -56,16 +68,18 @@ class Answer(ABC):
         """The figures, as ``frame`` has them."""
         return tables_csv(self.page(UNLIMITED))
 
-    def show(self, form: Format, *, every_table: bool = False, picture: Drawn = ()) -> None:
+    def show(self, form: Format, *, every_table: bool = False) -> None:
         """Print the answer on stdout, as its command does."""
         few = form == "table" and not every_table
         show(
             form,
-            lambda width: with_picture(self.page(width, few=few), picture),
+            lambda width: with_picture(self.page(width, few=few), self.picture),
             json=self.to_json,
             csv=self.to_csv,
             every_table=every_table,
         )
+        for remark in self.remarks:
+            echo(remark, err=True)
 
     def to_json(self) -> str:
         from ..profiles.record.result import canonical
@@ -78,10 +92,11 @@ class Answer(ABC):
 
         write_whole(Path(path), self.to_json())
 
-    def keep(self, folder: Path | None, name: str) -> None:
-        """Write the document into a folder, if there is one."""
+    def kept(self, folder: Path | None) -> Self:
+        """The answer, whose document is in the folder, if there is one."""
         if folder is not None:
-            self.save(folder / name)
+            self.save(folder / self.file)
+        return self
 
     def frame(self, library: Library | None = None) -> Any:
         """The figures as a data frame of ``library``; of the first that is installed, if it is None. Raises UsageError
@@ -93,7 +108,8 @@ class Answer(ABC):
 
     def _repr_html_(self) -> str:
         """The page for notebooks, in a frame that keeps its styles to itself."""
-        return _EMBEDDED.format(html.escape(to_html(self.page(), charts=False)))
+        page = with_picture(self.page(), self.picture)
+        return _EMBEDDED.format(html.escape(to_html(page, charts=False)))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.conclusion}>"
@@ -107,6 +123,7 @@ class RunAnswer(Answer):
     """One run. ``result`` is the typed form of its document."""
 
     outcome: RunOutcome
+    file: ClassVar = "result.json"
 
     @classmethod
     def of(cls, result: Result) -> RunAnswer:
@@ -124,7 +141,7 @@ class RunAnswer(Answer):
         return self.result.document()
 
     @property
-    def passed(self) -> bool:
+    def is_good(self) -> bool:
         from .run import exit_code
 
         return exit_code(self.outcome) == 0
@@ -133,11 +150,11 @@ class RunAnswer(Answer):
         lines = result_page.FEW if few else LINES
         return result_page.page(self.document, width, breaches=self.outcome.breaches, lines=lines)
 
-    def show(self, form: Format, *, every_table: bool = False, picture: Drawn = ()) -> None:
+    def show(self, form: Format, *, every_table: bool = False) -> None:
         """Broken budgets and hazards also go to stderr where stdout is a document."""
         from ..profiles.measure.budget import untested_text
 
-        super().show(form, every_table=every_table, picture=picture)
+        super().show(form, every_table=every_table)
         if form != "table" and self.outcome.breaches:
             for line in result_tables.budget(self.outcome.breaches):
                 echo(line.plain, err=True)
@@ -176,6 +193,16 @@ class RunAnswer(Answer):
             raise AssertionError(f"tokens differ, {divergence_text(found)}")
 
 
+class WorthAnswer(RunAnswer):
+    """One run, with what its lines and host phases are worth, which is all that its page shows."""
+
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+        return result_page.worth_page_of(self.document, few=few)
+
+    def to_csv(self) -> str:
+        return result_page.csv_of([self.document], only="worth.")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentAnswer(Answer):
     """An answer that is its document. ``pages`` is the module that has its ``page`` and ``as_csv``."""
@@ -200,6 +227,7 @@ class ComparisonAnswer(DocumentAnswer):
     """Two sides and the verdict."""
 
     pages: ClassVar = compare_page
+    file: ClassVar = "compare.json"
 
     @property
     def verdict(self) -> str:
@@ -207,7 +235,7 @@ class ComparisonAnswer(DocumentAnswer):
         return str(self.content["comparison"]["verdict"])
 
     @property
-    def passed(self) -> bool:
+    def is_good(self) -> bool:
         """Whether all gates passed, and the tokens are equal unless others were allowed."""
         from ..profiles.judge.reasons import Reason
 
@@ -226,7 +254,7 @@ class CasesAnswer(DocumentAnswer):
         return Answer.to_csv(self)
 
     @property
-    def passed(self) -> bool:
+    def is_good(self) -> bool:
         return all(ComparisonAnswer(case).passed for case in self.content["cases"].values())
 
 
@@ -234,9 +262,10 @@ class CheckAnswer(DocumentAnswer):
     """The checks of a scenario."""
 
     pages: ClassVar = check_page
+    file: ClassVar = "check.json"
 
     @property
-    def passed(self) -> bool:
+    def is_good(self) -> bool:
         return bool(self.content["passed"])
 
 
@@ -244,9 +273,10 @@ class SweepAnswer(DocumentAnswer):
     """A grid of cells, and where the better side changes."""
 
     pages: ClassVar = sweep_page
+    file: ClassVar = "sweep.json"
 
     @property
-    def passed(self) -> bool:
+    def is_good(self) -> bool:
         return not self.content["run"]["cancelled"]
 
 
@@ -254,6 +284,7 @@ class LadderAnswer(DocumentAnswer):
     """A scenario with each of several relays."""
 
     pages: ClassVar = ladder_page
+    file: ClassVar = "ladder.json"
 
     @property
     def runs(self) -> list[RunAnswer]:
@@ -262,7 +293,7 @@ class LadderAnswer(DocumentAnswer):
         return [RunAnswer.of(Result.from_document(rung["result"])) for rung in self.content["rungs"]]
 
     @property
-    def passed(self) -> bool:
+    def is_good(self) -> bool:
         return self.content["ladder"]["tokens_agree"] and all(run.passed for run in self.runs)
 
 
@@ -270,9 +301,10 @@ class BatchesAnswer(DocumentAnswer):
     """The latencies of static batches."""
 
     pages: ClassVar = onebatch
+    file: ClassVar = "onebatch.json"
 
     @property
-    def passed(self) -> bool:
+    def is_good(self) -> bool:
         return not all(point["refused"] for point in self.content["points"])
 
 
@@ -286,7 +318,7 @@ _KINDS: Final[Mapping[str, type[DocumentAnswer]]] = {
     "rungs": LadderAnswer,
     "points": BatchesAnswer,
 }
-_FILES: Final = ("result.json", "ladder.json", "compare.json", "check.json", "sweep.json", "onebatch.json")
+_FILES: Final = (RunAnswer.file, *dict.fromkeys(kind.file for kind in _KINDS.values() if kind.file))
 
 
 def stored(path: Path, reader: Reader) -> Answer:

@@ -22,6 +22,7 @@ from .baseline import baseline
 from .bench import bench, doctor
 from .calibrate import calibrate
 from .check import check
+from .command import command
 from .compare import compare
 from .errors import (
     DEFECT,
@@ -102,11 +103,11 @@ def _common(
 ) -> None: ...
 
 
-for command in (run, compare, check, worth, profile, verify, report, trace, watch, sweep, onebatch):
-    app.command()(command)
+for answered in (run, compare, check, worth, sweep, onebatch):
+    app.command()(command(answered))
+for printed in (profile, verify, report, trace, watch, explain, init, schema, doctor, bench, calibrate):
+    app.command()(printed)
 app.command("list")(show)
-for about in (explain, init, schema, doctor, bench, calibrate):
-    app.command()(about)
 app.add_typer(baseline, name="baseline")
 
 

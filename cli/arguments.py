@@ -6,13 +6,16 @@ Errors name the option that was typed, not the key that it stands for.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,11 +30,18 @@ if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
     from ..scenarios.schema import Kind
 
+    Value = bool | int | float | str | None | Sequence[Any] | Mapping[str, Any]  # of a key of the scenario
+    Texts = Sequence[str]
+    NameOrPath = str | Path
+    Switch = Literal["on", "off"] | bool
+else:  # what Typer makes of such arguments
+    Value, Texts, NameOrPath, Switch = str, list[str], str, Literal["on", "off"]
+
 Format = Literal["table", "json", "md", "csv", "html", "svg"]
 Form = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
-Name = Annotated[str, typer.Argument(help="A scenario file, or the name of a shipped one.")]
+Name = Annotated[NameOrPath, typer.Argument(help="A scenario file, or the name of a shipped one.")]
 Overrides = Annotated[
-    list[str] | None,
+    Texts,
     typer.Option("--set", metavar="KEY=VALUE", help="Override any key, e.g. engine.overlap=false."),
 ]
 Device = Annotated[
@@ -42,7 +52,7 @@ Relay = Annotated[
     typer.Option(help="A relay state instead of the scenario's, or one of your own: FILE.py:NAME."),
 ]
 Faults = Annotated[
-    list[str] | None,
+    Texts,
     typer.Option(
         "--fault", metavar="NAME", help="Break the relay as upstream had it broken; see list faults."
     ),
@@ -88,7 +98,7 @@ ExecutorName = Annotated[
     ),
 ]
 Budgets = Annotated[
-    list[str] | None,
+    Texts,
     typer.Option("--expect", metavar="BUDGET", help="A budget, e.g. decode.steady.schedule.sync=0."),
 ]
 Draws = Annotated[
@@ -118,23 +128,37 @@ WantsPicture = Annotated[
 ]
 
 
+python_call: ContextVar[str] = ContextVar("python_call", default="")  # that is answered, if Python made one
+
+
+def settings(keys: Mapping[str, Value]) -> list[str]:
+    """The keys as ``--set`` takes them; plain words without quotes, as they are typed."""
+    return [
+        f"{key}={value if _is_word(value) else json.dumps(value, default=str)}" for key, value in keys.items()
+    ]
+
+
+def _is_word(value: Value) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.+-]*", value) is not None
+
+
 def resolved(
-    name: str,
-    overrides: Sequence[str] | None,
+    name: str | Path,
+    overrides: Sequence[str],
     *,
     relay: str | None = None,
-    budgets: Sequence[str] | None = None,
-    faults: Sequence[str] | None = None,
+    budgets: Sequence[str] = (),
+    faults: Sequence[str] = (),
     engine: EngineChoice | None = None,
 ) -> Resolved:
     """Raises UsageError, ScenarioError, FaultError and RelayError."""
     from ..profiles.platform.names import require_faults
 
-    require_faults(faults or ())
-    found = _resolved(name, overrides or (), relay, budgets or ())
+    require_faults(faults)
+    found = _resolved(str(name), overrides, relay, budgets)
     from ..profiles.check.faults import with_faults
 
-    found = with_faults(found, faults or ())
+    found = with_faults(found, faults)
     if engine is None:
         return found
     for option, given in (("--relay", relay), ("--fault", faults), ("engine.relays", len(found.relays) > 1)):
@@ -143,8 +167,11 @@ def resolved(
     return replace(found, engine=engine)
 
 
-def engine_choice(name: str | None, options: EngineOptions) -> EngineChoice | None:
+def engine_choice(
+    name: str | None, python: str | None, wheels: Path | None, timeout: float | None
+) -> EngineChoice | None:
     """The engine of another project, if one is named. Raises UsageError, EngineError."""
+    options = EngineOptions(python, wheels, timeout)
     chosen = None if name is None else options.choice(name)
     options.require_all([] if chosen is None else [chosen.name])
     return chosen
@@ -305,23 +332,17 @@ def typed_as(option: str, keys: Collection[str]) -> Iterator[None]:
         ) from None
 
 
-def wants_picture(form: Format, picture: bool) -> bool:
-    return picture or form in ("svg", "html")
-
-
 class Stopwatch:
-    """The ``run`` part of a document: when a command began, how it was typed, and how long it took. ``command`` is the
-    command line as it was typed."""
+    """The ``run`` part of a document: when a command began, how it was typed, and how long it took."""
 
-    def __init__(self, command: str = "") -> None:
-        self._command = command or command_line()
+    def __init__(self) -> None:
         self._started = datetime.now(UTC)
         self._began = time.perf_counter()
 
     def run(self, *, cancelled: bool = False) -> dict[str, Any]:
         return {
             "id": uuid.uuid4().hex,
-            "command": self._command,
+            "command": command_line(),
             "started": self._started.isoformat(timespec="seconds"),
             "wall_s": time.perf_counter() - self._began,
             "cancelled": cancelled,
@@ -329,4 +350,5 @@ class Stopwatch:
 
 
 def command_line() -> str:
-    return shlex.join(["schedbench", *sys.argv[1:]])
+    """The command as it was typed, or the call from Python."""
+    return python_call.get() or shlex.join(["schedbench", *sys.argv[1:]])

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from .arguments import EveryTable, Form
+from .command import command
 from .compare import Gates, Undecided, compare
 from .errors import UsageError
 from .report import report
 from .text import echo
+
+if TYPE_CHECKING:
+    from .answers import CasesAnswer, ComparisonAnswer
 
 FOLDER: Final = Path(".schedbench/baselines")
 
@@ -79,28 +83,22 @@ def show(name: Name, folder: Folder = FOLDER, every_table: EveryTable = False, f
     report(stored(folder, name), every_table=every_table, form=form)
 
 
-@baseline.command("compare")
 def compare_with(
     name: Name,
     result: Annotated[str, typer.Argument(metavar="RESULT", help="A stored result, or a folder of them.")],
     folder: Folder = FOLDER,
-    gate: Gates = None,
+    gates: Gates = (),
     undecided: Undecided = "fail",
-    every_table: EveryTable = False,
-    form: Form = "table",
-) -> None:
+) -> ComparisonAnswer | CasesAnswer:
     """Compare a baseline, as A, with later results, as B.
 
     Exit codes: those of compare.
     """
     stored(folder, name)
-    compare(
-        [str(_place(folder, name)), result],
-        gate=gate,
-        undecided=undecided,
-        every_table=every_table,
-        form=form,
-    )
+    return compare(_place(folder, name), result, gates=gates, undecided=undecided)
+
+
+baseline.command("compare")(command(compare_with))
 
 
 def stored(folder: Path, name: str) -> list[Path]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, INTERRUPTED, UsageError, ends_interrupted
+from .errors import GATE_FAILED, INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from ..profiles.platform.engine_choice import EngineChoice
     from ..profiles.platform.resolve import Resolved
-
+    from .answers import CheckAnswer
 
 _Report = Callable[[str], None]
 SEEDS = 4
@@ -56,13 +56,12 @@ AllFaults = Annotated[
 
 
 def check(
-    scenario: Annotated[
-        str | None, typer.Argument(help="A scenario file, or the name of a shipped one.")
-    ] = None,
-    overrides: arguments.Overrides = None,
+    scenario: arguments.Name = "",
+    *,
+    overrides: arguments.Overrides = (),
     relay: arguments.Relay = None,
-    fault: arguments.Faults = None,
-    expect: arguments.Budgets = None,
+    faults: arguments.Faults = (),
+    expect: arguments.Budgets = (),
     device: Device = "vgpu",
     seeds: Seeds = None,
     quick: Quick = False,
@@ -76,9 +75,8 @@ def check(
     engine_timeout: arguments.EngineTimeout = None,
     against: Against = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write check.json into this folder.")] = None,
-    every_table: arguments.EveryTable = False,
-    form: arguments.Form = "table",
-) -> None:
+    **keys: arguments.Value,
+) -> CheckAnswer:
     """Check that a scenario's tokens are right, that every access is ordered, whatever order the streams allow, that
     invariants hold and budgets are kept. On the virtual GPU unless --device says otherwise; judges no time.
 
@@ -89,43 +87,33 @@ def check(
     seeds = 0 if quick else seeds
     if device == "cuda":
         _require_cuda(engine, adversaries=(seeds, adversarial) != (None, None))
-    of_one = (scenario, overrides, relay, fault, expect, adversarial, engine)
-    _require_subject(scenario, all_faults=all_faults, alone=device != "cuda" and of_one == (None,) * 7)
+    given = [*overrides, *arguments.settings(keys)]
+    of_one = scenario or given or relay or faults or expect or engine or adversarial is not None
+    if not (scenario or all_faults):
+        raise UsageError("check needs a scenario, or --all-faults")
+    if all_faults and (of_one or device == "cuda"):
+        raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
     engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
-    other, base = examined_engines(engine, against, engines)
+    other, base = _engines(engine, against, engines)
+    from .answers import CheckAnswer
     from .console import status
 
     arguments.make_output_dir(output_dir)
     clock = arguments.Stopwatch()
-    with ends_interrupted("interrupted: nothing is passed or failed"), status(lines=all_faults) as report:
+    with status(lines=all_faults) as report:
         if all_faults:
             content = _all_faults(seeds or 0, clock, report)
         else:
-            assert scenario is not None
             question = arguments.resolved(
-                scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
+                scenario, given, relay=relay, budgets=expect, faults=faults, engine=other
             )
-            virtual = partial(examine_on_vgpu, seeds=seeds, only=adversarial, against=base)
+            virtual = partial(_on_vgpu, seeds=seeds, only=adversarial, against=base)
             content = (_on_cuda if device == "cuda" else virtual)(question, clock, report)
-    from .answers import CheckAnswer
-
-    answer = CheckAnswer(content)
-    answer.keep(output_dir, "check.json")
-    answer.show(form, every_table=every_table)
-    if content["run"]["cancelled"]:
-        raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(0 if answer.passed else GATE_FAILED)
+    code = INTERRUPTED if content["run"]["cancelled"] else 0 if content["passed"] else GATE_FAILED
+    return CheckAnswer(content, exit_code=code).kept(output_dir)
 
 
-def _require_subject(scenario: str | None, *, all_faults: bool, alone: bool) -> None:
-    """Raises UsageError unless there is a scenario, or ``all_faults`` ``alone``."""
-    if scenario is None and not all_faults:
-        raise UsageError("check needs a scenario, or --all-faults")
-    if all_faults and not alone:
-        raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
-
-
-def examined_engines(
+def _engines(
     engine: str | None, against: str | None, engines: arguments.EngineOptions
 ) -> tuple[EngineChoice | None, EngineChoice | None]:
     """The engine that is examined, and its other source. Raises UsageError, EngineError."""
@@ -156,7 +144,7 @@ def _all_faults(seeds: int, clock: arguments.Stopwatch, report: _Report) -> dict
     return faults_document(catch_all(numbers(seeds), report), run=clock.run())
 
 
-def examine_on_vgpu(
+def _on_vgpu(
     question: Resolved,
     clock: arguments.Stopwatch,
     report: _Report,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError, ends_interrupted
-from .text import echo
+from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.sides import SideSpec
     from ..profiles.judge.trials import DrawnRuns, Notice, Question, Sample, TrialPlan, Trials
-    from ..scenarios.schema import Case
-    from .answers import ComparisonAnswer
+    from .answers import CasesAnswer, ComparisonAnswer, RunAnswer
     from .page import Drawn
+
+    ASide = str | Path | RunAnswer | Sequence[RunAnswer] | Mapping[str, arguments.Value]
+    Listed = ASide
+else:  # what Typer makes of such arguments
+    ASide, Listed = str, list[str]
 
 _LIBRARY = "cases"
 _Sides = Literal["a", "b"]
@@ -30,15 +33,15 @@ _SIDE = (
 )
 
 Names = Annotated[
-    list[str] | None,
+    Listed,
     typer.Argument(
         metavar="[SCENARIO | A B]", help="A scenario's file or name; or two stored results or captures."
     ),
 ]
-A = Annotated[str, typer.Option("--a", metavar="SIDE", help=f"The baseline: {_SIDE}")]
-B = Annotated[str, typer.Option("--b", metavar="SIDE", help="The candidate, in the same forms.")]
+A = Annotated[ASide, typer.Option("--a", metavar="SIDE", help=f"The baseline: {_SIDE}")]
+B = Annotated[ASide, typer.Option("--b", metavar="SIDE", help="The candidate, in the same forms.")]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key on both sides.")
+    arguments.Texts, typer.Option("--set", metavar="KEY=VALUE", help="Override a key on both sides.")
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Workload seeds where times are emulated: 5 for a verdict.")]
 Pairs = Annotated[int, typer.Option(min=1, help="Pairs of interleaved blocks where times are measured.")]
@@ -52,7 +55,7 @@ MinEngagement = Annotated[
     ),
 ]
 Gates = Annotated[
-    list[str] | None,
+    arguments.Texts,
     typer.Option(
         "--gate",
         metavar="NAME:BOUND",
@@ -82,36 +85,28 @@ class ComparisonOptions(NamedTuple):
     """The options that hold for every comparison. The first seed, the varied keys and the headline follow from the
     sides."""
 
-    overrides: list[str]
+    overrides: Sequence[str]
     device: arguments.Device
     plan: TrialPlan
     rules: VerdictRules
     reader: Reader
-    engines: arguments.EngineOptions = arguments.EngineOptions()
-    picture: bool = False
-    worth: bool = False
-
-
-class Compared(NamedTuple):
-    answer: ComparisonAnswer
-    picture: Drawn
-    broken: bool
-    undecided: bool
-    cancelled: bool  # by the user, once the verdict was known
-    failed: str  # why there are no runs under draws, where one of them ended in an error
+    engines: arguments.EngineOptions
+    picture: bool
+    worth: bool
+    exit_on_inconclusive: bool
 
 
 def compare(
-    names: Names = None,
+    *of: Names,
     a: A = "",
     b: B = "",
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     device: arguments.Device = "auto",
     seeds: Seeds = 5,
     pairs: Pairs = 20,
     min_effect: MinEffect = 0.5,
     min_engagement: MinEngagement = 5.0,
-    gate: Gates = None,
+    gates: Gates = (),
     undecided: Undecided = "fail",
     draws: arguments.Draws = 16,
     quick: arguments.Quick = False,
@@ -127,169 +122,129 @@ def compare(
     output_dir: OutputDir = None,
     meaning: arguments.Meaning = None,
     nsys: arguments.Tool = None,
-    every_table: arguments.EveryTable = False,
     picture: arguments.WantsPicture = False,
-    form: arguments.Form = "table",
-) -> None:
+    **keys: arguments.Value,
+) -> ComparisonAnswer | CasesAnswer:
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has its own
     (`schedbench list cases`), `compare cases` asks all; results or captures go without a scenario: compare A B.
 
     Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or sides that
     are not alike; 3 this machine cannot; 4 a run failed; 130 interrupted, 143 terminated: runs are in --output-dir.
     """
-    scenario, a, b = _named(names or [], a, b, overrides or [])
+    given = [*overrides, *arguments.settings(keys)]
+    scenario, a, b = _named(of, a, b, given)
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
 
-    gates = tuple(map(parse, gate or ()))
+    bounds = tuple(map(parse, gates))
     wanted = ComparisonOptions(
-        overrides or [],
+        given,
         device,
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
-        VerdictRules(min_effect, min_engagement, allow_divergence, gates, undecided == "pass"),
+        VerdictRules(min_effect, min_engagement, allow_divergence, bounds, undecided == "pass"),
         Reader(meaning, nsys, arguments.command_line()),
         arguments.EngineOptions(engine_python, engine_wheels, engine_timeout),
-        arguments.wants_picture(form, picture),
+        picture,
         worth,
+        exit_on_inconclusive,
     )
     arguments.use_workers(jobs, executor)
-    if scenario == _LIBRARY and not (a or b):
-        found = _library(wanted._replace(picture=False), output_dir=output_dir, form=form)
-    else:
-        found = [_compared(wanted, scenario, a, b, output_dir)]
-        found[0].answer.show(form, every_table=every_table, picture=found[0].picture)
-    raise typer.Exit(_exit_code(found, exit_on_inconclusive=exit_on_inconclusive))
+    if scenario == _LIBRARY and not (a or b or arguments.python_call.get()):
+        return _library(wanted._replace(picture=False), output_dir)
+    return _compared(wanted, scenario, a, b, output_dir)
 
 
-def _exit_code(found: Sequence[Compared], *, exit_on_inconclusive: bool) -> int:
-    if found[-1].cancelled:
-        return INTERRUPTED
-    if any(one.failed for one in found):
-        return WORKLOAD_FAILED
-    return GATE_FAILED if any(one.broken or (exit_on_inconclusive and one.undecided) for one in found) else 0
-
-
-def _library(wanted: ComparisonOptions, *, output_dir: Path | None, form: arguments.Format) -> list[Compared]:
-    """Compare the sides of every case, or of those up to the one that is interrupted, and print one table."""
+def _library(wanted: ComparisonOptions, output_dir: Path | None) -> CasesAnswer:
+    """Compare the sides of every case, or of those up to the one that is interrupted."""
     from ..profiles.judge.conclusion import cases_conclusion
     from ..scenarios.shipped import case_names
     from .answers import CasesAnswer
 
-    found: dict[str, Compared] = {}
+    found: dict[str, ComparisonAnswer] = {}
     for name in case_names():
         found[name] = _compared(wanted, name, "", "", output_dir and output_dir / name)
-        if found[name].cancelled:
+        if found[name].exit_code == INTERRUPTED:
             break
-    documents = {name: one.answer.document for name, one in found.items()}
-    CasesAnswer({"conclusion": cases_conclusion(documents), "cases": documents}).show(form)
-    return [*found.values()]
-
-
-def _compared(
-    wanted: ComparisonOptions, scenario: str | None, a: str, b: str, output_dir: Path | None
-) -> Compared:
-    from .console import status
-
-    case = None if a or b or scenario is None else case_of(scenario, wanted.overrides)
-    sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
-    with (
-        ends_interrupted("interrupted: there is no verdict"),
-        status(f"{scenario}: 0 runs" if case else "0 runs") as update,
-    ):
-        notice = _kept(output_dir, wanted.plan, update)
-        found = compared(wanted, scenario, sides, case, notice=notice, update=update)
-    found.answer.keep(output_dir, "compare.json")
-    if found.failed:
-        echo(f"schedbench: the verdict was not asked under draws: {found.failed}", err=True)
-    return found
-
-
-def compared(
-    wanted: ComparisonOptions,
-    scenario: str | None,
-    sides: tuple[SideSpec, SideSpec],
-    case: Case | None,
-    *,
-    notice: Notice,
-    update: Callable[[str], None],
-) -> Compared:
-    """Run both sides and judge them; of a ``case``, by its metric. An interruption of what follows the verdict, the
-    draws and the worth, leaves that out."""
-    from ..profiles.judge.compare import judge
-    from ..profiles.judge.document import document
-    from .answers import ComparisonAnswer
-
-    question, first = _question(scenario, wanted.overrides, *sides)
-    plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
-    rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
-    if wanted.worth:
-        from ..profiles.worth.worth import compared_with_worth, require_sides
-
-        require_sides(question, *sides)
-    clock = arguments.Stopwatch(wanted.reader.command)
-    trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
-    found = judge(trials, rules, drawn)
-    cancelled = drawn.cancelled
-    if wanted.worth and question is not None and not cancelled:
-        try:
-            found = compared_with_worth(found, question, *sides, update)
-        except KeyboardInterrupt:
-            cancelled = True
-    run = clock.run(cancelled=cancelled)
-    content = document(found, a=sides[0].label, b=sides[1].label, run=run, case=case)
-    return Compared(
-        ComparisonAnswer(content),
-        picture,
-        broken=found.broken,
-        undecided=found.undecided,
-        cancelled=cancelled,
-        failed=drawn.abstained if drawn.failed else "",
+    documents = {name: one.document for name, one in found.items()}
+    return CasesAnswer(
+        {"conclusion": cases_conclusion(documents), "cases": documents},
+        remarks=[remark for one in found.values() for remark in one.remarks],
+        exit_code=max(one.exit_code or 0 for one in found.values()),
     )
 
 
-def case_of(scenario: str, overrides: list[str]) -> Case | None:
-    """The case that the scenario is, if it is one."""
+def _compared(
+    wanted: ComparisonOptions, scenario: str | None, a: ASide, b: ASide, output_dir: Path | None
+) -> ComparisonAnswer:
+    """Run both sides and judge them; of a case, by its metric. An interruption of what follows the verdict, the draws
+    and the worth, leaves that out."""
+    from ..profiles.judge.compare import judge
+    from ..profiles.judge.document import document
     from ..profiles.judge.trials import Question
+    from .answers import ComparisonAnswer
+    from .console import status
 
-    return Question.of(scenario, overrides).scenario().case
+    case = None if a or b or scenario is None else Question.of(scenario, wanted.overrides).scenario().case
+    sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
+    with status(f"{scenario}: 0 runs" if case else "0 runs") as update:
+        question, first = _question(scenario, wanted.overrides, *sides)
+        plan = replace(wanted.plan, first_seed=first, varied=sides[0].varied | sides[1].varied)
+        rules = wanted.rules if case is None else replace(wanted.rules, headline=(case.metric,))
+        if wanted.worth:
+            from ..profiles.worth.worth import compared_with_worth, require_sides
+
+            require_sides(question, *sides)
+        clock = arguments.Stopwatch()
+        notice = _kept(output_dir, plan, update)
+        trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
+        found = judge(trials, rules, drawn)
+        cancelled = drawn.cancelled
+        if wanted.worth and question is not None and not cancelled:
+            try:
+                found = compared_with_worth(found, question, *sides, update)
+            except KeyboardInterrupt:
+                cancelled = True
+    run = clock.run(cancelled=cancelled)
+    content = document(found, a=sides[0].label, b=sides[1].label, run=run, case=case)
+    failed = [f"schedbench: the verdict was not asked under draws: {drawn.abstained}"] * drawn.failed
+    broken = found.broken or (wanted.exit_on_inconclusive and found.undecided)
+    code = INTERRUPTED if cancelled else WORKLOAD_FAILED if failed else GATE_FAILED if broken else 0
+    return ComparisonAnswer(content, picture=picture, remarks=failed, exit_code=code).kept(output_dir)
 
 
-def _named(names: Sequence[str], a: str, b: str, overrides: list[str]) -> tuple[str | None, str, str]:
+def _named(of: Sequence[ASide], a: ASide, b: ASide, overrides: list[str]) -> tuple[str | None, ASide, ASide]:
     """The scenario, if there is one, and the sides."""
-    if len(names) < 2:
-        if names and names[0] != _LIBRARY:
-            from ..profiles.platform.names import refuse_mistyped
-
-            refuse_mistyped(names[0], overrides)
-        return (names[0] if names else None), a, b
-    if len(names) > 2 or a or b:
+    if len(of) == 2 and not (a or b):
+        return None, of[0], of[1]
+    if not of:
+        return None, a, b
+    if len(of) > 1 or not isinstance(of[0], str | Path):
         raise UsageError(
             "compare takes a scenario with --a and --b, or two stored results or captures, A and B"
         )
-    return None, names[0], names[1]
+    scenario = str(of[0])
+    if scenario != _LIBRARY:
+        from ..profiles.platform.names import refuse_mistyped
+
+        refuse_mistyped(scenario, overrides)
+    return scenario, a, b
 
 
-def require_sides(a: object, b: object) -> None:
-    """Raises UsageError where there is neither."""
+def _specs(a: ASide, b: ASide, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpec]:
+    """Raises SideError, ScenarioError, which name the option; UsageError."""
+    from ..profiles.judge.worker import SideError, commit_of, here
+
     if not (a or b):
         raise UsageError(
             "compare needs --a and --b, or one of them against the scenario as it stands, or a case"
         )
-
-
-def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpec]:
-    """Raises SideError, ScenarioError, which name the option; UsageError."""
-    from ..profiles.judge.sides import parse
-    from ..profiles.judge.worker import SideError, commit_of, here
-
-    require_sides(a, b)
     found = []
-    for option, text in (("--a", a), ("--b", b)):
+    for option, side in (("--a", a), ("--b", b)):
         try:
             with arguments.typed_as(option, [""]):
-                found.append(spec := parse(text, wanted.reader, wanted.engines.choice))
+                found.append(spec := _spec(option, side, wanted))
             if spec.ref is not None:
                 commit_of(here(), spec.ref)
         except SideError as error:
@@ -298,8 +253,22 @@ def _specs(a: str, b: str, wanted: ComparisonOptions) -> tuple[SideSpec, SideSpe
     return found[0], found[1]
 
 
+def _spec(option: str, side: ASide, wanted: ComparisonOptions) -> SideSpec:
+    from ..profiles.judge.sides import SideSpec, parse
+    from .answers import RunAnswer
+
+    if isinstance(side, Mapping):
+        side = ",".join(arguments.settings(side))
+    if isinstance(side, str | Path):
+        return parse(str(side), wanted.reader, wanted.engines.choice)
+    runs = [side] if isinstance(side, RunAnswer) else side
+    if not (isinstance(runs, Sequence) and all(isinstance(run, RunAnswer) for run in runs)):
+        raise UsageError(f"{option}: expected keys, a path, or answers of run, got {side!r}")
+    return SideSpec(option.removeprefix("--").upper(), stored=tuple(run.result for run in runs))
+
+
 def _question(
-    name: str | None, overrides: list[str], a: SideSpec, b: SideSpec
+    name: str | None, overrides: Sequence[str], a: SideSpec, b: SideSpec
 ) -> tuple[Question | None, int]:
     """The question, and the first workload seed. Raises LikenessError where the sides differ in more than they vary."""
     if a.stored and b.stored:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ..sched.observe import Clock, Observer, StepInfo
+from .arguments import python_call
 from .text import echo, printable
 
 if TYPE_CHECKING:
@@ -100,8 +101,11 @@ class WorkLog:
 @contextmanager
 def status(text: str = "", *, lines: bool = False, imports: bool = False) -> Iterator[Callable[[str], None]]:
     """A status line on stderr, and the function that changes it. Where stderr is not a terminal, a change is printed as
-    a line: every one if ``lines`` is set, else at most one in LINE_S. ``imports``: the parts to come import engines
-    that have not been imported before."""
+    a line: every one if ``lines`` is set, else at most one in LINE_S; nothing is for a call from Python. ``imports``:
+    the parts to come import engines that have not been imported before."""
+    if python_call.get():
+        yield lambda _: None
+        return
     console = progress()
     apart = (lambda: 0.0) if imports else partial(sum, _worked)
     if not console.is_terminal:
@@ -222,6 +226,13 @@ class RunProgress(Observer):
             rate=f"{self._steps / (now - self._began):,.0f} steps/s",
         )
         self._bar.refresh()
+
+
+def run_progress(clock: Clock, total: int) -> AbstractContextManager[Observer]:
+    """The observer that shows the progress of a run on stderr; of one that Python calls for, nothing."""
+    if python_call.get():
+        return nullcontext(Observer())
+    return RunProgress(progress(), total=total, clock=clock)
 
 
 def _bar(console: Console) -> Progress:

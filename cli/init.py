@@ -41,7 +41,7 @@ _ENDING: Final = """\
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The scenario to write.")],
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
 ) -> None:
     """Write a commented scenario, and the schema that editors check it with. Without --set, a terminal is asked for the
@@ -60,13 +60,13 @@ def init(
         raise UsageError(f"{file.parent}: no such folder")
     facts = {".".join(fact.path): fact for fact in keys()}
     values = dict(_BEGIN)
-    for text in overrides or ():
+    for text in overrides:
         key, _, value = text.partition("=")
         values[expand(key.strip())] = value.strip()
     if not overrides and sys.stdin.isatty():
         values = {key: _asked(facts[key], value) for key, value in values.items()}
     content = scenario_text(file.stem, values, facts).replace("SCHEMA", SCHEMA_FILE)
-    loads(content.encode(), file=str(file), folder=file.parent, overrides=overrides or ())
+    loads(content.encode(), file=str(file), folder=file.parent, overrides=overrides)
     write_whole(file.parent / SCHEMA_FILE, json.dumps(json_schema(), indent=1) + "\n")
     write_whole(file, content)
     echo(f"{file}, and for editors {file.parent / SCHEMA_FILE}; now `schedbench run {file}`")

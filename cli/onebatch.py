@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from . import arguments
-from .errors import UsageError
+from .errors import USAGE, UsageError
 from .text import MISSING, number
 
 if TYPE_CHECKING:
+    from .answers import BatchesAnswer
     from .page import Document, Page
 
 _LIST: Final = "N1,N2"
@@ -28,28 +29,29 @@ _FIGURES: Final = {  # heading by field
 
 def onebatch(
     scenario: arguments.Name,
+    *,
     batch: Annotated[str, typer.Option(metavar=_LIST, help="Requests of a batch.")] = "1,8",
     prompt: Annotated[str, typer.Option(metavar=_LIST, help="Prompt tokens of each request.")] = "128,1024",
     output: Annotated[int, typer.Option(min=1, help="Output tokens of each request.")] = 16,
-    overrides: arguments.Overrides = None,
+    overrides: arguments.Overrides = (),
     relay: arguments.Relay = None,
-    fault: arguments.Faults = None,
+    faults: arguments.Faults = (),
     device: arguments.Device = "auto",
     output_dir: Annotated[Path | None, typer.Option(help="Keep onebatch.json here.")] = None,
-    form: arguments.Form = "table",
-) -> None:
+    **keys: arguments.Value,
+) -> BatchesAnswer:
     """Prefill and decode batches of a scenario's model without its scheduler, and print the latency of both steps
     against batch and prompt length.
 
     Exit codes: 0 done; 2 usage, or no batch fits; 3 this machine cannot; 4 a batch failed.
     """
     batches, prompts = arguments.numbers("--batch", batch), arguments.numbers("--prompt", prompt)
-    question = arguments.resolved(scenario, overrides, relay=relay)
+    question = arguments.resolved(scenario, [*overrides, *arguments.settings(keys)], relay=relay)
     if len(question.relays) > 1:
         raise UsageError("engine.relays: expected one relay")
     from ..profiles.check.faults import with_faults
 
-    question = with_faults(question, fault or (), onebatch=True)
+    question = with_faults(question, faults, onebatch=True)
     arguments.make_output_dir(output_dir)
     from ..profiles.run.one_batch import BatchShape, document
     from .answers import BatchesAnswer
@@ -59,11 +61,10 @@ def onebatch(
     shapes = [BatchShape(batch, prompt, output) for prompt in prompts for batch in batches]
     with status("batches") as notice:
         content = document(question, shapes, device, notice)
-    answer = BatchesAnswer(content | {"run": clock.run()})
-    answer.keep(output_dir, "onebatch.json")
-    answer.show(form)
-    if not answer.passed:
-        raise UsageError(f"no batch fits: {content['points'][0]['refused']}")
+    refused = [point["refused"] for point in content["points"]]
+    failed = [f"schedbench: no batch fits: {refused[0]}"] * all(refused)
+    content["run"] = clock.run()
+    return BatchesAnswer(content, remarks=failed, exit_code=USAGE if failed else 0).kept(output_dir)
 
 
 def page(document: Document, width: int, *, few: bool = False) -> Page:  # noqa: ARG001

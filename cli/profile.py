@@ -35,7 +35,7 @@ def profile(
     tool: Annotated[
         Literal["nsys", "torch"], typer.Option(help="Nsight Systems, or torch.profiler.")
     ] = "nsys",
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     relay: Relay = None,
     device: Device = "auto",
     graph_trace: Annotated[
@@ -61,7 +61,7 @@ def profile(
     if tool == "torch":
         outcome = _with_torch(question, output_dir, device)
     else:
-        arguments = [scenario, *(f"--set={text}" for text in with_relay(relay, overrides or []))]
+        arguments = [str(scenario), *(f"--set={text}" for text in with_relay(relay, overrides))]
         outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
     RunAnswer(outcome).show(form, every_table=True)
     outcome.result.write(output_dir / "result.json")

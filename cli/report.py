@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .arguments import EveryTable, Form, Meaning, Tool, WantsPicture, command_line, wants_picture
+from .arguments import EveryTable, Form, Meaning, Tool, WantsPicture, command_line
 from .errors import UsageError
 from .text import printable, printable_json
 
@@ -58,13 +59,9 @@ def report(
     if form == "json" and len(found) > 1:
         sys.stdout.write(printable_json("[\n" + ",\n".join(answer.to_json() for answer in found) + "]\n"))
         return
-    drawings = [
-        drawn(answer.result, path if path.is_dir() else path.parent)
-        if wants_picture(form, picture) and isinstance(answer, RunAnswer)
-        else ()
-        for path, answer in zip(files, found, strict=True)
-    ]
-    for number, (answer, drawing) in enumerate(zip(found, drawings, strict=True)):
-        if number:
-            sys.stdout.write("\n")
-        answer.show(form, every_table=every_table, picture=drawing)
+    for number, (path, answer) in enumerate(zip(files, found, strict=True)):
+        if isinstance(answer, RunAnswer) and (picture or form in ("svg", "html")):
+            folder = path if path.is_dir() else path.parent
+            answer = replace(answer, picture=drawn(answer.result, folder))
+        sys.stdout.write("\n" if number else "")
+        answer.show(form, every_table=every_table)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from . import arguments
-from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError, ends_interrupted
-from .text import echo
+from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
 from .worth import require_worth, with_worth
 
 if TYPE_CHECKING:
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
-    from ..sched.observe import Clock
-    from .console import RunProgress
-    from .page import Drawn
+    from .answers import LadderAnswer, RunAnswer
 
 SaveTokens = Annotated[bool, typer.Option("--save-tokens", help="Keep every request's tokens in the result.")]
 Hazards = Annotated[
-    Literal["on", "off"],
+    arguments.Switch,
     typer.Option(help="Watch for unordered accesses to memory; on CUDA instead of measuring."),
 ]
 Adversarial = Annotated[
@@ -50,11 +47,12 @@ OutputDir = Annotated[Path | None, typer.Option(help="Keep result.json here, and
 
 def run(
     scenario: arguments.Name,
-    overrides: arguments.Overrides = None,
+    *,
+    overrides: arguments.Overrides = (),
     device: arguments.Device = "auto",
     relay: arguments.Relay = None,
-    fault: arguments.Faults = None,
-    expect: arguments.Budgets = None,
+    faults: arguments.Faults = (),
+    expect: arguments.Budgets = (),
     save_tokens: SaveTokens = False,
     hazards: Hazards = "off",
     adversarial: Adversarial = None,
@@ -68,10 +66,9 @@ def run(
     engine_wheels: arguments.EngineWheels = None,
     engine_timeout: arguments.EngineTimeout = None,
     output_dir: OutputDir = None,
-    every_table: arguments.EveryTable = False,
     picture: arguments.WantsPicture = False,
-    form: arguments.Form = "table",
-) -> None:
+    **keys: arguments.Value,
+) -> RunAnswer | LadderAnswer:
     """Run one scenario and print what it cost; with engine.relays, once for each of them, as one table.
 
     Exit codes: 0 done; 1 a budget was broken, one of --expect is of a kind that no step had, or a hazard was
@@ -79,32 +76,35 @@ def run(
     failed; 130 interrupted, or 143 terminated, what there is was kept.
     """
     arguments.use_workers(jobs, executor)
-    engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
-    other = arguments.engine_choice(engine, engines)
-    question = arguments.resolved(
-        scenario, overrides, relay=relay, budgets=expect, faults=fault, engine=other
-    )
+    other = arguments.engine_choice(engine, engine_python, engine_wheels, engine_timeout)
+    given = [*overrides, *arguments.settings(keys)]
+    question = arguments.resolved(scenario, given, relay=relay, budgets=expect, faults=faults, engine=other)
     _require_world(question, world)
-    options = _options(device, hazards, adversarial, world, save_tokens=save_tokens)
+    options = _options(device, hazards in ("on", True), adversarial, world, save_tokens=save_tokens)
     _require_further_runs(question, options, ranges=ranges, worth=worth)
     arguments.make_output_dir(output_dir)
-    from .console import status
+    if len(question.relays) > 1:
+        return _climb(question, options, worth=worth).kept(output_dir)
+    from ..profiles.ranks.execute import execute
+    from .answers import RunAnswer
+    from .console import run_progress
     from .pictures import drawn, timelines
 
-    wanted = arguments.wants_picture(form, picture)
-    with timelines(output_dir, wanted=wanted) as folder:
-        outcome = executed(question, options, folder, form, every_table=every_table, worth=worth)
-        drawing = drawn(outcome.result, folder) if wanted else ()
-    if other is not None:
-        _show_printed(other)
+    with timelines(output_dir, wanted=picture) as folder:
+        recorded = replace(options, record=folder)
+        outcome = execute(question, question.relays[0], recorded, observe=run_progress)
+        drawing = drawn(outcome.result, folder) if picture else ()
     if ranges:
         outcome = replace(outcome, result=_with_ranges(question, outcome.result))
     if worth:
-        with status("counterfactual runs") as notice:
-            outcome = replace(outcome, result=with_worth(question, outcome.result, notice))
-    _show(outcome, output_dir, form, every_table=every_table, picture=drawing)
-    unasked = {arguments.budget_kind(budget) for budget in expect or ()} & {*outcome.untested}
-    raise typer.Exit(exit_code(outcome) or (GATE_FAILED if unasked else 0))
+        outcome = replace(outcome, result=with_worth(question, outcome.result))
+    unasked = {arguments.budget_kind(budget) for budget in expect} & {*outcome.untested}
+    return RunAnswer(
+        outcome,
+        picture=drawing,
+        remarks=[*_printed(other), *_remarks(outcome.result)],
+        exit_code=exit_code(outcome) or (GATE_FAILED if unasked else 0),
+    ).kept(output_dir)
 
 
 def _require_further_runs(question: Resolved, options: Options, *, ranges: bool, worth: bool) -> None:
@@ -117,27 +117,6 @@ def _require_further_runs(question: Resolved, options: Options, *, ranges: bool,
     if worth:
         for one in question.relays:
             require_worth(replace(question, relays=(one,)), options)
-
-
-def executed(
-    question: Resolved,
-    options: Options,
-    output_dir: Path | None,
-    form: arguments.Format,
-    *,
-    every_table: bool = False,
-    worth: bool = False,
-) -> RunOutcome:
-    """The outcome for the only relay. Raises typer.Exit once it has run several, and where it was interrupted."""
-    from ..profiles.ranks.execute import execute
-
-    with ends_interrupted("interrupted before anything was measured"):
-        if len(question.relays) > 1:
-            raise typer.Exit(
-                _climb(question, options, output_dir, form, every_table=every_table, worth=worth)
-            )
-        options = replace(options, record=output_dir)
-        return execute(question, question.relays[0], options, observe=_watch)
 
 
 def _require_world(question: Resolved, world: World) -> None:
@@ -158,9 +137,9 @@ def _require_world(question: Resolved, world: World) -> None:
 
 
 def _options(
-    device: arguments.Device, hazards: Hazards, adversary: int | None, world: World, *, save_tokens: bool
+    device: arguments.Device, hazards: bool, adversary: int | None, world: World, *, save_tokens: bool
 ) -> Options:
-    if hazards == "on" and adversary is not None:
+    if hazards and adversary is not None:
         raise UsageError("--hazards follows values in program order: leave out --adversarial, or use check")
     from ..profiles.ranks.execute import Options
 
@@ -168,7 +147,7 @@ def _options(
         device=device,
         save_tokens=save_tokens,
         command=arguments.command_line(),
-        hazards=hazards == "on",
+        hazards=hazards,
         adversary=adversary,
         world=world,
     )
@@ -188,60 +167,34 @@ def _with_ranges(question: Resolved, result: Result) -> Result:
         return result.model_copy(update={"run": result.run.model_copy(update={"cancelled": True})})
 
 
-def _watch(clock: Clock, total: int) -> RunProgress:
-    from .console import RunProgress, progress
-
-    return RunProgress(progress(), total=total, clock=clock)
-
-
-def _climb(
-    question: Resolved,
-    options: Options,
-    output_dir: Path | None,
-    form: arguments.Format,
-    *,
-    every_table: bool,
-    worth: bool,
-) -> int:
-    """Run every relay of the scenario. Returns the worst of their exit codes."""
+def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer:
+    """Run every relay of the scenario. The answer has the worst of their exit codes."""
     from ..profiles.sweeps.ladder import climb
     from ..profiles.worth.worth import climbed_with_worth
     from .answers import LadderAnswer
-    from .console import status
+    from .console import run_progress, status
 
-    found = climb(question, options, observe=_watch)
-    interrupted = False
+    if arguments.python_call.get():
+        raise question.scenario.source.refuse(
+            ("engine", "relays"), "an answer has one relay: give it as relay"
+        )
+    found = climb(question, options, observe=run_progress)
+    codes = [0 if found.tokens_agree else GATE_FAILED, *(exit_code(rung.outcome) for rung in found.rungs)]
     if worth:
         try:
             with status("counterfactual runs") as notice:
                 found = climbed_with_worth(found, notice)
         except KeyboardInterrupt:
-            interrupted = True
-    answer = LadderAnswer(found.document())
-    answer.keep(output_dir, "ladder.json")
-    answer.show(form, every_table=every_table)
-    codes = [exit_code(rung.outcome) for rung in found.rungs]
-    return INTERRUPTED if interrupted else max(*codes, 0 if found.tokens_agree else GATE_FAILED)
+            codes.append(INTERRUPTED)
+    return LadderAnswer(found.document(), exit_code=max(codes))
 
 
-def _show(
-    outcome: RunOutcome, output_dir: Path | None, form: arguments.Format, *, every_table: bool, picture: Drawn
-) -> None:
-    from .answers import RunAnswer
-
-    answer = RunAnswer(outcome)
-    answer.show(form, every_table=every_table, picture=picture)
-    for line in _remarks(outcome.result):
-        echo(line, err=True)
-    answer.keep(output_dir, "result.json")
-
-
-def _show_printed(engine: EngineChoice) -> None:
-    """Print on stderr what the engine printed in the run."""
+def _printed(engine: EngineChoice | None) -> Iterator[str]:
+    """What the engine printed in the run."""
     from ..profiles.engines.client import printed_by
 
-    if text := printed_by(engine):
-        echo(f"{engine.name} printed:\n{text}", err=True)
+    if engine is not None and (text := printed_by(engine)):
+        yield f"{engine.name} printed:\n{text}"
 
 
 def _remarks(result: Result) -> Iterator[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..profiles.sweeps.break_even import DrawnCrossings
     from ..profiles.sweeps.runs import Runs
     from ..profiles.sweeps.sweep import Cell, SweepPlan
+    from .answers import SweepAnswer
 
 _SIDE = "key=value,..."
 A = Annotated[
@@ -24,14 +25,15 @@ B = Annotated[str | None, typer.Option("--b", metavar=_SIDE, help="The candidate
 
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
+    arguments.Texts, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
 ]
 
 
 def sweep(
     scenario: arguments.Name,
+    *,
     over: Annotated[
-        list[str],
+        arguments.Texts,
         typer.Option(
             metavar="KEY=V1,V2",
             help="An axis, also of engines. The first runs across; its sign changes are reported.",
@@ -43,7 +45,7 @@ def sweep(
         bool, typer.Option("--alone", help="The metric itself instead of a comparison; one run per cell.")
     ] = False,
     metric: Annotated[str, typer.Option(help="throughput, ttft.p99, ...")] = "output_throughput",
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     device: arguments.Device = "auto",
     draws: arguments.Draws = 16,
     quick: arguments.Quick = False,
@@ -55,16 +57,15 @@ def sweep(
     jobs: arguments.Jobs = None,
     executor: arguments.ExecutorName = None,
     resume: Annotated[bool, typer.Option("--resume", help="Reuse results in --output-dir.")] = False,
-    every_table: arguments.EveryTable = False,
-    form: arguments.Form = "table",
-) -> None:
+    **keys: arguments.Value,
+) -> SweepAnswer:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
     Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 4 a draw failed; 130 or 143 interrupted.
     """
     from ..profiles.platform.names import refuse_mistyped
 
-    given = overrides or ()
+    given, scenario = [*overrides, *arguments.settings(keys)], str(scenario)
     refuse_mistyped(scenario, given)
     _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
     from ..profiles.sweeps.sweep import planned
@@ -84,10 +85,9 @@ def sweep(
     runs = Runs(options, folder=output_dir and output_dir / "runs", resume=resume)
     clock = arguments.Stopwatch()
     found, drawn, cancelled = _swept(plan, runs, 0 if quick else draws)
-    answer = SweepAnswer(document(plan, found, drawn, run=clock.run(cancelled=cancelled)))
-    answer.keep(output_dir, "sweep.json")
-    answer.show(form, every_table=every_table)
-    raise typer.Exit(INTERRUPTED if cancelled else WORKLOAD_FAILED if drawn.failed else 0)
+    content = document(plan, found, drawn, run=clock.run(cancelled=cancelled))
+    code = INTERRUPTED if cancelled else WORKLOAD_FAILED if drawn.failed else 0
+    return SweepAnswer(content, exit_code=code).kept(output_dir)
 
 
 def _require_usable(*, resume: bool, kept: bool, alone: bool, sided: bool) -> None:

@@ -27,7 +27,7 @@ _LINES = 60  # rows of a table on a terminal
 
 def verify(
     scenario: Name,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     relay: Relay = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="Keep verify.json, both results and the counts here.")
@@ -47,14 +47,14 @@ def verify(
     from ..profiles.record.files import write_whole
     from .page import show
 
-    wanted = [*comparison.ONE_SCHEDULE, *(overrides or [])]
+    wanted = [*comparison.ONE_SCHEDULE, *overrides]
     question = resolved(scenario, wanted, relay=relay)
     comparison.require_cuda(question)
     make_output_dir(output_dir)
     settings = with_relay(relay, wanted)
     work = tempfile.TemporaryDirectory() if output_dir is None else nullcontext(output_dir)
     with ends_interrupted("interrupted before there was anything to compare"), work as folder:
-        plan = comparison.stages(scenario, settings, Path(folder))
+        plan = comparison.stages(str(scenario), settings, Path(folder))
         document = comparison.conduct(plan, Path(folder), lambda words: echo(words, err=True))
     text = json.dumps(document, indent=1) + "\n"
     if output_dir is not None:

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
-    from ..profiles.worth.worth import Notice
+    from .answers import WorthAnswer
 
 ROOMS = 8  # hidden lines and phases whose room is searched for; each takes about four runs
 
 
 def worth(
     scenario: arguments.Name,
-    overrides: arguments.Overrides = None,
+    *,
+    overrides: arguments.Overrides = (),
     relay: arguments.Relay = None,
-    fault: arguments.Faults = None,
+    faults: arguments.Faults = (),
     rooms: Annotated[
         int,
         typer.Option(min=0, help="Of so many hidden lines and phases, find how much longer they could take."),
@@ -33,41 +34,31 @@ def worth(
     jobs: arguments.Jobs = None,
     executor: arguments.ExecutorName = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep result.json here.")] = None,
-    every_line: Annotated[bool, typer.Option("--all", help="Show every hidden line, not only some.")] = False,
-    form: arguments.Form = "table",
-) -> None:
+    **keys: arguments.Value,
+) -> WorthAnswer:
     """Run a scenario on the virtual GPU again and again, each time with one line's waits, copies or launches changed or
     with half of a host phase, and print what that gains.
 
     Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
     """
+    if rooms < 0:
+        raise UsageError(f"--rooms: {rooms} is less than 0")
     arguments.use_workers(jobs, executor)
-    question = arguments.resolved(scenario, overrides, relay=relay, faults=fault)
-    from ..profiles.ranks.execute import Options
-    from .console import status
-    from .page import show
-    from .result_page import csv_of, worth_page_of
-    from .run import executed, exit_code
+    question = arguments.resolved(
+        scenario, [*overrides, *arguments.settings(keys)], relay=relay, faults=faults
+    )
+    from ..profiles.ranks.execute import Options, execute
+    from .answers import WorthAnswer
+    from .console import run_progress
+    from .run import exit_code
 
     options = Options(device="vgpu", command=arguments.command_line())
     require_worth(question, options)
     arguments.make_output_dir(output_dir)
-    outcome = executed(question, options, None, form)
-    with status("counterfactual runs") as notice:
-        outcome = replace(
-            outcome, result=with_worth(question, outcome.result, notice, rooms=0 if quick else rooms)
-        )
-    document, few = outcome.result.document(), form == "table" and not every_line
-    show(
-        form,
-        lambda _: worth_page_of(document, few=few),
-        json=outcome.result.to_json,
-        csv=lambda: csv_of([document], only="worth."),
-        every_table=every_line,
-    )
-    if output_dir is not None:
-        outcome.result.write(output_dir / "result.json")
-    raise typer.Exit(exit_code(outcome))
+    outcome = execute(question, question.relays[0], options, observe=run_progress)
+    found = with_worth(question, outcome.result, rooms=0 if quick else rooms)
+    outcome = replace(outcome, result=found)
+    return WorthAnswer(outcome, exit_code=exit_code(outcome)).kept(output_dir)
 
 
 def require_worth(question: Resolved, options: Options) -> None:
@@ -78,12 +69,14 @@ def require_worth(question: Resolved, options: Options) -> None:
         raise UsageError(f"worth: {reason}")
 
 
-def with_worth(question: Resolved, result: Result, notice: Notice, *, rooms: int = ROOMS) -> Result:
+def with_worth(question: Resolved, result: Result, *, rooms: int = ROOMS) -> Result:
     """The result with what its lines are worth, if it is whole; marked as cancelled where the user interrupted that."""
     if result.run.cancelled or result.run.failure:
         return result
     from ..profiles.worth.worth import worth
+    from .console import status
 
-    part, interrupted = worth(question, result, notice, rooms=rooms)
+    with status("counterfactual runs") as notice:
+        part, interrupted = worth(question, result, notice, rooms=rooms)
     run = result.run.model_copy(update={"cancelled": True}) if interrupted else result.run
     return result.model_copy(update={"worth": part, "run": run})

@@ -46,7 +46,7 @@ def test_a_run_equals_that_of_the_command(overlapped: sb.RunAnswer, run_command:
         key: overlapped.document[key] for key in said if key not in ("run", "environment")
     }
     assert overlapped.passed and str(overlapped) == said["conclusion"]
-    assert overlapped.document["run"]["command"].startswith("schedbench.run('mixed', requests=4, ")
+    assert overlapped.document["run"]["command"].startswith("schedbench.run('mixed', save_tokens=True, requ")
 
 
 def test_budgets_are_checked_as_by_expect(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
@@ -155,7 +155,12 @@ def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Pa
         ),
         (lambda: sb.run("mixed", overlap=3), "engine.overlap: expected true, false or auto, got 3"),
         (lambda: sb.run("ladder"), "engine.relays: an answer has one relay"),
-        (lambda: sb.compare("mixed", "a", "b"), "compare takes a scenario with a and b, or two results"),
+        (
+            lambda: sb.compare("mixed", "a", "b"),
+            "compare takes a scenario with a and b, or two stored results",
+        ),
+        (lambda: sb.compare(1, 2), "a: expected keys, a path, or answers of run, got 1"),
+        (lambda: sb.compare("a.json", "b.json", gates="added:0"), "gates: expected a list, got 'added:0'"),
         (lambda: sb.compare("mixed"), "compare needs a and b, or one of them against the scenario"),
         (lambda: sb.compare("mixed", b="relay=no"), "b: engine.relay: unknown relay state"),
         (lambda: sb.run("mixed", expect=["syncs=1"]), "expect: expect.syncs: unknown key"),
