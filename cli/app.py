@@ -64,16 +64,25 @@ class _Commands(typer.core.TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Raises UsageError where an option follows another one that needs a value, which it would be taken for."""
+        """Raises UsageError where an option follows another one that needs a value, which it would be taken for, and
+        for an option that only other commands have."""
         name, command, rest = super().resolve_command(ctx, args)
-        params = command.params if command else ()
-        typed = [param for param in params if isinstance(param, typer.core.TyperOption)]
-        options = {option: param for param in typed for option in param.opts}
-        for option, value in pairwise(takewhile(lambda text: text != "--", rest)):
+        options, typed = _options(command), [*takewhile(lambda text: text != "--", rest)]
+        for option, value in pairwise(typed):
             if option in options and value in options and not options[option].is_flag:
                 missing = options[option].metavar or "its value"
                 raise UsageError(f"{option}: {missing} is missing: the option {value} follows")
+        for option in [text.partition("=")[0] for text in typed if options]:
+            others = [other for other, known in self.commands.items() if option in _options(known)]
+            if option not in options and others:
+                raise UsageError(f"{option}: no option of {name}, but of {', '.join(others)}")
         return name, command, rest
+
+
+def _options(command: Any) -> dict[str, typer.core.TyperOption]:
+    params = command.params if command else ()
+    typed = [param for param in params if isinstance(param, typer.core.TyperOption)]
+    return {option: param for param in typed for option in param.opts}
 
 
 app = typer.Typer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,7 +109,10 @@ def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) ->
 
 
 def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCrossings, bool]:
-    """The cells, their break-evens under draws of the hardware's constants, and whether the user interrupted them."""
+    """The cells, their break-evens under draws of the hardware's constants, and whether the user interrupted them.
+    Raises SweepError where no cell could run; EngineError where the reason is a source that is not there."""
+    from ..profiles.engines.client import engine_source
+    from ..profiles.engines.names import EngineError
     from ..profiles.judge.sides import ENGINE
     from ..profiles.sweeps.break_even import DrawnCrossings, ask_again
     from ..profiles.sweeps.sweep import SweepError, cells
@@ -119,7 +123,12 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
         with status("starting", imports=any(axis.key == ENGINE for axis in plan.axes)) as update:
             found.extend(cells(plan, runs, update))
             if not any(cell.values for cell in found):
-                raise SweepError(f"no cell could run: {found[0].refusal}")
+                reasons = "\n".join(dict.fromkeys(f"no cell could run: {cell.refusal}" for cell in found))
+                with suppress(EngineError):
+                    for name in plan.engines:
+                        engine_source(plan.choose(name))
+                    raise SweepError(reasons)
+                raise EngineError(reasons)
             if draws:
                 update("the break-evens under draws of the hardware's constants")
             return found, ask_again(plan, found, draws), False

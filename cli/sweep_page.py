@@ -9,6 +9,7 @@ from rich.text import Text
 
 from .charts import Chart, ChartKind, Point
 from .page import WIDE, Document, Page, framed, to_csv
+from .result_page import host_time
 from .text import MISSING, number, signed
 
 _COLORS = {"better": "green", "worse": "red"}
@@ -44,7 +45,7 @@ def setting(document: Document) -> str:
     """What kind of numbers these are."""
     labels = document["labels"]
     parts = ["no run"] if labels is None else ["emulated" if labels["emulated"] else "measured"]
-    parts += [] if labels is None else [f"host time {labels['host']}"]
+    parts += [] if labels is None else [host_time(labels, labels.get("engine"))]
     parts.append("Δ %" if _compares(document) else document["sweep"]["unit"] or "no unit")
     if document["sweep"]["direction"]:
         parts.append(f"{document['sweep']['direction']} is better")

@@ -97,7 +97,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, help="the result, or the counts; without it nothing is written"
     )
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if given.output is None and (given.counted or given.sides):
+        parser.error("--counted and --sides need --output")
+    return given
 
 
 def run_stage(

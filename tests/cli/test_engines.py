@@ -247,6 +247,17 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
             2,
             "--engine: ENGINE is missing: the option --seeds",
         ),
+        (
+            ("sweep", "mixed", "--over", "engine=sglang:{.,..}", "--alone"),
+            3,
+            "no cell could run: sglang:..: no python/sglang",
+        ),
+        (("run", "mixed", "--quick"), 2, "--quick: no option of run, but of compare, check, worth, sweep"),
+        (
+            ("watch", "--engine=x", "--", "python", "--"),
+            2,
+            "--engine: no option of watch, but of run, compare,",
+        ),
         (("compare", "mixed", "--a", "--b", ""), 2, "--a: SIDE is missing: the option --b follows"),
         (("sweep", "mixed", "--over", "--metric", "ttft"), 2, "is missing: the option --metric follows"),
         (("check", "mixed", "--engine", "sglang:.", "--device", "cuda"), 2, "runs on the virtual GPU"),
