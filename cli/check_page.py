@@ -95,8 +95,7 @@ def evidence(content: Document, most: int | None) -> Iterator[Text]:
 
 def checks(report: Document, content: Document) -> Table:
     caption = f"{report['wall_s']:.1f} s; emulated; no time is judged"
-    table = framed(_title(report, content), "check", "verdict", caption=caption, no_wrap=True)
-    table.add_column("", overflow="fold")
+    table = framed(_title(report, content), "check", "verdict", "~", caption=caption, no_wrap=True)
     for check in report["checks"]:
         verdict = check["verdict"]
         table.add_row(check["name"], Text(verdict, style=_STYLES[verdict]), Text(check["about"]))
@@ -109,11 +108,8 @@ def _title(report: Document, content: Document) -> str:
 
 def unproven(report: Document) -> Table:
     """What orders in the running configuration, and is not shown to be needed."""
-    table = framed(
-        _NOT_REACHED, caption="waits, events and references: if one is missing, these checks still pass"
-    )
-    for heading in ("source line", "statement", ""):
-        table.add_column(heading, overflow="fold")
+    caption = "waits, events and references: if one is missing, these checks still pass"
+    table = framed(_NOT_REACHED, "~source line", "~statement", "~", caption=caption)
     for entry in report["unproven"]:
         site = entry["site"]
         table.add_row(f"{site['file']}:{site['line']}", Text(site["statement"]), entry["why"])
@@ -124,9 +120,8 @@ def faults(content: Document) -> Table:
     """One row per known bug: the checks without it, the checks that catch it, and the line that they point at."""
     features = sorted({fault["feature"] for fault in content["awaited"]})
     waiting = f"{len(content['awaited'])} more wait for {', '.join(features)}" if features else ""
-    table = framed("known bugs", "fault", "state", "off", caption=waiting, no_wrap=True)
-    table.add_column("caught by", overflow="fold")
-    table.add_column("points at", overflow="fold")
+    headings = ("fault", "state", "off", "~caught by", "~points at")
+    table = framed("known bugs", *headings, caption=waiting, no_wrap=True)
     for fault in content["faults"]:
         clean = "passed" if fault["clean"] else "failed"
         catchers = _catchers(fault)

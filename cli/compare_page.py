@@ -201,8 +201,7 @@ def metrics(found: Document, *, headline: bool) -> Table:
     basis = _BASES[found["design"]].format(least=least) + (
         _CONTRARY.format(", ".join(contrary)) if contrary else ""
     )
-    table = framed("headline" if headline else _OTHERS, *headings, caption=basis, no_wrap=True)
-    table.padding = (0, 1, 0, 0)
+    table = framed("headline" if headline else _OTHERS, *headings, caption=basis, no_wrap=True, tight=True)
     every_reason = [metric["reasons"] for metric in found["metrics"].values()]
     stated = [reason for reason in found["reasons"] if all(reason in reasons for reasons in every_reason)]
     for name, metric in sorted(shown.items()):
@@ -342,11 +341,9 @@ def _sites(title: str, caption: str, rows: list[Document], figures: Figures, *, 
         joined[*_place(line), line["range"], *(figure(line) for figure in figures.values())].append(line)
     phases = Counter((*_place(line), line["kind"]) for line in rows)
     hidden = len(joined) - most
-    table = framed(title, caption=f"and {hidden} more; {caption}" if hidden > 0 else caption)
-    table.add_column("source line", overflow="fold")
-    table.add_column("what", no_wrap=True)
-    for heading in figures:
-        table.add_column(heading, justify="right", no_wrap=True)
+    caption = f"and {hidden} more; {caption}" if hidden > 0 else caption
+    headings = ("~source line", "what", *(f">{heading}" for heading in figures))
+    table = framed(title, *headings, caption=caption, no_wrap=True)
     for line, *others in [*joined.values()][:most]:
         first, *more = ordered_kinds([line["kind"], *(other["kind"] for other in others)])
         where = f"{line['stream']} · {first}" + (f",\n  {', '.join(more)}" if more else "")

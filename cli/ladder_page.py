@@ -127,8 +127,7 @@ def _results(ladder: Document) -> Iterator[tuple[str, Document]]:
 
 def _rungs(ladder: Document, title: str, stream: str) -> Table:
     caption = f"{' / '.join(_COUNTERS)}: median per step, {stream} stream"
-    found = framed(title, "relay, barrier", caption=caption)
-    found.padding = (0, 1, 0, 0)
+    found = framed(title, "relay, barrier", caption=caption, tight=True)
     for kind in _kinds(ladder):
         found.add_column(kind.replace(".", "\n"), justify="right", no_wrap=True)
     return found

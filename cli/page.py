@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Final, Literal, NamedTuple, TypeGuard, get_args
+from typing import Any, Final, NamedTuple, TypeGuard, get_args
 
 from rich import box
 from rich.console import Console
@@ -32,6 +32,7 @@ Document = dict[str, Any]
 WIDE: Final = PIPED_WIDTH
 NARROW: Final = 100  # of a picture in Markdown
 FOLDED: Final = 2  # lines of a statement in the first screenful
+_TIGHT: Final = (0, 1, 0, 0)
 UNLIMITED: Final = 100_000  # of a page that wraps and scrolls by itself: nothing is cut
 
 
@@ -63,9 +64,12 @@ class Page(NamedTuple):
     rest: Collection[str] = ()
 
 
-def framed(title: str, *headings: str, caption: str = "", no_wrap: bool = False) -> Table:
-    """An empty table in the one frame that all tables have. Its columns are aligned to the right where the heading
-    begins with ``>``."""
+def framed(
+    title: str, *headings: str, caption: str = "", no_wrap: bool = False, tight: bool = False
+) -> Table:
+    """An empty table in the one frame that all tables have. A column whose heading begins with ``>`` is aligned to the
+    right; one that begins with ``~`` has text, which is folded. ``no_wrap`` is about all others. ``tight``: with small
+    gaps between columns."""
     table = Table(
         title=title or None,
         title_justify="left",
@@ -73,12 +77,16 @@ def framed(title: str, *headings: str, caption: str = "", no_wrap: bool = False)
         caption=caption or None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=_TIGHT if tight else (0, 1),
         pad_edge=False,
         show_edge=False,
     )
     for heading in headings:
-        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
-        table.add_column(heading.removeprefix(">"), justify=justify, no_wrap=no_wrap)
+        name, mark = heading.lstrip(">~"), heading[:1]
+        if mark == "~":
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right" if mark == ">" else "left", no_wrap=no_wrap)
     return table
 
 
@@ -188,7 +196,7 @@ def _fit(table: Table, console: Console) -> None:
     ]
     widths = [max(found.maximum, 1) for found in natural]
     if sum(widths) + _gaps(table) > console.width and not any(texts):
-        table.padding = (0, 1, 0, 0)
+        table.padding = _TIGHT
     while sum(widths) + _gaps(table) > console.width and max(widths) > 1:
         widest = max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))
         widths[widest] -= 1

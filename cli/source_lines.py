@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -27,10 +27,10 @@ _CHANGES: Final = {
     "half": "takes half",
 }
 _FIGURES: Final = {  # heading by field
-    "output_throughput_pct": "tokens/s\n%",
-    "ttft_ms": "TTFT\nms",
-    "tpot_ms": "TPOT\nms",
-    "idle_us_per_step": "idle\nµs/step",
+    "output_throughput_pct": ">tokens/s\n%",
+    "ttft_ms": ">TTFT\nms",
+    "tpot_ms": ">TPOT\nms",
+    "idle_us_per_step": ">idle\nµs/step",
 }
 
 
@@ -38,9 +38,7 @@ def copies(result: Document) -> Table:
     """All kinds of steps together. Includes kernel copies, whose direction is ``kernel``."""
     rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
-    table = _lines("copies by source line", rows)
-    for heading in ("count", "bytes"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _lines("copies by source line", rows, ("count", "bytes"), LINES)
     for row in rows[:LINES]:
         table.add_row(*_line(row, _copy(row)), number(row["count"]), size(row["bytes"]))
     return table
@@ -77,11 +75,9 @@ def host_waits(result: Document, *, lines: int = LINES) -> Table:
     rows += [(row, row["call"]) for row in _over_kinds(result["syncs"], ("stream", "call"))]
     rows = [(row, what) for row, what in rows if row["host_us"] > 0]
     rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
-    table = _lines("where the host waited", rows, lines=lines)
-    table.padding = table.padding if worth is None else (0, 1, 0, 0)
     figures = ("hidden\nµs/step", "exposed\nµs/step") if steps else ("waited\nµs",)
-    for heading in ("count", *figures) if worth is None else (*figures, "worth\nµs/step"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    figures = ("count", *figures) if worth is None else (*figures, "worth\nµs/step")
+    table = _lines("where the host waited", rows, figures, lines, tight=worth is not None)
     for row, what in rows[:lines]:
         waited, exposed = row["host_us"], row["exposed_us"]
         shown = [(waited - exposed) / steps, exposed / steps] if steps else [waited]
@@ -110,14 +106,14 @@ def _steps(result: Document) -> int:
     return sum(kind["steps"] for part in parts for name, kind in part.items() if "." not in name)
 
 
-def _lines(title: str, rows: Sequence[object], *, lines: int = LINES) -> Table:
+def _lines(
+    title: str, rows: Sequence[object], figures: Iterable[str], lines: int, *, tight: bool = False
+) -> Table:
     """A table whose first two columns are a source line and what it did."""
     hidden = len(rows) - lines
     caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else ""
-    table = framed(title, caption=caption)
-    table.add_column("source line", overflow="fold")
-    table.add_column("what", overflow="fold")
-    return table
+    headings = ("~source line", "~what", *(f">{figure}" for figure in figures))
+    return framed(title, *headings, caption=caption, no_wrap=True, tight=tight)
 
 
 class _Statement(Text):
@@ -210,14 +206,9 @@ def _gains(rows: list[Document]) -> Table:
     void = Counter(row["abstained"] for row in rows if row["abstained"])
     notes = ["differences to the run as it is, in this scenario"]
     notes += [f"{count} without figures: {reason}" for reason, count in void.items()]
-    table = framed(
-        "what would it be worth", caption="; ".join(notes) if rows else "nothing gains in this scenario"
-    )
-    table.padding = (0, 1, 0, 0)  # more columns on 80
-    table.add_column("source line, or host phase", overflow="fold")
-    table.add_column("if it", overflow="fold")
-    for heading in _FIGURES.values():
-        table.add_column(heading, justify="right", no_wrap=True)
+    caption = "; ".join(notes) if rows else "nothing gains in this scenario"
+    headings = ("~source line, or host phase", "~if it", *_FIGURES.values())
+    table = framed("what would it be worth", *headings, caption=caption, no_wrap=True, tight=True)
     for row in rows:
         said = Text.assemble(_CHANGES[row["change"]], ("\n" + ", ".join(row["kinds"]), "dim"))
         table.add_row(_where(row), said, *(_signed(row[name]) for name in _FIGURES))
@@ -230,11 +221,9 @@ def _hidden(rows: list[Document], *, lines: int) -> Table:
         more += (
             f"; {MISSING}: --rooms {len(rows)} finds how much longer all of them would have to take to show"
         )
-    table = framed("hidden here", caption=f"no figure gains 0.1 % without them{more}")
-    table.padding = (0, 1, 0, 0)
-    table.add_column("source line, or host phase", overflow="fold")
-    table.add_column("what", overflow="fold")
-    table.add_column("shows with\nµs/step more", justify="right", no_wrap=True)
+    headings = ("~source line, or host phase", "~what", ">shows with\nµs/step more")
+    caption = f"no figure gains 0.1 % without them{more}"
+    table = framed("hidden here", *headings, caption=caption, no_wrap=True, tight=True)
     for row in rows[:lines]:
         said = _What.assemble(row["what"], ("\n" + ", ".join(row["kinds"]), "dim"))
         table.add_row(_where(row), said, _shows(row["room_us"]))
