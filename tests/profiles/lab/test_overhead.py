@@ -122,3 +122,9 @@ def test_nvtx_ranges_without_a_tool_are_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(single_run, "listening", lambda: True)
     assert overhead_of(tmp_path, "timed", "nvtx")["bar_percent"] == 2.0
     assert pushed
+
+
+def test_what_is_only_written_needs_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        single_run.parse(["mixed", "--device", "vgpu", "--counted"])
+    assert "need --output" in capsys.readouterr().err
