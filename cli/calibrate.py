@@ -12,7 +12,7 @@ import typer
 
 from .arguments import Form, numbers
 from .errors import ends_interrupted
-from .text import MISSING, echo, number, percent, whole
+from .text import MISSING, echo, number, whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,13 +31,6 @@ def calibrate(
     batch_sizes: Annotated[str, typer.Option(help="Numbers of running requests to measure.")] = "1,4,16,64",
     prompt_tokens: Annotated[str, typer.Option(help="Prompt lengths to measure.")] = "32,256,1024",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each of them.")] = 2,
-    judge: Annotated[
-        bool,
-        typer.Option(
-            "--judge",
-            help="Compare runs with these host times with runs on this machine's own host.",
-        ),
-    ] = False,
     form: Form = "table",
 ) -> None:
     """Measure the host times of this machine, and write a hardware profile: each constant with its origin.
@@ -65,9 +58,6 @@ def calibrate(
         probes = None if host_only else calibration.probed(_report)
         name = base if output is None else output.stem
         document = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
-        if judge:
-            declared = calibration.machine_profile(document["profile"], document["through_torch_ns"])
-            document["judged"] = calibration.host_accuracy(declared, calibration.CASES, notify=_report)
         document["conclusion"] = calibration.conclusion(document)
     if output is not None:
         from ..profiles.record.files import write_whole
@@ -82,15 +72,14 @@ _report = partial(echo, err=True)
 
 
 def page(document: Document) -> Page:
-    """Host phases, constants of the device, and the errors of declared host times."""
+    """Host phases and constants of the device."""
     from rich.text import Text
 
     from .page import Page
 
     missing = [Text(f"as in {document['base']}: {line}") for line in document["missing"]]
     device = [_device(document)] if document["device"] else []
-    errors = [_errors(document["judged"])] if "judged" in document else []
-    return Page("calibration", [_phases(document), *device, *errors, *missing], document["conclusion"])
+    return Page("calibration", [_phases(document), *device, *missing], document["conclusion"])
 
 
 def _phases(document: Document) -> Table:
@@ -120,31 +109,6 @@ def _lines(phases: Document) -> Iterator[tuple[str, Document]]:
     for name, line in phases.items():
         yield name, line
         yield from ((f"  {kind}", of_kind) for kind, of_kind in line.get("kinds", {}).items())
-
-
-def _errors(judged: Document) -> Table:
-    from .page import framed
-
-    signs = judged["signs"]
-    table = framed(
-        "declared host times against this machine's, on one virtual device",
-        *("scenario", "state", "metric", "unit", ">declared", ">measured", ">error %"),
-        caption=f"median error {percent(judged['median_error'])} %; of changes that both call "
-        f"{signs['agree']} signs agree and {signs['differ']} differ",
-        no_wrap=True,
-    )
-    for row in judged["errors"]:
-        table.add_row(
-            *(row[name] for name in ("scenario", "state", "metric", "unit")),
-            *(number(row[name]) for name in ("emulated", "measured")),
-            _error(row),
-        )
-    return table
-
-
-def _error(row: Document) -> str:
-    """The relative error in percent, or the absolute one with its unit where 0 was measured."""
-    return percent(row["error"]) if row["absolute"] is None else f"{row['absolute']:+.4g} {row['unit']}"
 
 
 def _device(document: Document) -> Table:

@@ -1,8 +1,5 @@
 """Calibrates a machine: measures it, fits constants, and makes a hardware profile of them, as YAML for
 ``device.hardware``.
-
-How accurate fitted host times are is asked without a GPU: runs with declared host times beside runs with measured ones.
-Both run on the same virtual device, so that all differences are the host's.
 """
 
 from __future__ import annotations
@@ -14,22 +11,16 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
-from ..judge.draws import drawn_profile
-from ..judge.prediction import Pair, prediction
-from ..platform.hardware import HardwareProfile, PhaseLine, load, parse
-from ..platform.resolve import ask
-from ..ranks.execute import Options, execute
+from ..platform.hardware import HardwareProfile, PhaseLine, load
 from ..record.environment import environment
 from ..record.files import write_whole
-from ..record.result import Result
 from ..run.gpu_stages import GpuStage, in_process
 from .device import PROBES, DeviceConstants, device_constants
 from .fit import FittedConstant, FittedLine
@@ -112,20 +103,12 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 
 def conclusion(document: Mapping[str, Any]) -> str:
-    """Return what was fitted with the worst line, and with ``judged`` how far declared host times are from measured
-    ones."""
+    """Return what was fitted, with the worst line."""
     phases, device = document["phases"], document["device"]
     worst = max(phases, key=lambda name: phases[name]["worst"])
-    parts = [
-        f"{len(phases)} host phases" + (f" and {len(device)} constants of the device" if device else ""),
-        f"the worst line is {worst}'s, x {phases[worst]['worst']:.3g} at n = {phases[worst]['worst_n']:g}",
-    ]
-    if judged := document.get("judged"):
-        signs, error = judged["signs"], judged["median_error"]
-        near = "" if error is None else f"within {100 * error:.1f} % in the median, "
-        agree = f"{signs['agree']} of {signs['agree'] + signs['differ']} changes have the same sign"
-        parts.append(f"declared host times against measured: {near}{agree}")
-    return f"{document['machine']}: {'; '.join(parts)}."
+    found = f"{len(phases)} host phases" + (f" and {len(device)} constants of the device" if device else "")
+    line = f"{worst}'s, x {phases[worst]['worst']:.3g} at n = {phases[worst]['worst_n']:g}"
+    return f"{document['machine']}: {found}; the worst line is {line}."
 
 
 def calibrate(
@@ -199,71 +182,6 @@ def gathered(folder: Path) -> dict[str, Any]:
     return {
         name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()
     }
-
-
-class AccuracyCase(NamedTuple):
-    """A scenario under each of some states of the relay; ``name`` is shown."""
-
-    name: str
-    scenario: str
-    overrides: tuple[str, ...]
-    states: tuple[str, ...]
-
-
-# The device is so fast that the host is the bottleneck, and computes nothing, which would disturb the host's caches.
-# All requests arrive at once and none ends early, so that the schedule depends on no times.
-_BURST: Final = (
-    "model.preset=tiny-llama",
-    "device.values=none",
-    "workload.arrival=burst",
-    "workload.sampling.ignore_eos=true",
-    "workload.sampling.min_new_tokens=0",
-    "measure.warmup_requests=4",
-)
-_LADDER: Final = ("pr25774-before", "pr25945", "latest")
-
-
-def _even(name: str, scenario: str, requests: int) -> AccuracyCase:
-    sizes = (f"workload.requests={requests}", f"engine.max_running_requests={requests}")
-    lengths = (
-        "workload.prompt_tokens={dist: fixed, value: 128}",
-        "workload.output_tokens={dist: fixed, value: 48}",
-    )
-    return AccuracyCase(f"{name}, {requests}", scenario, (*_BURST, *sizes, *lengths), ("latest",))
-
-
-CASES: Final = (
-    *(_even("serial", "overlap_off", requests) for requests in (8, 32, 64)),
-    *(_even("overlapped", "overlap_on", requests) for requests in (8, 32, 64)),
-    AccuracyCase("mixed", "mixed", (*_BURST, "workload.requests=32"), _LADDER),
-    AccuracyCase("penalties", "penalties", (*_BURST, "workload.requests=24"), _LADDER),
-)
-
-
-def machine_profile(document: Mapping[str, Any], through_torch: float) -> HardwareProfile:
-    """The profile of ``document``, with torch's own time of a call on this machine, which measured runs contain."""
-    return drawn_profile(parse(to_yaml(document).encode(), "here.yaml"), {"host.torch_call": through_torch})
-
-
-def host_accuracy(
-    hardware: HardwareProfile, cases: Iterable[AccuracyCase], *, notify: Notify
-) -> dict[str, Any]:
-    """Run every case with modelled and with measured host times, and compare them."""
-    return prediction(
-        Pair(case.name, state, *(_run(hardware, case, state, host) for host in ("modelled", "measured")))
-        for case in cases
-        for state in case.states
-        if notify(f"{case.name} {state}") is None
-    )
-
-
-def _run(hardware: HardwareProfile, case: AccuracyCase, state: str, host: str) -> Result:
-    question = ask(case.scenario, [*case.overrides, f"engine.relay={state}", f"device.host={host}"])
-    question = replace(question, hardware=hardware)
-    result = execute(question, question.relays[0], Options(device="vgpu")).result
-    if result.run.cancelled:
-        raise KeyboardInterrupt
-    return result
 
 
 def main(arguments: Sequence[str]) -> int:

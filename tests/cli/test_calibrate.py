@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.calibrate import page
-from schedbench.profiles.calibrate import calibration, host
-from schedbench.profiles.judge import prediction
+from schedbench.profiles.calibrate import host
 from tests.cli.pages import printed
 
 SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
@@ -86,25 +85,6 @@ def test_kinds_of_steps_have_their_own_lines(calibrated):
     assert document["phases"]["receive"]["kinds"] == {}
     assert f"{len(document['phases'])} host phases; the worst line is " in document["conclusion"]
     assert "  prefill" in printed(page(document), 160)
-
-
-@pytest.mark.wide
-def test_judge_compares_the_profile_with_runs(monkeypatch):
-    few = calibration.CASES[0]
-    small = few._replace(overrides=(*few.overrides, "workload.requests=2"), states=("pr25945", "latest"))
-    monkeypatch.setattr(calibration, "CASES", (small,))
-    arguments = ["--host-only", "--batch-sizes", "2", "--prompt-tokens", "32", "--rounds", "1", "--judge"]
-    done = CliRunner().invoke(app, ["calibrate", *arguments, "--format", "json"])
-    assert done.exit_code == 0, done.stderr
-    document = json.loads(done.stdout)
-    judged = document["judged"]
-    assert {(row["state"], row["metric"]) for row in judged["errors"]} == {
-        (state, metric) for state in small.states for metric in prediction.METRICS
-    }
-    assert 0 <= judged["median_error"] < 2
-    assert "declared host times against measured: within " in document["conclusion"]
-    assert {row["metric"] for row in judged["changes"]} <= set(prediction.METRICS)
-    assert "declared host times against this machine's" in printed(page(document), 160)
 
 
 def test_without_cuda_the_skipped_probes_are_named(monkeypatch, run_command):
