@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from ..record.result import Result
 from . import effects, gates
 from .draws import firmness
 from .effects import MetricValue, table
@@ -210,15 +209,5 @@ def _judged(
     elif trials.design == "stored":
         found = judge_unpaired(values_a, values_b, direction, min_effect=rules.min_effect)
     else:
-        found = judge_blocks(
-            trials.blocks(values_a, values_b),
-            direction,
-            throttled=trials.blocks(*([_throttled(x.result) for x in side] for side in (trials.a, trials.b))),
-            min_effect=rules.min_effect,
-        )
+        found = judge_blocks(trials.blocks(values_a, values_b), direction, min_effect=rules.min_effect)
     return MetricComparison(unit, direction, values_a, values_b, found)
-
-
-def _throttled(result: Result) -> bool:
-    clocks = result.environment.get("clocks")
-    return isinstance(clocks, dict) and bool(clocks.get("throttled"))

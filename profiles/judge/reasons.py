@@ -10,7 +10,6 @@ from typing import Final
 class Reason(StrEnum):
     LOW_N = "LOW_N"
     DRIFT = "DRIFT"
-    THROTTLED = "THROTTLED"
     WARMUP_RAMP = "WARMUP_RAMP"
     NOT_ENGAGED = "NOT_ENGAGED"
     OUTPUT_DIFF = "OUTPUT_DIFF"
@@ -27,7 +26,6 @@ ABOUT: Final[Mapping[str, str]] = {
     "hardly can where the metric changes in both directions, or too widely around that effect. Where requests arrive "
     "at a rate that the engine keeps up with, arrival=burst compares what the engine can do.",
     Reason.DRIFT: "Measured times drift over the blocks.",
-    Reason.THROTTLED: "Too many blocks ran while the GPU was throttled.",
     Reason.WARMUP_RAMP: "The first blocks are slower than later ones, by more than the smallest effect of interest.",
     Reason.NOT_ENGAGED: "Too few steps of B differ from those of A on the device, so that the change cannot account "
     "for an effect. --min-engagement sets the share that is asked.",

@@ -12,7 +12,7 @@ from ..record.result import Abstained
 from . import statistics
 from .draws import Firmness
 from .reasons import Reason
-from .statistics import Interval, PairedDifferences, abba, percent
+from .statistics import Interval, abba, percent
 
 Verdict = Literal["better", "worse", "no change", "inconclusive"]
 
@@ -21,7 +21,6 @@ MIN_SEEDS: Final = 5
 MIN_PAIRS: Final = 6  # with fewer pairs there is no verdict
 DEFAULT_PAIRS: Final = 20
 ALPHA: Final = 0.05
-THROTTLED_SHARE: Final = 0.25
 RESOLVE: Final = 1.0  # percent that the power hint is about, at least twice the minimum effect
 
 
@@ -93,20 +92,12 @@ def judge_seeds(
 
 
 def judge_blocks(
-    blocks: Sequence[float],
-    direction: Direction,
-    *,
-    throttled: Sequence[bool] = (),
-    min_effect: float = MIN_EFFECT,
+    blocks: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
 ) -> Judgement:
-    """Measured values of 2 x n blocks in the order of ``abba``. Pairs with a throttled block do not count."""
-    pairs = _without(statistics.paired(blocks), throttled)
+    """Measured values of 2 x n blocks in the order of ``abba``."""
+    pairs = statistics.paired(blocks)
     sides = [[x for x, s in zip(blocks, abba(len(blocks) // 2), strict=True) if s == side] for side in "ab"]
-    a, b = (median(values) if values else 0.0 for values in sides)
-    if pairs.n == 0:
-        delta = percent(a, b)
-        alone = Judgement(a, b, delta, Interval(delta, delta), 0, "none", min_effect=min_effect)
-        return alone.void(Reason.THROTTLED if any(throttled) else Reason.LOW_N)
+    a, b = map(median, sides)
     effect = statistics.estimate(pairs)
     departures = statistics.levelled(blocks)
     test = "Wilcoxon signed-rank, paired bootstrap"
@@ -119,7 +110,6 @@ def judge_blocks(
     )
     reasons = [
         (Reason.LOW_N, pairs.n < MIN_PAIRS),
-        (Reason.THROTTLED, 2 * pairs.n < (1 - THROTTLED_SHARE) * len(blocks)),
         (Reason.WARMUP_RAMP, statistics.ramp(departures, min_effect=min_effect)),
         (Reason.DRIFT, abs(found.drift or 0.0) > statistics.DRIFT_LIMIT),
         # The slot-order effect is significantly larger than the effect that it was separated from.
@@ -178,10 +168,3 @@ def _floor(blocks: Sequence[float]) -> float:
     """The noise floor: the effect that the estimator finds between A and A in this run."""
     pairs = statistics.same_side(blocks)
     return abs(float(median(statistics.centred(pairs)))) if pairs.n else 0.0
-
-
-def _without(pairs: PairedDifferences, throttled: Sequence[bool]) -> PairedDifferences:
-    if not any(throttled):
-        return pairs
-    kept = [not (throttled[2 * pair] or throttled[2 * pair + 1]) for pair in range(pairs.n)]
-    return PairedDifferences(pairs.differences[kept], pairs.order[kept])

@@ -114,11 +114,6 @@ def test_emulated_times_do_not_depend_on_the_environment(trials):
     assert [difference.key for difference in found.environment] == ["torch"]
 
 
-def test_throttled_blocks_get_no_verdict(blocks):
-    found = judge(blocks(5, b={"environment.clocks": {"throttled": True}}))
-    assert found.reasons == (Reason.THROTTLED,)
-
-
 def test_better_and_worse_is_a_trade_off():
     better = judge_seeds([100.0] * 5, [110.0] * 5, "higher")
     worse = judge_seeds([100.0] * 5, [110.0] * 5, "lower")

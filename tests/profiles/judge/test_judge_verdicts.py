@@ -99,20 +99,6 @@ def test_few_pairs_are_a_screen(rng):
     assert found.delta == pytest.approx(10, abs=1)
 
 
-def test_pairs_of_throttled_blocks_are_dropped(rng):
-    values = blocks(rng, pairs=20, cv=0.002, effect=0.05)
-    values[4] = 50.0
-    found = judge_blocks(values, "higher", throttled=[at == 4 for at in range(40)])
-    assert (found.verdict, found.n) == ("better", 19)
-    often = judge_blocks(values, "higher", throttled=[at % 4 == 0 for at in range(40)])
-    assert (often.verdict, often.reasons[0], often.n) == ("inconclusive", Reason.THROTTLED, 10)
-
-
-def test_all_blocks_throttled_leave_no_pairs(rng):
-    found = judge_blocks(blocks(rng, pairs=6, cv=0.01), "higher", throttled=[True] * 12)
-    assert (found.verdict, found.reasons, found.n) == ("inconclusive", (Reason.THROTTLED,), 0)
-
-
 def test_a_noisy_run_names_the_number_of_pairs_needed(rng):
     found = judge_blocks(blocks(rng, pairs=20, cv=0.02), "higher")
     assert found.reasons == (Reason.LOW_N,)
