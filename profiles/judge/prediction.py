@@ -144,46 +144,6 @@ def _direction(name: str, before: float, after: float) -> int:
     return (after > before) - (after < before)
 
 
-def markdown(content: Document, *, machine: str, date: str) -> str:
-    """The table to be kept, with its date and machine."""
-    signs, error = content["signs"], _percent(content["median_error"])
-    head = [
-        f"# Prediction error · {machine} · {date}",
-        "",
-        f"median error {error} (goal: below {_percent(content['goal'])}); of changes that both "
-        f"call, {signs['agree']} signs agree and {signs['differ']} differ ({signs['not_called']} not called)",
-        "",
-        *(f"- {name}: {_percent(found)}" for name, found in content["by_scenario"].items()),
-        "",
-        "| scenario | state | metric | unit | emulated | measured | error |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    rows = [
-        f"| {row['scenario']} | {row['state']} | {row['metric']} | {row['unit']} | {_figure(row['emulated'])} "
-        f"| {_figure(row['measured'])} | {_shown(row)} |"
-        for row in content["errors"]
-    ]
-    wrong = [
-        f"- the signs differ: {row['scenario']}, {row['before']} to {row['after']}, {row['metric']}: emulated "
-        f"{_percent(row['emulated'])}, measured {_percent(row['measured'])}"
-        for row in content["changes"]
-        if row["agree"] is False
-    ]
-    absent = [f"- not run: {name}" for name in content["missing"]]
-    return "\n".join([*head, *rows, *([""] if wrong or absent else []), *wrong, *absent, ""])
-
-
-def _shown(row: Document) -> str:
-    """The relative error, or the absolute one in its unit."""
-    if row["absolute"] is not None:
-        return f"{row['absolute']:+.4g} {row['unit']}"
-    return "one side only" if _is_one_sided(row) else _percent(row["error"])
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
 def _percent(ratio: float | None) -> str:
     return "–" if ratio is None else f"{100 * ratio:+.1f} %" if ratio < 0 else f"{100 * ratio:.1f} %"
 
@@ -221,17 +181,13 @@ def findings(content: Document) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``FOLDER SCENARIO:STATE...``: writes prediction.json and prediction.md; returns 1 if the goal is missed or a pair
-    of runs is missing."""
+    """``FOLDER SCENARIO:STATE...``: writes prediction.json; returns 1 if the goal is missed or a pair of runs is
+    missing."""
     folder, names = Path(arguments[0]), arguments[1:]
     wanted = [(scenario, state) for scenario, _, state in (name.partition(":") for name in names)]
     pairs, missing = gathered(folder, wanted)
     content = prediction(pairs, missing=missing)
-    environment = pairs[0].measured.environment if pairs else {}
-    machine = f"{environment.get('gpu', 'no GPU')}, {environment.get('cpu', 'unknown')}"
-    date = pairs[0].measured.run.started[:10] if pairs else "not run"
     write_whole(folder / "prediction.json", json.dumps(content, indent=1) + "\n")
-    write_whole(folder / "prediction.md", markdown(content, machine=machine, date=date))
     found = findings(content)
     print("; ".join(found) or "the goal is reached")
     return 1 if found else 0

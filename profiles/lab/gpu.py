@@ -1,8 +1,8 @@
 """All measurements of a machine with a GPU: ``python -m schedbench.profiles.lab.gpu --out FOLDER [--only STAGE...]``.
 
 In less than eight minutes: runs on CUDA and on the virtual GPU and their comparison, the tests that need a GPU, speed,
-and the probes; or only the stages that are named. All output goes into one folder, summarised in ``summary.json`` and
-``summary.md``. The plan has checks that need no GPU.
+and the probes; or only the stages that are named. All output goes into one folder, summarised in ``summary.json``. The
+plan has checks that need no GPU.
 """
 
 from __future__ import annotations
@@ -236,27 +236,6 @@ def _written(folder: Path, name: str) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def markdown(found: dict[str, object], outcomes: Sequence[StageOutcome], speed: str = "") -> str:
-    """``speed`` is the content of speed.md, if there is one."""
-    rows = [f"| {o.name} | {o.status} | {o.seconds:.1f} | {_first_line(o.error)} |" for o in outcomes]
-    ran = sum(outcome.status != "skipped" for outcome in outcomes)
-    head = [
-        f"# make gpu · {'ok' if found['ok'] else 'FAILED'}, {len(outcomes) - ran} of {len(outcomes)} stages not run",
-        "",
-        f"predicted, announced and recorded counts agree but for known differences: {found['verified']}",
-        "",
-        f"hazards found on CUDA are those found on the virtual GPU: {found['hazards_agree']}",
-        "",
-        f"median error of emulated times on this machine's own profile: {found['median_prediction_error']}",
-        "",
-    ]
-    return "\n".join([*head, "| stage | status | s | error |", "|---|---|---|---|", *rows, "", speed])
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0].replace("|", "\\|")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Returns 1 if a stage failed; a comparison that does not hold fails its stage."""
     parser = argparse.ArgumentParser(description="Measure and probe the machine's GPU.")
@@ -277,15 +256,10 @@ def main(arguments: Sequence[str]) -> int:
     outcomes = []
     for outcome in run_all(stages, budget=BUDGET, run=in_process(sys.executable, given.out)):
         outcomes.append(outcome)
-        print(
-            f"{outcome.name:24} {outcome.status:8} {outcome.seconds:6.1f} s  {_first_line(outcome.error)}",
-            flush=True,
-        )
+        why = outcome.error.partition("\n")[0]
+        print(f"{outcome.name:24} {outcome.status:8} {outcome.seconds:6.1f} s  {why}", flush=True)
     found = summary(outcomes, given.out)
     write_whole(given.out / "summary.json", json.dumps(found, indent=1) + "\n")
-    page = given.out / "speed.md"
-    speed = page.read_text(encoding="utf-8") if page.exists() else ""
-    write_whole(given.out / "summary.md", markdown(found, outcomes, speed))
     return 0 if found["ok"] else 1
 
 

@@ -1,8 +1,8 @@
 """How fast the GPU runs: tokens/s, bandwidth and FLOP/s, and the distance of decodes from their roofline.
 
 Limits hold for an 8B model with 64 running requests; emulated runs are shown without a verdict.
-``python -m schedbench.profiles.lab.speed FOLDER NAME...`` writes speed.json and speed.md there, from each
-``NAME.json`` and from the documents of ``single_run --sides``.
+``python -m schedbench.profiles.lab.speed FOLDER NAME...`` writes speed.json there, from each ``NAME.json`` and from the
+documents of ``single_run --sides``.
 """
 
 from __future__ import annotations
@@ -133,41 +133,6 @@ def document(
     }
 
 
-def markdown(found: Document) -> str:
-    lines = [
-        f"# Speed · limits met {found['met']}, missed {found['missed']}, undecided {found['undecided']}",
-        "",
-    ]
-    for run in found["runs"]:
-        lines += [f"## {run['name']} · {run['evidence']} · relay {run['relay']}", ""]
-        lines += ["| figure | value | unit | limit | met |", "|---|---|---|---|---|"]
-        lines += map(_row, run["figures"])
-        lines += ["", f"roofline: {run['roofline']}", ""]
-    lines += [f"- {_cost(cost)}" for cost in found["overheads"]]
-    lines += [f"- not run: {name}" for name in found["missing"]]
-    return "\n".join([*lines, ""])
-
-
-def _row(figure: Document) -> str:
-    value, bar = figure["value"], figure["bar"]
-    shown = "–" if value is None else format(value, ",.4g" if value < 1e4 else ",.0f")
-    verdict = {True: "yes", False: "no", None: "no verdict" if bar else ""}[figure["met"]]
-    return f"| {figure['name']} | {shown} | {figure['unit']} | {bar} | {verdict} |"
-
-
-def _cost(cost: Document) -> str:
-    what = " against ".join(reversed(cost["sides"]))
-    if "abstained" in cost:
-        return f"{what}: {cost['abstained']}"
-    low, high = cost["interval"]
-    where = f"{'emulated' if cost['emulated'] else 'measured'} on {cost['device']}"
-    verdict = {True: "met", False: "missed", None: "no verdict"}[cost["met"]]
-    return (
-        f"{what}, {where}: {cost['percent']:+.2f} % [{low:+.2f}, {high:+.2f}] of steps of {cost['step_ms']:.2f} ms, "
-        f"{cost['us_per_step']:+.1f} us a step, {cost['pairs']} pairs; limit < {cost['bar_percent']:g} %: {verdict}"
-    )
-
-
 def main(arguments: Sequence[str]) -> int:
     """Returns 1 if a limit is missed or, on measured runs, undecided."""
     folder, names = Path(arguments[0]), arguments[1:]
@@ -179,7 +144,6 @@ def main(arguments: Sequence[str]) -> int:
         missing=[name for name in names if name not in there],
     )
     write_whole(folder / "speed.json", json.dumps(found, indent=1) + "\n")
-    write_whole(folder / "speed.md", markdown(found))
     print(f"limits met {found['met']}, missed {found['missed']}, undecided {found['undecided']}")
     return 1 if found["missed"] or found["undecided"] else 0
 

@@ -24,7 +24,7 @@ TAIL_CHARACTERS = 2000  # characters of output that are kept of a failure
 class GpuStage:
     """``arguments`` are Python's. ``needs``: stages that must have succeeded; ``uses``: stages whose results it takes
     where there are any; ``packages``: what must be installed. ``reserved``: the stages before it leave it its time.
-    ``writes``: files besides ``NAME.json`` and ``NAME.md``."""
+    ``writes``: files besides ``NAME.json``."""
 
     name: str
     arguments: tuple[str, ...]
@@ -38,7 +38,7 @@ class GpuStage:
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (f"{self.name}.json", f"{self.name}.md", *self.writes)
+        return (f"{self.name}.json", *self.writes)
 
 
 class StageOutcome(NamedTuple):

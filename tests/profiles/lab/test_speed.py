@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.lab.speed import document, figures, main, markdown, over_roofline
+from schedbench.profiles.lab.speed import document, figures, main, over_roofline
 from schedbench.profiles.record.definitions import definition
 from schedbench.profiles.record.result import Metric, Result
 from tests.acceptance.runs import result_of
@@ -90,22 +90,6 @@ def test_a_missing_figure_is_no_miss() -> None:
     assert set(verdicts(run({"output_throughput": 1.0})).values()) == {None}
 
 
-def test_the_page_has_figures_evidence_roofline_and_missing_runs() -> None:
-    report = document([("speed-8b", run(GOOD))], [COST], missing=["speed-0.6b"])
-    assert (report["met"], report["missed"]) == (4, 0)
-    text = markdown(report)
-    assert "## speed-8b · measured on " in text
-    assert "| output throughput | 7,000 | tokens/s |  |  |" in text
-    assert "| decode step over roofline | 1.093 | ratio | < 1.15 | yes |" in text
-    assert "| decode FLOP/s | – | TFLOP/s |  |  |" in text
-    assert "roofline: 4,300 GB/s of hardware profile h200: measured on an H200" in text
-    assert (
-        "- timed against bare, measured on A GPU: +0.40 % [+0.10, +0.70] of steps of 1.00 ms, +4.0 us a step, 10 pairs"
-        in text
-    )
-    assert "- not run: speed-0.6b" in text
-
-
 def test_a_cancelled_run_is_marked_as_partial() -> None:
     part = run(GOOD)
     part = part.model_copy(update={"run": part.run.model_copy(update={"cancelled": True})})
@@ -117,8 +101,6 @@ def test_emulated_or_unmeasured_overhead_has_no_verdict() -> None:
     unmeasured = {"sides": ["timed", "nvtx"], "abstained": "no tool"}
     report = document([], [COST | {"emulated": True}, unmeasured])
     assert (report["met"], report["missed"], report["undecided"]) == (0, 0, 0)
-    assert "limit < 1 %: no verdict" in markdown(report)
-    assert "- nvtx against timed: no tool" in markdown(report)
 
 
 @pytest.mark.parametrize(
@@ -153,5 +135,5 @@ def test_a_run_of_the_virtual_gpu_has_all_figures(tmp_path: Path) -> None:
     assert report["missing"] == ["speed-8b"]
     (found,) = report["runs"]
     assert found["evidence"] == "emulated on h200"
+    assert found["roofline"].startswith("4,300 GB/s of hardware profile h200: measured on an H200")
     assert all(figure["value"] is not None for figure in found["figures"])
-    assert "timed against bare" in (tmp_path / "speed.md").read_text()
