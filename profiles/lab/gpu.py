@@ -25,7 +25,7 @@ from ..judge import prediction
 from ..platform.resolve import Resolved, ask
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, StageOutcome, absent, in_process, run_all, select_stages
-from . import hazard_table, prediction_runs, probes, single_run, speed, verification
+from . import prediction_runs, probes, single_run, speed, verification
 from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
 from .single_run import run_stage, set_options
 from .verification import ONE_SCHEDULE
@@ -79,7 +79,7 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
         _run("vgpu", folder, "vgpu", _COMPARED, 60),
         # In a stage of their own: later runs find the compiled kernels in Triton's cache.
         GpuStage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",)),
-        GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 120, packages=("pytest",)),
+        GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 210, packages=("pytest",)),
         timed("speed-8b", overrides=_EIGHT_BILLION, deadline=150),
         timed("speed-0.6b", overrides=_HALF_BILLION, deadline=75),
         _overhead("overhead", folder, "bare", "timed"),
@@ -88,8 +88,6 @@ def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
         GpuStage("verify", (*_module(verification), *compared), 30, needs=("cuda", "vgpu", "counted")),
         *(_probe(name, folder) for name in _CALIBRATING),
         *_predictions(folder, every=every),
-        GpuStage("hazards-vgpu", (*_module(hazard_table), "vgpu", str(folder)), 45),
-        GpuStage("hazards-cuda", (*_module(hazard_table), "cuda", str(folder)), 90, writes=("hazards.json",)),
         _overhead("overhead-nvtx", folder, "timed", "nvtx"),
         GpuStage(
             "speed",
@@ -216,14 +214,13 @@ def summary(outcomes: Sequence[StageOutcome], folder: Path) -> dict[str, object]
     """The stages, and the results of the comparisons. A comparison whose difference is neither explained nor within its
     bound fails its stage, and with it the whole."""
     verified, predicted = _written(folder, "verify.json"), _written(folder, "prediction.json")
-    hazards, speed = _written(folder, "hazards.json"), _written(folder, "speed.json")
+    speed = _written(folder, "speed.json")
     return {
         "ok": all(outcome.status != "failed" for outcome in outcomes),
         "stages": [outcome._asdict() for outcome in outcomes],
         "not_run": [outcome.name for outcome in outcomes if outcome.status == "skipped"],
         "verified": verified and verified["agrees"],
         "unexplained": verified and len(verified["unexplained"]),
-        "hazards_agree": hazards and hazards["agrees"],
         "median_prediction_error": predicted and predicted["median_error"],
         "speed": speed and {key: speed[key] for key in ("met", "missed", "undecided", "runs", "overheads")},
         "files": sorted(entry.name for entry in folder.iterdir()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.check.faults import fault_scenarios
 from schedbench.profiles.cuda.hazards import HazardWatch
-from schedbench.profiles.lab import hazard_table as table
 from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved
@@ -302,59 +300,3 @@ def test_every_fault_that_hazards_find_is_covered() -> None:
     by_hazards = {row[0].strip("`") for row in rows if len(row) > 3 and "hazards" in row[3].split(", ")}
     several = {name for name in by_hazards if fault_scenarios()[name].broken().scenario.engine.ranks > 1}
     assert by_hazards - several == set(CAUGHT) and by_hazards <= set(faults())
-
-
-# ---- the table of devices ---------------------------------------------------------------------------------
-
-
-def test_the_table_lists_faults_that_hazards_find() -> None:
-    assert set(table.FAULTS) <= set(CAUGHT)
-    assert all(question.scenario.engine.ranks == 1 for question in table.cases().values())
-
-
-def test_both_devices_run_the_same_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {name: table.cases()[name] for name in ("faults/mixing pr25774-before", "staging-refilled")}
-    monkeypatch.setattr(table, "cases", lambda: few)
-    assert table.main(["vgpu", str(tmp_path)]) == 0
-    vgpu_as_cuda.install(monkeypatch)
-    assert table.main(["cuda", str(tmp_path)]) == 0
-    written = json.loads((tmp_path / "hazards.json").read_text())
-    assert written["agrees"] is True and list(written["rows"]) == list(few)
-    for device in ("vgpu", "cuda"):
-        found = [row[device] for row in written["rows"].values()]
-        assert [(len(one["findings"]), len(one["known"])) for one in found] == [(0, 2), (1, 2)]
-
-
-BROKEN: dict[str, object] = {"broke_down": "why"}
-FOUND: dict[str, object] = {"known": [], "findings": ["x"], "says": ["x"]}
-
-
-@pytest.mark.parametrize(
-    ("emulated", "real", "code", "words", "agrees"),
-    [
-        (FOUND, FOUND, 0, "2 cases agree", True),
-        (FOUND, FOUND | {"findings": []}, 1, "the devices disagree", False),
-        (FOUND, BROKEN, 1, "broke down", False),
-        (BROKEN, BROKEN, 1, "the devices disagree", False),
-        (None, FOUND, 1, "no results of the virtual GPU", None),
-    ],
-)
-def test_devices_that_disagree_fail_the_stage(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    emulated: dict[str, object] | None,
-    real: dict[str, object],
-    code: int,
-    words: str,
-    agrees: bool | None,
-) -> None:
-    cases = dict(list(table.cases().items())[:2])
-    monkeypatch.setattr(table, "cases", lambda: cases)
-    monkeypatch.setattr(table, "watched", lambda _, device: emulated if device == "vgpu" else real)
-    if emulated is not None:
-        assert table.main(["vgpu", str(tmp_path)]) == int(emulated is BROKEN)
-    assert table.main(["cuda", str(tmp_path)]) == code
-    assert words in capsys.readouterr().out.splitlines()[-1]
-    written = tmp_path / "hazards.json"
-    assert (json.loads(written.read_text())["agrees"] if written.exists() else None) is agrees
