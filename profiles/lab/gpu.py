@@ -21,11 +21,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from ..cuda.nvtx_ranges import INJECTED
-from ..judge import prediction
 from ..platform.resolve import Resolved, ask
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, StageOutcome, absent, in_process, run_all, select_stages
-from . import prediction_runs, probes, single_run, speed, verification
+from . import prediction, prediction_runs, probes, single_run, speed, verification
 from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
 from .single_run import run_stage, set_options
 from .verification import ONE_SCHEDULE

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import torch
 
 from ...sched.relay.states import states
-from ..judge.prediction import file
+from ..platform.pool import Workers, pool, use_workers
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
+from .prediction import file
 
 Device = Literal["cuda", "vgpu"]
 
@@ -139,18 +140,13 @@ def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
 
 def run_all(given: argparse.Namespace) -> Iterator[str]:
     """Run every question; yields why it has no result, or an empty string."""
-    if given.workers == 1:
-        for question in given.questions:
-            failure = run(question, given)
+    use_workers(Workers(given.workers))
+    with pool(len(given.questions)) if given.workers > 1 else nullcontext(map) as each:
+        for failure in each(partial(run, given=given), given.questions):
             yield failure.reason
             if failure.last:
                 return
             gc.collect()  # a scheduler is a reference cycle that holds a model and its KV on the device
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.workers, mp_context=context) as pool:
-        for future in as_completed([pool.submit(run, question, given) for question in given.questions]):
-            yield future.result().reason
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from schedbench.profiles.judge.prediction import gathered
 from schedbench.profiles.lab import gpu, prediction_runs, single_run, verification
+from schedbench.profiles.lab.prediction import gathered
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.lab.speed import LIMITED
 from schedbench.profiles.record.result import Result

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -44,36 +44,35 @@ class Pair(NamedTuple):
 
 
 def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> Document:
-    """The document: errors and changes, their summary, and whether the goal is reached. ``pairs`` in the order of the
-    ladder: a change is from one to the next of the same scenario. ``missing``: pairs that there are no two runs of.
-
-    ``reached`` is None where nothing was compared. An error against 0, a metric of one side only and a change of the
-    other sign miss the goal, whatever the median error.
-    """
+    """The document: errors and changes, their summary, and ``findings``: why the goal is missed, empty where it is
+    reached. ``pairs`` in the order of the ladder: a change is from one to the next of the same scenario. ``missing``:
+    pairs that there are no two runs of."""
     pairs = list(pairs)
     errors = [_error(pair, name) for pair in pairs for name in METRICS]
     neighbours = (two for two in pairwise(pairs) if two[0].scenario == two[1].scenario)
     changes = [change for before, after in neighbours for change in _changes(before, after)]
     sizes: defaultdict[str, list[float]] = defaultdict(list)
-    relative = [row for row in errors if row["error"] is not None]
-    for row in relative:
-        sizes[row["scenario"]].append(abs(row["error"]))
-    error = median(abs(row["error"]) for row in relative) if relative else None
-    against_zero = [row for row in errors if row["absolute"] is not None]
-    one_sided = [row for row in errors if _is_one_sided(row)]
-    agreed = Counter(change["agree"] for change in changes)
-    missed = against_zero or one_sided or agreed[False]
+    for row in errors:
+        if row["error"] is not None:
+            sizes[row["scenario"]].append(abs(row["error"]))
+    error = median(chain.from_iterable(sizes.values())) if sizes else None
+    against_zero = sum(row["absolute"] is not None for row in errors)
+    one_sided = sum((row["emulated"] is None) != (row["measured"] is None) for row in errors)
+    signs = sum(change["agree"] is False for change in changes)
+    causes = {
+        "nothing was compared": error is None and not (against_zero or one_sided),
+        f"median error {100 * (error or 0):.1f} %, goal below {100 * GOAL:.1f} %": (error or 0) >= GOAL,
+        f"{signs} signs of changes differ": signs,
+        f"{against_zero} errors where 0 was measured": against_zero,
+        f"{one_sided} metrics of one side only": one_sided,
+        f"not run: {', '.join(missing)}": missing,
+    }
     return {
         "median_error": error,
         "by_scenario": {scenario: median(found) for scenario, found in sizes.items()},
         "goal": GOAL,
-        "reached": False if missed else None if error is None else error < GOAL,
-        "against_zero": against_zero,
-        "one_sided": one_sided,
-        "worst": max(relative, key=lambda row: abs(row["error"]), default=None),
         "called_from": CALLED,
-        "signs": {"agree": agreed[True], "differ": agreed[False], "not_called": agreed[None]},
-        "missing": list(missing),
+        "findings": [cause for cause, applies in causes.items() if applies],
         "errors": errors,
         "changes": changes,
     }
@@ -101,10 +100,6 @@ def _error(pair: Pair, name: str) -> Document:
         "error": relative,
         "absolute": absolute,
     }
-
-
-def _is_one_sided(row: Document) -> bool:
-    return (row["emulated"] is None) != (row["measured"] is None)
 
 
 def _value(result: Result, name: str) -> float | None:
@@ -144,10 +139,6 @@ def _direction(name: str, before: float, after: float) -> int:
     return (after > before) - (after < before)
 
 
-def _percent(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{100 * ratio:+.1f} %" if ratio < 0 else f"{100 * ratio:.1f} %"
-
-
 def file(scenario: str, state: str, side: str) -> str:
     """The name of a run's result, less its ending; ``side`` is emulated or measured."""
     return f"prediction-{scenario}-{state}-{side}"
@@ -165,21 +156,6 @@ def gathered(folder: Path, wanted: Iterable[tuple[str, str]]) -> tuple[list[Pair
     return pairs, missing
 
 
-def findings(content: Document) -> list[str]:
-    """Why a document does not pass, in the order of importance; empty where it passes."""
-    error, signs = content["median_error"], content["signs"]["differ"]
-    causes = {
-        "nothing was compared": error is None and content["reached"] is None,
-        f"median error {_percent(error)}, goal below {_percent(content['goal'])}": (error or 0)
-        >= content["goal"],
-        f"{signs} signs of changes differ": signs,
-        f"{len(content['against_zero'])} errors where 0 was measured": content["against_zero"],
-        f"{len(content['one_sided'])} metrics of one side only": content["one_sided"],
-        f"not run: {', '.join(content['missing'])}": content["missing"],
-    }
-    return [cause for cause, applies in causes.items() if applies]
-
-
 def main(arguments: Sequence[str]) -> int:
     """``FOLDER SCENARIO:STATE...``: writes prediction.json; returns 1 if the goal is missed or a pair of runs is
     missing."""
@@ -188,9 +164,8 @@ def main(arguments: Sequence[str]) -> int:
     pairs, missing = gathered(folder, wanted)
     content = prediction(pairs, missing=missing)
     write_whole(folder / "prediction.json", json.dumps(content, indent=1) + "\n")
-    found = findings(content)
-    print("; ".join(found) or "the goal is reached")
-    return 1 if found else 0
+    print("; ".join(content["findings"]) or "the goal is reached")
+    return 1 if content["findings"] else 0
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.judge.prediction import (
+from schedbench.profiles.lab.prediction import (
     METRICS,
     Pair,
     file,
-    findings,
     gathered,
     main,
     prediction,
@@ -54,29 +53,26 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert errors["step_ms"] == pytest.approx(0.1)
     assert errors["output_throughput"] == pytest.approx(-0.05)
     assert found["median_error"] == pytest.approx(0.075)
-    assert found["worst"]["metric"] == "step_ms"
-    assert found["reached"] is False
+    assert found["findings"] == ["median error 7.5 %, goal below 5.0 %"]
 
 
 def test_a_metric_on_one_side_only_has_no_error_and_misses_the_goal() -> None:
     found = prediction([pair("latest", {"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0})])
     assert all(row["error"] is None for row in found["errors"])
-    assert (found["median_error"], found["worst"], found["reached"]) == (None, None, False)
-    assert [row["metric"] for row in found["one_sided"]] == ["step_ms", "tpot_ms"]
+    assert (found["median_error"], found["findings"]) == (None, ["2 metrics of one side only"])
 
 
 def test_a_metric_without_values_is_not_compared() -> None:
     found = prediction([pair("latest", {"step_ms": None}, {"step_ms": None})])
-    assert (found["median_error"], found["reached"], found["one_sided"]) == (None, None, [])
+    assert (found["median_error"], found["findings"]) == (None, ["nothing was compared"])
 
 
 def test_a_stall_that_was_not_measured_misses_the_goal() -> None:
     """An error against 0 is absolute, in microseconds per step, and counts beside a small median error."""
     name = "exposed_stall_us_per_step"
     found = prediction([pair("latest", {"step_ms": 1.0, name: 40.0}, {"step_ms": 1.0, name: 0.0})])
-    assert (found["median_error"], found["reached"]) == (0.0, False)
-    assert [row["absolute"] for row in found["against_zero"]] == [40.0]
-    assert findings(found) == ["1 errors where 0 was measured"]
+    assert [row["absolute"] for row in found["errors"] if row["absolute"] is not None] == [40.0]
+    assert (found["median_error"], found["findings"]) == (0.0, ["1 errors where 0 was measured"])
 
 
 @pytest.mark.parametrize(
@@ -133,8 +129,8 @@ def test_signs_are_compared_where_both_call_a_difference(
 
 
 def test_a_wrong_sign_misses_the_goal_for_any_error() -> None:
-    assert prediction(ladder((1.0, 0.97), (0.97, 1.0)))["reached"] is False
-    assert prediction(ladder((1.0, 0.97), (1.0, 0.97)))["reached"] is True
+    assert prediction(ladder((1.0, 0.97), (0.97, 1.0)))["findings"] == ["1 signs of changes differ"]
+    assert prediction(ladder((1.0, 0.97), (1.0, 0.97)))["findings"] == []
 
 
 def test_scenarios_are_not_compared_with_each_other() -> None:
@@ -157,7 +153,7 @@ def test_pairs_are_read_from_the_files_of_the_stages(tmp_path: Path) -> None:
     assert missing == ["mixed pr25945"]
     assert main([str(tmp_path), "mixed:pr25945", "mixed:latest"]) == 1
     written = json.loads((tmp_path / "prediction.json").read_text())
-    assert (written["median_error"], written["missing"]) == (1.0, ["mixed pr25945"])
+    assert (written["median_error"], written["findings"][1:]) == (1.0, ["not run: mixed pr25945"])
 
 
 def test_a_pair_within_the_goal_passes(tmp_path: Path) -> None:
@@ -170,4 +166,3 @@ def test_a_pair_within_the_goal_passes(tmp_path: Path) -> None:
 def test_without_runs_the_stage_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "mixed:latest"]) == 1
     assert capsys.readouterr().out == "nothing was compared; not run: mixed latest\n"
-    assert json.loads((tmp_path / "prediction.json").read_text())["reached"] is None
