@@ -15,7 +15,6 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -69,22 +68,18 @@ def plan(folder: Path, only: Sequence[str] = ()) -> list[GpuStage]:
 def _stages(folder: Path, *, every: bool) -> list[GpuStage]:
     pytest = ("-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider")
     kernels = "tests/cuda/test_triton_kernels.py"
-    compared = [f"{folder / name}.json" for name in ("vgpu", "counted", "cuda", "verify")]
-    # Timed passes only: a trace of thousands of graphs would not fit.
-    timed = partial(_run, folder=folder, device="cuda", scenario="throughput", option="--timed")
+    kineto = {"KINETO_CONFIG": str(folder / "kineto.conf")}
+    counts = verification.stages("mixed", _COMPARED, folder, deadline=120)
     return [
         _probe("environment", folder),
-        _run("cuda", folder, "cuda", _COMPARED, 120),
-        _run("vgpu", folder, "vgpu", _COMPARED, 60),
+        *(replace(stage, environment=kineto) for stage in counts),
+        GpuStage("verify", (*_module(verification), str(folder)), 30, needs=verification.SOURCES),
         # In a stage of their own: later runs find the compiled kernels in Triton's cache.
         GpuStage("tests-kernels", (*pytest, kernels), 120, packages=("pytest",)),
         GpuStage("tests", (*pytest, "tests/cuda", f"--ignore={kernels}"), 210, packages=("pytest",)),
-        timed("speed-8b", overrides=_EIGHT_BILLION, deadline=150),
-        timed("speed-0.6b", overrides=_HALF_BILLION, deadline=75),
+        _timed("speed-8b", folder, _EIGHT_BILLION, 150),
+        _timed("speed-0.6b", folder, _HALF_BILLION, 75),
         _overhead("overhead", folder, "bare", "timed"),
-        # The counts of one run on both devices, and those made in the process, compared line by line.
-        _run("counted", folder, "cuda", _COMPARED, 90, option="--counted"),
-        GpuStage("verify", (*_module(verification), *compared), 30, needs=("cuda", "vgpu", "counted")),
         *(_probe(name, folder) for name in _CALIBRATING),
         *_predictions(folder, every=every),
         _overhead("overhead-nvtx", folder, "timed", "nvtx"),
@@ -156,19 +151,10 @@ def _prediction_runs(
     return GpuStage(name, arguments, deadline, writes=files)
 
 
-def _run(
-    name: str,
-    folder: Path,
-    device: str,
-    overrides: Iterable[str],
-    deadline: float,
-    *,
-    scenario: str = "mixed",
-    option: str = "",
-) -> GpuStage:
-    words = [*([option] if option else []), *set_options(overrides)]
-    stage = run_stage(name, folder, scenario, device, words, deadline)
-    return replace(stage, environment={"KINETO_CONFIG": str(folder / "kineto.conf")})
+def _timed(name: str, folder: Path, overrides: Iterable[str], deadline: float) -> GpuStage:
+    """Without a traced pass: a trace of thousands of graphs would not fit."""
+    words = ["--timed", *set_options(overrides)]
+    return run_stage(name, folder, "throughput", "cuda", words, deadline)
 
 
 def _probe(name: str, folder: Path) -> GpuStage:

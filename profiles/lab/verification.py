@@ -26,7 +26,7 @@ from .single_run import CountAndBytes, CountedLine, counted_lines, run_stage, se
 
 Document = dict[str, Any]
 Source = Literal["predicted", "announced", "recorded"]
-SOURCES: Final[Sequence[Source]] = ("predicted", "announced", "recorded")
+SOURCES: Final[tuple[Source, ...]] = ("predicted", "announced", "recorded")
 NOTHING: Final = CountAndBytes(0, 0)
 
 
@@ -229,8 +229,6 @@ def _plain(row: VerifiedRow) -> Document:
 # its rounding.
 ONE_SCHEDULE: Final = ("workload.arrival={process: burst}", "workload.sampling.ignore_eos=true")
 
-_DEADLINE: Final = 600.0  # seconds for a run
-
 
 class VerificationError(RuntimeError):
     """One of the runs failed."""
@@ -246,14 +244,16 @@ def require_cuda(resolved: Resolved) -> None:
     device_kind("cuda", resolved.scenario)
 
 
-def stages(scenario: str, overrides: Sequence[str], folder: Path, *, device: str = "cuda") -> list[GpuStage]:
+def stages(
+    scenario: str, overrides: Sequence[str], folder: Path, *, device: str = "cuda", deadline: float = 600.0
+) -> list[GpuStage]:
     """The three runs, each in a process of its own: CUDA cannot pin memory beside the virtual GPU. The prediction is
     first: a scenario that fails there fails everywhere."""
     words = set_options(overrides)
     return [
-        run_stage("predicted", folder, scenario, "vgpu", words, _DEADLINE),
-        run_stage("announced", folder, scenario, device, [*words, "--counted"], _DEADLINE),
-        run_stage("recorded", folder, scenario, device, words, _DEADLINE),
+        run_stage("predicted", folder, scenario, "vgpu", words, deadline),
+        run_stage("announced", folder, scenario, device, [*words, "--counted"], deadline),
+        run_stage("recorded", folder, scenario, device, words, deadline),
     ]
 
 
@@ -265,19 +265,20 @@ def conduct(plan: Sequence[GpuStage], folder: Path, notify: Callable[[str], obje
         outcome = run(stage, stage.deadline)
         if outcome.status != "ok":
             raise VerificationError(f"the {stage.name} run failed: {outcome.error}")
-    return _verified(*(folder / f"{source}.json" for source in SOURCES))
+    return _verified(folder)
 
 
-def _verified(predicted: Path, announced: Path, recorded: Path) -> Document:
+def _verified(folder: Path) -> Document:
+    predicted, announced, recorded = (folder / f"{source}.json" for source in SOURCES)
     counts = json.loads(announced.read_text(encoding="utf-8"))
     return verify(read(predicted), counts, read(recorded))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``PREDICTED.json ANNOUNCED.json RECORDED.json OUTPUT.json``. Returns 1 if the counts do not agree."""
-    *files, output = map(Path, arguments)
-    found = _verified(*files)
-    write_whole(output, json.dumps(found, indent=1) + "\n")
+    """``FOLDER``, with what the stages wrote: writes verify.json. Returns 1 if the counts do not agree."""
+    folder = Path(arguments[0])
+    found = _verified(folder)
+    write_whole(folder / "verify.json", json.dumps(found, indent=1) + "\n")
     kinds = f"{len(_unlike(found['steps']))} kinds of steps with different numbers of steps"
     print("; ".join([f"{len(found['unexplained'])} unexplained differences", kinds, *found["trouble"]]))
     return 0 if found["agrees"] else 1

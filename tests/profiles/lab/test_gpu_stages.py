@@ -181,11 +181,10 @@ def test_all_results_are_in_one_folder(tmp_path, monkeypatch, failing, code):
 
 def test_a_difference_fails_the_run_and_later_stages_still_run(tmp_path, monkeypatch):
     sample = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
-    for name, syncs in (("vgpu", sample.syncs), ("cuda", ())):
+    for name, syncs in (("predicted", sample.syncs), ("recorded", ())):
         sample.model_copy(update={"syncs": syncs}).write(tmp_path / f"{name}.json")
-    (tmp_path / "counted.json").write_text(json.dumps({"steps": {}, "rows": []}))
-    files = [str(tmp_path / f"{name}.json") for name in ("vgpu", "counted", "cuda", "verify")]
-    stages = [GpuStage("verify", ("-m", verification.__name__, *files), 60), stage("later")]
+    (tmp_path / "announced.json").write_text(json.dumps({"steps": {}, "rows": []}))
+    stages = [GpuStage("verify", ("-m", verification.__name__, str(tmp_path)), 60), stage("later")]
     monkeypatch.setattr(gpu, "plan", lambda *_: stages)
     assert gpu.main(["--out", str(tmp_path)]) == 1
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -202,13 +201,11 @@ def test_the_verification_is_in_the_summary(tmp_path):
 
 def test_the_verification_needs_all_three_runs(tmp_path):
     stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
-    assert set(stages["verify"].needs) == {"vgpu", "counted", "cuda"}
-    outputs = {name: stages[name].arguments[-1] for name in stages["verify"].needs}
-    assert set(outputs.values()) < set(stages["verify"].arguments)
-    settings = {
-        tuple(w for w in stages[name].arguments[5:-2] if w != "--counted") for name in stages["verify"].needs
+    needed = [stages[name].arguments for name in stages["verify"].needs]
+    assert {arguments[-1] for arguments in needed} == {
+        str(tmp_path / f"{name}.json") for name in verification.SOURCES
     }
-    assert len(settings) == 1 and "--counted" in stages["counted"].arguments
+    assert len({tuple(w for w in arguments[5:-2] if w != "--counted") for arguments in needed}) == 1
 
 
 def test_named_stages_run_with_those_that_they_need_and_use():
@@ -290,10 +287,10 @@ def test_stages_of_absent_packages_are_not_checked(tmp_path):
 def test_a_new_run_removes_only_its_old_results(tmp_path):
     """Results of other stages stay, also those whose names begin alike."""
     measured = [f"prediction-{each}-latest-measured.json" for each in ("mixed", "overlap_on")]
-    others = {measured[1], "cuda-other.json", "other.json"}
-    for name in (measured[0], "prediction.json", "cuda.json", "calibrated.yaml", *others):
+    others = {measured[1], "recorded-other.json", "other.json"}
+    for name in (measured[0], "prediction.json", "recorded.json", "calibrated.yaml", *others):
         (tmp_path / name).write_text("{}")
-    asked = {"cuda", "calibrate", "prediction", "prediction-measured"}
+    asked = {"recorded", "calibrate", "prediction", "prediction-measured"}
     gpu.remove_results([stage for stage in gpu.plan(tmp_path) if stage.name in asked], tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == others
 

@@ -164,12 +164,16 @@ def test_an_interrupted_run_does_not_agree(result: Make) -> None:
     assert found["trouble"] == ["the predicted run was interrupted"]
 
 
+def written(result: Make, folder: Path, **announced: int) -> None:
+    """Write what the three stages write."""
+    result().write(folder / "predicted.json")
+    (folder / "announced.json").write_text(json.dumps(counts(**announced)))
+    result().write(folder / "recorded.json")
+
+
 def test_three_equal_counts_pass(result: Make, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("p.json", "a.json", "r.json", "out.json")]
-    result().write(files[0])
-    files[1].write_text(json.dumps(counts()))
-    result().write(files[2])
-    assert main([str(path) for path in files]) == 0
+    written(result, tmp_path)
+    assert main([str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -203,16 +207,13 @@ def test_copies_in_a_forward_are_explained_up_to_a_bound(result: Make) -> None:
 def test_the_document_lists_unexplained_differences(
     result: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [tmp_path / name for name in ("p.json", "a.json", "r.json", "out.json")]
-    result().write(files[0])
-    files[1].write_text(json.dumps(counts(up=7)))
-    result().write(files[2])
-    assert main([str(path) for path in files]) == 1
+    written(result, tmp_path, up=7)
+    assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith("1 unexplained differences; 0 kinds of steps")
-    written = json.loads(files[3].read_text())
-    assert written == verify(result(), counts(up=7), result())
-    assert (written["agrees"], written["compared"], written["steps"]) == (False, 2, {"decode": [3, 3, 3]})
-    (differing,) = written["unexplained"]
+    found = json.loads((tmp_path / "verify.json").read_text())
+    assert found == verify(result(), counts(up=7), result())
+    assert (found["agrees"], found["compared"], found["steps"]) == (False, 2, {"decode": [3, 3, 3]})
+    (differing,) = found["unexplained"]
     assert differing["announced"] == {"count": 7, "bytes": 48}
     assert differing["statement"] == "x.to(device)"
 
