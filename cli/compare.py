@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import typer
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .answers import CasesAnswer, ComparisonAnswer, RunAnswer
     from .page import Drawn
 
-    ASide = str | Path | RunAnswer | Sequence[RunAnswer] | Mapping[str, arguments.Value]
-    Listed = ASide
+    ASide: TypeAlias = str | Path | RunAnswer | Sequence[RunAnswer] | Mapping[str, arguments.Value]
+    Listed: TypeAlias = ASide
 else:  # what Typer makes of such arguments
     ASide, Listed = str, list[str]
 

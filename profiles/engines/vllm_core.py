@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final
@@ -96,7 +97,7 @@ def _executor(device: torch.device, paged: Any) -> Any:
             return workers.CompilationTimes(0.0, 0.0)
 
     for name in ("execute_model", "sample_tokens", "get_kv_cache_spec"):
-        setattr(VirtualWorker, name, property(lambda worker, name=name: getattr(worker.runner, name)))
+        setattr(VirtualWorker, name, property(attrgetter(f"runner.{name}")))
 
     class VirtualExecutor(import_module("vllm.v1.executor.uniproc_executor").UniProcExecutor):  # type: ignore[misc]
         def _init_executor(self) -> None:

@@ -195,7 +195,7 @@ class TritonPrograms:
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
         launch = partial(self._launch, interpreter.InterpreterError)
         yield executor, "__call__", surrounded(executor.__call__, launch)
-        accesses = {
+        accesses: Mapping[str, Callable[..., Any]] = {
             "create_masked_load": self._load,
             "create_masked_store": self._store,
             "create_atomic_rmw": self._atomic,
