@@ -356,3 +356,22 @@ DRAFT_SWITCHES: Mapping[str, Mapping[str, Policies]] = {
         )
     },
 }
+
+
+def switch_values(row: RelayRow, drafts: DraftRow) -> Mapping[str, str]:
+    """How a state's rows are switched."""
+    return {
+        name: _closest(of, values)
+        for of, switches in ((row, SWITCHES), (drafts, DRAFT_SWITCHES))
+        for name, values in switches.items()
+    }
+
+
+def _closest(row: RelayRow | DraftRow, values: Mapping[str, Policies]) -> str:
+    """The value, or the first of several, that sets most of its questions as the row has them: ``latest`` has some
+    policies of its own."""
+
+    def agreement(value: str) -> int:
+        return sum(getattr(row, question) == policy for question, policy in values[value].items())
+
+    return max(values, key=agreement)

@@ -56,32 +56,6 @@ class State:
     staged: Callable[[RelayRow], RelayRow] = rows.unstaged
 
 
-_EARLY = {
-    "barrier": "off",
-    "flatten": "list",
-    "staging": "pinned",
-    "sampling_tensors": "pageable",
-    "index": "ring",
-    "dead_publish": "off",
-    "penalties": "upstream",
-    "preparation": "split",
-    "backup_indices": "blocking",
-    "seq_lens_cpu": "blocking",
-}
-_POOL = {**_EARLY, "index": "pool"}
-_PUBLISHING = {**_POOL, "dead_publish": "on"}
-_NUMPY = {**_PUBLISHING, "flatten": "numpy"}
-_BARRIER = {**_NUMPY, "barrier": "top", "seq_lens_cpu": "private"}
-_LATEST = {
-    **_NUMPY,
-    "barrier": "read-done",
-    "sampling_tensors": "packed",
-    "dead_publish": "off",
-    "penalties": "exact",
-    "preparation": "fused",
-    "backup_indices": "none",
-    "seq_lens_cpu": "bound",
-}
 _SENTINELS = "until #26020 a speculative step's lengths are sentinels that only a blocking copy resolves"
 _ONLY_BLOCKING = {("seq_lens_cpu", value): _SENTINELS for value in ("private", "bound")}
 _NO_RING = {("index", "ring"): "the ring ended with #25862, and this state's tokens lie by request slot"}
@@ -92,10 +66,35 @@ _SENTINEL_LENGTHS = {
 }
 _BEFORE_25945 = (NEGATIVE_IDS, ONE_SIDED_MERGE)
 
+
+def _state(
+    name: str,
+    pr: str,
+    about: str,
+    expect: str,
+    before: str | None,
+    overlapped: RelayRow,
+    v1: DraftRow,
+    v2: DraftRow,
+    *,
+    serially: Callable[[RelayRow], RelayRow] = rows.serial_without_relay,
+    known_defects: tuple[str, ...] = _BEFORE_25945,
+    refuses: Mapping[tuple[str, str], str] = _NO_RING,
+    staged: Callable[[RelayRow], RelayRow] = rows.unstaged,
+    staged_hazards: tuple[str, ...] = (),
+) -> State:
+    """``serially`` makes the row of the serial loop."""
+    row, defaults = serially(overlapped), rows.switch_values(overlapped, v2)
+    described = (name, pr, about, expect, before)
+    return State(
+        *described, overlapped, row, v1, v2, defaults, staged_hazards, known_defects, refuses, staged
+    )
+
+
 _STATES = {
     state.name: state
     for state in (
-        State(
+        _state(
             "pr25774-before",
             "#25774",
             "the bridge is output_ids; a ring FutureMap; placeholders are negated slots",
@@ -103,42 +102,34 @@ _STATES = {
             "a blocking .sum().item()",
             None,
             rows.PR25774_BEFORE,
-            rows.serial_with_output_ids(rows.PR25774_BEFORE),
             rows.V1_OUTPUT_IDS,
             rows.V2_EVENT,
-            _EARLY,
-            known_defects=_BEFORE_25945,
+            serially=rows.serial_with_output_ids,
             refuses=_ONLY_BLOCKING,
         ),
-        State(
+        _state(
             "pr25774",
             "#25774",
             "the bridge is input_ids, one field less to filter and merge",
             "nothing measurable: the same copies and kernels, one field less",
             "pr25774-before",
             rows.PR25774,
-            rows.serial_without_relay(rows.PR25774),
             rows.V1_INPUT_IDS,
             rows.V2_EVENT,
-            _EARLY,
-            known_defects=_BEFORE_25945,
             refuses=_ONLY_BLOCKING,
         ),
-        State(
+        _state(
             "pr25944-before",
             "#25944",
             "the FutureMap is indexed by request slot; rows leave without reading lengths back",
             "no arange, no .sum().item(); stash becomes an index_put (#25862, #25818: not this pull request's)",
             "pr25774",
             rows.PR25944_BEFORE,
-            rows.serial_without_relay(rows.PR25944_BEFORE),
             rows.V1_ROTATING,
             rows.V2_SENTINEL,
-            _POOL,
-            known_defects=_BEFORE_25945,
             refuses=_NO_RING | _ONLY_BLOCKING,
         ),
-        State(
+        _state(
             "pr25944",
             "#25944",
             "lengths go through the FutureMap; ids and lengths share a sentinel between forwards",
@@ -146,56 +137,41 @@ _STATES = {
             "stream: gather, compare, all, assert, and two to publish",
             "pr25944-before",
             rows.PR25944,
-            rows.serial_without_relay(rows.PR25944),
             rows.V1_ROTATING,
             rows.V2_SENTINEL,
-            _PUBLISHING,
-            known_defects=_BEFORE_25945,
             refuses=_NO_RING | _ONLY_BLOCKING | _SENTINEL_LENGTHS,
         ),
-        State(
+        _state(
             "pr26020",
             "#26020",
             "the lengths' sentinel is gone: the batch owns device and host lengths as a pair",
             "that H2D and the gather with its assert disappear; publish stays, a dead write",
             "pr25944",
             rows.PR26020,
-            rows.serial_without_relay(rows.PR26020),
             rows.V1_ROTATING,
             rows.V2_PAIR,
-            _PUBLISHING,
-            known_defects=_BEFORE_25945,
-            refuses=_NO_RING,
         ),
-        State(
+        _state(
             "pr26425-before",
             "#26425",
             "prompts are flattened by numpy instead of a Python list",
             "less host time per prompt token (#25098: not this pull request's)",
             "pr26020",
             rows.PR26425_BEFORE,
-            rows.serial_without_relay(rows.PR26425_BEFORE),
             rows.V1_ROTATING,
             rows.V2_PAIR,
-            _NUMPY,
-            known_defects=_BEFORE_25945,
-            refuses=_NO_RING,
         ),
-        State(
+        _state(
             "pr26425",
             "#26425",
             "request slots are mirrored on the host",
             "nothing without hierarchical sparse attention: its step would lose a blocking D2H",
             "pr26425-before",
             rows.PR26425,
-            rows.serial_without_relay(rows.PR26425),
             rows.V1_ROTATING,
             rows.V2_PAIR,
-            _NUMPY,
-            known_defects=_BEFORE_25945,
-            refuses=_NO_RING,
         ),
-        State(
+        _state(
             "pr25945-before",
             "#25945",
             "a write-after-read barrier at the top of the loop",
@@ -203,14 +179,10 @@ _STATES = {
             "forwards (#26380: not this pull request's)",
             "pr26425",
             rows.PR25945_BEFORE,
-            rows.serial_without_relay(rows.PR25945_BEFORE),
             rows.V1_ROTATING,
             rows.V2_PRIVATE,
-            _BARRIER,
-            known_defects=_BEFORE_25945,
-            refuses=_NO_RING,
         ),
-        State(
+        _state(
             "pr25945",
             "#25945",
             "prompt ids are staged pinned and uploaded on the forward stream; the relay is always on",
@@ -218,15 +190,14 @@ _STATES = {
             "blocking upload",
             "pr25945-before",
             rows.PR25945,
-            rows.serial_with_relay(rows.PR25945),
             rows.V1_ROTATING,
             rows.V2_STAGED,
-            _BARRIER,
-            staged_hazards=(STAGED_LATE,),
-            refuses=_NO_RING,
+            serially=rows.serial_with_relay,
+            known_defects=(),
             staged=rows.staged_twice,
+            staged_hazards=(STAGED_LATE,),
         ),
-        State(
+        _state(
             "latest",
             "",
             "the best known: a decode's bookkeeping in one launch, one packed upload per prefill, no blocking upload, "
@@ -234,11 +205,10 @@ _STATES = {
             "less host time per step; the schedule's kernels run beside the forward; no copy of a prefill waits",
             "pr25945",
             rows.LATEST,
-            rows.serial_with_relay(rows.LATEST),
             rows.V1_LATEST,
             rows.V2_LATEST,
-            _LATEST,
-            refuses=_NO_RING,
+            serially=rows.serial_with_relay,
+            known_defects=(),
             staged=rows.staged_in_order,
         ),
     )
