@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .config import CLIP_MAX_NEW_TOKENS, EngineConfig, Policy, SpeculativeConfig
-from .hisparse.tier import KVTier
 from .memory.cache import PrefixCache
+from .memory.tier import KVTier
 from .model.grammar import GrammarError
 from .request import Request
 

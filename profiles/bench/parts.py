@@ -15,13 +15,13 @@ import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput
 from ...sched.config import Capabilities, EngineConfig, SamplingParams
-from ...sched.hisparse.tier import KVTier
 from ...sched.kernels.declare import Work, kernel, kernels, meta_like, nbytes
 from ...sched.loop.engine import Engine
 from ...sched.loop.event_loops import run_overlapped
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.cache import RadixCache
 from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
+from ...sched.memory.tier import KVTier
 from ...sched.model.sampling import SamplingInfo, TokenScores
 from ...sched.observe import LogicalClock, Observer, StepInfo
 from ...sched.relay.choice import choose

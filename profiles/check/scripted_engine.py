@@ -15,7 +15,6 @@ import torch
 
 from ...sched.batch import ForwardBatch, ModelOutput, ScheduleBatch, StepResult
 from ...sched.config import Capabilities, EngineConfig, SamplingParams, SpeculativeConfig
-from ...sched.hisparse.tier import KVTier
 from ...sched.loop.engine import Engine
 from ...sched.loop.launch import launch_step
 from ...sched.loop.prepare import (
@@ -32,6 +31,7 @@ from ...sched.memory.allocation import release_kv_cache
 from ...sched.memory.cache import ChunkCache
 from ...sched.memory.invariants import unchanged
 from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
+from ...sched.memory.tier import KVTier
 from ...sched.model.sampling import Sampler
 from ...sched.observe import LogicalClock, Observer
 from ...sched.relay.row import Relay, RelayRow

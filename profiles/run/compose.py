@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario, SplitPrefill
 from ...sched.config import BlockConfig, Control, Division, EngineConfig, HiSparseConfig, SplitPrefillConfig
-from ...sched.disagg.inbox import ArrivalTier, Inbox
+from ...sched.disagg.inbox import Inbox
 from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort, NullPort
 from ...sched.disagg.outbox import Outbox
 from ...sched.hisparse.pools import HotBuffers
@@ -23,6 +23,7 @@ from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import DataRank, DecodeWorker, PrefillWorker, Replica
 from ...sched.memory.cache import ChunkCache, PrefixCache, RadixCache
 from ...sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
+from ...sched.memory.tier import KVTier
 from ...sched.model.decoder import Model
 from ...sched.model.grammar import GrammarCache, GrammarState, Spec
 from ...sched.model.runner import ModelRunner
@@ -249,7 +250,7 @@ def _transfer(
     resolved: Resolved,
     context: RankContext,
     port: KVPort | HostKVPort,
-    tier: ArrivalTier,
+    tier: KVTier,
     worker: Worker | None,
     *,
     cache: PrefixCache,

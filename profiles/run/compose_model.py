@@ -11,10 +11,10 @@ from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
 from ...sched.hisparse.pools import HostPool, HotBuffers
-from ...sched.hisparse.tier import KVTier
-from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer, TaggedLocator, TierTags
+from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer, TierTags
 from ...sched.memory.cache import PrefixCache
 from ...sched.memory.pools import IndexPool, KVAllocator, KVPool, ReqToTokenPool
+from ...sched.memory.tier import KVTier
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import BlockDecoder, CrossDecoder, Decoder, Embedder, Model
@@ -185,12 +185,9 @@ def _host_kv(
         page_size=config.page_size,
         device=config.device,
     )
-    if tags is None:
-        transfer = KVTransfer(kv, pool, None)
-        return HostKV(pool, buffers, transfer, HotBufferLocator(buffers, transfer))
-    places = TierTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
+    places = None if tags is None else TierTags(tags, slots=kv.slots, host_slots=pool.storage.shape[0])
     transfer = KVTransfer(kv, pool, places)
-    return HostKV(pool, buffers, transfer, TaggedLocator(buffers, transfer, places, pages))
+    return HostKV(pool, buffers, transfer, HotBufferLocator(buffers, transfer, places, pages))
 
 
 def _mlp(resolved: Resolved, context: RankContext) -> SharedMLP | None:

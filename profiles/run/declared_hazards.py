@@ -73,7 +73,7 @@ _PAGE_TABLE_READS = (
     _read_by_forward("SparseAttention._decode", "*scored"),
     _read_by_forward("PageTableLocator.read_slots", "page_lookup("),
     _read_by_forward("TaggedDecoder.forward", "kv_tags("),
-    _read_by_forward("TaggedLocator.settle", "misplaced("),
+    _read_by_forward("HotBufferLocator.settle", "misplaced("),
     _read_by_forward("Drafter._tokens", "draft_places("),
     _read_by_forward("Drafter._draft_tree", "draft_places("),
     _read_by_forward("chain_batch", "draft_places("),

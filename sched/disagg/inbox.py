@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ..config import CLIP_MAX_NEW_TOKENS
-from ..memory.allocation import alloc_for_extend, evict_from_tree_cache
+from ..memory.allocation import alloc_for_extend, alloc_token_slots
+from ..memory.tier import KVTier
 from ..observe import Observer
 from ..request import Request
 from .kv import DisaggComponents, PageTableSpan
@@ -56,23 +57,12 @@ class ReadyRequest:
     draft: tuple[torch.Tensor, ...]
 
 
-class ArrivalTier(Protocol):
-    """The part of ``KVTier`` that a decode worker's inbox needs."""
-
-    @property
-    def can_offload(self) -> bool: ...
-
-    def has_room(self, req: Request) -> bool: ...
-
-    def expect(self, req: Request) -> None: ...
-
-
 class Inbox:
     """``reserve`` is the number of tokens that every active request should be able to add. Where the tier cannot
     offload, no request can be retracted, and room is kept for all that the active requests may add."""
 
     def __init__(
-        self, components: DisaggComponents, observer: Observer, *, tier: ArrivalTier, reserve: int
+        self, components: DisaggComponents, observer: Observer, *, tier: KVTier, reserve: int
     ) -> None:
         self._components = components
         self._tier = tier
@@ -292,10 +282,7 @@ def _allocate_slots(components: DisaggComponents, length: int) -> torch.Tensor:
     cache = components.cache
     device = cache.req_to_token_pool.device
     if cache.page_size == 1:
-        evict_from_tree_cache(cache, length)
-        slots = cache.token_to_kv_pool_allocator.alloc(length)
-        assert slots is not None
-        return slots
+        return alloc_token_slots(cache, length)
     return alloc_for_extend(
         cache,
         [torch.empty(0, dtype=torch.int64)],

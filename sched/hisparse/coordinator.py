@@ -23,10 +23,10 @@ from ..batch import ScheduleBatch
 from ..kernels.hot_buffers import map_newest, map_prompt, previous_tokens, translate, unmap
 from ..memory.invariants import MemoryInvariantError, Peek, check_once
 from ..memory.pools import KVAllocator, ReqToTokenPool
+from ..memory.tier import HostView, KVTier
 from ..request import Request
 from ..streams import Streams
 from .pools import HostPool, HotBuffers
-from .tier import HostView, KVTier
 from .transfer import KVTransfer
 
 

@@ -89,43 +89,67 @@ class HotBufferLocator:
     request's hot buffer, or are fetched to it.
 
     Every layer selects different tokens, so every layer has its own buffer contents, in the same slots of its own
-    cache.
+    cache. With ``tags`` all layers select the same tokens, and only the first layer's buffers are kept; the slots that
+    the current forward writes and reads are remembered for ``settle``.
     """
 
-    def __init__(self, buffers: HotBuffers, transfer: KVTransfer) -> None:
+    def __init__(
+        self, buffers: HotBuffers, transfer: KVTransfer, tags: TierTags | None, req_to_token: torch.Tensor
+    ) -> None:
         self._buffers = buffers
         self._transfer = transfer
+        self._tags = tags
+        self._req_to_token = req_to_token
+        self._slots: torch.Tensor | None = None
+        self._read: tuple[torch.Tensor, SwapPlan] | None = None  # positions and their locations
 
     @property
     def mapping(self) -> torch.Tensor:
         return self._buffers.mapping
 
     def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
-        return translate(self._buffers.mapping, batch.out_cache_loc)
+        slots: torch.Tensor = translate(self._buffers.mapping, batch.out_cache_loc)
+        self._slots, self._read = slots, None
+        return slots
 
     def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        buffers = self._buffers
-        plan = SwapPlan(*plan_swap_in(*swap_in_arguments(buffers, layer, positions, batch)))
+        buffers, own = self._buffers, layer if self._tags is None else 0
+        lookup = (
+            positions,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            buffers.device_buffer,
+            buffers.tokens[own],
+            buffers.lru[own],
+            buffers.lookups,
+            batch.max_seq_len,
+        )
+        if self._read is None:
+            plan = SwapPlan(*plan_swap_in(*lookup))
+            self._read = None if self._tags is None else (positions, plan)
+        else:
+            plan_unseen(*lookup)
+            _, plan = self._read
         self._transfer.swap_in(layer, plan, buffers.host_slots, batch.req_pool_indices)
         return plan.locations
 
     def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
-        """As ``TagResidence.settle``: nothing, since without values none there are no tags."""
-
-
-def swap_in_arguments(
-    buffers: HotBuffers, layer: int, positions: torch.Tensor, batch: ForwardBatch
-) -> tuple[object, ...]:
-    return (
-        positions,
-        batch.req_pool_indices,
-        batch.seq_lens,
-        buffers.device_buffer,
-        buffers.tokens[layer],
-        buffers.lru[layer],
-        buffers.lookups,
-        batch.max_seq_len,
-    )
+        """As ``TagResidence.settle``."""
+        tags = self._tags
+        assert tags is not None, "only with values none is a fingerprint computed"
+        move_tags(tags.device_tags, self._slots, tags.pool.tags, batch.out_cache_loc)
+        if self._read is not None:
+            positions, plan = self._read
+            misplaced(
+                fingerprint,
+                tags.device_tags,
+                tags.pool.tags,
+                tags.pool.weights,
+                self._req_to_token,
+                batch.req_pool_indices,
+                positions,
+                plan.locations,
+            )
 
 
 class HostKVPort:
@@ -145,49 +169,3 @@ class HostKVPort:
         self._transfer.write_host(values[0], host_slots)
         self._device_port.scatter_rest(span, values[1:])
         self._transfer.tag(host_slots, span.slots)
-
-
-class TaggedLocator(HotBufferLocator):
-    """With values none: only the first layer's buffers are kept. Remembers which slots the current
-    forward writes and reads, for ``settle``."""
-
-    def __init__(
-        self, buffers: HotBuffers, transfer: KVTransfer, tags: TierTags, req_to_token: torch.Tensor
-    ) -> None:
-        super().__init__(buffers, transfer)
-        self._tags = tags
-        self._req_to_token = req_to_token
-        self._slots: torch.Tensor | None = None
-        self._read: tuple[torch.Tensor, SwapPlan] | None = None  # positions and their locations
-
-    def write_slots(self, batch: ForwardBatch) -> torch.Tensor:
-        self._read = None
-        self._slots = super().write_slots(batch)
-        return self._slots
-
-    def read_slots(self, layer: int, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        buffers = self._buffers
-        arguments = swap_in_arguments(buffers, 0, positions, batch)
-        if self._read is None:
-            self._read = positions, SwapPlan(*plan_swap_in(*arguments))
-        else:
-            plan_unseen(*arguments)
-        plan = self._read[1]
-        self._transfer.swap_in(layer, plan, buffers.host_slots, batch.req_pool_indices)
-        return plan.locations
-
-    def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
-        tags, pool = self._tags, self._tags.pool
-        move_tags(tags.device_tags, self._slots, pool.tags, batch.out_cache_loc)
-        if self._read is not None:
-            positions, plan = self._read
-            misplaced(
-                fingerprint,
-                tags.device_tags,
-                pool.tags,
-                pool.weights,
-                self._req_to_token,
-                batch.req_pool_indices,
-                positions,
-                plan.locations,
-            )

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from .arrays import kept_words, tensor_of
-from .declare import INT64, Access, Work, Written, kernel, meta_tensor, meta_tensors, nbytes, reads
+from .declare import INT64, Work, Written, kernel, meta_tensor, meta_tensors, nbytes
 from .invariant import halving_sum
 from .tags import mixed
 
@@ -211,10 +211,7 @@ def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:
     return logprobs.float(), ((best - second) * _unit(draw.temperatures).squeeze(1)).float()
 
 
-@kernel(
-    cost=lambda logits, scaling: Work(2 * nbytes(logits) + nbytes(scaling)),
-    footprint=lambda logits, scaling: (*reads(logits), Access(logits, write=True), *reads(scaling)),
-)
+@kernel(cost=lambda logits, scaling: Work(2 * nbytes(logits) + nbytes(scaling)))
 def scale_repeated(logits: Written, scaling: Tensor) -> None:
     """Divides positive logits [b, v] by scaling [b, v] and multiplies the others (arXiv 1909.05858)."""
     logits.copy_(torch.where(logits > 0, logits / scaling, logits * scaling))
@@ -223,11 +220,6 @@ def scale_repeated(logits: Written, scaling: Tensor) -> None:
 @kernel(
     cost=lambda target, stops, output_lens, min_new_tokens: Work(
         2 * nbytes(target) + nbytes(stops, output_lens, min_new_tokens)
-    ),
-    footprint=lambda target, stops, output_lens, min_new_tokens: (
-        *reads(target),
-        Access(target, write=True),
-        *reads(stops, output_lens, min_new_tokens),
     ),
 )
 def withhold_stops(target: Written, stops: Tensor, output_lens: Tensor, min_new_tokens: Tensor) -> None:
@@ -247,10 +239,11 @@ def _reveal(input_ids: Tensor, found: Tensor, confidence: Tensor, mask_id: int, 
     input_ids.copy_(torch.where(best | (confidence > threshold), found, input_ids))
 
 
-@kernel(
-    cost=lambda input_ids, logits: Work(2 * nbytes(input_ids) + nbytes(logits)),
-    footprint=lambda input_ids, logits: (*reads(input_ids, logits), Access(input_ids, write=True)),
-)
+def _unmask_cost(input_ids: Tensor, logits: Tensor) -> Work:
+    return Work(2 * nbytes(input_ids) + nbytes(logits))
+
+
+@kernel(cost=_unmask_cost)
 def unmask(input_ids: Written, logits: Tensor, mask_id: int, threshold: float, block: int) -> None:
     """Replaces masks in input_ids [T] by the likeliest tokens of logits [T, v], where they are likely enough. T is a
     multiple of ``block``; no token from ``mask_id`` on is found. The confidence is the token's probability."""
@@ -260,14 +253,7 @@ def unmask(input_ids: Written, logits: Tensor, mask_id: int, threshold: float, b
     _reveal(input_ids.view(-1, block), found.view(-1, block), confidence.view(-1, block), mask_id, threshold)
 
 
-@kernel(
-    cost=lambda input_ids, logits: Work(2 * nbytes(input_ids) + nbytes(logits)),
-    footprint=lambda input_ids, logits, fingerprint: (
-        *reads(input_ids, logits, fingerprint),
-        Access(input_ids, write=True),
-    ),
-    integer=True,
-)
+@kernel(cost=_unmask_cost, integer=True)
 def unmask_tagged(
     input_ids: Written, logits: Tensor, fingerprint: Tensor, mask_id: int, threshold: float, block: int
 ) -> None:

@@ -9,10 +9,10 @@ from ..config import EngineConfig
 from ..data_parallel.sync import RankShare
 from ..disagg.inbox import Inbox
 from ..disagg.outbox import Outbox
-from ..hisparse.tier import KVTier
 from ..link import Link
 from ..memory.cache import PrefixCache
 from ..memory.pools import KVAllocator, ReqToTokenPool
+from ..memory.tier import KVTier
 from ..model.decoder import Model
 from ..model.sampling import TokenSampler
 from ..observe import Clock, Observer

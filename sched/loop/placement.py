@@ -15,7 +15,8 @@ from ..batch import ScheduleBatch
 from ..kernels.allocation import place_decode, place_extend, upload_prefix_pointers, write_cache_indices
 from ..kernels.arrays import one_more
 from ..kernels.drafts import place_ahead, write_rows
-from ..memory.allocation import alloc_ahead, alloc_for_decode, alloc_for_extend, claim_pages, pages_between
+from ..memory.allocation import alloc_ahead, alloc_for_decode, alloc_for_extend, claim_pages
+from ..memory.pools import pages_between
 from ..model.sampling import host_rows, packed_words
 from .engine import Engine
 

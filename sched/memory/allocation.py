@@ -12,7 +12,7 @@ import torch
 
 from ..request import Request
 from .cache import PrefixCache
-from .pools import Extents, PagedAllocator
+from .pools import Extents, PagedAllocator, pages_between
 
 
 class OutOfKVMemoryError(RuntimeError):
@@ -75,11 +75,6 @@ def alloc_ahead(
     last_loc = cache.req_to_token_pool.req_to_token[req_pool_indices, on_device[0] - 1].to(torch.int64)
     slots = allocator.alloc_extend(last_loc, num_tokens, on_device=on_device, on_host=on_host)
     return _granted(cache, slots, num_tokens)
-
-
-def pages_between(starts: torch.Tensor, ends: torch.Tensor, page_size: int) -> int:
-    """The number of new pages that requests need to grow from ``starts`` [b] to ``ends`` [b], on the host."""
-    return int((-(-ends // page_size) - (-(-starts // page_size))).sum())
 
 
 def claim_pages(cache: PrefixCache, num_pages: int) -> torch.Tensor:

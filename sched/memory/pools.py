@@ -155,6 +155,11 @@ class KVAllocator(ABC):
         return taken
 
 
+def pages_between(starts: torch.Tensor, ends: torch.Tensor, page_size: int) -> int:
+    """The number of new pages that requests need to grow from ``starts`` [b] to ``ends`` [b], on the host."""
+    return int((-(-ends // page_size) - (-(-starts // page_size))).sum())
+
+
 def _without(pages: torch.Tensor, count: int) -> torch.Tensor:
     """The pages behind the first ``count``."""
     return pages.narrow(0, count, pages.shape[0] - count)
@@ -190,7 +195,7 @@ class PagedAllocator(KVAllocator):
         """Slots [num_tokens] int64 of the positions [start, end) of each request, one request after the other; None
         when the pages run out. ``last_loc`` [b] is the slot of position start - 1, or -1."""
         starts, ends = on_host
-        pages = int((self._ceil_pages(ends) - self._ceil_pages(starts)).sum())
+        pages = pages_between(starts, ends, self.page_size)
         if pages > self.free_pages.shape[0]:
             return None
         slots: torch.Tensor = alloc_extend_slots(
@@ -212,9 +217,6 @@ class PagedAllocator(KVAllocator):
         slots: torch.Tensor = alloc_decode_slots(seq_lens, last_loc, self.free_pages, self.page_size)
         self._take(pages)
         return slots
-
-    def _ceil_pages(self, lens: torch.Tensor) -> torch.Tensor:
-        return (lens + self.page_size - 1) // self.page_size
 
     def _release(self, indices: torch.Tensor) -> None:
         pages = torch.unique(indices // self.page_size)

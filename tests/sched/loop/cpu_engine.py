@@ -13,12 +13,12 @@ import torch
 
 from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig, SamplingParams
-from schedbench.sched.hisparse.tier import KVTier
 from schedbench.sched.loop.engine import Engine
 from schedbench.sched.loop.event_loops import run_overlapped, run_serial
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.cache import ChunkCache, RadixCache
 from schedbench.sched.memory.pools import KVPool, PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.memory.tier import KVTier
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.grammar import GrammarCache

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 
 from ..batch import ScheduleBatch
-from ..memory.invariants import Peek
-from ..memory.pools import KVAllocator
 from ..request import Request
+from .invariants import Peek
+from .pools import KVAllocator
 
 
 class HostView(Protocol):
