@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -18,31 +17,13 @@ class MemoryInvariantError(RuntimeError):
     """A slot is owned by nothing, or owned twice."""
 
 
-class MemoryStatistics(NamedTuple):
-    """The owners of the KV slots, in tokens; the parts sum to ``total`` outside free groups."""
-
-    free: int
-    evictable: int
-    protected: int
-    owned: int  # by requests alone, whole pages
-    total: int
-
-    @property
-    def lost(self) -> int:
-        """0; positive after a leak, negative when something is owned twice."""
-        return self.total - self.free - self.evictable - self.protected - self.owned
-
-
-def statistics(cache: PrefixCache, requests: Iterable[Request]) -> MemoryStatistics:
-    """``requests`` are all requests that hold a row. Reads no device value."""
+def lost_tokens(cache: PrefixCache, requests: Iterable[Request]) -> int:
+    """Tokens of KV that have no owner: 0 outside free groups; positive after a leak, negative when something is owned
+    twice. ``requests`` are all requests that hold a row. Reads no device value."""
     allocator, page = cache.token_to_kv_pool_allocator, cache.page_size
-    return MemoryStatistics(
-        free=allocator.available_size(),
-        evictable=cache.evictable_size(),
-        protected=cache.protected_size(),
-        owned=sum(-(-req.kv_allocated_len // page) * page - req.cache_protected_len for req in requests),
-        total=allocator.size,
-    )
+    owned = [-(-req.kv_allocated_len // page) * page - req.cache_protected_len for req in requests]
+    cached = cache.evictable_size() + cache.protected_size()
+    return allocator.size - allocator.available_size() - cached - sum(owned)
 
 
 def unchanged(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,7 +43,7 @@ def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = uncha
     for slots in owned:
         pages += torch.unique(slots // cache.page_size).tolist()
     check_once("page", pages, allocator.size // cache.page_size)
-    lost = statistics(cache, requests).lost
+    lost = lost_tokens(cache, requests)
     if lost:
         raise MemoryInvariantError(f"{lost} tokens of KV are unaccounted for")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from ..engine import EventRecording
@@ -38,13 +39,8 @@ class DeferredWait(NamedTuple):
 Item = DeferredTask | DeferredRecord | DeferredWait
 
 
-class OrderStrategy:
-    """Chooses the stream that goes on although nothing waits for it. By default none does: all work is done as late as
-    possible."""
-
-    def choose(self, order: DeferredOrder) -> int | None:  # noqa: ARG002
-        return None
-
+OrderStrategy = Callable[["DeferredOrder"], int | None]
+"""Chooses the stream that goes on although nothing waits for it, None for no stream."""
 
 FAVOURED = ("schedule", "forward", "copy", "staging", "backup", "lengths")
 COMMON_STRATEGIES = (
@@ -54,40 +50,27 @@ STRATEGIES = ("all work as late as possible", *(f"the {name} stream first" for n
 _PROBABILITY = 0.3  # of any stream going on after an item
 
 
-class StreamFirst(OrderStrategy):
-    """One stream goes on whenever it can. ``streams`` are the names that the scheduler gives to streams."""
-
-    def __init__(self, name: str, streams: Mapping[int, str]) -> None:
-        self._name = name
-        self._streams = streams
-
-    def choose(self, order: DeferredOrder) -> int | None:
-        for stream in order.queues:
-            if self._streams.get(stream) == self._name and order.is_ready(stream):
-                return stream
-        return None
-
-
-class RandomOrder(OrderStrategy):
-    """After an item, any stream goes on with a fixed probability."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def choose(self, order: DeferredOrder) -> int | None:
-        if self._random.random() >= _PROBABILITY:
-            return None
-        streams = list(filter(order.is_ready, order.queues))
-        return self._random.choice(streams) if streams else None
-
-
 def strategy(seed: int, streams: Mapping[int, str]) -> OrderStrategy:
-    """The strategy of that number: first those of ``STRATEGIES``, then random ones."""
+    """The strategy of that number: first those of ``STRATEGIES``, then random ones. ``streams`` are the names that the
+    scheduler gives to streams."""
     if seed == 0:
-        return OrderStrategy()
+        return lambda order: None  # noqa: ARG005
     if seed < len(STRATEGIES):
-        return StreamFirst(FAVOURED[seed - 1], streams)
-    return RandomOrder(seed)
+        return partial(_favoured, FAVOURED[seed - 1], streams)
+    return partial(_random, random.Random(seed))
+
+
+def _favoured(name: str, streams: Mapping[int, str], order: DeferredOrder) -> int | None:
+    """The stream of that name, whenever it can go on."""
+    return next((s for s in order.queues if streams.get(s) == name and order.is_ready(s)), None)
+
+
+def _random(dice: random.Random, order: DeferredOrder) -> int | None:
+    """Any stream, with a fixed probability."""
+    if dice.random() >= _PROBABILITY:
+        return None
+    streams = list(filter(order.is_ready, order.queues))
+    return dice.choice(streams) if streams else None
 
 
 def described(seed: int) -> str:
@@ -98,7 +81,7 @@ class DeferredOrder:
     """The streams' queues of pending work, and the recordings among it."""
 
     def __init__(self, strategy: OrderStrategy) -> None:
-        self._strategy = strategy
+        self._choose = strategy
         self.queues: dict[int, deque[Item]] = {}
         self._pending: dict[EventRecording, int] = {}  # recordings that are not reached, with their streams
 
@@ -152,7 +135,7 @@ class DeferredOrder:
     # ---- chosen by the strategy ---------------------------------------------------------------------------------
 
     def _run_early(self) -> None:
-        while (stream := self._strategy.choose(self)) is not None:
+        while (stream := self._choose(self)) is not None:
             self._do(self.queues[stream].popleft())
 
     def is_ready(self, stream: int) -> bool:

@@ -12,7 +12,7 @@ from schedbench.sched.config import SamplingParams
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend, release_kv_cache
 from schedbench.sched.memory.cache import ChunkCache, PrefixCache, RadixCache
-from schedbench.sched.memory.invariants import check, statistics
+from schedbench.sched.memory.invariants import check, lost_tokens
 from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
 from schedbench.sched.request import Request
 
@@ -198,7 +198,8 @@ def test_random_traffic_keeps_every_row_and_node_on_its_own_kv(
     for req in list(engine.live):
         engine.release(req, is_insert=True)
     engine.cache.evict(engine.cache.evictable_size() + engine.cache.protected_size())
-    assert statistics(engine.cache, []).free == engine.cache.token_to_kv_pool_allocator.size
+    allocator = engine.cache.token_to_kv_pool_allocator
+    assert allocator.available_size() == allocator.size
 
 
 def test_a_second_request_reuses_the_pages_of_the_first(page_size: int) -> None:
@@ -209,7 +210,7 @@ def test_a_second_request_reuses_the_pages_of_the_first(page_size: int) -> None:
     (second,) = engine.admit([list(range(33))], chunk=128)
 
     assert second.cache_protected_len == 33 // page_size * page_size
-    assert statistics(engine.cache, engine.live).lost == 0
+    assert lost_tokens(engine.cache, engine.live) == 0
     engine.verify()
 
 
@@ -218,7 +219,7 @@ def test_equal_prompts_of_one_batch_end_with_one_copy(page_size: int) -> None:
     first, second = engine.admit([list(range(32)), list(range(32))], chunk=128)
 
     assert engine.row(first)[:32] == engine.row(second)[:32]
-    assert statistics(engine.cache, engine.live).protected == 32
+    assert engine.cache.protected_size() == 32
 
 
 def test_a_partial_page_stays_with_the_request(page_size: int) -> None:
@@ -239,7 +240,7 @@ def test_a_retracted_request_leaves_only_what_the_tree_had(page_size: int) -> No
     engine.release(req, is_insert=False)
 
     assert engine.cache.evictable_size() == 32
-    assert statistics(engine.cache, []).lost == 0
+    assert lost_tokens(engine.cache, []) == 0
 
 
 def test_a_released_request_owns_nothing() -> None:
@@ -262,7 +263,7 @@ def test_chunks_without_a_tree_continue_from_their_row(page_size: int) -> None:
     assert req.prefix_indices.tolist() == engine.row(req)[:23]
     engine.extend([req], 128)
     engine.release(req, is_insert=True)
-    assert statistics(engine.cache, []).free == 160
+    assert engine.cache.token_to_kv_pool_allocator.available_size() == 160
 
 
 def test_speculation_gives_back_what_it_allocated_ahead() -> None:
