@@ -65,7 +65,7 @@ class RunBridge:
         self._source = parts.context.source(parts.source) if placed else parts.source
         self._link, self._stage = parts.context.link, parts.context.stage
         self._rows: Sequence[str] = ()
-        self._launched: dict[int, _Step] = {}
+        self._begun: dict[int, _Step] = {}
 
     # ---- requests ------------------------------------------------------------------------------------------
 
@@ -170,6 +170,12 @@ class RunBridge:
         self.observer.ended(request)
         self._source.ended(request, request.finished_at)
 
+    def finish(self, request_id: str) -> None:
+        """The engine has ended the request by its length, or else by a token that ends it."""
+        if request := self.requests.get(request_id):
+            full = len(request.output_ids) == request.sampling.max_new_tokens
+            self.end(request_id, EndOfRequest(Status.FINISHED, "length" if full else "stop"))
+
     def verified(self, request_id: str, accepted: int) -> None:
         """A verify has accepted that many tokens of the request, the bonus included."""
         if request := self.requests.get(request_id):
@@ -197,28 +203,30 @@ class RunBridge:
     def planned(self, kind: StepKind) -> None:
         self.observer.planned(self.next_step, kind)
 
-    def begin_step(self, cached: Mapping[str, int]) -> int:
+    def begin_step(
+        self, kind: StepKind, cached: Mapping[str, int], tokens: int, penalised: bool = False
+    ) -> int:
         """The number of the step that is about to be launched. ``cached``: its requests, in order, with the prompt
         tokens of each that came from the prefix cache."""
         self.step = step = self.next_step
         self.next_step += self._stride
-        for request_id, tokens in cached.items():
+        for request_id, found in cached.items():
             request = self.requests.get(request_id)
             if request is not None and request.first_scheduled_at is None:
                 request.first_scheduled_at = self._clock.now()
-                request.cached_tokens = tokens
+                request.cached_tokens = found
+        rows, info = list(cached), StepInfo(step, kind, len(cached), tokens, steady=False)
+        self._begun[step] = _Step(info, rows != self._rows, penalised)
+        self._rows = rows
         return step
 
-    def launched(self, info: StepInfo, rows: Sequence[str], penalised: bool) -> None:
-        """``rows``: the requests of the step."""
-        self._launched[info.step] = _Step(info, rows != self._rows, penalised)
-        self._rows = rows
-        for part in self._announced(info):
+    def launched(self, step: int) -> None:
+        for part in self._announced(self._begun[step].info):
             self.observer.launched(part)
 
     def settled(self, step: int, ended: bool) -> None:
         """The result of a step has been applied. ``ended``: a request of it has ended."""
-        info, changed, penalised = self._launched.pop(step)
+        info, changed, penalised = self._begun.pop(step)
         for part in self._announced(info._replace(steady=not (ended or changed or penalised))):
             self.observer.settled(part)
 

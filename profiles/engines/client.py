@@ -28,6 +28,12 @@ from .server import NEEDED, STACK_SIGNAL
 from .source import EngineSource, PackagePlace, opened_source
 
 _MOST_ENGINES: Final = 4  # processes that are kept, each with an imported engine
+# What an adapter has where the ranks of a mode run at the same time.
+_RANKS_OF_MODES: Final = {
+    "pipeline": "stages",
+    "disaggregation": "transfers",
+    "data-parallel ranks": "data_ranks",
+}
 _QUIET_S: Final = 10.0  # without progress that are not shown
 _STACK_S: Final = 1.0  # for the processes of an engine to write their stacks
 
@@ -50,29 +56,25 @@ def run_engine(
         raise EngineError(
             f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
         )
-    engine = resolved.scenario.engine
-    opened = _opened(choice)
-    opened.refuse(resolved.scenario)
-    staged = ranks[0].stage is not None and opened.has("stages")
-    apart = MODES["fake transfer"].on(resolved.scenario)
-    linked = (MODES["disaggregation"].on(resolved.scenario) and opened.has("transfers") and not apart) or (
-        MODES["data-parallel ranks"].on(resolved.scenario) and opened.has("data_ranks")
+    scenario, opened = resolved.scenario, _opened(choice)
+    opened.refuse(scenario)
+    apart = MODES["fake transfer"].on(scenario)
+    together = not apart and any(
+        MODES[mode].on(scenario) and opened.has(part) for mode, part in _RANKS_OF_MODES.items()
     )
-    if len(ranks) > 1 and not (staged or apart or linked):
+    if len(ranks) > 1 and not (apart or together):
         raise EngineError(
-            f"{choice.name}: the engine runs on one rank, and the scenario has {engine.ranks}; only the workers of"
-            " engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
+            f"{choice.name}: the engine runs on one rank, and the scenario has {scenario.engine.ranks}; only the"
+            " workers of engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
         )
-    if MODES["own model runner"].on(resolved.scenario) and not opened.has("own_runner"):
+    if MODES["own model runner"].on(scenario) and not opened.has("own_runner"):
         raise EngineError(
             f"{choice.name}: its adapter has no model runner of the engine's own: engine.model_runner=stub"
         )
     process = engine_process(choice)
     process.output.begin_run()
-    if staged:
-        return process.run(resolved, relay, options, ranks)
     workers = [rank for rank in ranks if rank.place is None or rank.place.role != "router"]
-    groups = [workers] if linked else [[worker] for worker in workers]
+    groups = [workers] if together else [[worker] for worker in workers]
     reports = [report for group in groups for report in process.run(resolved, relay, options, group)]
     return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]
 

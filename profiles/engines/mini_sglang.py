@@ -19,7 +19,6 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario
 from ...sched.batch import ForwardBatch, ForwardMode
 from ...sched.config import SamplingParams
-from ...sched.observe import StepInfo
 from ...sched.request import Request, Status
 from ..run.compose import engine_config
 from ..run.system import System, SystemParts, TagAudit
@@ -190,9 +189,8 @@ class MiniSglangSystem(EngineSystem):
             name = self._ids[reply.uid]
             self._reports.advance(name, tokens)
             if reply.finished:
-                full = len(tokens) == self._bridge.requests[name].sampling.max_new_tokens
                 del self._tokens[reply.uid]
-                self._reports.end(name, EndOfRequest(Status.FINISHED, "length" if full else "stop"))
+                self._reports.finish(name)
 
     def _prepare(self, original: Callable[..., Any], batch: Any) -> Any:
         with self._reports.range("prepare", batch.size):
@@ -203,11 +201,10 @@ class MiniSglangSystem(EngineSystem):
         cached = {self._ids[req.uid]: req.cached_len if batch.is_prefill else 0 for req in batch.reqs}
         tokens = sum(req.extend_len for req in batch.reqs)
         self._reports.kv_usage(self._used_tokens())
-        step = batch.schedbench_step = self._reports.begin_step(cached)
+        step = batch.schedbench_step = self._reports.begin_step(batch.phase, cached, tokens)
         with self._reports.range("publish", batch.size, step):
             out = original(given)
-        info = StepInfo(step, batch.phase, batch.size, tokens, steady=False)
-        self._reports.launched(info, list(cached), False)
+        self._reports.launched(step)
         return out
 
     def _settle(self, original: Callable[..., Any], last: Any) -> Any:

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from ...scenarios.schema import Scenario
 from ...sched.config import SamplingParams
-from ...sched.observe import StepInfo
-from ...sched.request import Request, Status
+from ...sched.request import Request
 from ..run.system import System, SystemParts
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest, ranged, wrap_methods
+from .bridge import AllEnded, ranged, wrap_methods
 from .model import require_sampling
 from .names import ADAPTERS, EngineError
 from .paged import PagedModel, PagedSystem
@@ -64,7 +63,6 @@ class NanoVllmSystem(PagedSystem):
     def __init__(self, parts: SystemParts) -> None:
         super().__init__(parts)
         self._ids: dict[int, str] = {}  # of requests, by the engine's numbers
-        self._launched: tuple[StepInfo, list[str]]
         self.model = NanoVllmModel(parts, self._config.kv_tokens)
         self._engine = self._opened()
         self._wrap()
@@ -158,9 +156,8 @@ class NanoVllmSystem(PagedSystem):
         blocks = self._engine.scheduler.block_manager
         self._reports.kv_usage(len(blocks.used_block_ids) * blocks.block_size)
         cached = {self._ids[seq.seq_id]: seq.num_cached_tokens if is_prefill else 0 for seq in seqs}
-        step, tokens = self._reports.begin_step(cached), sum(seq.num_scheduled_tokens for seq in seqs)
-        info = StepInfo(step, "prefill" if is_prefill else "decode", len(seqs), tokens, steady=False)
-        self._launched = info, list(cached)
+        kind, tokens = "prefill" if is_prefill else "decode", sum(seq.num_scheduled_tokens for seq in seqs)
+        step = self._reports.begin_step(kind, cached, tokens)
         with self._reports.range("settle", len(seqs), step):  # what no other range has: tokens are read
             return original(seqs, is_prefill)
 
@@ -173,7 +170,7 @@ class NanoVllmSystem(PagedSystem):
             if not (context.is_prefill or runner.enforce_eager):
                 self.model.replayed = next(size for size in runner.graph_bs if size >= len(ids))
             ids = self.model.sampled(logits, ids)
-        self._reports.launched(*self._launched, False)
+        self._reports.launched(self._bridge.step)
         return ids
 
     def _settle(self, original: Callable[..., Any], seqs: Sequence[Any], *given: Any) -> None:
@@ -184,9 +181,7 @@ class NanoVllmSystem(PagedSystem):
                 self._reports.advance(self._ids[seq.seq_id], seq.completion_token_ids)
         ended = [seq for seq in seqs if seq.is_finished]
         for seq in ended:
-            full = seq.num_completion_tokens == seq.max_tokens
-            reason = "length" if full else "stop"
-            self._reports.end(self._ids.pop(seq.seq_id), EndOfRequest(Status.FINISHED, reason))
+            self._reports.finish(self._ids.pop(seq.seq_id))
         self._reports.settled(step, bool(ended))
 
     def _preempt(self, original: Callable[..., Any], seq: Any) -> None:

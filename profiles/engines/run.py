@@ -36,12 +36,12 @@ from ..vgpu.gpu import open_vgpu, patched
 from .adapter import EngineAdapter
 from .heartbeat import heartbeat
 from .names import EngineError
-from .source import EngineSource
 from .stages import StageLink, messages_answered
 from .turns import TurnLink
 
 if TYPE_CHECKING:
     from ...sched.link import Link
+    from .server import LoadedEngine
 
 _IMPORTED_ON: Final = "h200"  # modules ask for a CUDA device, and for nothing that differs between profiles
 
@@ -90,20 +90,17 @@ class StepKinds:
 
 
 def run_on_engine(
-    adapter: EngineAdapter,
-    source: EngineSource,
-    hollow: HollowPackages,
+    engine: LoadedEngine,
     resolved: Resolved,
     relay: RelayChoice,
     options: Options,
     context: RankContext,
     link: StageLink | TurnLink | None,
 ) -> RankReport:
-    """Run the scenario by the engine that ``source`` has and that was imported beside the ``hollow`` packages, or the
-    part of that rank, which has a ``link`` to other stages of a pipeline or to other workers. Raises EngineError,
-    MachineError."""
+    """Run the scenario by the engine, or the part of that rank, which has a ``link`` to other stages of a pipeline or
+    to other workers. Raises EngineError, MachineError."""
     sink, steps = GatedSink(), StepKinds()
-    hollow.used_in.clear()
+    engine.hollow.used_in.clear()
     with ExitStack() as stack:
         simulation = None
         if link is not None:
@@ -118,7 +115,7 @@ def run_on_engine(
             sink,
             hazards=options.hazards,
             adversary=options.adversary,
-            watch=[source.watched],
+            watch=[engine.source.watched],
             simulation=simulation,
         )
         opened = stack.enter_context(machine)
@@ -130,7 +127,7 @@ def run_on_engine(
         system: list[System] = []
 
         def make_system(parts: SystemParts) -> System:
-            system.append(adapter.open(parts))
+            system.append(engine.adapter.open(parts))
             return system[-1]
 
         task = RunTask(resolved, relay, options, "vgpu", heartbeat, steps, make_system=make_system)
@@ -140,8 +137,8 @@ def run_on_engine(
             raise
         except (HollowKernelError, TritonKernelError) as error:
             raise EngineError(f"the engine cannot be run with this scenario: {error}") from error
-    edge = _edge(hollow, program, kernels, system[0], steps)
-    labels = report.result.labels.model_copy(update={"engine": source.part(edge)})
+    edge = _edge(engine.hollow, program, kernels, system[0], steps)
+    labels = report.result.labels.model_copy(update={"engine": engine.source.part(edge)})
     result = report.result.model_copy(update={"labels": labels})
     return report._replace(result=_without(edge.uncounted, result))
 

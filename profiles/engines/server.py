@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from .answers import STACKS, Answer, failure, packed, unpacked
 
@@ -197,16 +197,14 @@ class Zygote:
             os._exit(0)  # without the engine's own handlers of an exit, which may wait for its threads
 
 
-class LoadedEngine:
-    """An imported engine. ``seconds`` is what its import took, without that of schedbench and torch."""
+class LoadedEngine(NamedTuple):
+    """An imported engine, beside the ``hollow`` packages. ``seconds`` is what its import took, without that of
+    schedbench and torch."""
 
-    def __init__(
-        self, source: EngineSource, adapter: EngineAdapter, hollow: HollowPackages, seconds: float
-    ) -> None:
-        self.source = source
-        self.seconds = seconds
-        self.hollow = hollow
-        self._adapter = adapter
+    source: EngineSource
+    adapter: EngineAdapter
+    hollow: HollowPackages
+    seconds: float
 
     @classmethod
     def load(cls, source: EngineSource, stack: ExitStack) -> LoadedEngine:
@@ -214,7 +212,7 @@ class LoadedEngine:
         from .adapter import find_adapter
         from .names import EngineError
 
-        adapter = find_adapter(source.adapter)
+        adapter = find_adapter(source.name.adapter)
         os.environ.update(adapter.environment)
         import torch
         import torch.distributed.tensor  # at the first dispatch to a device of ours, torch would import it
@@ -257,9 +255,7 @@ class LoadedEngine:
 
         def run(context: RankContext, link: StageLink | TurnLink | None) -> Answer:
             _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
-            report = run_on_engine(
-                self._adapter, self.source, self.hollow, resolved, relay, options, context, link
-            )
+            report = run_on_engine(self, resolved, relay, options, context, link)
             return {"document": report.result.document(), "rest": packed(report[1:])}
 
         if len(ranks) == 1:

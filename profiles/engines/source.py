@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..record.environment import run_git
 from ..record.provenance import EdgePart, EnginePart
@@ -29,8 +29,7 @@ class EngineSource:
     reported, by names relative to its parent. ``sha256`` is of the package's Python files; ``commit`` and ``dirty`` are
     None where no repository tracks them. ``temporary`` is removed once the source is no longer used."""
 
-    name: str
-    adapter: str
+    name: EngineName
     path: Path
     package: str
     watched: Path
@@ -44,7 +43,7 @@ class EngineSource:
     def part(self, edge: EdgePart) -> EnginePart:
         """The engine in the labels of a result."""
         return EnginePart(
-            name=Path(self.adapter).stem,
+            name=Path(self.name.adapter).stem,
             version=self.version,
             ref=self.ref,
             commit=self.commit,
@@ -275,27 +274,17 @@ def _folder(name: EngineName) -> Path:
     return folder
 
 
-def _source(
-    name: EngineName,
-    place: PackagePlace,
-    path: Path,
-    *,
-    ref: str | None = None,
-    commit: str | None = None,
-    dirty: bool | None = None,
-) -> EngineSource:
+def _source(name: EngineName, place: PackagePlace, path: Path, **tracked: Any) -> EngineSource:
+    """``tracked``: what a repository knows of it."""
     package = path / place.package
     return EngineSource(
-        name=str(name),
-        adapter=name.adapter,
+        name=name,
         path=path,
         package=place.package,
         watched=path if Path(place.python_path).name else package,
         sha256=_digest(package),
         version=name.version or _version(package),
-        ref=ref,
-        commit=commit,
-        dirty=dirty,
+        **tracked,
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario
-from ...sched.observe import NO_STEP, StepInfo, StepKind
+from ...sched.observe import NO_STEP, StepKind
 from ...sched.request import Request, Status
 from ..run.system import System, SystemParts
 from ..vgpu.fused import run_as_one_kernel
@@ -103,7 +103,6 @@ class VllmSystem(PagedSystem):
     def __init__(self, parts: SystemParts) -> None:
         super().__init__(parts)
         self.overlapped = overlaps(parts.resolved.scenario)
-        self._launching: tuple[StepInfo, list[str]]
         self._gone: list[tuple[str, str]] = []  # requests that were aborted, with the reasons
         torch.cuda.set_stream(
             torch.cuda.Stream()
@@ -197,9 +196,8 @@ class VllmSystem(PagedSystem):
         self._reports.kv_usage(used * self._config.page_size)
         names, tokens = list(output.num_scheduled_tokens), output.total_num_scheduled_tokens
         cached = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        step = self._reports.begin_step({name: cached.get(name, 0) for name in names})
-        output.schedbench_step = step
-        self._launching = StepInfo(step, self._kind(output), len(names), tokens, steady=False), names
+        rows = {name: cached.get(name, 0) for name in names}
+        step = output.schedbench_step = self._reports.begin_step(self._kind(output), rows, tokens)
         with self._reports.range("prepare", len(names), step):
             return original(output, *args, **kwargs)
 
@@ -243,7 +241,7 @@ class VllmSystem(PagedSystem):
         with self._reports.range("sample", 0, step):
             output = original(*args, **kwargs)
         wrap_methods(output, {"get_output": ranged(self._reports, "settle", step=lambda: step)})
-        self._reports.launched(*self._launching, False)
+        self._reports.launched(step)
         return output
 
     def _settle(self, original: Callable[..., Any], scheduled: Any, *args: Any) -> Any:

@@ -114,7 +114,7 @@ class HollowObject:
     def __subclasscheck__(self, subclass: type) -> bool:
         return False
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+    def __get_pydantic_core_schema__(self, *_: Any) -> Any:
         return import_module("pydantic_core.core_schema").any_schema()
 
     def __bool__(self) -> bool:
@@ -159,9 +159,7 @@ class HollowBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        return import_module("pydantic_core.core_schema").any_schema()
+    __get_pydantic_core_schema__ = classmethod(HollowObject.__get_pydantic_core_schema__)
 
 
 class HollowModule(types.ModuleType):

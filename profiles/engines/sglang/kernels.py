@@ -28,7 +28,7 @@ class JitModule:
         """The kernel of that name, as one launch. Raises HollowKernelError where it has no replacement."""
         if function in _LAUNCHES:
             return _LAUNCHES[function]
-        kernel = _KERNELS.get(function, _RENAMED.get((self._name, function)))
+        kernel = _KERNELS.get(function, _KERNELS.get(f"{self._name}.{function}"))
         if kernel is None:
             raise HollowKernelError(
                 f"SGLang's CUDA kernel {self._name}.{function} was called: what it does is unknown here"
@@ -238,10 +238,7 @@ _KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "top_k_renorm_probs": _top_k_renorm,
     "top_p_renorm_probs": _top_p_renorm,
     "fast_topk": _fast_topk,
-}
-# Kernels that a module of SGLang has under another name.
-_RENAMED: Final[Mapping[tuple[str, str], Callable[..., Any]]] = {
-    ("speculative_sampling", "sample"): _sample_tree,
+    "speculative_sampling.sample": _sample_tree,
 }
 # Functions of ``sgl_kernel.kvcacheio``.
 _TRANSFERS: Final[Mapping[str, Callable[..., Any]]] = {

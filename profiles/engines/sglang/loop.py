@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from ....sched.link import FOREVER, LinkError
-from ....sched.observe import StepInfo, StepKind, StreamName
+from ....sched.observe import StepKind, StreamName
 from ....sched.request import Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
@@ -231,11 +231,10 @@ class WrappedLoop:
             kind, tokens = self._decode_kind, len(cached) * (self._spec.draft_tokens if self._spec else 1)
         orchestrator = getattr(batch.sampling_info, "penalizer_orchestrator", None)
         penalised = bool(getattr(orchestrator, "is_required", False))
-        step = self._reports.begin_step(cached)
+        step = self._reports.begin_step(kind, cached, tokens, penalised)
         with self._reports.range("publish", len(cached), step):
             result = original(batch, *args, **kwargs)
-        info = StepInfo(step, kind, len(cached), tokens, steady=False)
-        self._reports.launched(info, list(cached), penalised)
+        self._reports.launched(step)
         # A stage of a pipeline settles another result, of the same batch.
         (result if self._stage is None else batch).schedbench_step = step
         return result
@@ -243,9 +242,8 @@ class WrappedLoop:
     def _prebuild(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """A decode worker's batch of prompts whose KV has come: a step without a forward, which settles at once."""
         self._reports.planned("prebuilt")
-        batch.schedbench_step = self._reports.begin_step(
-            {req.rid: int(req.cached_tokens) for req in batch.reqs}
-        )
+        cached = {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        batch.schedbench_step = self._reports.begin_step("prebuilt", cached, 0)
         with self._reports.range("prepare", len(batch.reqs), batch.schedbench_step):
             return original(batch, *args, **kwargs)
 
@@ -253,8 +251,7 @@ class WrappedLoop:
         step, reqs = batch.schedbench_step, list(batch.reqs)
         with self._reports.range("prepare", len(reqs), step):
             out = original(batch, *args, **kwargs)
-        info = StepInfo(step, "prebuilt", len(reqs), 0, steady=False)
-        self._reports.launched(info, [req.rid for req in reqs], False)
+        self._reports.launched(step)
         self._reports.settled(step, self._advance(reqs))
         return out
 

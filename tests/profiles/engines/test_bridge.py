@@ -12,7 +12,7 @@ import pytest
 from schedbench.profiles.engines.bridge import LOST, AllEnded, EndOfRequest, RunBridge
 from schedbench.profiles.run.rank_context import ALONE
 from schedbench.sched.config import SamplingParams
-from schedbench.sched.observe import LogicalClock, Observer, StepInfo
+from schedbench.sched.observe import LogicalClock, Observer, StepInfo, StepKind
 from schedbench.sched.request import Request, Status
 
 
@@ -91,7 +91,7 @@ def test_tokens_and_ends_are_reported_once() -> None:
     source = Source(0)
     bridge, log, clock = bridge_of(source)
     (request,) = bridge.due(True)
-    bridge.begin_step({"r0": 2})
+    bridge.begin_step("prefill", {"r0": 2}, 2)
     clock.sleep_until(10)
     bridge.advance("r0", [7])
     bridge.advance("r0", [7])
@@ -123,10 +123,9 @@ def test_a_step_is_steady_if_nothing_joined_ended_or_was_penalised(
     rows: list[str], penalised: bool, ended: bool, steady: bool
 ) -> None:
     bridge, log, _ = bridge_of(Source())
-    before = bridge.begin_step({"r0": 0, "r1": 0})
-    bridge.launched(StepInfo(before, "decode", 2, 2, steady=False), ["r0", "r1"], False)
-    step = bridge.begin_step(dict.fromkeys(rows, 0))
-    bridge.launched(StepInfo(step, "decode", len(rows), len(rows), steady=False), rows, penalised)
+    bridge.launched(bridge.begin_step("decode", {"r0": 0, "r1": 0}, 2))
+    step = bridge.begin_step("decode", dict.fromkeys(rows, 0), len(rows), penalised)
+    bridge.launched(step)
     bridge.settled(step, ended)
     assert log.steady == {step: steady}
     assert bridge.next_step == 2
@@ -134,9 +133,10 @@ def test_a_step_is_steady_if_nothing_joined_ended_or_was_penalised(
 
 def test_a_speculative_step_includes_its_draft_and_draft_extend() -> None:
     bridge, log, _ = bridge_of(Source(), speculates=True)
-    for kind, tokens in (("prefill", 7), ("verify", 8)):
-        step = bridge.begin_step({"r0": 0, "r1": 0})
-        bridge.launched(StepInfo(step, kind, 2, tokens, steady=False), ["r0", "r1"], False)
+    steps: Sequence[tuple[StepKind, int]] = (("prefill", 7), ("verify", 8))
+    for kind, tokens in steps:
+        step = bridge.begin_step(kind, {"r0": 0, "r1": 0}, tokens)
+        bridge.launched(step)
         bridge.settled(step, False)
     assert log.launches == [
         *[(1, "prefill", 7), (2, "draft_extend", 7)],
