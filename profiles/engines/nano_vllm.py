@@ -156,8 +156,8 @@ class NanoVllmSystem(PagedSystem):
         blocks = self._engine.scheduler.block_manager
         self._reports.kv_usage(len(blocks.used_block_ids) * blocks.block_size)
         cached = {self._ids[seq.seq_id]: seq.num_cached_tokens if is_prefill else 0 for seq in seqs}
-        kind, tokens = "prefill" if is_prefill else "decode", sum(seq.num_scheduled_tokens for seq in seqs)
-        step = self._reports.begin_step(kind, cached, tokens)
+        tokens = sum(seq.num_scheduled_tokens for seq in seqs)
+        step = self._reports.begin_step("prefill" if is_prefill else "decode", cached, tokens)
         with self._reports.range("settle", len(seqs), step):  # what no other range has: tokens are read
             return original(seqs, is_prefill)
 

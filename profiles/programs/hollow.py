@@ -159,7 +159,9 @@ class HollowBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
 
-    __get_pydantic_core_schema__ = classmethod(HollowObject.__get_pydantic_core_schema__)
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        return import_module("pydantic_core.core_schema").any_schema()
 
 
 class HollowModule(types.ModuleType):

@@ -195,14 +195,13 @@ class TritonPrograms:
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
         launch = partial(self._launch, interpreter.InterpreterError)
         yield executor, "__call__", surrounded(executor.__call__, launch)
-        accesses: Mapping[str, Callable[..., Any]] = {
+        accesses: dict[str, Operation] = {
             "create_masked_load": self._load,
             "create_masked_store": self._store,
             "create_atomic_rmw": self._atomic,
             "create_atomic_cas": self._compare_and_swap,
         }
-        methods: dict[str, Any] = dict(vars(builder))
-        for name, method in methods.items():
+        for name, method in list(vars(builder).items()):
             if callable(method) and not name.startswith("_"):
                 access = surrounded(method, accesses[name]) if name in accesses else method
                 yield builder, name, surrounded(access, self._follow)

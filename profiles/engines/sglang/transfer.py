@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 
@@ -76,9 +76,9 @@ class KVTransfers:
     and ``arrived`` in each turn of the loop."""
 
     def __init__(self, parts: SystemParts, bridge: RunBridge) -> None:
-        link, place = parts.context.link, parts.context.place
-        assert isinstance(link, TurnLink) and place is not None
-        self._link, self._place, self._bridge = link, place, bridge
+        assert parts.context.place is not None
+        self._link, self._place = cast(TurnLink, parts.context.link), parts.context.place
+        self._bridge = bridge
         self._page_size = parts.resolved.scenario.engine.page_size
         self._model = parts.resolved.model
         self._gpu = CURRENT.get()
