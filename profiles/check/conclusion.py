@@ -94,9 +94,15 @@ def _not_asked(content: Document) -> str:
 
 
 def _first_evidence(report: Document) -> str:
-    """Of each failed check, with the number of its other findings. A check that failed alone is not named again."""
+    """Of each failed check, with the number of its other findings: the first about a line outside of the shipped
+    scheduler, such as one of a relay of the user's own. A check that failed alone is not named again."""
     failed = [check for check in report["checks"] if check["verdict"] == "failed"]
     found = {check["name"]: check["evidence"] for check in failed if check["evidence"]}
     named = {name: f"{name}: " if len(failed) > 1 else "" for name in found}
     more = {name: f", and {len(items) - 1} more" if len(items) > 1 else "" for name, items in found.items()}
-    return "".join(f"; {named[name]}{found[name][0]['says'].rstrip('.')}{more[name]}" for name in found)
+    first = {name: min(items, key=_is_shipped)["says"].rstrip(".") for name, items in found.items()}
+    return "".join(f"; {named[name]}{first[name]}{more[name]}" for name in found)
+
+
+def _is_shipped(evidence: Document) -> bool:
+    return all(site["file"].startswith("sched/") for site in evidence.get("sites", ()))

@@ -330,6 +330,14 @@ def test_the_sentence_has_the_first_finding_of_each_failed_check() -> None:
     assert conclusion(content) == said
 
 
+def test_the_sentence_has_the_finding_about_a_relay_of_ones_own() -> None:
+    content = many_relays(1, 3)
+    findings = content["reports"][0]["checks"][0]["evidence"]
+    findings[0]["sites"] = [{"file": "sched/relay/lengths.py"}]
+    findings[1]["sites"] = [{"file": "sched/loop/launch.py"}, {"file": "my_relay.py"}]
+    assert conclusion(content) == "many FAILED: hazards with s0; finding 1, and 2 more."
+
+
 def of_hazards(*findings: HazardFinding) -> dict[str, Any]:
     """Returns a document of one relay with these hazards."""
     content = many_relays(1, 1)
