@@ -51,9 +51,13 @@ from .worth import worth
 
 class _Commands(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        """Typer's refusals of a value, without pydantic's prefix and with the choice that was probably meant."""
+        """A command that is interrupted before it has a result says so. Typer's refusals of a value are without
+        pydantic's prefix, and with the choice that was probably meant."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            echo("schedbench: interrupted: there is no result", err=True)
+            raise typer.Exit(INTERRUPTED) from None
         except typer.BadParameter as error:
             said = error.message.removeprefix("Value error, ").removesuffix(".")
             if found := re.fullmatch(r"'(.*)' is not one of (.*)", said):
@@ -112,9 +116,9 @@ def _common(
 ) -> None: ...
 
 
-for answered in (run, compare, check, worth, sweep, onebatch):
+for answered in (run, compare, check, worth, profile, watch, sweep, onebatch):
     app.command()(command(answered))
-for printed in (profile, verify, report, trace, watch, explain, init, schema, doctor, bench, calibrate):
+for printed in (verify, report, trace, explain, init, schema, doctor, bench, calibrate):
     app.command()(printed)
 app.command("list")(show)
 app.add_typer(baseline, name="baseline")

@@ -190,8 +190,6 @@ class EngineOptions(NamedTuple):
         from ..profiles.engines.source import require_there
         from ..profiles.platform.engine_choice import TIMEOUT_S, EngineChoice
 
-        if self.timeout is not None and not (isinstance(self.timeout, int | float) and self.timeout >= 1):
-            raise UsageError(f"--engine-timeout: expected 1 second or more, got {self.timeout!r}")
         engine = parse_engine(name)
         require_there(engine)
         return EngineChoice(

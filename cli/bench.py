@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .arguments import Engine, EnginePython, EngineTimeout, EngineWheels, Form, engine_choice
-from .errors import GATE_FAILED, UNABLE, UsageError, ends_interrupted
+from .errors import GATE_FAILED, UNABLE, UsageError
 from .text import echo
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def doctor(
     from .page import show_entries
 
     other = engine_choice(engine, engine_python, engine_wheels, engine_timeout)
-    with ends_interrupted("interrupted before everything was tried"):
-        checks = run_checks() if other is None else engine_checks(other)
+    checks = run_checks() if other is None else engine_checks(other)
     indent = 6 + max(len(check.name) for check in checks)
     lines = [
         _wrapped(f"{'ok' if check.ok else '–':4}{check.name}".ljust(indent), check.detail) for check in checks

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .arguments import Form, numbers
-from .errors import ends_interrupted
 from .text import MISSING, echo, number, whole
 
 if TYPE_CHECKING:
@@ -54,11 +53,10 @@ def calibrate(
         require_cuda(
             "its calls, copies and kernels cannot be measured; --host-only measures the scheduler's own phases alone"
         )
-    with ends_interrupted("interrupted; nothing was written"):
-        probes = None if host_only else calibration.probed(_report)
-        name = base if output is None else output.stem
-        document = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
-        document["conclusion"] = calibration.conclusion(document)
+    probes = None if host_only else calibration.probed(_report)
+    name = base if output is None else output.stem
+    document = calibration.calibrate(hardware, plan, probes, name=name, rounds=rounds, notify=_report)
+    document["conclusion"] = calibration.conclusion(document)
     if output is not None:
         from ..profiles.record.files import write_whole
 

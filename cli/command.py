@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 import typer
 
 from .arguments import EveryTable, Form, python_call
-from .errors import INTERRUPTED, UsageError, ends_interrupted
+from .errors import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from ..scenarios.problems import Problem
@@ -31,21 +31,11 @@ def command(function: Callable[..., Answer]) -> Callable[..., None]:
         listed = given.pop(arguments.name) or () if arguments else ()
         if form in ("svg", "html") and "picture" in given:
             given["picture"] = True
-        with ends_interrupted("interrupted: there is no result"):
-            answer = function(*listed, **given)
+        answer = function(*listed, **given)
         answer.show(form, every_table=every_table)
         raise typer.Exit(answer.exit_code or 0)
 
-    types = {
-        name: eval(text, function.__globals__)
-        for name, text in function.__annotations__.items()
-        if name != "return"
-    }
-    options = [
-        parameter.replace(annotation=types[parameter.name])
-        for parameter in signature(function).parameters.values()
-        if parameter.kind is not Parameter.VAR_KEYWORD
-    ]
+    options = [*_options(function).values()]
     arguments = next((option for option in options if option.kind is Parameter.VAR_POSITIONAL), None)
     own = [*signature(typed, eval_str=True).parameters.values()][:2]
     shape = [
@@ -57,10 +47,35 @@ def command(function: Callable[..., Answer]) -> Callable[..., None]:
     return typed
 
 
+def _options(function: Callable[..., Answer]) -> dict[str, Parameter]:
+    """The parameters by name, with their types and Typer's descriptions as annotations."""
+    return {
+        name: parameter.replace(annotation=eval(parameter.annotation, function.__globals__))
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is not Parameter.VAR_KEYWORD
+    }
+
+
+def _require_allowed(option: Parameter, value: object) -> None:
+    """Raises UsageError for a value that Typer would refuse."""
+    from ..scenarios.problems import either
+
+    kind, about = get_args(option.annotation)
+    wanted = ""
+    if option.default == () and isinstance(value, str):
+        wanted = "a list"
+    elif get_origin(kind) is Literal and value not in get_args(kind) and not isinstance(value, bool):
+        wanted = either(get_args(kind))
+    elif about.min is not None and not (isinstance(value, int | float) and value >= about.min):
+        wanted = f"{about.min} or more"
+    if wanted and value != option.default:
+        raise UsageError(f"{option.name}: expected {wanted}, got {value!r}")
+
+
 def from_python(function: Callable[P, Answer], kind: type[A]) -> Callable[P, A]:
     """The function for Python: it prints nothing, its answers are of this kind, and its errors name arguments where
     those of the command name options. It raises KeyboardInterrupt where the user interrupts it."""
-    parameters = signature(function).parameters
+    options = _options(function)
 
     def named(text: str) -> str:
         return re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)
@@ -70,7 +85,7 @@ def from_python(function: Callable[P, Answer], kind: type[A]) -> Callable[P, A]:
         from ..scenarios.problems import meant
 
         is_unknown = problem.message.startswith("unknown key") and problem.path.isidentifier()
-        near = meant(problem.path, parameters) if is_unknown else ""
+        near = meant(problem.path, options) if is_unknown else ""
         return f"unknown key{near}" if near else problem.message
 
     @wraps(function)
@@ -80,9 +95,8 @@ def from_python(function: Callable[P, Answer], kind: type[A]) -> Callable[P, A]:
 
         shown = [repr(str(argument)) for argument in args if isinstance(argument, str | Path)]
         shown += [f"{name}={value!r}" for name, value in kwargs.items()]
-        for name, value in kwargs.items():
-            if isinstance(value, str) and name in parameters and parameters[name].default == ():
-                raise UsageError(f"{name}: expected a list, got {value!r}")
+        for name in options.keys() & kwargs.keys():
+            _require_allowed(options[name], kwargs[name])
         call = python_call.set(f"schedbench.{function.__name__}({', '.join(shown)})")
         try:
             answer = function(*args, **kwargs)

@@ -14,10 +14,6 @@ from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Final, TextIO
 
-import typer
-
-from .text import echo
-
 GATE_FAILED: Final = 1
 USAGE: Final = 2
 UNABLE: Final = 3
@@ -91,16 +87,6 @@ def message(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return f"this machine has too little memory: {error}".removesuffix(": ")
     return str(error)
-
-
-@contextmanager
-def ends_interrupted(text: str) -> Iterator[None]:
-    """Where the user interrupts the block, the command prints ``text`` and exits with INTERRUPTED."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        echo(f"schedbench: {text}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @dataclass(slots=True)

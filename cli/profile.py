@@ -10,7 +10,6 @@ import typer
 
 from .arguments import (
     Device,
-    Form,
     Name,
     Overrides,
     Relay,
@@ -26,6 +25,7 @@ from .text import echo
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
     from ..profiles.platform.resolve import Resolved
+    from .answers import RunAnswer
 
 Graphs = Literal["graph", "node"]
 
@@ -45,8 +45,7 @@ def profile(
     output_dir: Annotated[Path, typer.Option(help="Keep the capture and its result.json here.")] = Path(
         "capture"
     ),
-    form: Form = "table",
-) -> None:
+) -> RunAnswer:
     """Run a scenario once under a profiler and report the capture. Its times include the profiler's overhead: compare
     them with each other only.
 
@@ -63,8 +62,7 @@ def profile(
     else:
         arguments = [str(scenario), *(f"--set={text}" for text in with_relay(relay, overrides))]
         outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
-    RunAnswer(outcome).show(form, every_table=True)
-    outcome.result.write(output_dir / "result.json")
+    return RunAnswer(outcome, exit_code=0).kept(output_dir)
 
 
 def _with_torch(question: Resolved, output_dir: Path, device: Device) -> RunOutcome:

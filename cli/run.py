@@ -12,7 +12,7 @@ import typer
 
 from . import arguments
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
-from .worth import require_worth, with_worth
+from .worth import with_worth
 
 if TYPE_CHECKING:
     from ..profiles.measure.budget import RunOutcome
@@ -108,15 +108,17 @@ def run(
 
 
 def _require_further_runs(question: Resolved, options: Options, *, ranges: bool, worth: bool) -> None:
-    """Raises UsageError where the runs of ``--ranges`` or ``--worth`` are not possible."""
+    """Raises UsageError or WorthError where the runs of ``--ranges`` or ``--worth`` are not possible."""
     if ranges:
         from ..profiles.judge.local import refusal
 
         if reason := refusal(question, options):
             raise UsageError(f"--ranges: {reason}")
     if worth:
+        from ..profiles.worth.worth import require_changeable
+
         for one in question.relays:
-            require_worth(replace(question, relays=(one,)), options)
+            require_changeable(replace(question, relays=(one,)), options)
 
 
 def _require_world(question: Resolved, world: World) -> None:

@@ -25,11 +25,6 @@ A = Annotated[
 B = Annotated[str | None, typer.Option("--b", metavar=_SIDE, help="The candidate; overlap=true.")]
 
 
-Overrides = Annotated[
-    arguments.Texts, typer.Option("--set", metavar="KEY=VALUE", help="Override a key in every cell.")
-]
-
-
 def sweep(
     scenario: arguments.Name,
     *,
@@ -46,7 +41,7 @@ def sweep(
         bool, typer.Option("--alone", help="The metric itself instead of a comparison; one run per cell.")
     ] = False,
     metric: Annotated[str, typer.Option(help="throughput, ttft.p99, ...")] = "output_throughput",
-    overrides: Overrides = (),
+    overrides: arguments.Overrides = (),
     device: arguments.Device = "auto",
     draws: arguments.Draws = 16,
     quick: arguments.Quick = False,

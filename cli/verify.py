@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .arguments import Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
-from .errors import GATE_FAILED, ends_interrupted
+from .errors import GATE_FAILED
 from .text import MISSING, echo, number, size, whole
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def verify(
     make_output_dir(output_dir)
     settings = with_relay(relay, wanted)
     work = tempfile.TemporaryDirectory() if output_dir is None else nullcontext(output_dir)
-    with ends_interrupted("interrupted before there was anything to compare"), work as folder:
+    with work as folder:
         plan = comparison.stages(str(scenario), settings, Path(folder))
         document = comparison.conduct(plan, Path(folder), lambda words: echo(words, err=True))
     text = json.dumps(document, indent=1) + "\n"

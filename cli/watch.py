@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .arguments import Form, Meaning, Stopwatch, make_output_dir
+from .arguments import Meaning, Stopwatch, make_output_dir
 from .errors import GATE_FAILED, WORKLOAD_FAILED, UsageError
-from .text import echo
+
+if TYPE_CHECKING:
+    from .answers import RunAnswer
 
 _THIS = ("python", "python3")  # the interpreter that runs schedbench
 
@@ -31,8 +33,7 @@ def watch(
         typer.Option(metavar="NAME", help="A package that may be absent and whose kernels are not used."),
     ] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep the result.json here.")] = None,
-    form: Form = "table",
-) -> None:
+) -> RunAnswer:
     """Run a Python program written for torch on CUDA on the virtual GPU, unchanged, and print its copies, syncs and
     hazards by source line. What the program prints goes to stderr.
 
@@ -42,24 +43,17 @@ def watch(
     python, script, *arguments = _program(command)
     from ..profiles.measure.budget import RunOutcome
     from ..profiles.programs.watch import WatchRequest, run_watched
-    from ..profiles.record.result import Hazards
     from .answers import RunAnswer
 
-    if output_dir is not None:
-        make_output_dir(output_dir)
+    make_output_dir(output_dir)
     clock = Stopwatch()
     request = WatchRequest(script, tuple(arguments), hardware, hazards == "on", meaning, tuple(hollow or ()))
     found = run_watched(python, request)
     found = found.model_copy(update={"run": found.run.model_copy(update=clock.run())})
-    findings = found.hazards.findings if isinstance(found.hazards, Hazards) else ()
-    RunAnswer(RunOutcome(found, (), ())).show(form, every_table=True)
-    if output_dir is not None:
-        found.write(output_dir / "result.json")
-    if found.run.failure is not None:
-        echo(f"schedbench: {script}: {found.run.failure}", err=True)
-        raise typer.Exit(WORKLOAD_FAILED)
-    if findings:
-        raise typer.Exit(GATE_FAILED)
+    outcome, failure = RunOutcome(found, (), ()), found.run.failure
+    remarks = [] if failure is None else [f"schedbench: {script}: {failure}"]
+    code = WORKLOAD_FAILED if remarks else GATE_FAILED if outcome.undeclared else 0
+    return RunAnswer(outcome, remarks=remarks, exit_code=code).kept(output_dir)
 
 
 def _program(command: list[str]) -> list[str]:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import arguments
-from .errors import UsageError
 
 if TYPE_CHECKING:
     from ..profiles.platform.resolve import Resolved
-    from ..profiles.ranks.execute import Options
     from ..profiles.record.result import Result
     from .answers import WorthAnswer
 
@@ -41,42 +39,27 @@ def worth(
 
     Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
     """
-    if rooms < 0:
-        raise UsageError(f"--rooms: {rooms} is less than 0")
     arguments.use_workers(jobs, executor)
     question = arguments.resolved(
         scenario, [*overrides, *arguments.settings(keys)], relay=relay, faults=faults
     )
     from ..profiles.ranks.execute import Options, execute
+    from ..profiles.worth.worth import require_changeable
     from .answers import WorthAnswer
     from .console import run_progress
     from .run import exit_code
 
     options = Options(device="vgpu", command=arguments.command_line())
-    require_worth(question, options)
+    require_changeable(question, options)
     arguments.make_output_dir(output_dir)
     outcome = execute(question, question.relays[0], options, observe=run_progress)
-    found = with_worth(question, outcome.result, rooms=0 if quick else rooms)
-    outcome = replace(outcome, result=found)
+    outcome = replace(outcome, result=with_worth(question, outcome.result, rooms=0 if quick else rooms))
     return WorthAnswer(outcome, exit_code=exit_code(outcome)).kept(output_dir)
 
 
-def require_worth(question: Resolved, options: Options) -> None:
-    """Raises UsageError where counterfactual runs would not be the same run but for one thing."""
-    from ..profiles.worth.worth import refusal
-
-    if reason := refusal(question, options):
-        raise UsageError(f"worth: {reason}")
-
-
 def with_worth(question: Resolved, result: Result, *, rooms: int = ROOMS) -> Result:
-    """The result with what its lines are worth, if it is whole; marked as cancelled where the user interrupted that."""
-    if result.run.cancelled or result.run.failure:
-        return result
     from ..profiles.worth.worth import worth
     from .console import status
 
     with status("counterfactual runs") as notice:
-        part, interrupted = worth(question, result, notice, rooms=rooms)
-    run = result.run.model_copy(update={"cancelled": True}) if interrupted else result.run
-    return result.model_copy(update={"worth": part, "run": run})
+        return worth(question, result, notice, rooms=rooms)

@@ -8,10 +8,10 @@ Each is a whole run, so that batches form as they would. Its tokens have to be t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from ..judge.compare import Comparison
 from ..judge.effects import LineEffect, lines, mean
@@ -39,6 +39,7 @@ Change = Literal["no wait", "pinned", "absent", "half"]
 Place = SourceLine | HostPhase
 Room = tuple[float, float | None]  # us per step: a time that does not show, and one that does
 Notice = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Figures(NamedTuple):
@@ -152,14 +153,17 @@ class RoomSearch:
         return float(2**low if low >= 0 else 0), None if high == limit else float(2**high)
 
 
-def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> tuple[WorthPart, bool]:
-    """What is to be gained from the lines and phases of the run that ``known`` is the result of, and whether the user
-    interrupted the search. ``rooms``: of so many hidden places the room is searched for. Raises what ``execute``
-    raises."""
+def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> Result:
+    """The result, if it is that of a whole run, with what is to be gained from the lines and phases of the run; marked
+    as cancelled where the user interrupted that. ``rooms``: of so many hidden places the room is searched for. Raises
+    what ``execute`` raises."""
+    if known.run.cancelled or known.run.failure:
+        return known
     question, result, survey = _surveyed(question, known)
     lines = source_lines(result, survey)
     places: list[Place] = [*lines, *phases(survey, question.hardware)]
     gains = Gains(question, figures(result, survey), notice)
+    run = known.run
     try:
         with pool(len(places)) as each:
             # First the change that gains most.
@@ -169,8 +173,8 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> t
             )
             gains.search([place for place in places if gains.hides(place)][:rooms], each)
     except KeyboardInterrupt:
-        return gains.part(), True
-    return gains.part(), False
+        run = run.model_copy(update={"cancelled": True})
+    return known.model_copy(update={"worth": gains.part(), "run": run})
 
 
 def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, LineSurvey]:
@@ -203,20 +207,21 @@ class Gains:
 
     def ask(self, asked: Sequence[tuple[Place, Change]], each: MapFunction) -> None:
         trials = [Trial(self._question, place, change) for place, change in asked]
-        for number, ((place, change), found) in enumerate(
-            zip(asked, each(Trial.run, trials), strict=True), start=1
-        ):
+        ended = self._reported("counterfactual runs", each(Trial.run, trials), len(asked))
+        for (place, change), found in zip(asked, ended, strict=True):
             self._found.setdefault(place, {})[change] = found
-            self._notice(f"counterfactual runs: {number} of {len(asked)}")
 
     def search(self, places: Sequence[Place], each: MapFunction) -> None:
         """Find out how much longer hidden places could take."""
         searches = [RoomSearch(self._question, place, self._base) for place in places]
-        for number, (place, room) in enumerate(
-            zip(places, each(RoomSearch.run, searches), strict=True), start=1
-        ):
+        ended = self._reported("room of hidden lines and phases", each(RoomSearch.run, searches), len(places))
+        for place, room in zip(places, ended, strict=True):
             self._rooms[place] = room
-            self._notice(f"room of hidden lines and phases: {number} of {len(places)}")
+
+    def _reported(self, what: str, ended: Iterable[T], count: int) -> Iterator[T]:
+        for number, found in enumerate(ended, start=1):
+            self._notice(f"{what}: {number} of {count}")
+            yield found
 
     def hides(self, place: Place) -> bool:
         """Whether nothing is to be gained from the place."""
@@ -290,9 +295,10 @@ class AskedSide(NamedTuple):
     result: Result
 
 
-def refusal(question: Resolved, options: Options) -> str:
-    """The reason why no line of the run can be changed; empty if lines can."""
-    return _OF_ITS_OWN if question.engine is not None else unrepeatable(question, options)
+def require_changeable(question: Resolved, options: Options) -> None:
+    """Raises WorthError where counterfactual runs would not be the same run but for one thing."""
+    if reason := _OF_ITS_OWN if question.engine is not None else unrepeatable(question, options):
+        raise WorthError(f"worth: {reason}")
 
 
 def require_sides(question: Question | None, a: SideSpec, b: SideSpec) -> None:
@@ -305,8 +311,7 @@ def require_sides(question: Question | None, a: SideSpec, b: SideSpec) -> None:
     if not asked:
         raise WorthError("worth: lines of a git: side cannot be changed: leave one side to the working tree")
     for found in asked:
-        if reason := refusal(found, Options(device="vgpu")):
-            raise WorthError(f"worth: {reason}")
+        require_changeable(found, Options(device="vgpu"))
 
 
 def _resolved(question: Question, spec: SideSpec, seed: int | None) -> Resolved | None:

@@ -159,6 +159,7 @@ def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Pa
             lambda: sb.compare("mixed", "a", "b"),
             "compare takes a scenario with a and b, or two stored results",
         ),
+        (lambda: sb.run("mixed", device="cpu"), "device: expected auto, cuda or vgpu, got 'cpu'"),
         (lambda: sb.compare(1, 2), "a: expected keys, a path, or answers of run, got 1"),
         (lambda: sb.compare("a.json", "b.json", gates="added:0"), "gates: expected a list, got 'added:0'"),
         (lambda: sb.compare("mixed"), "compare needs a and b, or one of them against the scenario"),
@@ -167,10 +168,10 @@ def test_worker_processes_do_not_run_a_script_without_a_guard_again(tmp_path: Pa
         (lambda: sb.run("mixed", engine_python="python"), "engine_python: no engine is named"),
         (
             lambda: sb.run("mixed", engine="sglang:.", engine_timeout=0),
-            "engine_timeout: expected 1 second or more, got 0",
+            "engine_timeout: expected 1 or more, got 0",
         ),
         (lambda: sb.check("mixed", against="sglang:."), "against is about sources of an engine: name one"),
-        (lambda: sb.worth("mixed", rooms=-1), "rooms: -1 is less than 0"),
+        (lambda: sb.worth("mixed", rooms=-1), "rooms: expected 0 or more, got -1"),
         (lambda: sb.load("there/is/none.json"), "none.json: No such file"),
     ],
 )

@@ -117,6 +117,6 @@ def test_an_interrupted_calibration_writes_nothing(monkeypatch, tmp_path, run_co
     monkeypatch.setattr(host, "execute", interrupted)
     path = tmp_path / "here.yaml"
     said = run_command("calibrate", *SMALL, "--output", path)
-    assert said.code == 130 and "nothing was written" in said.err
+    assert said.code == 130 and "there is no result" in said.err
     assert len(ran) == 1
     assert not path.exists()

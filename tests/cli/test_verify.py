@@ -124,4 +124,4 @@ def test_an_interrupted_verification_compares_nothing(monkeypatch, run_command):
     monkeypatch.setattr(verification, "require_cuda", lambda _: None)
     monkeypatch.setattr(verification, "conduct", interrupted)
     said = run_command("verify", "mixed")
-    assert said.code == 130 and "interrupted before there was anything to compare" in said.err
+    assert said.code == 130 and "interrupted: there is no result" in said.err

@@ -144,8 +144,9 @@ def test_an_interrupted_search_keeps_what_it_has(penalised: BaseRun, monkeypatch
         if text.startswith("counterfactual runs: 2 of "):
             raise KeyboardInterrupt
 
-    part, interrupted = worth(penalised.question, penalised.result, interrupt, rooms=1)
-    assert interrupted and len(part.rows) == 2
+    found = worth(penalised.question, penalised.result, interrupt, rooms=1)
+    part = found.worth
+    assert found.run.cancelled and part is not None and len(part.rows) == 2
     assert part.base["tpot_ms"] == penalised.figures.tpot_ms
     assert part.rows[0].site is not None and part.rows[0].site.file == UPLOAD
 
