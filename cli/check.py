@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,11 +12,12 @@ from . import arguments
 from .errors import GATE_FAILED, INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
+    from ..profiles.check.report import Report
     from ..profiles.platform.engine_choice import EngineChoice
     from ..profiles.platform.resolve import Resolved
     from .answers import CheckAnswer
 
-_Report = Callable[[str], None]
+_Notice = Callable[[str], None]
 SEEDS = 4
 
 Device = Annotated[
@@ -100,15 +100,16 @@ def check(
 
     arguments.make_output_dir(output_dir)
     clock = arguments.Stopwatch()
-    with status(lines=all_faults) as report:
+    with status(lines=all_faults) as notice:
         if all_faults:
-            content = _all_faults(seeds or 0, clock, report)
+            content = _all_faults(seeds or 0, clock, notice)
         else:
             question = arguments.resolved(
                 scenario, given, relay=relay, budgets=expect, faults=faults, engine=other
             )
-            virtual = partial(_on_vgpu, seeds=seeds, only=adversarial, against=base)
-            content = (_on_cuda if device == "cuda" else virtual)(question, clock, report)
+            random = SEEDS if seeds is None else seeds
+            adversaries = None if device == "cuda" else random if adversarial is None else (adversarial,)
+            content = _examined(question, clock, notice, adversaries=adversaries, against=base)
     code = INTERRUPTED if content["run"]["cancelled"] else 0 if content["passed"] else GATE_FAILED
     return CheckAnswer(content, exit_code=code).kept(output_dir)
 
@@ -134,41 +135,42 @@ def _require_cuda(engine: str | None, *, adversaries: bool) -> None:
         raise UsageError("--device cuda: an engine of another project runs on the virtual GPU")
 
 
-def _all_faults(seeds: int, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
+def _all_faults(seeds: int, clock: arguments.Stopwatch, notice: _Notice) -> dict[str, Any]:
     from ..profiles.platform.pool import prepare_pool
 
     prepare_pool()  # what its processes are forked from imports beside this one
     from ..profiles.check.adversaries import seeds as numbers
     from ..profiles.check.all_faults import catch_all, faults_document
 
-    return faults_document(catch_all(numbers(seeds), report), run=clock.run())
+    return faults_document(catch_all(numbers(seeds), notice), run=clock.run())
 
 
-def _on_vgpu(
+def _examined(
     question: Resolved,
     clock: arguments.Stopwatch,
-    report: _Report,
+    notice: _Notice,
     *,
-    seeds: int | None = None,
-    only: int | None = None,
-    against: EngineChoice | None = None,
+    adversaries: int | tuple[int] | None,
+    against: EngineChoice | None,
 ) -> dict[str, Any]:
-    """The document of all checks, marked as cancelled where the user interrupted them. ``seeds`` counts the random
-    adversaries; ``only``: this adversary; ``against``: as for ``examine_engine``. Raises KeyboardInterrupt where the
-    user interrupted the checks before the first had ended."""
-    from ..profiles.check import adversaries
+    """The document of all checks, marked as cancelled where the user interrupted them. ``adversaries``: so many random
+    ones beside all strategies, or this one; None: on CUDA, where there are none. ``against``: as for
+    ``examine_engine``. Raises KeyboardInterrupt where the user interrupted the checks before the first had ended."""
+    from ..profiles.check.adversaries import seeds
     from ..profiles.check.engine import examine_engine
-    from ..profiles.check.examine import Examiner, not_asked
+    from ..profiles.check.examine import Examiner, examine_on_cuda, not_asked
     from ..profiles.check.report import document
     from ..profiles.platform.inputs import scenario_part
 
     scenario = scenario_part(question)  # before the runs, which may outlast an edit
-    numbers = adversaries.seeds(SEEDS if seeds is None else seeds) if only is None else (only,)
-    if question.engine is not None:
-        reports = [examine_engine(question, numbers, report, against=against)]
+    numbers = seeds(adversaries) if isinstance(adversaries, int) else adversaries or ()
+    reports: list[Report] = []
+    if adversaries is None:
+        reports += examine_on_cuda(question, notice)
+    elif question.engine is not None:
+        reports.append(examine_engine(question, numbers, notice, against=against))
     else:
-        examiner = Examiner(question, numbers, report)
-        reports = []
+        examiner = Examiner(question, numbers, notice)
         for relay in question.relays:
             reports.append(examiner.examine(relay))
             if reports[-1].cancelled:
@@ -177,12 +179,3 @@ def _on_vgpu(
         raise KeyboardInterrupt
     left_out = not_asked(question, numbers, reports)
     return document(scenario, reports, not_asked=left_out, run=clock.run(cancelled=reports[-1].cancelled))
-
-
-def _on_cuda(question: Resolved, clock: arguments.Stopwatch, report: _Report) -> dict[str, Any]:
-    from ..profiles.check.examine import examine_on_cuda, not_asked
-    from ..profiles.check.report import document
-    from ..profiles.platform.inputs import scenario_part
-
-    scenario, reports = scenario_part(question), examine_on_cuda(question, report)
-    return document(scenario, reports, not_asked=not_asked(question, (), reports), run=clock.run())

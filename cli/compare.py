@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.sides import SideSpec
-    from ..profiles.judge.trials import DrawnRuns, Notice, Question, Sample, TrialPlan, Trials
+    from ..profiles.judge.trials import Notice, Question, Sample, TrialPlan
     from .answers import CasesAnswer, ComparisonAnswer, RunAnswer
-    from .page import Drawn
 
     ASide: TypeAlias = str | Path | RunAnswer | Sequence[RunAnswer] | Mapping[str, arguments.Value]
     Listed: TypeAlias = ASide
@@ -182,9 +181,11 @@ def _compared(
     and the worth, leaves that out."""
     from ..profiles.judge.compare import judge
     from ..profiles.judge.document import document
-    from ..profiles.judge.trials import Question
+    from ..profiles.judge.sides import opened
+    from ..profiles.judge.trials import Question, TrialRequest, conduct, conduct_draws
     from .answers import ComparisonAnswer
     from .console import status
+    from .pictures import side_by_side
 
     case = None if a or b or scenario is None else Question.of(scenario, wanted.overrides).scenario().case
     sides = _specs(a, b, wanted) if case is None else _specs(case.a, case.b, wanted)
@@ -197,8 +198,14 @@ def _compared(
 
             require_sides(question, *sides)
         clock = arguments.Stopwatch()
-        notice = _kept(output_dir, plan, update)
-        trials, drawn, picture = _conduct(question, *sides, plan, wanted, notice=notice, update=update)
+        order = TrialRequest(device=wanted.device, command=wanted.reader.command)
+        with opened(question, *sides, order) as (baseline, candidate):
+            trials = conduct(baseline, candidate, plan, _kept(output_dir, plan, update))
+            if plan.draws:
+                update(f"both sides under {plan.draws} draws of the hardware's constants")
+            drawn = conduct_draws(baseline, candidate, trials, plan, update)
+            drawable = wanted.picture and not drawn.cancelled
+            picture = side_by_side(baseline, candidate, trials.a[0].seed) if drawable else ()
         found = judge(trials, rules, drawn)
         cancelled = drawn.cancelled
         if wanted.worth and question is not None and not cancelled:
@@ -298,30 +305,6 @@ def _question(
         if differences:
             raise LikenessError(differences)
     return question, (sides[0] if sides else question.scenario()).measure.seed
-
-
-def _conduct(
-    question: Question | None,
-    a: SideSpec,
-    b: SideSpec,
-    plan: TrialPlan,
-    wanted: ComparisonOptions,
-    *,
-    notice: Notice,
-    update: Callable[[str], None],
-) -> tuple[Trials, DrawnRuns, Drawn]:
-    from ..profiles.judge.sides import opened
-    from ..profiles.judge.trials import TrialRequest, conduct, conduct_draws
-    from .pictures import side_by_side
-
-    order = TrialRequest(device=wanted.device, command=wanted.reader.command)
-    with opened(question, a, b, order) as (baseline, candidate):
-        trials = conduct(baseline, candidate, plan, notice)
-        if plan.draws:
-            update(f"both sides under {plan.draws} draws of the hardware's constants")
-        drawn = conduct_draws(baseline, candidate, trials, plan, update)
-        seed, draw = trials.a[0].seed, wanted.picture and not drawn.cancelled
-        return trials, drawn, side_by_side(baseline, candidate, seed) if draw else ()
 
 
 def _kept(output_dir: Path | None, plan: TrialPlan, update: Callable[[str], None]) -> Notice:

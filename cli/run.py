@@ -193,9 +193,11 @@ def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer
 
 def _printed(engine: EngineChoice | None) -> Iterator[str]:
     """What the engine printed in the run."""
+    if engine is None:
+        return
     from ..profiles.engines.client import printed_by
 
-    if engine is not None and (text := printed_by(engine)):
+    if text := printed_by(engine):
         yield f"{engine.name} printed:\n{text}"
 
 

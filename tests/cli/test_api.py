@@ -49,6 +49,15 @@ def test_a_run_equals_that_of_the_command(overlapped: sb.RunAnswer, run_command:
     assert overlapped.document["run"]["command"].startswith("schedbench.run('mixed', save_tokens=True, requ")
 
 
+def test_options_of_the_command_are_arguments(tmp_path: Path) -> None:
+    keys = {"output_tokens": 2, "values": "none"}
+    found = sb.run(
+        "mixed", overrides=["requests=1"], relay="latest", adversarial=1, output_dir=tmp_path, **keys
+    )
+    assert found.document["relay"]["state"] == "latest" and len(found.result.requests) == 1
+    assert sb.load(tmp_path).document == found.document
+
+
 def test_budgets_are_checked_as_by_expect(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
     overlapped.assert_budget("decode.steady", schedule={"sync": 0, "h2d": 0})
     with pytest.raises(AssertionError, match=r"decode.steady schedule sync: 1 in the worst step, 0 allowed"):
