@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -116,4 +116,13 @@ def from_python(function: Callable[P, Answer], kind: type[A]) -> Callable[P, A]:
         assert isinstance(answer, kind)
         return answer
 
+    keys = [each for each in signature(function).parameters.values() if each.kind is Parameter.VAR_KEYWORD]
+    described = [(option, *get_args(option.annotation)) for option in options.values()]
+    called.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
+        parameters=[*(option.replace(annotation=plain) for option, plain, _ in described), *keys],
+        return_annotation=kind,
+    )
+    lines = [f"    {option.name}: {named(about.help or '')}".rstrip(": ") for option, _, about in described]
+    text = cleandoc(function.__doc__ or "").partition("\n\nExit codes")[0]
+    called.__doc__ = "\n".join([text, "", "Arguments, and keys of the scenario:", *lines])
     return called

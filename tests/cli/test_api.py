@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pydoc
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -56,6 +57,13 @@ def test_options_of_the_command_are_arguments(tmp_path: Path) -> None:
     )
     assert found.document["relay"]["state"] == "latest" and len(found.result.requests) == 1
     assert sb.load(tmp_path).document == found.document
+
+
+def test_help_has_the_types_of_arguments_and_the_options_descriptions() -> None:
+    shown = pydoc.plain(pydoc.render_doc(sb.compare))
+    assert "seeds: int = 5" in shown and "-> schedbench.cli.answers.ComparisonAnswer" in shown
+    assert "        quick: Without the draws: draws 0.\n" in shown
+    assert "Exit codes" not in shown and "--" not in shown
 
 
 def test_budgets_are_checked_as_by_expect(overlapped: sb.RunAnswer, serial: sb.RunAnswer) -> None:
