@@ -132,23 +132,31 @@ def _results(
 ) -> Iterator[R]:
     """The results in order. A task is submitted for each one that is read. Raises WorkersError."""
     while started:
-        try:
+        with _abrupt_ends_named():
             result = started.popleft().result()
-        except BrokenProcessPool:
-            raise WorkersError(
-                "a worker process ended abruptly, by a signal or a crash (where memory ran out, fewer --jobs help)"
-            ) from None
         started.extend(_submit(executor, function, islice(waiting, 1)))
         yield result
 
 
+@contextmanager
+def _abrupt_ends_named() -> Iterator[None]:
+    """Neither a result nor a new task is possible once a process of the pool has ended. Raises WorkersError."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise WorkersError(
+            "a worker process ended abruptly, by a signal or a crash (where memory ran out, fewer --jobs help)"
+        ) from None
+
+
 def _submit(executor: Executor, function: Callable[[T], R], tasks: Iterable[T]) -> list[Future[R]]:
     """The processes that start meanwhile do not import the main module of this one: it may be a script that calls the
-    Python interface without a guard, and would run again in each."""
+    Python interface without a guard, and would run again in each. Raises WorkersError."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        return [executor.submit(function, task) for task in tasks]
+        with _abrupt_ends_named():
+            return [executor.submit(function, task) for task in tasks]
     finally:
         sys.modules["__main__"] = main
 

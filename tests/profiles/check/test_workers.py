@@ -37,6 +37,14 @@ def test_a_process_that_ends_abruptly_is_an_error_of_the_workers() -> None:
         list(each(os._exit, [3, 3]))
 
 
+def test_a_task_for_a_pool_whose_process_has_ended_is_an_error_of_the_workers() -> None:
+    with pool(2) as each:
+        with pytest.raises(WorkersError, match="ended abruptly"):
+            list(each(os._exit, [3, 3]))
+        with pytest.raises(WorkersError, match="ended abruptly"):
+            each(operator.neg, [1])
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_no_process_stays_behind_an_error(error: type[BaseException]) -> None:
     before = set(active_children())
