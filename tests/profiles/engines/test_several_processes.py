@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +99,20 @@ def test_the_sentence_of_a_rank_that_cannot_run_is_kept(several: Scripted, world
     script = f"from {names} import EngineError\nif rank:\n    raise EngineError('no such mode')"
     with pytest.raises(EngineError, match=r"^no such mode$"):
         run(question(world), several(script))
+
+
+def test_an_interrupted_pipeline_has_the_reports_of_its_stages(several: Scripted, tmp_path: Path) -> None:
+    stop = f"pathlib.Path({str(tmp_path)!r}, str(rank)).touch()\ntime.sleep(1000)"
+
+    def interrupt() -> None:
+        while len([*tmp_path.iterdir()]) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    result = run(question("pipeline"), several(f"import pathlib, time\n{stop}"))
+    assert result.run.cancelled
+    assert len(result.ranks) == 2
 
 
 @pytest.mark.wide
