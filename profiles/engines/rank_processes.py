@@ -186,8 +186,8 @@ def _answers(processes: Sequence[RankProcess], beat: Callable[[], None]) -> list
             if all(process.turn is not None for process in running):
                 chosen = min(running, key=lambda process: (process.time, process.rank))
                 chosen.grant(FOREVER if interrupted else chosen.time)
-            said = wait([process.connection for process in running if process.turn is None])
-            _hear(next(process for process in running if process.connection in said), processes, beat)
+            ready = wait([process.connection for process in running if process.turn is None])
+            _receive(next(process for process in running if process.connection in ready), processes, beat)
         except KeyboardInterrupt:
             if interrupted:
                 raise
@@ -202,20 +202,20 @@ def _answers(processes: Sequence[RankProcess], beat: Callable[[], None]) -> list
     return [one.answer for one in ended]
 
 
-def _hear(process: RankProcess, processes: Sequence[RankProcess], beat: Callable[[], None]) -> None:
-    """Receive what the rank says next. Raises RankError where it has failed."""
+def _receive(process: RankProcess, processes: Sequence[RankProcess], beat: Callable[[], None]) -> None:
+    """Take the rank's next message. Raises RankError where it has failed."""
     try:
-        said = process.connection.recv()
+        message = process.connection.recv()
     except (EOFError, OSError):
-        said = process.ended_without_answer()
-    if isinstance(said, Turn):
-        process.turn = said
-    elif isinstance(said, _Beat):
+        message = process.ended_without_answer()
+    if isinstance(message, Turn):
+        process.turn = message
+    elif isinstance(message, _Beat):
         beat()
-    elif isinstance(said, _Ended):
-        process.ended = said
-        if "document" not in said.answer and not said.misses:
-            raise RankError(said.answer)
+    elif isinstance(message, _Ended):
+        process.ended = message
+        if "document" not in message.answer and not message.misses:
+            raise RankError(message.answer)
     else:
-        to, message = said
-        processes[to].inbox.append(message)
+        to, value = message
+        processes[to].inbox.append(value)
