@@ -75,7 +75,8 @@ class EngineModel:
 
     def port(self) -> KVPort:
         """Reads and writes KV in the slots, and with values none the tags that stand for it."""
-        return KVPort(self._kv, self.tags, index=self._index)
+        index = [] if self._index is None else [self._index.k_cache]
+        return KVPort(self.tags, self._kv.caches, *index)
 
     def bare_decoder(self, pages: torch.Tensor) -> Decoder:
         """The decoder without tags."""

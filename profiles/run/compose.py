@@ -12,7 +12,7 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.schema import Scenario, SplitPrefill
 from ...sched.config import BlockConfig, Control, Division, EngineConfig, HiSparseConfig, SplitPrefillConfig
 from ...sched.disagg.inbox import Inbox
-from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort, NullPort
+from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
 from ...sched.disagg.outbox import Outbox
 from ...sched.hisparse.pools import HotBuffers
 from ...sched.hisparse.transfer import HostKVPort
@@ -264,7 +264,7 @@ def _transfer(
     scenario = resolved.scenario
     if isinstance(port, KVPort) and worker is not None and worker.kv is not None:
         port = port.with_pool(worker.kv)
-    way: KVGateway = NullPort() if scenario.engine.disaggregation.transfer == "fake" else port
+    way: KVGateway = KVPort(None) if scenario.engine.disaggregation.transfer == "fake" else port
     components = DisaggComponents(context.place, context.link, way, cache, streams)
     if context.place.role == "prefill":
         return Outbox(components, observer, overlapped=overlaps(scenario)), None

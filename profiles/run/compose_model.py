@@ -83,7 +83,7 @@ def model_parts(
     if tags is not None:
         places = None if host is None else host.locator
         decoder = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
-    on_device = KVPort(kv, tags, index=index)
+    on_device = KVPort(tags, kv.caches, *([] if index is None else [index.k_cache]))
     port = on_device if host is None else HostKVPort(on_device, host.buffers, host.transfer)
     return ModelParts(weights, decoder, port, tags, host)
 

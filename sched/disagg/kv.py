@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +13,7 @@ import torch
 from ..kernels.transfer import gather_kv, gather_tags, scatter_kv, scatter_tags
 from ..link import Link, Message
 from ..memory.cache import PrefixCache
-from ..memory.pools import IndexPool, KVPool
+from ..memory.pools import KVPool
 from ..model.tags import TagPool
 from ..observe import Observer
 from ..streams import Streams
@@ -40,18 +39,17 @@ class KVGateway(Protocol):
 
 
 class KVPort:
-    """The ``KVGateway`` of pools on the device. With values none ``tags`` are sent along with the KV, and so are the
-    keys of an ``index``."""
+    """The ``KVGateway`` of the ``caches`` [slots, ...] of each pool on the device: those of the KV, then those of an
+    index. With values none ``tags`` are sent along. Without caches it reads and writes nothing."""
 
-    def __init__(self, kv: KVPool, tags: TagPool | None, *, index: IndexPool | None) -> None:
-        self._caches = [kv.caches] if index is None else [kv.caches, index.k_cache]
+    def __init__(self, tags: TagPool | None, *caches: Sequence[torch.Tensor]) -> None:
         self._tags = tags
+        self._caches = caches
 
     def with_pool(self, draft: KVPool) -> KVPort:
         """This port with the pool of a draft model, which uses the same slots."""
-        port = copy(self)
-        port._caches = [self._caches[0], draft.caches, *self._caches[1:]]
-        return port
+        kv, *index = self._caches
+        return KVPort(self._tags, kv, draft.caches, *index)
 
     def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:
         found = [gather_kv(caches, slots) for caches in self._caches]
@@ -59,13 +57,9 @@ class KVPort:
             found.append(gather_tags(self._tags.tags, self._tags.sums, slots))
         return found
 
-    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
-        scatter_kv(self._caches[0], span.slots, values[0])
-        self.scatter_rest(span, values[1:])
-
-    def scatter_rest(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
-        """Write all but the KV, as it is on the device even if the KV is not."""
-        for caches, value in zip(self._caches[1:], values, strict=False):
+    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor], *, first: int = 0) -> None:
+        """As ``KVGateway.scatter``; ``values`` are those of the caches from the ``first`` one on."""
+        for caches, value in zip(self._caches[first:], values, strict=False):
             scatter_kv(caches, span.slots, value)
         if self._tags is not None:
             scatter_tags(self._tags.tags, self._tags.sums, span.slots, values[-1])
@@ -138,12 +132,3 @@ class FakeLink:
 
     def gone(self) -> Mapping[int, str]:
         return self._link.gone()
-
-
-class NullPort:
-    """A ``KVGateway`` that reads and writes nothing."""
-
-    def gather(self, slots: torch.Tensor) -> Sequence[torch.Tensor]:  # noqa: ARG002
-        return ()
-
-    def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None: ...

@@ -167,5 +167,5 @@ class HostKVPort:
     def scatter(self, span: PageTableSpan, values: Sequence[torch.Tensor]) -> None:
         host_slots = self._buffers.host_slots[span.row, span.start : span.start + span.slots.shape[0]]
         self._transfer.write_host(values[0], host_slots)
-        self._device_port.scatter_rest(span, values[1:])
+        self._device_port.scatter(span, values[1:], first=1)
         self._transfer.tag(host_slots, span.slots)
