@@ -220,8 +220,8 @@ class Gains:
 
     def _reported(self, what: str, ended: Iterable[T], count: int) -> Iterator[T]:
         for number, found in enumerate(ended, start=1):
+            yield found  # which is kept where the notice is interrupted
             self._notice(f"{what}: {number} of {count}")
-            yield found
 
     def hides(self, place: Place) -> bool:
         """Whether nothing is to be gained from the place."""

@@ -20,7 +20,7 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.memory.invariants import check, statistics
+from schedbench.sched.memory.invariants import check, lost_tokens
 from schedbench.sched.observe import Observer, StepInfo
 from schedbench.sched.request import Request
 
@@ -89,9 +89,12 @@ def _resident() -> int:
 def pools(scheduler: Scheduler) -> dict[str, int]:
     """Returns the tokens and rows that are still held after the last request."""
     cache = scheduler.engine.cache
-    found = statistics(cache, ())
     rows = cache.req_to_token_pool
-    return {"lost": found.lost, "protected": found.protected, "rows": rows.size - rows.available_size()}
+    return {
+        "lost": lost_tokens(cache, ()),
+        "protected": cache.protected_size(),
+        "rows": rows.size - rows.available_size(),
+    }
 
 
 def main(requests: int, *, hazards: bool) -> None:
