@@ -62,6 +62,14 @@ class EngineName:
         return f"{self.adapter}:{self.tree}{'' if self.ref is None else f'@{self.ref}'}"
 
 
+def adapter_of(folder: Path) -> str:
+    """The adapter whose package is in the folder, as in a checkout or a wheel; SGLang's without any."""
+    places = (
+        (name, folder / at / known.package) for name, known in ADAPTERS.items() for at in ("", "python")
+    )
+    return next((name for name, package in places if package.is_dir()), "sglang")
+
+
 def is_engine(text: str) -> bool:
     """Whether the text has the form of an engine's name."""
     return _ENGINE.fullmatch(text.strip()) is not None
@@ -71,7 +79,8 @@ def parse_engine(text: str) -> EngineName:
     """``@`` begins a ref unless a folder of the whole name exists. Raises EngineNameError."""
     found = _ENGINE.fullmatch(text.strip())
     if found is None:
-        such = f", such as sglang:{text}" if Path(text.partition("@")[0]).expanduser().is_dir() else ""
+        folder = Path(text.partition("@")[0]).expanduser()
+        such = f", such as {adapter_of(folder)}:{text}" if folder.is_dir() else ""
         raise EngineNameError(
             f"{text!r} is no engine: expected NAME:FOLDER, NAME:FOLDER@REF or NAME==VERSION{such}"
         )

@@ -13,7 +13,7 @@ from ...scenarios.overrides import expand
 from ...scenarios.problems import nearest
 from ...sched.relay.names import ALIASES, STATE_NAMES
 from ..captures.files import SUFFIXES, Reader, captures_in
-from ..engines.names import ADAPTERS, is_engine
+from ..engines.names import adapter_of, is_engine
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, require_alone
 from ..record.result import Result
@@ -104,12 +104,9 @@ def stored_in(folder: Path) -> tuple[Path, ...]:
     """The results in a folder, or else its captures. Raises SideError."""
     found = tuple(sorted(folder.glob("*.json"))) or tuple(captures_in(folder))
     if not found:
-        packages = (
-            (name, folder / at / known.package) for name, known in ADAPTERS.items() for at in ("", "python")
-        )
-        name = next((name for name, package in packages if package.is_dir()), "sglang")
+        engine = f"{adapter_of(folder)}:{folder}"
         raise SideError(
-            f"{folder}: no results in this folder, and no captures; an engine in it would be {name}:{folder}"
+            f"{folder}: no results in this folder, and no captures; an engine in it would be {engine}"
         )
     return found
 
