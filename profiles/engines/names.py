@@ -79,8 +79,8 @@ def parse_engine(text: str) -> EngineName:
     """``@`` begins a ref unless a folder of the whole name exists. Raises EngineNameError."""
     found = _ENGINE.fullmatch(text.strip())
     if found is None:
-        folder = Path(text.partition("@")[0]).expanduser()
-        such = f", such as {adapter_of(folder)}:{text}" if folder.is_dir() else ""
+        place = Path(text.partition("@")[0]).expanduser()
+        such = f", such as {adapter_of(place)}:{text}" if place.is_dir() else ""
         raise EngineNameError(
             f"{text!r} is no engine: expected NAME:FOLDER, NAME:FOLDER@REF or NAME==VERSION{such}"
         )
