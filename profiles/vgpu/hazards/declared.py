@@ -7,7 +7,7 @@ follow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -156,9 +156,9 @@ class _KernelFootprint:
 
     def freeze(self) -> None:
         if self._footprint is not None:
-            copies = _TensorCopies((*self._footprint.args, *self._footprint.keywords.values()))
+            copies: _Copies = {}
             self._accesses = {
-                order: (Grid.of(tensor), RowSelection(*[t if t is None else copies(t) for t in selection]))
+                order: (Grid.of(tensor), RowSelection(*[_copied_once(t, copies) for t in selection]))
                 for order, (tensor, _, *selection) in enumerate(self._footprint())
                 if selection[0] is not None
             }
@@ -177,28 +177,18 @@ class _KernelFootprint:
         return self._pieces[key]
 
 
-class _TensorCopies:
-    """Copies each tensor once, unless it shares no memory with a kernel's arguments."""
-
-    def __init__(self, arguments: Iterable[Any]) -> None:
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._memory = {tensor.untyped_storage().data_ptr() for tensor in _flat(arguments)}
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        made = self._made.get(id(tensor))
-        if made is None:
-            shared = not tensor.is_cpu or tensor.untyped_storage().data_ptr() in self._memory
-            made = self._made[id(tensor)] = tensor, copied(tensor) if shared else tensor
-        return made[1]
+_Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # tensors and their copies, by id of the former
 
 
-def _flat(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors with values of their own among values and lists of values."""
-    for value in values:
-        if isinstance(value, torch.Tensor) and not value.is_meta:
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _flat(value)
+def _copied_once(tensor: torch.Tensor | None, copies: _Copies) -> torch.Tensor | None:
+    """The copy of a tensor. One that shares no memory with the kernel's arguments is copied, too, since to find out
+    takes longer."""
+    if tensor is None:
+        return None
+    made = copies.get(id(tensor))
+    if made is None:
+        made = copies[id(tensor)] = tensor, copied(tensor)
+    return made[1]
 
 
 def _accesses(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[ArgumentAccess]:
