@@ -77,8 +77,11 @@ class StageDecoder:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Logits on the last stage. On every other stage ``proxies`` for the next one, hidden and residual [T, hidden]
         each, and no logits."""
-        table = self._decoder.weights.embedding
-        before, residual = batch.proxies[:2] or (None, embedding(batch.input_ids, table))
+        before, residual = (
+            (None, embedding(batch.input_ids, self._decoder.weights.embedding))
+            if self._stage.is_first
+            else batch.proxies[:2]
+        )
         hidden = self._decoder.through(before, residual, batch)
         if not self._stage.is_last:
             return ModelOutput(hidden[:0], proxies=(hidden, residual))
