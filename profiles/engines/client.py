@@ -21,7 +21,7 @@ from ..record.result import Result
 from ..run.rank_context import RankContext
 from ..run.task import Options, RankReport, RouterReport
 from .adapter import find_adapter
-from .answers import STACKS, Answer, Stack, packed, unpacked
+from .failures import STACKS, Answer, Stack, packed, unpacked
 from .names import EngineError, parse_engine
 from .process import GRACE_S, PACKAGE, TEMPORARY, EngineOutput, EnginePipes, ending, our_package
 from .server import NEEDED, STACK_SIGNAL

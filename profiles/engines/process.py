@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Final
 
-from .answers import SHOWN_LINES, Answer
+from .failures import SHOWN_LINES, Answer
 from .names import EngineError
 from .server import SIGNALLED
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from ...sched.link import FOREVER, LinkError
 from ..run.rank_context import RankContext
-from .answers import Answer
+from .failures import Answer
 from .heartbeat import beating
 from .messages import end_copies_of
 

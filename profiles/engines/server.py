@@ -30,7 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from .answers import STACKS, Answer, failure, packed, unpacked
+from .failures import STACKS, Answer, failure, packed, unpacked
 
 if TYPE_CHECKING:
     from ..programs.hollow import HollowPackages

@@ -28,7 +28,7 @@ from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import EventRecording, PeerEventRecording
 from ..vgpu.patching import attributes_set
 from ..vgpu.tensor import DeviceTensor
-from .answers import Answer
+from .failures import Answer
 from .messages import HostTensor, end_copies_of
 from .rank_processes import Failure, run_ranks
 

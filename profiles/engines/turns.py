@@ -19,7 +19,7 @@ from ...sched.link import FOREVER, LinkError, Message
 from ..platform.hardware import LinkProfile
 from ..run.rank_context import RankContext
 from ..vgpu.device import VirtualGpu
-from .answers import Answer
+from .failures import Answer
 from .messages import end_copies_of
 from .rank_processes import Failure, SentValue, Turn, run_ranks
 

@@ -181,8 +181,8 @@ _Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # tensors and their copi
 
 
 def _copied_once(tensor: torch.Tensor | None, copies: _Copies) -> torch.Tensor | None:
-    """The copy of a tensor. One that shares no memory with the kernel's arguments is copied, too, since to find out
-    takes longer."""
+    """The tensor's copy, made unless ``copies`` has it. Tensors that share no memory with the kernel's arguments are
+    copied as well, since a test for that takes longer than the copy."""
     if tensor is None:
         return None
     made = copies.get(id(tensor))

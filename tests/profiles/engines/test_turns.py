@@ -12,7 +12,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from schedbench.profiles.engines.answers import Answer
+from schedbench.profiles.engines.failures import Answer
 from schedbench.profiles.engines.rank_processes import RankError
 from schedbench.profiles.engines.turns import TurnLink, run_workers
 from schedbench.profiles.platform.hardware import LinkProfile, load

@@ -1,4 +1,4 @@
-"""What an engine's processes answer: objects as text, and failures in words, with the engine's own frames.
+"""Failures of an engine in words, with the engine's own frames, and objects as text: what its processes answer.
 
 Imports the standard library alone.
 """
