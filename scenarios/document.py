@@ -1,7 +1,7 @@
 """YAML to plain values, with the place of every key.
 
 The scalars are those of YAML 1.2's core schema: ``1e9`` is a number, ``017`` is seventeen, ``off`` and ``no``
-are words (the schema takes them for booleans where it wants one). Duplicate keys are problems; so are anchors,
+are words (the schema takes them for booleans where it has one). Duplicate keys are problems; so are anchors,
 aliases and tags, so that a short file cannot expand to a large one.
 """
 

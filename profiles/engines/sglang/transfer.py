@@ -41,7 +41,7 @@ _GIVEN_UP: Final = "the request was given up by its client or by the other worke
 
 
 class _Pages(NamedTuple):
-    """Where a decode worker wants the KV of a request: its pages, and the row of its metadata."""
+    """Where the KV of a request is stored on a decode worker: its pages, and the row of its metadata."""
 
     room: int
     pages: Sequence[int]
@@ -63,7 +63,7 @@ class _Chunk(NamedTuple):
 class _Landing:
     """What a prefill worker knows of the KV of one request."""
 
-    pages: _Pages | None = None  # where the decode worker wants it
+    pages: _Pages | None = None  # of the decode worker
     source: int = 0  # the number of the decode worker
     wanted: int = 0  # pages
     sent: int = 0  # pages
