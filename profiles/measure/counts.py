@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
 from ..record.result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
-from ..record.timeline import Call, Names, Op, Window, transposed
+from ..record.timeline import Call, Names, Op, Records, Window
 from .steps import OUTSIDE, STEADY, StepGate, labels
 
 KERNEL_COPY = "kernel"  # direction of a kernel that reads or writes pinned host memory
@@ -112,6 +112,7 @@ def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Ca
 
 COUNTS_LAG: Final = 8  # more than WAITING_LAG, since the exposed parts must be there when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
+_COUNTED: Final = frozenset(("sync", "copy"))  # kinds of calls; others count if they waited
 
 
 class CounterKey(NamedTuple):
@@ -147,26 +148,27 @@ class CountsSink:
     def feed(self, window: Window) -> None:
         """Raises TimelineError if a copy, sync or kernel arrives after its step is complete."""
         pending = self._pending
-        of = transposed(Op, window.ops)
+        ops, calls = Records.of(Op, window.ops), Records.of(Call, window.calls)
+        of = ops.columns
         for (step, stream, kind), count in Counter(zip(of.step, of.stream, of.kind, strict=True)).items():
             pending[step].counts[stream, kind] += count
-        for op, kind, host_bytes, kernels in zip(window.ops, of.kind, of.host_bytes, of.kernels, strict=True):
+        for place, kernels in enumerate(of.kernels):
             if kernels > 1:
-                pending[op.step].counts[op.stream, kind] += kernels - 1
-            if kind in _COPIES or host_bytes:
-                entry = pending[op.step]
-                entry.copies.append(op)
-                if kind in _COPIES and op.host_memory:
-                    entry.counts[op.stream, f"{kind}_{op.host_memory}"] += 1
-                if kind in _COPIES and op.blocking:
-                    entry.counts[op.stream, f"{kind}_blocking"] += 1
-        calls = transposed(Call, window.calls)
-        for call, kind, waited in zip(window.calls, calls.kind, calls.waited, strict=True):
-            if waited or kind == "sync" or kind == "copy":
-                entry = pending[call.step]
-                entry.calls.append(call)
-                if kind == "sync":
-                    entry.counts[call.stream, "sync"] += 1
+                pending[of.step[place]].counts[of.stream[place], of.kind[place]] += kernels - 1
+        copying = enumerate(zip(of.kind, of.host_bytes, strict=True))
+        for op in ops.at([place for place, (kind, size) in copying if size or kind in _COPIES]):
+            entry = pending[op.step]
+            entry.copies.append(op)
+            if op.kind in _COPIES and op.host_memory:
+                entry.counts[op.stream, f"{op.kind}_{op.host_memory}"] += 1
+            if op.kind in _COPIES and op.blocking:
+                entry.counts[op.stream, f"{op.kind}_blocking"] += 1
+        waiting = enumerate(zip(calls.columns.kind, calls.columns.waited, strict=True))
+        for call in calls.at([place for place, (kind, waited) in waiting if waited or kind in _COUNTED]):
+            entry = pending[call.step]
+            entry.calls.append(call)
+            if call.kind == "sync":
+                entry.counts[call.stream, "sync"] += 1
         self._newest = max((info.step for info in window.launched), default=self._newest)
         self._gate.reject_late(pending, what="a record")
         self._fold(self._gate.feed(window))

@@ -79,7 +79,11 @@ class IntervalTrack(Generic[T]):
         self.forget(start)
         items = self._items
         last = bisect_left(items, end, self._head, key=_start)
-        return [(max(lo, start), min(hi, end), tag) for lo, hi, tag in items[self._head : last] if hi > start]
+        return [  # without calls of ``max`` and ``min``, which take longer than all else here
+            (lo if lo > start else start, hi if hi < end else end, tag)
+            for lo, hi, tag in items[self._head : last]
+            if hi > start
+        ]
 
 
 class IntervalUnion:

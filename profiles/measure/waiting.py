@@ -20,11 +20,11 @@ held the op.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
-from ..record.timeline import Call, Op, Range, Window, transposed
+from ..record.timeline import Call, Op, Range, Records, Window
 from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered, partition
 from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
@@ -111,7 +111,7 @@ class WaitingSink:
         self._take_ops(window.ops)
         self._take_calls(window.calls)
         self._waits.add([(wait.start, wait.end, wait.stream) for wait in window.waits])
-        of = transposed(Range, window.ranges)
+        of = Records.of(Range, window.ranges).columns
         spans = [*zip(of.start, of.end, of.name, strict=True)]
         self._sleeps.add([span for span in spans if span[2] == SLEEP] if SLEEP in of.name else ())
         self._work.add([span for span in spans if span[2] != SLEEP] if SLEEP in of.name else spans)
@@ -146,12 +146,12 @@ class WaitingSink:
         taken, self._periods = self._periods, []
         return taken
 
-    def _take_ops(self, ops: list[Op]) -> None:
+    def _take_ops(self, ops: Sequence[Op]) -> None:
         spans = self._spans
         others: list[tuple[int, int, tuple[bool, int]]] = []
         forwards: list[tuple[int, int]] = []
         kernels: list[tuple[int, int]] = []
-        of = transposed(Op, ops)
+        of = Records.of(Op, ops).columns
         fields = zip(of.kind, of.stream, of.start, of.end, of.forward, of.step, of.launched, strict=True)
         for kind, stream, start, end, forward, step, launched in fields:
             if kind == "kernel":
@@ -168,8 +168,8 @@ class WaitingSink:
         self._forward_kernels.add(forwards)
         self._kernels.add(kernels)
 
-    def _take_calls(self, calls: list[Call]) -> None:
-        of = transposed(Call, calls)
+    def _take_calls(self, calls: Sequence[Call]) -> None:
+        of = Records.of(Call, calls).columns
         stalls = [(end - waited, end, end) for end, waited in zip(of.end, of.waited, strict=True) if waited]
         self._totals["stall"] += sum(of.waited)
         self._stalls.add(stalls)

@@ -36,7 +36,7 @@ from ..platform.hardware import load
 from ..platform.machine import MachineError
 from ..record.environment import environment
 from ..record.result import PROGRAM, Abstained, Hazards, Result
-from ..record.timeline import Window
+from ..record.timeline import Call, Op, Window
 from ..run.declared_hazards import split_declared
 from ..vgpu.device import VirtualGpu
 from ..vgpu.gpu import open_vgpu
@@ -71,14 +71,14 @@ class _Windows:
     """A sink that joins all windows into one."""
 
     def __init__(self) -> None:
-        self.window = Window(0, 0)
+        self._ops, self._calls = list[Op](), list[Call]()
+        self.window = Window(0, 0, ops=self._ops, calls=self._calls)
 
     def feed(self, window: Window) -> None:
-        whole = self.window
-        whole.end = window.end
-        whole.ops += window.ops
-        whole.calls += window.calls
-        whole.waits += window.waits
+        self.window.end = window.end
+        self._ops += window.ops
+        self._calls += window.calls
+        self.window.waits += window.waits
 
 
 def watched(request: WatchRequest) -> Result:

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, Self, cast
@@ -90,7 +90,8 @@ class TimelineRecording:
             self._left_out += size
         else:
             self._count += size
-            self._write(_WINDOW.dump_json(window))
+            ranges, ops, calls = [*window.ranges], [*window.ops], [*window.calls]
+            self._write(_WINDOW.dump_json(replace(window, ranges=ranges, ops=ops, calls=calls)))
 
     def finish(self, names: Names) -> None:
         foot = _Foot(

@@ -9,16 +9,17 @@ window; whatever is still under way comes in a later one. A short run is a singl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from ...sched.observe import StepInfo
 
 OpKind = Literal["kernel", "h2d", "d2h", "d2d", "memset", "send"]
 CallKind = Literal["sync", "copy", "launch", "event", "graph", "link"]
 HostMemory = Literal["pinned", "pageable", ""]
+
+Record = TypeVar("Record", bound="Range | Op | Call")
 
 NO_SITE = -1
 
@@ -86,21 +87,49 @@ class Wait(NamedTuple):
 
 
 @dataclass(slots=True)
+class Records(Sequence[Record]):
+    """Records that are made when they are read. ``columns`` has the fields of all of them: it is a record whose fields
+    are tuples with one value per record, which are read in a fraction of the time that records take."""
+
+    columns: Any
+
+    @staticmethod
+    def of(kind: type[Record], rows: Sequence[Record] | Sequence[tuple[Any, ...]]) -> Records[Record]:
+        """``rows`` are records of that kind, or tuples with their fields."""
+        if isinstance(rows, Records):
+            return rows
+        columns: Any = [*zip(*rows, strict=True)] or ((),) * len(kind._fields)
+        return Records(kind._make(columns))
+
+    def at(self, places: Sequence[int]) -> Sequence[Record]:
+        """The records at those places."""
+        chosen = ([column[place] for place in places] for column in self.columns)
+        return [*map(self.columns._make, zip(*chosen, strict=True))]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __iter__(self) -> Iterator[Record]:
+        return map(self.columns._make, zip(*self.columns, strict=True))
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Record]: ...
+    def __getitem__(self, at: int | slice) -> Record | Sequence[Record]:
+        return [*self][at]
+
+
+@dataclass(slots=True)
 class Window:
     start: int
     end: int
-    ranges: list[Range] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    ranges: Sequence[Range] = field(default_factory=list)
+    ops: Sequence[Op] = field(default_factory=list)
+    calls: Sequence[Call] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     launched: list[StepInfo] = field(default_factory=list)  # steps whose forward was enqueued
     settled: list[StepInfo] = field(default_factory=list)
-
-
-def transposed(kind: Any, records: Sequence[Any]) -> Any:
-    """The fields of all records of that kind: a record whose fields are tuples, with one value per record. It is made
-    and read in a fraction of the time that attributes of the records take."""
-    return kind._make(zip(*records, strict=True) if records else repeat((), len(kind._fields)))
 
 
 class Sink(Protocol):

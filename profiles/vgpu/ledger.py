@@ -1,24 +1,20 @@
 """The records of a device, delivered as windows of a timeline.
 
-Rows are plain tuples until a window is cut, and then become records. A window is cut right after the last forward
+Rows are plain tuples, of which a window has the columns. A window is cut right after the last forward
 operation of a settled step, so that no step's forward is split between windows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...sched.observe import RANGES, StepInfo
-from ..record.timeline import Call, Op, Range, Sink, Wait, Window
+from ..record.timeline import Call, Op, Range, Records, Sink, Wait, Window
 
 if TYPE_CHECKING:
     from .engine import QueueWait, Row, Served
-
-Record = TypeVar("Record", Range, Op, Call)
 
 WINDOW_STEPS = 64
 WINDOW_CALLS = 10_000  # calls after which the next settled step ends a window
@@ -103,20 +99,21 @@ class Ledger:
 
     def _window(self, at: int, ranges: int, calls: int) -> Window:
         """The first ``ranges`` and ``calls``, and the operations and waits that ended before ``at``."""
-        ops = [(*row[:3], start, end, *row[3:]) for row, start, end in self._served if end < at]
         return Window(
             self._start,
             at,
-            ranges=_named(Range, self.ranges[:ranges]),
-            ops=_named(Op, ops),
-            calls=_named(Call, self.calls[:calls]),
+            ranges=Records.of(Range, self.ranges[:ranges]),
+            ops=_ops([served for served in self._served if served[2] < at]),
+            calls=Records.of(Call, self.calls[:calls]),
             waits=[Wait(h.queue, h.start, h.end, h.row[_STEP]) for h in self._waits if h.end < at],
             launched=self._launched,
             settled=self._settled,
         )
 
 
-def _named(kind: type[Record], rows: Iterable[Row]) -> list[Record]:
-    """The rows as records, without the constructor of named tuples, which takes twice as long."""
-    make: Any = tuple.__new__
-    return [*map(make, repeat(kind), rows)]
+def _ops(served: list[Served]) -> Records[Op]:
+    if not served:
+        return Records.of(Op, ())
+    rows, starts, ends = zip(*served, strict=True)
+    fields = [*zip(*rows, strict=True)]
+    return Records(Op(*fields[:3], starts, ends, *fields[3:]))
