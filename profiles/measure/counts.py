@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import repeat
 from operator import attrgetter
 from statistics import median
@@ -42,6 +41,9 @@ class CallLine(NamedTuple):
     sync: bool  # its purpose is to wait
 
 
+Line = TypeVar("Line", CopyLine, CallLine)
+
+
 @dataclass(slots=True)
 class Cost:
     """``host_ns``: how long calls of the line waited for the device; ``exposed_ns``: its exposed part."""
@@ -58,17 +60,23 @@ class Cost:
         self.exposed_ns += other.exposed_ns
 
 
-# Without the constructors of named tuples, which take twice as long.
-_copy_line: Callable[[tuple[Any, ...]], CopyLine] = partial(tuple.__new__, CopyLine)
-_call_line: Callable[[tuple[Any, ...]], CallLine] = partial(tuple.__new__, CallLine)
+class _Costs(dict[Line, Cost]):
+    """Costs by line, which are also found by a plain tuple of the line's fields: making a line takes longer."""
+
+    def __init__(self, kind: type[Line]) -> None:
+        self._kind = kind
+
+    def __missing__(self, fields: tuple[Any, ...]) -> Cost:
+        cost = self[self._kind._make(fields)] = Cost()
+        return cost
 
 
 class LineTotals:
     """Sums of copies and calls by ``CopyLine`` and ``CallLine``."""
 
     def __init__(self, exposed: Callable[[Call], int]) -> None:
-        self.copies: defaultdict[CopyLine, Cost] = defaultdict(Cost)
-        self.calls: defaultdict[CallLine, Cost] = defaultdict(Cost)
+        self.copies = _Costs(CopyLine)
+        self.calls = _Costs(CallLine)
         self._exposed = exposed
 
     def fold(self, kind: str, copies: list[Op], calls: list[Call]) -> None:
@@ -77,16 +85,14 @@ class LineTotals:
         for op, call in paired(copies, [call for call in calls if call.kind == "copy"]):
             kernel = op.kind == "kernel"
             direction, memory = (KERNEL_COPY, "pinned") if kernel else (op.kind, op.host_memory)
-            copy = (op.site, op.range, kind, op.stream, direction, memory, op.blocking)
-            cost = self.copies[_copy_line(copy)]
+            cost = self.copies[op.site, op.range, kind, op.stream, direction, memory, op.blocking]
             cost.count += 1
             cost.bytes += op.host_bytes if kernel else op.bytes
             if call is not None:
                 self._charge(cost, call)
                 others.pop(id(call), None)
         for call in others.values():
-            other = (call.site, call.range, kind, call.stream, call.name, call.kind == "sync")
-            cost = self.calls[_call_line(other)]
+            cost = self.calls[call.site, call.range, kind, call.stream, call.name, call.kind == "sync"]
             cost.count += 1
             self._charge(cost, call)
 
@@ -155,16 +161,18 @@ class CountsSink:
         for place, kernels in enumerate(of.kernels):
             if kernels > 1:
                 pending[of.step[place]].counts[of.stream[place], of.kind[place]] += kernels - 1
-        copying = enumerate(zip(of.kind, of.host_bytes, strict=True))
-        for op in ops.at([place for place, (kind, size) in copying if size or kind in _COPIES]):
+        sizes = of.host_bytes
+        for op in ops.at([at for at, kind in enumerate(of.kind) if kind in _COPIES or sizes[at]]):
             entry = pending[op.step]
             entry.copies.append(op)
             if op.kind in _COPIES and op.host_memory:
                 entry.counts[op.stream, f"{op.kind}_{op.host_memory}"] += 1
             if op.kind in _COPIES and op.blocking:
                 entry.counts[op.stream, f"{op.kind}_blocking"] += 1
-        waiting = enumerate(zip(calls.columns.kind, calls.columns.waited, strict=True))
-        for call in calls.at([place for place, (kind, waited) in waiting if waited or kind in _COUNTED]):
+        waited = calls.columns.waited
+        for call in calls.at(
+            [at for at, kind in enumerate(calls.columns.kind) if kind in _COUNTED or waited[at]]
+        ):
             entry = pending[call.step]
             entry.calls.append(call)
             if call.kind == "sync":
@@ -215,9 +223,6 @@ def _tally(seen: Counter[int], steps: int) -> CountSummary:
     ordered = [*repeat(0, steps - steps_with), *sorted(seen.elements())]
     mean = sum(ordered) / steps
     return CountSummary(median=median(ordered), mean=mean, max=ordered[-1], steps_with=steps_with)
-
-
-Line = TypeVar("Line", CopyLine, CallLine)
 
 
 def stream_name(names: Names, stream: int) -> str:

@@ -22,17 +22,17 @@ part, another path may be the longest. ``worth`` runs that case.
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from ...sched.observe import SLEEP
 from ..record.timeline import Call, Op, Range, Records, Window
+from .intervals import Integers, integers
 from .steps import StepPeriod
 
 KERNEL, COPY, LAUNCH, WAIT, GAP, NO_WORK, UNNAMED = (
@@ -54,8 +54,7 @@ class PathTimes:
 
 _BY_HOST: Final = -1  # in place of the number of an operation
 _OP_FIELDS: Final = ("stream", "start", "end", "launched")
-_Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-_Changes: TypeAlias = tuple[_Integers, _Integers]  # instants in order, and what holds from each on
+_Changes: TypeAlias = tuple[Integers, Integers]  # instants in order, and what holds from each on
 
 
 class CriticalPathSink:
@@ -69,9 +68,9 @@ class CriticalPathSink:
         self._numbers = self._names.of((_HOST, KERNEL, COPY, WAIT, GAP)).tolist()
         # Columns of records: operations with _OP_FIELDS and their part, ranges with start, end and part, calls with
         # start and end.
-        self._ops: list[_Integers] = [np.empty((len(_OP_FIELDS) + 1, 0), np.int64)]
-        self._ranges: list[_Integers] = [np.empty((3, 0), np.int64)]
-        self._calls: list[_Integers] = [np.empty((2, 0), np.int64)]
+        self._ops: list[Integers] = [np.empty((len(_OP_FIELDS) + 1, 0), np.int64)]
+        self._ranges: list[Integers] = [np.empty((3, 0), np.int64)]
+        self._calls: list[Integers] = [np.empty((2, 0), np.int64)]
         self._waits: list[Call] = []  # calls that waited
         self._held: set[tuple[int, int]] = set()  # stream, and when an event let it go on
         self._periods: list[StepPeriod] = []
@@ -83,14 +82,14 @@ class CriticalPathSink:
         ops, calls = Records.of(Op, window.ops).columns, made.columns
         ranges = Records.of(Range, window.ranges).columns
         kinds = [kernel if kind == "kernel" else copy for kind in ops.kind]
-        self._ops.append(_table(ops.stream, ops.start, ops.end, ops.launched, kinds))
+        self._ops.append(integers(ops.stream, ops.start, ops.end, ops.launched, kinds))
         labels = {
             name: self._names[NO_WORK if name == SLEEP else f"host {name}"]
             for name in dict.fromkeys(ranges.name)
         }
         named = [labels[name] for name in ranges.name]
-        self._ranges.append(_lasting(_table(ranges.start, ranges.end, named)))
-        self._calls.append(_lasting(_table(calls.start, calls.end)))
+        self._ranges.append(_lasting(integers(ranges.start, ranges.end, named)))
+        self._calls.append(_lasting(integers(calls.start, calls.end)))
         self._waits += made.at([place for place, waited in enumerate(calls.waited) if waited])
         self._held |= {(wait.stream, wait.end) for wait in window.waits}
         self._periods += periods
@@ -125,7 +124,7 @@ class CriticalPathSink:
         kinds, names = _Numbers(), self._names
         kind = [period.kind for period in periods]
         end = periods[-1].end
-        [starts] = _table([period.start for period in periods])
+        [starts] = integers([period.start for period in periods])
         cuts, (kind_of, path_part, host_part) = _merged([(starts, kinds.of(kind)), *parts], [end, last])
         inside = np.flatnonzero((cuts[:-1] >= periods[0].start) & (np.diff(cuts) > 0) & (cuts[:-1] < last))
         part = np.where(path_part == names[_HOST], host_part, path_part)[inside]
@@ -149,22 +148,16 @@ class _Numbers(dict[str, int]):
         number = self[name] = len(self)
         return number
 
-    def of(self, names: Iterable[str]) -> _Integers:
+    def of(self, names: Iterable[str]) -> Integers:
         return np.array([self[name] for name in names], np.int64)
 
 
-def _table(*columns: Sequence[int]) -> _Integers:
-    """The columns as an array, packed first: NumPy takes four times as long to read Python's integers."""
-    packed = b"".join([struct.pack(f"{len(column)}q", *column) for column in columns])
-    return np.ndarray((len(columns), len(columns[0])), np.int64, packed)
-
-
-def _lasting(records: _Integers) -> _Integers:
+def _lasting(records: Integers) -> Integers:
     """Those of the columns ``records``, which begin with start and end, that took any time."""
     return records[:, records[1] > records[0]]
 
 
-def _merged(values: Sequence[_Changes], others: Sequence[int]) -> tuple[_Integers, list[_Integers]]:
+def _merged(values: Sequence[_Changes], others: Sequence[int]) -> tuple[Integers, list[Integers]]:
     """Merge the instants of all ``values``, each with the value that holds from it on, and ``others``. Returns all
     instants in order, and for each of ``values`` what holds at them behind the last of those that are equal."""
     changes = [change for change, _ in values]
@@ -175,10 +168,10 @@ def _merged(values: Sequence[_Changes], others: Sequence[int]) -> tuple[_Integer
     return instants[order], [held[place] for (_, held), place in zip(values, places, strict=True)]
 
 
-def _innermost(ranges: _Integers, calls: _Integers, waits: Sequence[Call], names: _Numbers) -> _Changes:
+def _innermost(ranges: Integers, calls: Integers, waits: Sequence[Call], names: _Numbers) -> _Changes:
     """When the innermost range or call of the host changes, in order, and which part it is from then on."""
     launch, wait, unnamed = names[LAUNCH], names[WAIT], names[UNNAMED]
-    wait_ends, waited = _table([call.end for call in waits], [call.waited for call in waits])
+    wait_ends, waited = integers([call.end for call in waits], [call.waited for call in waits])
     starts = np.concatenate([ranges[0], calls[0], wait_ends - waited])
     ends = np.concatenate([ranges[1], calls[1], wait_ends])
     parts = np.concatenate([ranges[2], np.full(calls.shape[1], launch), np.full(len(waits), wait)])
@@ -203,7 +196,7 @@ class _Path:
     number is its place there."""
 
     def __init__(
-        self, ops: _Integers, held: set[tuple[int, int]], waits: Sequence[Call], sync_return: int
+        self, ops: Integers, held: set[tuple[int, int]], waits: Sequence[Call], sync_return: int
     ) -> None:
         stream, start, end, launched, _ = self._ops = ops
         self._streams, self._ends = stream.tolist(), end.tolist()
@@ -265,8 +258,8 @@ class _Path:
 
 
 def _causes(
-    stream: _Integers, start: _Integers, end: _Integers, launched: _Integers
-) -> tuple[_Integers, _Integers]:
+    stream: Integers, start: Integers, end: Integers, launched: Integers
+) -> tuple[Integers, Integers]:
     """Of each operation, in the order of ends: the number of what it could not start without, and when that was done.
     The host, and what is not on this device, is _BY_HOST."""
     number = np.arange(len(start))

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from operator import not_
 from typing import Final, Literal, NamedTuple, get_args
 
 from ...sched.observe import SLEEP
@@ -147,26 +149,21 @@ class WaitingSink:
         return taken
 
     def _take_ops(self, ops: Sequence[Op]) -> None:
-        spans = self._spans
-        others: list[tuple[int, int, tuple[bool, int]]] = []
-        forwards: list[tuple[int, int]] = []
-        kernels: list[tuple[int, int]] = []
         of = Records.of(Op, ops).columns
-        fields = zip(of.kind, of.stream, of.start, of.end, of.forward, of.step, of.launched, strict=True)
-        for kind, stream, start, end, forward, step, launched in fields:
-            if kind == "kernel":
-                kernels.append((start, end))
-            if kind != "kernel" or not forward or step < 0:
-                others.append((start, end, (kind == "kernel", stream)))
-                continue
-            forwards.append((start, end))
+        kernel = [kind == "kernel" for kind in of.kind]
+        described = zip(kernel, of.forward, of.step, strict=True)
+        forward = [is_kernel and inside and step >= 0 for is_kernel, inside, step in described]
+        spans = self._spans
+        fields = zip(of.step, of.start, of.end, of.launched, of.stream, strict=True)
+        for step, start, end, launched, stream in compress(fields, forward):
             first, last, enqueued, on = spans.get(step) or (start, end, launched, stream)
             if start < first:
                 first, enqueued, on = start, launched, stream
             spans[step] = first, end if end > last else last, enqueued, on
-        self._others.add(others)
-        self._forward_kernels.add(forwards)
-        self._kernels.add(kernels)
+        others = zip(of.start, of.end, zip(kernel, of.stream, strict=True), strict=True)
+        self._others.add(compress(others, map(not_, forward)))
+        self._forward_kernels.add(compress(of.start, forward), compress(of.end, forward))
+        self._kernels.add(compress(of.start, kernel), compress(of.end, kernel))
 
     def _take_calls(self, calls: Sequence[Call]) -> None:
         of = Records.of(Call, calls).columns

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from ...sched.observe import StepInfo
@@ -103,8 +105,11 @@ class Records(Sequence[Record]):
 
     def at(self, places: Sequence[int]) -> Sequence[Record]:
         """The records at those places."""
-        chosen = ([column[place] for place in places] for column in self.columns)
-        return [*map(self.columns._make, zip(*chosen, strict=True))]
+        if not places:
+            return []
+        chosen = map(itemgetter(*places, places[0]), self.columns)  # of one place it would get no tuple
+        make: Any = tuple.__new__  # in half of the time of ``_make``
+        return [*map(make, repeat(type(self.columns), len(places)), zip(*chosen, strict=True))]
 
     def __len__(self) -> int:
         return len(self.columns[0])

@@ -137,7 +137,7 @@ def wrap(held: torch.Tensor) -> DeviceTensor:
     if stride == (1,) and not offset:
         stride = offset = None  # which torch reads in a fifth of the time of all else
     tensor: DeviceTensor = _make(
-        DeviceTensor, held.shape, stride, offset, None, held.dtype, held.layout, device()
+        DeviceTensor, held.shape, stride, offset, None, held.dtype, torch.strided, device()
     )
     tensor.held, tensor.block, tensor.span = held, None, None
     return tensor

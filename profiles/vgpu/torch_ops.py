@@ -39,7 +39,8 @@ def index(held: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     if held.dim() != 1 or not _few_integers(held, indices):
         return held[indices[0]]
     try:
-        return tensor_of(kept_array(held)[array_of(indices[0])])
+        # Of what a step gathers by the batch's rows, it also scatters.
+        return tensor_of(kept_array(held)[kept_array(indices[0])])
     except IndexError:  # torch's own follows
         return held[indices[0]]
 

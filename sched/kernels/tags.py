@@ -158,7 +158,8 @@ def kv_tags(
         places = zip(rows[chosen].tolist(), lens[chosen].tolist(), strict=True)
         sums_of = [_gathered(tag, weight, table[row % len(table), :length]) for row, length in places]
         stored = total.take(last[chosen], mode="clip")
-        result[chosen] += (np.array(sums_of, dtype=np.uint64) - stored) * _DRIFT
+        if sums_of != stored.tolist():
+            result[chosen] += (np.array(sums_of, dtype=np.uint64) - stored) * _DRIFT
     return torch.from_numpy(mixed(result).view(np.int64))
 
 
