@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import attrgetter
+from operator import itemgetter
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -80,21 +80,27 @@ class LineTotals:
         self._exposed = exposed
 
     def fold(self, kind: str, copies: list[Op], calls: list[Call]) -> None:
-        """All copies and all copy, sync and waiting calls of one step."""
-        others = {id(call): call for call in calls if call.kind != "copy" or call.waited}
-        for op, call in paired(copies, [call for call in calls if call.kind == "copy"]):
-            kernel = op.kind == "kernel"
-            direction, memory = (KERNEL_COPY, "pinned") if kernel else (op.kind, op.host_memory)
-            cost = self.copies[op.site, op.range, kind, op.stream, direction, memory, op.blocking]
+        """All copies and all copy, sync and waiting calls of one step. A copy belongs to the call that enqueued it; a
+        kernel copy and a node of a graph have no call of their own."""
+        copying = deque(sorted([call for call in calls if call.kind == "copy"], key=_start))
+        others = [call for call in calls if call.kind != "copy"]
+        for op in sorted(copies, key=_launched):
+            what, _, stream, _, _, size, host_size, memory, blocking, where, _, _, site, launched, _ = op
+            kernel = what == "kernel"
+            direction, memory = (KERNEL_COPY, "pinned") if kernel else (what, memory)
+            cost = self.copies[site, where, kind, stream, direction, memory, blocking]
             cost.count += 1
-            cost.bytes += op.host_bytes if kernel else op.bytes
-            if call is not None:
+            cost.bytes += host_size if kernel else size
+            while copying and copying[0].end < launched:
+                others.append(copying.popleft())
+            if not kernel and copying and launched >= copying[0].start:
+                self._charge(cost, copying.popleft())
+        for call in (*others, *copying):
+            what, name, _, _, waited, stream, where, _, site = call
+            if what != "copy" or waited:
+                cost = self.calls[site, where, kind, stream, name, what == "sync"]
+                cost.count += 1
                 self._charge(cost, call)
-                others.pop(id(call), None)
-        for call in others.values():
-            cost = self.calls[call.site, call.range, kind, call.stream, call.name, call.kind == "sync"]
-            cost.count += 1
-            self._charge(cost, call)
 
     def _charge(self, cost: Cost, call: Call) -> None:
         if call.waited:
@@ -102,19 +108,8 @@ class LineTotals:
             cost.exposed_ns += self._exposed(call)
 
 
-def paired(copies: Iterable[Op], calls: Iterable[Call]) -> Iterator[tuple[Op, Call | None]]:
-    """Each copy with the call that enqueued it. A kernel copy and a node of a graph have no call of their own."""
-    ordered = iter(sorted(calls, key=attrgetter("start")))
-    call = next(ordered, None)
-    for op in sorted(copies, key=attrgetter("launched")):
-        while call is not None and call.end < op.launched:
-            call = next(ordered, None)
-        if op.kind == "kernel" or call is None or op.launched < call.start:
-            yield op, None
-        else:
-            yield op, call
-            call = next(ordered, None)
-
+_start = itemgetter(Call._fields.index("start"))
+_launched = itemgetter(Op._fields.index("launched"))
 
 COUNTS_LAG: Final = 8  # more than WAITING_LAG, since the exposed parts must be there when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
@@ -156,11 +151,8 @@ class CountsSink:
         pending = self._pending
         ops, calls = Records.of(Op, window.ops), Records.of(Call, window.calls)
         of = ops.columns
-        for (step, stream, kind), count in Counter(zip(of.step, of.stream, of.kind, strict=True)).items():
-            pending[step].counts[stream, kind] += count
-        for place, kernels in enumerate(of.kernels):
-            if kernels > 1:
-                pending[of.step[place]].counts[of.stream[place], of.kind[place]] += kernels - 1
+        for step, stream, kind, kernels in zip(of.step, of.stream, of.kind, of.kernels, strict=True):
+            pending[step].counts[stream, kind] += kernels
         sizes = of.host_bytes
         for op in ops.at([at for at, kind in enumerate(of.kind) if kind in _COPIES or sizes[at]]):
             entry = pending[op.step]
@@ -169,10 +161,8 @@ class CountsSink:
                 entry.counts[op.stream, f"{op.kind}_{op.host_memory}"] += 1
             if op.kind in _COPIES and op.blocking:
                 entry.counts[op.stream, f"{op.kind}_blocking"] += 1
-        waited = calls.columns.waited
-        for call in calls.at(
-            [at for at, kind in enumerate(calls.columns.kind) if kind in _COUNTED or waited[at]]
-        ):
+        waited, kinds = calls.columns.waited, calls.columns.kind
+        for call in calls.at([at for at, kind in enumerate(kinds) if kind in _COUNTED or waited[at]]):
             entry = pending[call.step]
             entry.calls.append(call)
             if call.kind == "sync":

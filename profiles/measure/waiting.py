@@ -80,7 +80,7 @@ class IdlePiece(NamedTuple):
 
 
 # First to last forward kernel of one step, and when and where the first one was enqueued.
-_StepSpan = tuple[int, int, int, int]  # start, end, launched, stream
+_StepSpan = list[int]  # start, end, launched, stream
 
 
 class WaitingSink:
@@ -156,10 +156,11 @@ class WaitingSink:
         spans = self._spans
         fields = zip(of.step, of.start, of.end, of.launched, of.stream, strict=True)
         for step, start, end, launched, stream in compress(fields, forward):
-            first, last, enqueued, on = spans.get(step) or (start, end, launched, stream)
-            if start < first:
-                first, enqueued, on = start, launched, stream
-            spans[step] = first, end if end > last else last, enqueued, on
+            span = spans.get(step)
+            if span is None or start < span[0]:
+                spans[step] = [start, end if span is None else max(end, span[1]), launched, stream]
+            elif end > span[1]:
+                span[1] = end
         others = zip(of.start, of.end, zip(kernel, of.stream, strict=True), strict=True)
         self._others.add(compress(others, map(not_, forward)))
         self._forward_kernels.add(compress(of.start, forward), compress(of.end, forward))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .device import CURRENT, device
+from .device import CURRENT, VirtualGpu, device
 from .engine import EventRecording, StreamQueue
 from .runtime import GraphCaptureError
 
@@ -46,7 +46,8 @@ class Stream:
         CURRENT.get().runtime.stream = self._outer.pop()
 
     def wait_stream(self, stream: Stream) -> None:
-        self.wait_event(stream.record_event())
+        runtime = _gpu_with_events().runtime
+        runtime.wait_event(self.queue, runtime.record(stream.queue))
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
@@ -93,6 +94,13 @@ class GreenContext:
         return Stream(queue=CURRENT.get().runtime.simulation.partition(self._share))
 
 
+def _gpu_with_events() -> VirtualGpu:
+    gpu = CURRENT.get()
+    if not gpu.capabilities.events:
+        raise RuntimeError("this device has one queue: events are not available")
+    return gpu
+
+
 class Event:
     """A point in a stream. A wait for an event that was never recorded has no effect, as on CUDA."""
 
@@ -104,8 +112,7 @@ class Event:
         external: bool = False,
     ) -> None:
         """``external``: a graph under capture records the event anew whenever it is replayed."""
-        if not CURRENT.get().capabilities.events:
-            raise RuntimeError("this device has one queue: events are not available")
+        _gpu_with_events()
         self._timed, self._external = enable_timing, external
         self._recording: EventRecording | None = None
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import kept_words, tensor_of
+from .arrays import array_of, tensor_of
 from .declare import INT64, Work, Written, kernel, meta_tensor, meta_tensors, nbytes
 from .invariant import halving_sum
 from .tags import mixed
@@ -142,7 +142,7 @@ def _scores(draw: Draw) -> Tensor:
 
 def _tagged_ids(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) -> Tensor:
     """The (h mod n)-th of the n allowed ids, h a hash of the fingerprint. Only the logits' shape is used."""
-    hashed = mixed(kept_words(fingerprint).copy())
+    hashed = mixed(array_of(fingerprint).view(np.uint64).copy())
     hashed &= _NOT_NEGATIVE
     words = hashed.view(np.int64)
     if vocab_mask is None:
