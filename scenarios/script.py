@@ -29,6 +29,8 @@ Prompt = Callable[[int, int], "array[int]"]
 
 _Z95 = 1.6448536269514722  # the standard normal's 95th percentile
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = [np.array(shift, dtype=np.uint64) for shift in (30, 27, 31)]
+_FACTORS = [np.array(factor, dtype=np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
 
 
 class Summary(NamedTuple):
@@ -141,9 +143,9 @@ def _tokens(keys: NDArray[np.uint64], *, length: int, vocab_size: int) -> Counts
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64 (Steele, Lea, Flood 2014), elementwise."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = (x ^ (x >> _SHIFTS[0])) * _FACTORS[0]
+    x = (x ^ (x >> _SHIFTS[1])) * _FACTORS[1]
+    return x ^ (x >> _SHIFTS[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +188,12 @@ def _drawn(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Script:
 
 
 def _random(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Prompt:
-    shared = workload.shared_prefix
+    assert workload.requests
+    shared, keys = workload.shared_prefix, _keys(seed, RandomStream.PROMPT, ids=range(workload.requests))
 
     def own(index: int, length: int) -> Counts:
-        return text(seed, RandomStream.PROMPT, key=index, length=length, vocab_size=vocab_size)
+        tokens: Counts = _tokens(keys[index : index + 1], length=length, vocab_size=vocab_size)[0]
+        return tokens
 
     if shared is None:
         return lambda index, length: packed(own(index, length))

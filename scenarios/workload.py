@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -184,6 +184,7 @@ def _template(
     return request
 
 
+@lru_cache(maxsize=128)
 def params(sampling: Sampling, *, max_new_tokens: int) -> SamplingParams:
     """The engine's record of a scenario's sampling section."""
     given = {key: getattr(sampling, key) for key in type(sampling).model_fields if key != "grammar"}

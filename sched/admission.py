@@ -141,13 +141,14 @@ class PrefillBudget:
             rem = limits.chunked_prefill_size - limits.mixed_decode_tokens
             self.rem_chunk = max(rem, limits.page_size)  # a round with many decodes still makes progress
         self._page, self._tree, self._room = limits.page_size, tree, room
+        self._available = room.available_size()  # nothing is allocated before the round ends
         self._total_offset = limits.mixed_reserve_tokens + future_tokens
         self._current_offset = limits.mixed_reserve_tokens
         self._claimed = 0
 
     @property
     def _capacity(self) -> int:
-        return self._room.available_size() + self._tree.evictable_size()
+        return self._available + self._tree.evictable_size()
 
     @property
     def rem_total(self) -> float:

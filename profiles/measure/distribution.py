@@ -36,8 +36,9 @@ class Distribution:
         self._seen[sample] = self._seen.get(sample, 0) + 1
 
     def extend(self, samples: Iterable[int]) -> None:
+        seen = self._seen
         for sample in samples:
-            self.add(sample)
+            seen[sample] = seen.get(sample, 0) + 1
 
     def __len__(self) -> int:
         return sum(self._seen.values())

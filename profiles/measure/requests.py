@@ -9,15 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import sub
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...sched.observe import Clock, Observer
 from ...sched.request import Request
 from .distribution import Distribution
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(NamedTuple):
     """A request that ended. Instants are ns of the run's clock."""
 
     id: str

@@ -12,7 +12,7 @@ import torch
 
 from ..request import Request
 from .pools import KVAllocator, ReqToTokenPool
-from .tree import RadixTree, TreeNode
+from .tree import RadixTree, TreeNode, part
 
 
 class MatchResult(NamedTuple):
@@ -112,11 +112,11 @@ class RadixCache(PrefixCache):
     def cache_unfinished_req(self, req: Request) -> None:
         tokens = req.tokens(0, req.fill_len)
         kv_indices = self._slots(req, len(tokens))
-        aligned = self._aligned(len(tokens))
-        present, path = self.tree.insert(tokens, kv_indices[:aligned].to(torch.int64))
-        self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : present])
+        aligned, protected = self._aligned(len(tokens)), req.cache_protected_len
+        present, path = self.tree.insert(tokens, part(kv_indices, 0, aligned).to(torch.int64))
+        self.token_to_kv_pool_allocator.free(part(kv_indices, protected, present))
         match = self._matched(path)
-        kv_indices[req.cache_protected_len : aligned] = match.device_indices[req.cache_protected_len :]
+        part(kv_indices, protected, aligned).copy_(part(match.device_indices, protected, aligned))
         req.cache_protected_len = aligned
         self.dec_lock_ref(req.last_node)
         self.inc_lock_ref(match.last_node)
@@ -132,9 +132,9 @@ class RadixCache(PrefixCache):
         if is_insert:
             tokens = req.tokens(0, committed)
             assert len(tokens) == committed, f"request {req.id} committed KV of unknown tokens"
-            kept_from = self.insert(tokens, kv_indices[:aligned].to(torch.int64))
+            kept_from = self.insert(tokens, part(kv_indices, 0, aligned).to(torch.int64))
         self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : kept_from])
-        self.token_to_kv_pool_allocator.free(kv_indices[aligned:])
+        self.token_to_kv_pool_allocator.free(part(kv_indices, aligned, committed))
         self.dec_lock_ref(req.last_node)
 
     def inc_lock_ref(self, node: TreeNode | None) -> None:
@@ -162,7 +162,7 @@ class RadixCache(PrefixCache):
 
     def _slots(self, req: Request, count: int) -> torch.Tensor:
         """[count] int32: the first slots of the request's row."""
-        return self.req_to_token_pool.req_to_token[req.row, :count]
+        return part(self.req_to_token_pool.req_to_token[req.row], 0, count)
 
     def _aligned(self, num_tokens: int) -> int:
         return num_tokens // self.page_size * self.page_size

@@ -78,6 +78,11 @@ def _common_prefix(a: Tokens, b: Tokens) -> int:
     return int(differ.argmax())
 
 
+def part(slots: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """``slots[start:stop]``, where both are within bounds: brackets take longer."""
+    return slots.narrow(0, start, stop - start)
+
+
 class RadixTree:
     """Prefixes, locks and least-recently-used order. Sizes are in tokens.
 
@@ -105,7 +110,7 @@ class RadixTree:
         present = sum([len(node.key) for node in path])
         if present < len(key):
             parent = path[-1] if path else self.root
-            leaf = self._node(parent, key[present:].copy(), value[present : len(key)].clone())
+            leaf = self._node(parent, key[present:].copy(), part(value, present, len(key)).clone())
             self.evictable_size += len(leaf.key)
             self._queue.push(leaf)
             path.append(leaf)

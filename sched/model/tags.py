@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from ..batch import EncoderTokens, ForwardBatch, ModelOutput
+from ..kernels.arrays import kept_array
 from ..kernels.tags import gathered, kv_tags, position_weights
 from .decoder import Model
 
@@ -42,7 +43,7 @@ def audit(
     if length <= 0:
         return 0
     slots = req_to_token_row[:length]
-    stored = int(peek(pool.sums)[int(slots[-1])])
+    stored = int(kept_array(peek(pool.sums))[slots.numpy()[-1]])
     return (gathered(peek(pool.tags), peek(pool.weights), slots) - stored) % _WORD
 
 
