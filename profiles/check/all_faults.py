@@ -6,13 +6,10 @@ requests.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
-
-from pydantic import TypeAdapter
+from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload_schema import Fixed
@@ -28,14 +25,12 @@ from ..run.machines import open_machine
 from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batches
 from ..run.runner import GatedSink
 from . import tokens
-from .conclusion import conclusion
 from .examine import Examiner, hazards
 from .faults import FaultScenario, fault_scenarios, with_faults
-from .report import SCHEMA_VERSION, Check, Document, Evidence, Report, skipped, verdict
+from .report import SCHEMA_VERSION, Check, Document, Evidence, Report, concluded, failed, skipped, verdict
 
 
-@dataclass(frozen=True, slots=True)
-class FaultVerdict:
+class FaultVerdict(NamedTuple):
     """The checks of a question without the fault; and with it, the cheapest first, up to the first that fails."""
 
     name: str
@@ -48,18 +43,17 @@ class FaultVerdict:
 
     @property
     def clean(self) -> bool:
-        return not _failed(self.sound)
+        return not failed(self.sound)
 
     @property
     def by(self) -> tuple[Check, ...]:
-        return _failed(self.broken)
+        return failed(self.broken)
 
     @property
     def passed(self) -> bool:
         return self.clean and bool(self.by)
 
 
-_VERDICT: Final = TypeAdapter(FaultVerdict)
 _references: dict[str, Result | Crash] = {}  # of all questions that this process examines
 
 
@@ -107,7 +101,7 @@ def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
         question = with_faults(question, [task.fault], onebatch=task.onebatch)
     [relay] = question.relays
     if task.onebatch:
-        return examine_one_batch(question, relay).checks
+        return tuple(examine_one_batch(question, relay).checks)
     checks = []
     for check in Examiner(question, adversaries, references=_references).checks(relay):
         checks.append(check)
@@ -138,26 +132,20 @@ def _loop(scenario: FaultScenario, question: Resolved) -> str:
 def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document:
     content = {
         "schema_version": SCHEMA_VERSION,
-        "tool": tool().model_dump(mode="json"),
+        "tool": tool(),
         "run": run,
         "environment": environment(),
         "passed": all(caught.passed for caught in found),
-        "faults": [_part(caught) for caught in found],
+        "faults": [
+            caught._asdict() | {"clean": caught.clean, "caught_by": [check.name for check in caught.by]}
+            for caught in found
+        ],
         "awaited": [
             {"name": fault.name, "reference": fault.reference, "feature": fault.feature}
             for fault in awaited_faults().values()
         ],
     }
-    return content | {"conclusion": conclusion(content)}
-
-
-def _part(caught: FaultVerdict) -> Document:
-    part: Document = _VERDICT.dump_python(caught, mode="json")
-    return {**part, "clean": caught.clean, "caught_by": [check.name for check in caught.by]}
-
-
-def _failed(checks: Sequence[Check]) -> tuple[Check, ...]:
-    return tuple(check for check in checks if check.verdict == "failed")
+    return concluded(content)
 
 
 # ---- a static batch ---------------------------------------------------------------------------------------------
@@ -173,10 +161,8 @@ def shape_of(resolved: Resolved) -> BatchShape:
 
 def examine_one_batch(resolved: Resolved, relay: RelayChoice) -> Report:
     """``examine`` for a static batch: whether it ends, its tokens, and its hazards."""
-    begin = time.perf_counter()
     question = one_batch(resolved, shape_of(resolved))
-    checks = tuple(_checks(question, relay))
-    return Report(relay, checks, None, time.perf_counter() - begin)
+    return Report(relay, checks=list(_checks(question, relay)))
 
 
 def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:

@@ -6,8 +6,7 @@ request's own tokens. Both runs go without them, and so they also make the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -33,25 +32,19 @@ class DraftStarts(NamedTuple):
     accept_length: float
 
 
-@dataclass(slots=True)
-class DraftReference:
-    """The drafts of the same scenario in the serial loop of ``latest``, and for chains by the other worker. It is run
-    once."""
-
-    resolved: Resolved
-    _found: DraftStarts | Crash | None = field(init=False, default=None)
-
-    def found(self) -> DraftStarts | Crash:
-        if self._found is None:
-            self._found = _drafted(_by_another_worker(self.resolved), choose("latest", {}))
-        return self._found
+def reference_drafts(resolved: Resolved) -> DraftStarts | Crash:
+    """The drafts of the same scenario in the serial loop of ``latest``, and for chains by the other worker."""
+    return _drafted(_by_another_worker(resolved), choose("latest", {}))
 
 
-def check_drafts(resolved: Resolved, relay: RelayChoice, reference: DraftReference) -> Check:
+def check_drafts(
+    resolved: Resolved, relay: RelayChoice, reference: Callable[[], DraftStarts | Crash]
+) -> Check:
+    """``reference`` returns ``reference_drafts``."""
     why = _why_not(resolved, relay)
     if why:
         return skipped(NAME, why)
-    expected, found = reference.found(), _drafted(resolved, relay)
+    expected, found = reference(), _drafted(resolved, relay)
     for name, run in (("the reference", expected), ("the run without chunks", found)):
         if isinstance(run, Crash):
             return Check(NAME, "failed", f"{name} crashed", (Evidence(str(run)),))

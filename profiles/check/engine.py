@@ -19,7 +19,7 @@ from ..run.crash import Crash
 from . import adversaries, tokens
 from .adversaries import Notice
 from .examine import budget, hazards, run_ended, silence
-from .report import Check, Evidence, Examination, Report, skipped, verdict
+from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt, attempt_result, with_section
 
 OVERLAP: Final = "overlap"
@@ -42,10 +42,10 @@ def examine_engine(
     other = _examine(replace(resolved, engine=against), seeds, notice)
     if other.cancelled:
         unknown = f"interrupted: what {against.name} shows, too, is not taken out"
-        checks = (*report.checks, Check(AGAINST, "not asked", unknown))
+        checks = [*report.checks, Check(AGAINST, "not asked", unknown)]
         return replace(report, checks=checks, cancelled=True)
     found = {_identity(check.name, one) for check in other.checks for one in check.evidence}
-    checks = tuple(_without_known(check, found) for check in report.checks)
+    checks = [_without_known(check, found) for check in report.checks]
     return replace(report, checks=checks, against=against.name)
 
 
@@ -66,23 +66,23 @@ def _identity(check: str, evidence: Evidence) -> object:
 
 def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report:
     assert resolved.engine is not None
-    found = Examination(resolved.relays[0], resolved.engine.name)
-    with found.interruptible(("run", *_NAMES)):
-        for check in _checks(resolved, seeds, notice, found):
-            found.checks.append(check)
-    return found.report()
+    report = Report(resolved.relays[0], resolved.engine.name)
+    with report.interruptible(("run", *_NAMES)):
+        for check in _checks(resolved, seeds, notice, report):
+            report.checks.append(check)
+    return report
 
 
-def _checks(resolved: Resolved, seeds: Sequence[int], notice: Notice, found: Examination) -> Iterator[Check]:
-    """Gives ``found`` the result of the watched run."""
-    relay = found.relay
+def _checks(resolved: Resolved, seeds: Sequence[int], notice: Notice, report: Report) -> Iterator[Check]:
+    """Gives ``report`` the result of the watched run."""
+    relay = report.relay
     notice("watched run")
     outcome = attempt(resolved, relay, replace(_OPTIONS, hazards=True))
     yield run_ended(outcome)
     if isinstance(outcome, Crash):
         yield from (skipped(name, "the run crashed") for name in _NAMES)
         return
-    result = found.result = outcome.result
+    result = report.result = outcome.result
     notice("reference runs")
     yield from _tokens(resolved, relay, result)
     yield from (hazards(result.hazards), budget(outcome, kinds=len(resolved.scenario.expect)))

@@ -3,10 +3,11 @@ not taken for more than it is. No check is about times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from math import inf
 from threading import Timer
 from types import MappingProxyType
@@ -28,9 +29,8 @@ from ..vgpu.hazards.findings import FREED, accessor
 from . import adversaries, drafts, tokens
 from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
-from .drafts import DraftReference
 from .invariants import Invariants
-from .report import Check, Evidence, Examination, Report, skipped, verdict
+from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt, with_section
 from .unproven import unproven, without_references
 
@@ -48,26 +48,26 @@ class Examiner:
     adversaries: Sequence[int]
     notice: Notice = silence
     references: dict[str, Result | Crash] = field(default_factory=dict)
-    _drafts: DraftReference = field(init=False)
+    _drafts: Callable[[], drafts.DraftStarts | Crash] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._drafts = DraftReference(self.resolved)
+        self._drafts = cache(partial(drafts.reference_drafts, self.resolved))
 
     def examine(self, relay: RelayChoice) -> Report:
         """Raises MachineError."""
-        found = Examination(relay)
-        with found.interruptible(("run", "invariants", "contract", *self._names)), self._spread() as each:
+        report = Report(relay)
+        with report.interruptible(("run", "invariants", "contract", *self._names)), self._spread() as each:
             without = without_references(self.resolved, relay, each)
             schedules = Schedules(self.resolved, relay, self.adversaries, each)
             outcome, first = self._watched(relay)
-            found.checks += [*first, self._contract(relay)]
+            report.checks += [*first, self._contract(relay)]
             if not isinstance(outcome, Crash):
-                found.result = outcome.result
+                report.result = outcome.result
                 self.notice(f"{relay.state.name}: references that launches keep")
-                found.unproven = unproven(self.resolved, relay, outcome.result, without)
+                report.unproven = unproven(self.resolved, relay, outcome.result, without)
             for check in self._others(relay, outcome, schedules):
-                found.checks.append(check)
-        return found.report()
+                report.checks.append(check)
+        return report
 
     @property
     def _speculates(self) -> bool:
@@ -265,7 +265,7 @@ def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Re
 
 
 def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
-    examination = Examination(relay)
+    begin = time.perf_counter()
     notice(f"{relay.state.name}: watched run")
     guard = Invariants()
     outcome = attempt(resolved, relay, Options(device="cuda", save_tokens=True, hazards=True), guard)
@@ -276,9 +276,9 @@ def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
     )
     drafting = speculation(resolved.scenario) is not None
     others = [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]
-    examination.checks += [run_ended(outcome), invariants(guard, outcome), found, *others]
-    examination.result = None if isinstance(outcome, Crash) else outcome.result
-    return examination.report()
+    checks = [run_ended(outcome), invariants(guard, outcome), found, *others]
+    result = None if isinstance(outcome, Crash) else outcome.result
+    return Report(relay, checks=checks, result=result, wall_s=time.perf_counter() - begin)
 
 
 def not_asked(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) -> dict[str, str]:

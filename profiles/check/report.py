@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from ...sched.relay.choice import RelayChoice
 from ..record.environment import environment, tool
@@ -52,42 +52,31 @@ class Check:
     known: tuple[Evidence, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All checks of one relay. ``result`` is the checked run's; None if it crashed. ``unproven``: what could be missing
-    without a failed check. ``against`` names the other source that an engine was checked against, because a check
-    failed. ``engine`` is the engine's name, as it was asked for; None for our own scheduler. ``cancelled``: the user
-    interrupted the checks."""
-
-    relay: RelayChoice
-    checks: tuple[Check, ...]
-    result: Result | None
-    wall_s: float
-    unproven: Sequence[Unproven] = ()
-    against: str | None = None
-    engine: str | None = None
-    cancelled: bool = False
-
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.verdict == "failed")
-
-
 @dataclass(slots=True)
-class Examination:
-    """A report in the making, which keeps what it has where the user interrupts it."""
+class Report:
+    """All checks of one relay. ``engine`` is the engine's name, as it was asked for; None for our own scheduler.
+    ``result`` is the checked run's; None if it crashed. ``unproven``: what could be missing without a failed check.
+    ``against`` names the other source that an engine was checked against, because a check failed. ``cancelled``: the
+    user interrupted the checks."""
 
     relay: RelayChoice
     engine: str | None = None
     checks: list[Check] = field(default_factory=list)
     result: Result | None = None
     unproven: Sequence[Unproven] = ()
+    against: str | None = None
     cancelled: bool = False
-    _begin: float = field(default_factory=time.perf_counter)
+    wall_s: float = 0.0
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        return failed(self.checks)
 
     @contextmanager
     def interruptible(self, names: Sequence[str]) -> Iterator[None]:
-        """``names`` are of the checks that the block asks. An interruption ends the block, not its caller."""
+        """``names`` are of the checks that the block asks. An interruption ends the block, not its caller, and leaves
+        what was found."""
+        begin = time.perf_counter()
         try:
             yield
         except KeyboardInterrupt:
@@ -96,18 +85,7 @@ class Examination:
             self.checks += [
                 Check(name, "not asked", "interrupted before its end") for name in names if name not in asked
             ]
-
-    def report(self) -> Report:
-        wall_s = time.perf_counter() - self._begin
-        return Report(
-            self.relay,
-            tuple(self.checks),
-            self.result,
-            wall_s,
-            self.unproven,
-            engine=self.engine,
-            cancelled=self.cancelled,
-        )
+        self.wall_s = time.perf_counter() - begin
 
 
 def verdict(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
@@ -115,6 +93,10 @@ def verdict(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
     if evidence:
         return Check(name, "failed", f"{len(evidence)} found", tuple(evidence))
     return Check(name, "passed", about)
+
+
+def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
+    return tuple(check for check in checks if check.verdict == "failed")
 
 
 def skipped(name: str, why: str) -> Check:
@@ -126,7 +108,6 @@ def skipped(name: str, why: str) -> Check:
 SCHEMA_VERSION: Final = "1.4"
 
 Document = dict[str, Any]
-_PARTS: Final = TypeAdapter(tuple[Check | Unproven, ...])
 
 
 def document(
@@ -136,38 +117,37 @@ def document(
     interrupted check has not passed."""
     content = {
         "schema_version": SCHEMA_VERSION,
-        "tool": tool().model_dump(mode="json"),
+        "tool": tool(),
         "run": run,
         "environment": environment(),
-        "scenario": scenario.model_dump(mode="json"),
+        "scenario": scenario,
         "passed": not (run["cancelled"] or any(report.failed for report in reports)),
         "reports": [_report(report) for report in reports],
-        "not_asked": dict(not_asked),
+        "not_asked": not_asked,
     }
-    return content | {"conclusion": conclusion(content)}
+    return concluded(content)
+
+
+def concluded(content: Document) -> Document:
+    """The document of checks with its conclusion, as plain dicts, lists and scalars."""
+    plain: Document = to_jsonable_python(content)
+    return plain | {"conclusion": conclusion(plain)}
 
 
 def _report(report: Report) -> Document:
-    relay = report.relay
-    engine = report.result.labels.engine if report.result else None
+    relay, result = report.relay, report.result
     return {
-        "engine": None if engine is None else engine.model_dump(mode="json"),
+        "engine": result and result.labels.engine,
         "asked_engine": report.engine,
         "against": report.against,
         "relay": {
             "state": relay.state.name,
-            "switches": dict(relay.overrides),
+            "switches": relay.overrides,
             "faults": [fault.name for fault in relay.faults],
         },
-        "outputs": report.result.outputs.model_dump(mode="json") if report.result else None,
-        "hazards_s": report.result.run.hazards_s if report.result else None,
+        "outputs": result and result.outputs,
+        "hazards_s": result and result.run.hazards_s,
         "wall_s": report.wall_s,
-        "checks": plain(report.checks),
-        "unproven": plain(report.unproven),
+        "checks": report.checks,
+        "unproven": report.unproven,
     }
-
-
-def plain(parts: Sequence[Check | Unproven]) -> list[Document]:
-    """Plain dicts, lists and scalars."""
-    found: list[Document] = _PARTS.dump_python(tuple(parts), mode="json")
-    return found

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
+from pydantic_core import to_jsonable_python
+
 from ...scenarios.schema import Case
 from ..record.environment import environment, tool
 from ..record.result import Abstained, Result
 from .compare import Comparison, MetricComparison
 from .conclusion import RUNS, conclusion, titles
-from .draws import Firmness
-from .effects import CounterEffect, LineEffect
 from .engagement import StepEngagement
 from .reasons import Reason
 
@@ -27,14 +27,14 @@ Document = dict[str, Any]
 def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | None = None) -> Document:
     """``a`` and ``b`` are the sides' labels; ``run`` is the result document's ``run`` of the whole comparison;
     ``case`` is the reported change that was compared, if any."""
-    first = found.trials.a[0].result
-    return {
+    first, divergence = found.trials.a[0].result, found.trials.divergence
+    content = {
         "schema_version": SCHEMA_VERSION,
-        "tool": tool().model_dump(mode="json"),
+        "tool": tool(),
         "run": run,
         "environment": environment() if first.labels.emulated else first.environment,
-        "labels": first.labels.model_dump(mode="json"),
-        "hardware": first.hardware.model_dump(mode="json"),
+        "labels": first.labels,
+        "hardware": first.hardware,
         "scenario": {"name": first.scenario.expanded.get("name"), "expanded": first.scenario.expanded},
         "conclusion": conclusion(found, a=a, b=b),
         "comparison": {
@@ -43,30 +43,29 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "design": found.trials.design,
             "pairs": min(len(found.trials.a), len(found.trials.b)),
             "verdict": found.verdict,
-            "reasons": [str(reason) for reason in found.reasons],
-            "headline": list(found.headline),
+            "reasons": found.reasons,
+            "headline": found.headline,
             # What differs and is allowed to: the engine's settings, and environments that cannot matter.
             "comparability": {
                 "ok": True,
                 "differences": [difference._asdict() for difference in (*found.engine, *found.environment)],
             },
-            "tokens": {
-                "verdict": found.trials.tokens,
-                "divergence": None if found.trials.divergence is None else found.trials.divergence._asdict(),
-            },
+            "tokens": {"verdict": found.trials.tokens, "divergence": divergence and divergence._asdict()},
             "engagement": _engagement(found.engagement, found.rules.min_engagement),
             "metrics": {name: _metric(judged) for name, judged in found.metrics.items()},
-            "counts": [_count(count) for count in found.counts],
+            "counts": [count._asdict() for count in found.counts],
             "added": [one._asdict() for one in found.added],
             "one_run": found.trials.one_run,
-            "lines": [line_part(line) for line in found.lines],
-            "idle": list(found.idle),
+            "lines": [line._asdict() for line in found.lines],
+            "idle": found.idle,
             "gates": [gate._asdict() for gate in found.gates],
             "draws": {"count": len(found.drawn.draws), "abstained": found.drawn.abstained or None},
             "hint": hint(found),
-            "case": None if case is None else case.model_dump(mode="json"),
+            "case": case,
         },
     }
+    plain: Document = to_jsonable_python(content)
+    return plain
 
 
 def hint(found: Comparison) -> str | None:
@@ -99,10 +98,10 @@ def _side(label: str, results: Sequence[Result]) -> Document:
     idle = (first.ranks or (first,))[0].idle
     return {
         "label": label,
-        "tool": first.tool.model_dump(mode="json"),
-        "relay": first.relay.model_dump(mode="json"),
+        "tool": first.tool,
+        "relay": first.relay,
         "capture": first.environment.get("capture") if first.labels.capture else None,
-        "engine": None if first.labels.engine is None else first.labels.engine.model_dump(mode="json"),
+        "engine": first.labels.engine,
         "world": first.labels.world,
         "unrecorded": next((result.unrecorded for result in results if result.unrecorded), None),
         "idle_abstained": idle.abstained if isinstance(idle, Abstained) else None,
@@ -111,7 +110,7 @@ def _side(label: str, results: Sequence[Result]) -> Document:
                 "id": result.run.id,
                 "seed": result.scenario.seed,
                 "scenario_sha256": result.scenario.sha256,
-                "outputs": result.outputs.model_dump(mode="json"),
+                "outputs": result.outputs,
             }
             for result in results
         ],
@@ -134,7 +133,7 @@ def _metric(judged: MetricComparison) -> Document:
         "direction": judged.direction,
         "a": found.a,
         "b": found.b,
-        "values": {"a": list(judged.values_a), "b": list(judged.values_b)},
+        "values": {"a": judged.values_a, "b": judged.values_b},
         "delta_pct": _finite(found.delta),
         "ci_low": _finite(found.interval.low),
         "ci_high": _finite(found.interval.high),
@@ -147,27 +146,11 @@ def _metric(judged: MetricComparison) -> Document:
         "drift_pct": found.drift,
         "pairs_needed": found.needed,
         "verdict": found.verdict,
-        "reasons": [str(reason) for reason in found.reasons],
-        "firmness": _firmness(found.firmness),
+        "reasons": found.reasons,
+        "firmness": found.firmness,
     }
-
-
-def _firmness(found: Firmness | Abstained | None) -> Document | None:
-    if found is None:
-        return None
-    return {"abstained": found.abstained} if isinstance(found, Abstained) else found._asdict()
 
 
 def _finite(value: float) -> float | None:
     """None for a percentage of zero."""
     return value if math.isfinite(value) else None
-
-
-def _count(count: CounterEffect) -> Document:
-    tallies = {side: tally and tally._asdict() for side, tally in (("a", count.a), ("b", count.b))}
-    return {**count._asdict(), **tallies}
-
-
-def line_part(line: LineEffect) -> Document:
-    site = None if line.site is None else line.site.model_dump(mode="json")
-    return {**line._asdict(), "site": site}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from pydantic import BaseModel
@@ -29,7 +30,8 @@ Profiles = Sequence[HardwareProfile]
 Draw = Mapping[str, float]  # a value for each uncertain constant, by its dotted path in the profile
 
 
-class Firmness(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Firmness:
     """What became of an effect over draws: how often its sign held, between which effects (percent), and the constant
     that the effect follows most, with their rank correlation."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
@@ -87,7 +88,8 @@ def metric_names() -> tuple[str, ...]:
     return ("throughput", "ttft", "tpot", *metrics)
 
 
-class StepCounts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepCounts:
     """Per step, over all steps of a kind: the median (of the runs' medians), the mean, and the worst step."""
 
     median: float = 0.0

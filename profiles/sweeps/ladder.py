@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
-from ..judge.document import line_part
 from ..judge.effects import LineEffect
 from ..judge.local import measured_times, unrepeatable
 from ..measure.budget import RunOutcome
@@ -68,19 +69,20 @@ class Ladder:
         changes = [{}, *map(_apart, rows, rows[1:])]  # of the policies of the rung before
         content = {
             "schema_version": SCHEMA_VERSION,
-            "scenario": self.scenario.model_dump(mode="json"),
+            "scenario": self.scenario,
             "ladder": {"tokens_agree": self.tokens_agree},
             "rungs": [
                 {
                     "known_hazards": list(rung.relay.known_hazards(overlap=overlap, speculation=mode)),
                     "changes": changed,
                     "result": rung.outcome.result.document(),
-                    "lines": [line_part(line) for line in rung.lines],
+                    "lines": [line._asdict() for line in rung.lines],
                 }
                 for rung, changed in zip(self.rungs, changes, strict=False)
             ],
         }
-        return content | {"conclusion": ladder_conclusion(content)}
+        plain: Document = to_jsonable_python(content)
+        return plain | {"conclusion": ladder_conclusion(plain)}
 
 
 def _rows(relay: RelayChoice, overlap: bool, mode: Speculation | None) -> dict[str, RelayRow | DraftRow]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from schedbench.cli import check_page
 from schedbench.cli.page import markdown, screenful
 from schedbench.profiles.check import all_faults, examine
 from schedbench.profiles.check.conclusion import conclusion
 from schedbench.profiles.check.faults import FaultScenario, fault_scenarios
-from schedbench.profiles.check.report import plain
+from schedbench.profiles.check.report import Check
 from schedbench.profiles.record.result import HazardAccess, HazardFinding, Hazards, SitePart
 from tests.cli.pages import printed
 from tests.conftest import RunCommand
@@ -342,7 +343,7 @@ def of_hazards(*findings: HazardFinding) -> dict[str, Any]:
     """Returns a document of one relay with these hazards."""
     content = many_relays(1, 1)
     checked = examine.hazards(Hazards(findings=findings))
-    content["reports"][0]["checks"] = plain([checked])
+    content["reports"][0]["checks"] = TypeAdapter(list[Check]).dump_python([checked], mode="json")
     return content
 
 

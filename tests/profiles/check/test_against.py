@@ -15,8 +15,8 @@ BASE = EngineChoice("toy:base")
 
 
 def report(asked: Resolved, *says: str) -> Report:
-    checks = (Check("hazards", "failed", "", tuple(map(Evidence, says))),)
-    return Report(asked.relays[0], checks, object(), 0.0, engine="toy:branch")  # type: ignore[arg-type]
+    checks = [Check("hazards", "failed", "", tuple(map(Evidence, says)))]
+    return Report(asked.relays[0], "toy:branch", checks, object())  # type: ignore[arg-type]
 
 
 def examined(monkeypatch: pytest.MonkeyPatch, of_branch: Report, of_base: Report) -> Report:

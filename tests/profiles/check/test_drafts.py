@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.check.drafts import NAME, DraftReference, check_drafts
+from schedbench.profiles.check.drafts import NAME, check_drafts, reference_drafts
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.report import Check
@@ -44,7 +44,7 @@ def question(*overrides: str, state: str = "latest", worker: str = "v2") -> Reso
 
 
 def checked(resolved: Resolved) -> Check:
-    return check_drafts(resolved, resolved.relays[0], DraftReference(resolved))
+    return check_drafts(resolved, resolved.relays[0], lambda: reference_drafts(resolved))
 
 
 def violations(resolved: Resolved) -> dict[str, str]:
