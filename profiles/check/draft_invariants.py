@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from ...sched.batch import DraftInput, DraftState, ForwardBatch, ScheduleBatch
 from ...sched.request import Request, Status
 from ...sched.speculate.drafter import DraftRows, Tree, VerifiedChains
-from ...sched.speculate.worker import DraftRunner, Worker
+from ...sched.speculate.worker import DraftRunner
 from .batch_invariants import Peek, Violation
 
 LEFT = "drafts start from what the last extend left"
@@ -38,27 +37,25 @@ OnStarts = Callable[[ScheduleBatch, list[DraftStart]], None]
 
 
 class DraftWatch:
-    """Watches the drafts of one worker. ``launching`` returns the batch that is being launched."""
+    """A worker's drafter that is watched. ``launching`` returns the batch that is being launched."""
 
     def __init__(
         self,
+        drafter: DraftRunner,
         peek: Peek,
         launching: Callable[[], ScheduleBatch],
         on_starts: OnStarts,
         report: Callable[[Iterator[Violation]], None],
     ) -> None:
+        self._drafter = drafter
         self._peek = peek
-        self.launching = launching
+        self._launching = launching
         self._on_starts = on_starts
         self._report = report
         self._left: dict[int, tuple[int, tuple[torch.Tensor, ...]]] = {}  # by row
 
-    def worker(self, worker: Worker) -> Worker:
-        """The same worker with a watched drafter."""
-        return replace(worker, drafter=_WatchedDrafts(worker.drafter, self))
-
-    def starting(self, start: DraftInput, at: DraftRows) -> None:
-        batch, peek = self.launching(), self._peek
+    def draft(self, start: DraftInput, at: DraftRows) -> Tree:
+        batch, peek = self._launching(), self._peek
         lens, parts = peek(at.seq_lens).tolist(), _copies(start.state, peek)
         bonus = peek(start.bonus_tokens).tolist()
         starts = [
@@ -68,8 +65,22 @@ class DraftWatch:
         self._report(_mirrored(batch, lens, at.longest))
         self._report(self._unlike(batch, peek(at.rows).tolist(), starts))
         self._on_starts(batch, starts)
+        return self._drafter.draft(start, at)
 
-    def extended(self, rows: torch.Tensor, lens: list[int], made: DraftState) -> None:
+    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> DraftState:
+        made = self._drafter.extend(batch, hidden_states)
+        self._extended(batch.req_pool_indices, self._peek(batch.seq_lens).tolist(), made)
+        return made
+
+    def extend_chains(self, chains: VerifiedChains) -> DraftState:
+        made = self._drafter.extend_chains(chains)
+        rows, ends, _ = chains.at
+        behind = chains.predict.shape[0] // rows.shape[0]
+        counts = zip(self._peek(ends).tolist(), self._peek(chains.accept_lens).tolist(), strict=True)
+        self._extended(rows, [end - behind + accepted for end, accepted in counts], made)
+        return made
+
+    def _extended(self, rows: torch.Tensor, lens: list[int], made: DraftState) -> None:
         """Rows [b] have KV up to ``lens`` now; the next drafts start from ``made``."""
         peek = self._peek
         parts = _copies(made, peek)
@@ -81,10 +92,6 @@ class DraftWatch:
         for i, req in enumerate(batch.reqs):
             assert req.req_pool_idx is not None
             self._left[req.req_pool_idx] = req.kv_committed_len, tuple(part[i] for part in state)
-
-    def values(self, tensor: torch.Tensor) -> list[int]:
-        found: list[int] = self._peek(tensor).tolist()
-        return found
 
     def _unlike(self, batch: ScheduleBatch, rows: list[int], starts: list[DraftStart]) -> Iterator[Violation]:
         for req, row, start in zip(batch.reqs, rows, starts, strict=True):
@@ -100,29 +107,6 @@ class DraftWatch:
                 yield Violation(LEFT, "seq_lens", text, batch.step, req.id)
             else:
                 yield from _stale(batch, req, start, parts)
-
-
-class _WatchedDrafts:
-    def __init__(self, drafts: DraftRunner, watch: DraftWatch) -> None:
-        self._drafts = drafts
-        self._watch = watch
-
-    def draft(self, start: DraftInput, at: DraftRows) -> Tree:
-        self._watch.starting(start, at)
-        return self._drafts.draft(start, at)
-
-    def extend(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> DraftState:
-        made = self._drafts.extend(batch, hidden_states)
-        self._watch.extended(batch.req_pool_indices, self._watch.values(batch.seq_lens), made)
-        return made
-
-    def extend_chains(self, chains: VerifiedChains) -> DraftState:
-        made = self._drafts.extend_chains(chains)
-        rows, ends, _ = chains.at
-        behind = chains.predict.shape[0] // rows.shape[0]
-        counts = zip(self._watch.values(ends), self._watch.values(chains.accept_lens), strict=True)
-        self._watch.extended(rows, [end - behind + accepted for end, accepted in counts], made)
-        return made
 
 
 def _copies(state: DraftState, peek: Peek) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...sched.batch import DraftState, ForwardBatch, ModelOutput, ScheduleBatch
-from ...sched.link import Link, Message
+from ...sched.link import Link
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
@@ -105,8 +105,9 @@ class Invariants:
 
     def worker(self, worker: Worker) -> Worker:
         """The same worker; what it drafts from is checked."""
-        self._drafts = DraftWatch(self._peek, self._launched, self._drafted, self._violations.add)
-        return self._drafts.worker(worker)
+        report = self._violations.add
+        self._drafts = DraftWatch(worker.drafter, self._peek, self._launched, self._drafted, report)
+        return replace(worker, drafter=self._drafts)
 
     def link(self, link: Link) -> Link:
         """The same link; what it keeps at the end is checked."""
@@ -334,6 +335,8 @@ class WatchedLink:
 
     def __init__(self, link: Link) -> None:
         self.rank, self.size = link.rank, link.size
+        self.receive, self.all_to_all = link.receive, link.all_to_all
+        self.poll, self.wait, self.gone = link.poll, link.wait, link.gone
         self._link = link
         self._sends: Counter[str] = Counter()
         self._flushed: set[str] = set()
@@ -354,18 +357,3 @@ class WatchedLink:
     def flush(self, tag: str) -> None:
         self._flushed.add(tag)
         self._link.flush(tag)
-
-    def receive(self, source: int, tag: str) -> Message:
-        return self._link.receive(source, tag)
-
-    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self._link.all_to_all(tag, tensors)
-
-    def poll(self, tag: str) -> Message | None:
-        return self._link.poll(tag)
-
-    def wait(self, tags: Sequence[str], until: int | None) -> None:
-        self._link.wait(tags, until)
-
-    def gone(self) -> Mapping[int, str]:
-        return self._link.gone()

@@ -207,9 +207,9 @@ class ScriptedEngine:
     def worker(self, spec: SpeculativeConfig, cache: ChunkCache) -> Worker:
         """A worker without models, whose drafts are checked."""
         made = ScriptedDrafter(lambda: self._launching, self.found.append)
-        watch = DraftWatch(unchanged, lambda: self._launching, lambda *_: None, self.found.extend)
+        watch = DraftWatch(made, unchanged, lambda: self._launching, lambda *_: None, self.found.extend)
         accepts = TargetAcceptance(spec.most_accepted)
-        return watch.worker(Worker(spec, made, ScriptedVerifier(made), accepts, cache, Observer()))
+        return Worker(spec, watch, ScriptedVerifier(made), accepts, cache, Observer())
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
