@@ -230,17 +230,17 @@ def per_step(
 
 
 def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ...]:
-    """Sorted by exposed time, then by waited time, then by count, largest first."""
+    """In the order of ``weight``."""
     found = _without_steady(lines).items()
     rows = [CopyRow(bytes=cost.bytes, **_fields(line, cost, steady, names)) for line, (cost, steady) in found]
-    return tuple(sorted(rows, key=_weight))
+    return tuple(sorted(rows, key=weight))
 
 
 def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ...]:
-    """In the order of ``copy_rows``."""
+    """In the order of ``weight``."""
     found = _without_steady(lines).items()
     rows = [SyncRow(**_fields(line, cost, steady, names)) for line, (cost, steady) in found]
-    return tuple(sorted(rows, key=_weight))
+    return tuple(sorted(rows, key=weight))
 
 
 def _fields(line: CopyLine | CallLine, cost: Cost, steady: int, names: Names) -> dict[str, Any]:
@@ -271,5 +271,6 @@ def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, tuple[Cost, int]]:
     return merged
 
 
-def _weight(row: CopyRow | SyncRow) -> tuple[float, float, int, str]:
+def weight(row: CopyRow | SyncRow) -> tuple[float, float, int, str]:
+    """The most exposed time first, then the most waited time, then the largest count."""
     return -row.exposed_us, -row.host_us, -row.count, row.model_dump_json()

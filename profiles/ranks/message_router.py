@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...scenarios.failures import rank_names, words
-from ...scenarios.schema import Failure, Scenario
+from ...scenarios.failures import words
+from ...scenarios.schema import Failure
 from ..run.rank_context import FaultInjector
 from ..vgpu.engine import PeerEventRecording
 
@@ -81,15 +81,31 @@ class RankInbox:
 
 
 class MessageRouter:
-    """Carries messages between all ranks, which have ``names``."""
+    """Carries messages between all ranks, which have ``names``. Drops, delays, stalls, reorders and repeats them by the
+    ``script``, once their sender's injector is armed."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], script: Sequence[Failure] = ()) -> None:
         self.names = names
         self.inboxes = [RankInbox() for _ in names]
+        self._script = script
+        self._failures = [(index, failure) for index, failure in enumerate(script) if failure.link]
+        self._triggered: set[int] = set()  # indices into the script
+        self._injectors: dict[int, FaultInjector] = {}
+        self._sent: Counter[tuple[int, int, str]] = Counter()
+        self._late: set[tuple[int, int]] = set()  # source and serial of messages that others may overtake
+        self._stall_ends: dict[int, int] = {}  # by index into the script, ns
+
+    def register(self, injector: FaultInjector, rank: int) -> None:
+        """The injector of a rank; every sender needs one where the script has failures."""
+        self._injectors[rank] = injector
 
     def put(self, to: int, tag: str, message: MessageInFlight) -> None:
+        arriving = self._faulted(to, tag, message) if self._failures else [message]
         if to not in self.inboxes[message.source].departures:
-            self.inboxes[to].queue(message.source, tag).append(message)
+            queue = self.inboxes[to].queue(message.source, tag)
+            for each in arriving:
+                queue.append(each)
+                self._overtake(queue)
 
     def depart(self, rank: int, departure: Departure) -> None:
         """Announce a rank's end to all ranks; the first announcement counts."""
@@ -110,30 +126,6 @@ class MessageRouter:
                     ]
                     messages.clear()
                     messages.extend(kept)
-
-
-class FaultInjectingRouter(MessageRouter):
-    """Drops, delays, stalls, reorders and repeats messages as the scenario scripts it, once their sender's injector is
-    armed."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        super().__init__(rank_names(scenario))
-        self._script = scenario.faults
-        self._failures = [(index, failure) for index, failure in enumerate(scenario.faults) if failure.link]
-        self._triggered: set[int] = set()  # indices into the script
-        self._injectors: dict[int, FaultInjector] = {}
-        self._sent: Counter[tuple[int, int, str]] = Counter()
-        self._late: set[tuple[int, int]] = set()  # source and serial of messages that others may overtake
-        self._stall_ends: dict[int, int] = {}  # by index into the script, ns
-
-    def register(self, injector: FaultInjector, rank: int) -> None:
-        """The injector of a rank; every sender needs one where the scenario scripts failures."""
-        self._injectors[rank] = injector
-
-    def put(self, to: int, tag: str, message: MessageInFlight) -> None:
-        for arriving in self._faulted(to, tag, message) if self._failures else [message]:
-            super().put(to, tag, arriving)
-            self._overtake(to, tag, arriving)
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -173,10 +165,9 @@ class FaultInjectingRouter(MessageRouter):
             self._late.add((message.source, message.serial))
         return [_delayed(message, ns)]
 
-    def _overtake(self, to: int, tag: str, message: MessageInFlight) -> None:
-        """Move the message, the last of its queue, before those that it may overtake and that arrive later."""
-        queue = self.inboxes[to].queue(message.source, tag)
-        place = len(queue) - 1
+    def _overtake(self, queue: deque[MessageInFlight]) -> None:
+        """Move the last message of the queue before those that it may overtake and that arrive later."""
+        message, place = queue[-1], len(queue) - 1
         while (
             place > 0
             and (message.source, queue[place - 1].serial) in self._late

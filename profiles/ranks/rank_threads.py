@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..vgpu.engine import FOREVER, QUEUES, EventRecording, EventTime, Simulation
 
@@ -18,34 +18,21 @@ T = TypeVar("T")
 _POLL_S = 0.1  # seconds between two looks for Ctrl-C
 
 
-class Awaited(Protocol):
-    """Something that a rank waits for."""
+class Awaited(NamedTuple):
+    """Something that a rank waits for. ``reached``: when it is there, ns, None while that is not known. ``marks``:
+    those whose times would make it known, or known to be earlier; ``by_mark``: only the time of its one mark does."""
 
-    def reached(self) -> int | None:
-        """When it is there, ns; None while that is not known."""
-
-    def marks(self) -> Sequence[EventRecording]:
-        """Marks whose times would make it known, or known to be earlier."""
-        return ()
+    reached: Callable[[], int | None]
+    marks: Callable[[], Sequence[EventRecording]] = tuple
+    by_mark: bool = False
 
 
-class AwaitedMark(Awaited):
-    def __init__(self, mark: EventRecording) -> None:
-        self._mark = mark
-
-    def reached(self) -> int | None:
-        return self._mark.time
-
-    def marks(self) -> Sequence[EventRecording]:
-        return (self._mark,)
+def awaited_mark(mark: EventRecording) -> Awaited:
+    return Awaited(lambda: mark.time, lambda: (mark,), by_mark=True)
 
 
-class AwaitedInstant(Awaited):
-    def __init__(self, at: int) -> None:
-        self._at = at
-
-    def reached(self) -> int | None:
-        return self._at
+def awaited_instant(at: int) -> Awaited:
+    return Awaited(lambda: at)
 
 
 class WorldStoppedError(Exception):
@@ -114,7 +101,7 @@ class Member:
         if head.start is None or head.waits:
             return False
         if unknown := self.unknown_marks:
-            if not isinstance(self._awaited, AwaitedMark) or self._deadline != FOREVER:
+            if self._awaited is None or not self._awaited.by_mark or self._deadline != FOREVER:
                 return False
             simulation.run(FOREVER, unknown[0], alone=True)
             return True
@@ -145,7 +132,7 @@ class SharedSimulation(Simulation):
         if mark.time is None and not self._member.in_order:
             self.run(FOREVER, mark, alone=True)
         if mark.time is None:
-            self._member.wait(AwaitedMark(mark))
+            self._member.wait(awaited_mark(mark))
         assert mark.time is not None, "what is waited for has been launched"
         return mark.time
 

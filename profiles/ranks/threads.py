@@ -19,7 +19,7 @@ from ..run.task import RunTask
 from ..vgpu.device import CURRENT
 from ..vgpu.gpu import patched
 from .join import Report
-from .message_router import FaultInjectingRouter
+from .message_router import MessageRouter
 from .rank_threads import Member, SharedSimulation, run_ranks
 from .specs import RankSpec
 from .virtual_link import VirtualLink, WorldClock
@@ -46,7 +46,8 @@ def run_threads(task: RunTask, specs: Sequence[RankSpec]) -> tuple[list[Report],
     """Run every rank on a virtual GPU of its own. Returns their reports, and the entries of the script of failures that
     the run did not come to. Raises MachineError."""
     _check(task)
-    router, profile = FaultInjectingRouter(task.resolved.scenario), link_profile(task.resolved)
+    router = MessageRouter([spec.name for spec in specs], task.resolved.scenario.faults)
+    profile = link_profile(task.resolved)
     task = replace(task, kind="vgpu", observe=SharedObserver(task.observe))
 
     def run(member: Member) -> Report:
@@ -58,7 +59,7 @@ def run_threads(task: RunTask, specs: Sequence[RankSpec]) -> tuple[list[Report],
 
 
 def _run_rank(
-    task: RunTask, spec: RankSpec, member: Member, router: FaultInjectingRouter, profile: LinkProfile
+    task: RunTask, spec: RankSpec, member: Member, router: MessageRouter, profile: LinkProfile
 ) -> Report:
     resolved, options, sink = task.resolved, task.options, GatedSink()
     simulation = SharedSimulation(gap=round(resolved.hardware.kernels.gap.value), member=member)

@@ -19,42 +19,33 @@ from ..vgpu.device import VirtualGpu
 from ..vgpu.engine import EventRecording, PeerEventRecording, StreamQueue
 from ..vgpu.tensor import DeviceTensor
 from .message_router import Departure, MessageInFlight, MessageRouter, RankInbox
-from .rank_threads import Awaited, AwaitedInstant, Member
+from .rank_threads import Awaited, Member, awaited_instant
 
 _LONGEST_SLEEP: Final = 60 * 10**9  # ns; a rank that waits without a deadline looks around that often
 
 
-class _AwaitedHead(Awaited):
+def awaited_head(inbox: RankInbox, source: int, tag: str) -> Awaited:
     """The host's part of a sender's next message, or the sender's end."""
 
-    def __init__(self, inbox: RankInbox, source: int, tag: str) -> None:
-        self._inbox = inbox
-        self._key = source, tag
+    def reached() -> int | None:
+        found = inbox.head(source, tag) or inbox.departures.get(source)
+        return None if found is None else found.at
 
-    def reached(self) -> int | None:
-        message, departure = self._inbox.head(*self._key), self._inbox.departures.get(self._key[0])
-        if message is not None:
-            return message.at
-        return None if departure is None else departure.at
+    return Awaited(reached)
 
 
-class AwaitedAny(Awaited):
+def awaited_any(inbox: RankInbox, tags: Sequence[str], departed: set[int]) -> Awaited:
     """The next whole message of any sender, or the end of a rank that is not among the ``departed``."""
 
-    def __init__(self, inbox: RankInbox, tags: Sequence[str], departed: set[int]) -> None:
-        self._inbox = inbox
-        self._tags = tags
-        self._departed = departed
-
-    def reached(self) -> int | None:
-        inbox = self._inbox
-        known = [at for message, _ in inbox.heads(self._tags) if (at := message.whole_at) is not None]
-        known += [inbox.silent_from(rank) for rank in inbox.departures if rank not in self._departed]
+    def reached() -> int | None:
+        known = [at for message, _ in inbox.heads(tags) if (at := message.whole_at) is not None]
+        known += [inbox.silent_from(rank) for rank in inbox.departures if rank not in departed]
         return min(known, default=None)
 
-    def marks(self) -> Sequence[EventRecording]:
-        heads = self._inbox.heads(self._tags)
-        return [message.landing.recording for message, _ in heads if message.landing is not None]
+    def marks() -> Sequence[EventRecording]:
+        return [message.landing.recording for message, _ in inbox.heads(tags) if message.landing is not None]
+
+    return Awaited(reached, marks)
 
 
 class VirtualLink:
@@ -149,7 +140,7 @@ class VirtualLink:
         if message is not None and not self._member.in_order:
             reached = min(message.at, deadline)
         else:
-            reached = self._member.wait(_AwaitedHead(self._inbox, source, tag), deadline)
+            reached = self._member.wait(awaited_head(self._inbox, source, tag), deadline)
         runtime.wait_for_host(reached, f"receive {tag}", runtime.stream)
         message = self._inbox.head(source, tag)
         if message is None or message.at > reached:
@@ -168,7 +159,7 @@ class VirtualLink:
     def wait(self, tags: Sequence[str], until: int | None) -> None:
         runtime = self._gpu.runtime
         deadline = runtime.now + self._patience if until is None else min(until, runtime.now + _LONGEST_SLEEP)
-        awaited = AwaitedAny(self._inbox, tags, self._departed)
+        awaited = awaited_any(self._inbox, tags, self._departed)
         reached = self._member.wait(awaited, deadline)
         runtime.now = max(runtime.now, reached)
         arrived = awaited.reached()
@@ -235,4 +226,4 @@ class WorldClock:
 
     def sleep_until(self, at: int) -> None:
         if at > self._runtime.now:
-            self._runtime.now = max(self._runtime.now, self._member.wait(AwaitedInstant(at)))
+            self._runtime.now = max(self._runtime.now, self._member.wait(awaited_instant(at)))

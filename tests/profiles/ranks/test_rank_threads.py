@@ -8,14 +8,14 @@ import pytest
 
 from schedbench.profiles.ranks.message_router import MessageInFlight, RankInbox
 from schedbench.profiles.ranks.rank_threads import (
-    AwaitedInstant,
-    AwaitedMark,
     Member,
     SharedSimulation,
     advance,
+    awaited_instant,
+    awaited_mark,
     run_ranks,
 )
-from schedbench.profiles.ranks.virtual_link import AwaitedAny
+from schedbench.profiles.ranks.virtual_link import awaited_any
 from schedbench.profiles.vgpu.engine import (
     COMPUTE,
     FOREVER,
@@ -40,7 +40,7 @@ def attached(member: Member) -> Clock:
 
 def give_way(member: Member) -> None:
     """Lets ranks whose time is lower run first."""
-    member.wait(AwaitedInstant(0))
+    member.wait(awaited_instant(0))
 
 
 def test_the_lowest_time_goes_first_and_ties_go_to_the_lowest_rank() -> None:
@@ -65,7 +65,7 @@ def test_a_sleeping_rank_lets_the_others_run() -> None:
     def rank(member: Member) -> None:
         clock = attached(member)
         if member.rank == 0:
-            clock.now = member.wait(AwaitedInstant(100))
+            clock.now = member.wait(awaited_instant(100))
             seen.append("sleeper")
             return
         for _ in range(4):
@@ -80,7 +80,7 @@ def test_a_sleeping_rank_lets_the_others_run() -> None:
 def test_a_wait_without_an_event_ends_at_the_deadline() -> None:
     def rank(member: Member) -> int:
         attached(member)
-        return member.wait(AwaitedMark(EventRecording()), 50 + member.rank)
+        return member.wait(awaited_mark(EventRecording()), 50 + member.rank)
 
     assert run_ranks(2, rank) == [50, 51]
 
@@ -148,7 +148,7 @@ def test_a_rank_wakes_at_the_first_message_although_a_later_one_is_known_before(
         device = member.simulation
         assert device is not None
         if member.rank == 0:
-            return member.wait(AwaitedAny(inbox, ("kv",), set()))
+            return member.wait(awaited_any(inbox, ("kv",), set()))
         at, landing = 500, None
         if member.rank == 2:
             queue, at = device.queue(), 0
