@@ -6,7 +6,7 @@ Some drafts are right and some are wrong, so that the requests of a batch advanc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -155,7 +155,8 @@ class ScriptedVerifier:
         self._drafts = drafts
 
     def forward(self, tree: Tree, at: DraftRows, slots: torch.Tensor | None) -> ModelOutput:  # noqa: ARG002
-        places = list(self._places(self._drafts.requests(at.rows), tree.tokens.shape[1]))
+        reqs, count = self._drafts.requests(at.rows), tree.tokens.shape[1]
+        places = [(req, self._drafts.lengths[req] + nth) for req in reqs for nth in range(count)]
         logits = torch.tensor([[float(token_of(req, position + 1))] for req, position in places])
         states = torch.tensor([hidden_of(req, position) for req, position in places])
         return ModelOutput(logits, hidden_states=states)
@@ -169,11 +170,6 @@ class ScriptedVerifier:
     ) -> DraftVerdict:
         assert output.hidden_states is not None
         return DraftVerdict(output.logits[:, 0].to(torch.int64), output.hidden_states, None)
-
-    def _places(self, reqs: Sequence[Request], count: int) -> Iterator[tuple[Request, int]]:
-        for req in reqs:
-            for nth in range(count):
-                yield req, self._drafts.lengths[req] + nth
 
 
 def prompt_states(batch: ScheduleBatch) -> torch.Tensor:

@@ -7,9 +7,8 @@ that the right input of every later step is known.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -232,7 +231,8 @@ class ScriptedEngine:
         self._launching = batch
         self._steps += 1
         overlap = self.engine.config.overlap
-        result = _LAUNCH[overlap, self._drafts is not None](self.engine, batch)
+        launch = launch_step if self._drafts is None else launch_drafts
+        result = launch(self.engine, batch, overlapped=overlap)
         self._unsettled.append((batch.copy(), result))
         if len(self._unsettled) > overlap:
             self._settle(*self._unsettled.pop(0))
@@ -310,15 +310,6 @@ def _engine(row: RelayRow, scripted: ScriptedEngine, *, overlap: bool, drafts: D
         observer=Observer(),
         worker=None if spec is None else scripted.worker(spec, cache),
     )
-
-
-# By (overlap, speculation).
-_LAUNCH: Mapping[tuple[bool, bool], Callable[[Engine, ScheduleBatch], StepResult]] = {
-    (True, False): launch_step,
-    (False, False): partial(launch_step, overlapped=False),
-    (True, True): partial(launch_drafts, overlapped=True),
-    (False, True): partial(launch_drafts, overlapped=False),
-}
 
 
 def _misfed(forward: Forward) -> Iterator[Violation]:

@@ -79,9 +79,8 @@ def differences(found: Result, expected: Result) -> Iterator[Evidence]:
         entry for entry in token_differences(found, expected) if not _aborted_later(entry, found, expected)
     ]
     for request, position, token, meant in apart[:SHOWN]:
-        yield Evidence(
-            f"request {request}, output token {position}: {_or_none(token)} instead of {_or_none(meant)}"
-        )
+        here, there = ("none" if x is None else x for x in (token, meant))
+        yield Evidence(f"request {request}, output token {position}: {here} instead of {there}")
     if len(apart) > SHOWN:
         yield Evidence(f"{len(apart) - SHOWN} more requests differ")
     if not apart and found.outputs != expected.outputs and not _aborted_at_other_tokens(found, expected):
@@ -181,7 +180,3 @@ def _reference_words(resolved: Resolved, count: int) -> str:
     parts += ["speculation"] if engine.speculative.algorithm != "none" else []
     plain = f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"the serial loop of latest without {plain}, for {count} requests"
-
-
-def _or_none(token: int | None) -> str:
-    return "none" if token is None else str(token)

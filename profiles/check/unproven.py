@@ -70,10 +70,10 @@ def _not_executed(result: Result, policies: set[_Policy]) -> Iterator[Unproven]:
     executed = {(row.site.file, row.site.line) for row in result.ordering}
     files = {file for file, _ in executed if not file.startswith(RELAY)}
     for place in _places():
-        is_configured = place.file in files or any(_is_of(place, policy) for policy in policies)
-        lines = {(place.file, line) for line in range(place.first, place.last + 1)}
+        is_configured = place.site.file in files or any(_is_of(place, policy) for policy in policies)
+        lines = {(place.site.file, line) for line in range(place.site.line, place.last + 1)}
         if is_configured and not lines & executed and not _keeps(place):
-            yield Unproven(place.kind, _site(place), NOT_EXECUTED)
+            yield Unproven(place.kind, place.site, NOT_EXECUTED)
 
 
 # ---- references that a launch keeps ----------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _not_executed(result: Result, policies: set[_Policy]) -> Iterator[Unproven]:
 def _not_kept(needed: Mapping[str, bool]) -> Iterator[Unproven]:
     for place in _places():
         if not needed.get(_keeps(place), True):
-            yield Unproven(place.kind, _site(place), NOT_NEEDED)
+            yield Unproven(place.kind, place.site, NOT_NEEDED)
 
 
 def without_references(
@@ -124,7 +124,9 @@ def _keep_without_extra(context: RelayContext, batch: ScheduleBatch, result: Ste
 
 def _keeps(place: Place) -> str:
     """The field that keeps references, if the place stores some."""
-    return next((name for name in KEPT if place.kind == "reference" and f".{name}" in place.statement), "")
+    return next(
+        (name for name in KEPT if place.kind == "reference" and f".{name}" in place.site.statement), ""
+    )
 
 
 # ---- where places are -------------------------------------------------------------------------------------------
@@ -141,11 +143,7 @@ def _places_of(row: Any) -> Iterator[_Policy]:
 
 def _is_of(place: Place, policy: _Policy) -> bool:
     file, name = policy
-    return place.file == file and (place.function == name or place.function.startswith(f"{name}."))
-
-
-def _site(place: Place) -> SitePart:
-    return SitePart(file=place.file, function=place.function, line=place.first, statement=place.statement)
+    return place.site.file == file and f"{place.site.function}.".startswith(f"{name}.")
 
 
 @cache
@@ -164,14 +162,11 @@ ORDERING_CALLS: Mapping[str, OrderKind] = MappingProxyType(
 
 
 class Place(NamedTuple):
-    """``function`` is the qualified name; ``first`` to ``last`` are the statement's lines."""
+    """A statement by its first line, and its ``last`` line."""
 
     kind: OrderKind
-    file: str
-    function: str
-    first: int
+    site: SitePart
     last: int
-    statement: str
 
 
 def places(sched: Path) -> Iterator[Place]:
@@ -181,10 +176,10 @@ def places(sched: Path) -> Iterator[Place]:
         for statement, function in statements(ast.parse(source)):
             kind = ordering_kind(statement)
             if kind is not None:
-                file = path.relative_to(sched.parent).as_posix()
-                last = statement.end_lineno or statement.lineno
+                file, line = path.relative_to(sched.parent).as_posix(), statement.lineno
                 text = " ".join((ast.get_source_segment(source, statement) or "").split())
-                yield Place(kind, file, function, statement.lineno, last, text)
+                site = SitePart(file=file, function=function, line=line, statement=text)
+                yield Place(kind, site, statement.end_lineno or line)
 
 
 def statements(node: ast.AST, function: str = "") -> Iterator[tuple[ast.stmt, str]]:

@@ -100,14 +100,9 @@ class Sample(NamedTuple):
         return self.result.labels.exact
 
     def document(self) -> dict[str, Any]:
-        """Plain dicts and lists."""
-        return {
-            "result": self.result.document(),
-            "steps": None if self.steps is None else [list(step) for step in self.steps],
-            "token_steps": None
-            if self.token_steps is None
-            else {request: list(steps) for request, steps in self.token_steps.items()},
-        }
+        """What JSON can hold."""
+        tokens = self.token_steps and {request: list(steps) for request, steps in self.token_steps.items()}
+        return {"result": self.result.document(), "steps": self.steps, "token_steps": tokens}
 
     @classmethod
     def of(cls, document: Mapping[str, Any], *, name: str) -> Sample:

@@ -138,7 +138,7 @@ class Counting:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``exact``: times repeat byte for byte. ``flush`` delivers the records that are still held back. ``peek`` reads a
+    """``flush`` delivers the records that are still held back. ``peek`` reads a
     device tensor without an operation on the device, for checks that are no part of the run. ``traced``: inside it a
     pass counts, on a machine where counting perturbs times; None where one pass both counts and times. ``hazards``:
     where they are watched for. ``untimed``: why times mean nothing and nothing is counted, if so. ``unwatched``: inside
@@ -151,7 +151,6 @@ class Machine:
     names: Names
     labels: Labels
     hardware: HardwarePart
-    exact: bool
     flush: Callable[[], None]
     peek: Callable[[torch.Tensor], torch.Tensor]
     environment: dict[str, Any]

@@ -39,7 +39,9 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
     workload again, ``traced``."""
     machine = prepared.machine
     drafts = speculation_depth(prepared.resolved.scenario)
-    parts = done.collector.finish(machine.names, exact=machine.exact, drafts=drafts, save_tokens=save_tokens)
+    parts = done.collector.finish(
+        machine.names, exact=machine.labels.exact, drafts=drafts, save_tokens=save_tokens
+    )
     parts = parts._replace(metrics=parts.metrics | _achieved(prepared, done))
     outputs = outputs_of(done)
     if machine.traced is None:
@@ -50,7 +52,7 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
     prepared.system.forget()
     with machine.traced() as counting:
         again = prepared.measure(unobserved)
-    counted = again.collector.finish(machine.names, exact=machine.exact)
+    counted = again.collector.finish(machine.names, exact=machine.labels.exact)
     length = done.end - done.start
     void = "the traced pass was interrupted" if again.cancelled else counting.abstained
     return MeasuredRun(
@@ -72,7 +74,7 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
     if prepared.context.link is not None or speculation_depth(scenario) or other:
         return {}
     waiting, account = done.collector.waiting, done.collector.requests.totals
-    exact, mixed = prepared.machine.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
+    exact, mixed = prepared.machine.labels.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
     again = "some were computed twice" if account.retractions else ""
     decodes = decode_metrics(
         decode_load(model),

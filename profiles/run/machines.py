@@ -112,7 +112,6 @@ def open_machine(
             names=gpu,
             labels=Labels(emulated=True, host=scenario.device.host),
             hardware=HardwarePart(name=hardware.name, sha256=hardware.sha256),
-            exact=modelled,
             flush=gpu.flush,
             peek=attrgetter("held"),
             environment={},

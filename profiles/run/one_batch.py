@@ -141,7 +141,7 @@ def run_batches(
     appends = all(fault.appends for fault in relay.faults)
     for shape in shapes:
         resolved_batch, steps = one_batch(resolved, shape), count(1)
-        for _ in range(1 if machine.exact else 2):
+        for _ in range(1 if machine.labels.exact else 2):
             reqs = list(measured_workload(resolved_batch).upcoming())
             times = _run_batch(engine, machine, shape, reqs, steps=steps, appends=appends)
         yield times

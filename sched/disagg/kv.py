@@ -4,7 +4,7 @@ transfer that is never made."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -96,6 +96,7 @@ class FakeLink:
 
     def __init__(self, link: Link, layout: RankLayout) -> None:
         self.rank, self.size = link.rank, link.size
+        self.receive, self.all_to_all, self.gone = link.receive, link.all_to_all, link.gone
         self._link = link
         self._layout = layout
         self._answers: dict[str, deque[Any]] = {HANDSHAKE: deque(), KV: deque()}
@@ -110,12 +111,6 @@ class FakeLink:
         if tag not in self._answers:
             self._link.flush(tag)
 
-    def receive(self, source: int, tag: str) -> Message:
-        return self._link.receive(source, tag)
-
-    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return self._link.all_to_all(tag, tensors)
-
     def poll(self, tag: str) -> Message | None:
         answers = self._answers.get(tag)
         if answers is not None:
@@ -129,6 +124,3 @@ class FakeLink:
     def wait(self, tags: Sequence[str], until: int | None) -> None:
         if not any(self._answers.get(tag) for tag in tags):
             self._link.wait([tag for tag in tags if tag not in self._answers], until)
-
-    def gone(self) -> Mapping[int, str]:
-        return self._link.gone()

@@ -30,10 +30,10 @@ class Launch:
 def test_places_are_found_by_their_syntax(tmp_path: Path) -> None:
     (tmp_path / "launch.py").write_text(SOURCE)
     found = list(places(tmp_path))
-    assert [(place.kind, place.first) for place in found] == [
+    assert [(place.kind, place.site.line) for place in found] == [
         ("wait", 3), ("event", 4), ("reference", 5), ("reference", 6), ("reference", 7)
     ]  # fmt: skip
-    assert {place.function for place in found} == {"Launch.run"}
+    assert {place.site.function for place in found} == {"Launch.run"}
 
 
 OVERRIDES = ("engine.relay=latest", "engine.overlap=true", "workload.output_tokens=6")

@@ -105,7 +105,6 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
             names=WatchedNames(sites, watch.streams),
             labels=Labels(emulated=False, host="measured"),
             hardware=HardwarePart(name="cpu"),
-            exact=False,
             flush=watch.flush,
             peek=torch.Tensor.cpu,
             environment={},

@@ -37,6 +37,9 @@ class ListLink:
     def receive(self, source: int, tag: str) -> Message:
         raise NotImplementedError(source, tag)
 
+    def all_to_all(self, tag: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise NotImplementedError(tag, tensors)
+
     def poll(self, tag: str) -> Message | None:
         for entry in self.incoming:
             if entry[0] == tag:
