@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,33 +57,34 @@ class Reader:
 
     def scrubbed(self, path: Path, output: Path) -> None:
         """Write a copy of a capture of Nsight Systems with only what is read of it. Raises as ``read`` does."""
-        if path.suffix in _REPORTS:
-            with self._exported(path) as found:
-                scrub(found, output)
-        elif _beginning(path).startswith(MAGIC):
-            scrub(path, output)
-        else:
-            raise CaptureFileError(f"{path}: only captures of Nsight Systems are scrubbed")
+        with self._export(path) as export:
+            if export is None:
+                raise CaptureFileError(f"{path}: only captures of Nsight Systems are scrubbed")
+            scrub(export, output)
 
     def _map(self) -> RangeMap | None:
         return None if self.map is None else maps.load(self.map)
 
-    def _exported(self, report: Path) -> AbstractContextManager[Path]:
-        from .nsys.record import exported, find  # which imports NVTX, and NumPy with it
+    @contextmanager
+    def _export(self, path: Path) -> Iterator[Path | None]:
+        """The sqlite file of a capture of Nsight Systems; None for another file."""
+        if path.suffix in _REPORTS and not _beginning(path).startswith(MAGIC):
+            from .nsys.record import exported, find  # which imports NVTX, and NumPy with it
 
-        return exported(find(self.nsys, os.environ), report)
+            with exported(find(self.nsys, os.environ), path) as export:
+                yield export
+        else:
+            yield path if _beginning(path).startswith(MAGIC) else None
 
     @contextmanager
     def opened(self, path: Path) -> Iterator[ProfilerCapture | Result]:
         """Raises as ``read`` does."""
-        if _beginning(path).startswith(MAGIC):
-            with open_export(path) as found:
+        with self._export(path) as export:
+            if export is None:
+                yield _from_json(path)
+                return
+            with open_export(export) as found:
                 yield found
-        elif path.suffix in _REPORTS:
-            with self._exported(path) as export, open_export(export) as found:
-                yield found
-        else:
-            yield _from_json(path)
 
 
 def _from_json(path: Path) -> ProfilerCapture | Result:

@@ -43,21 +43,23 @@ def _of_faults(content: Document) -> str:
 def _of_reports(content: Document) -> str:
     name = content["scenario"]["expanded"]["name"]
     failed = [report for report in content["reports"] if _named(report, "failed")]
+    unasked = _without_verdict(content, "not asked")
     if failed:
         failures = [
             f"{', '.join(_named(report, 'failed'))} with {relay_name(report)}" for report in failed[:_NAMED]
         ]
         new = f"; not found in {failed[0]['against']}" if failed[0].get("against") else ""
-        return f"{name} FAILED: {'; '.join(failures)}{new}{_first_evidence(failed[0])}{_not_asked(content)}"
+        return f"{name} FAILED: {'; '.join(failures)}{new}{_first_evidence(failed[0])}{unasked}"
     relays = listed([relay_name(report) for report in content["reports"]], _NAMED)
     first, *others = content["reports"]
-    if unasked := _not_asked(content):
+    if unasked:
         last = content["reports"][-1]
         passed = ", ".join(_named(last, "passed")) or "nothing"
         return f"{name} interrupted with {relay_name(last)}: {passed} passed{unasked}"
     passed = ", ".join(_named(first, "passed")) if not others else "all checks that apply"
     unproven = sum(len(report["unproven"]) for report in content["reports"])
-    return f"{name} passed with {relays}: {passed}{_known(first)}{_skipped(content)}{_reach(unproven)}"
+    inapplicable = _without_verdict(content, "not applicable")
+    return f"{name} passed with {relays}: {passed}{_known(first)}{inapplicable}{_reach(unproven)}"
 
 
 def _known(report: Document) -> str:
@@ -82,15 +84,10 @@ def _named(report: Document, verdict: str) -> list[str]:
     return [check["name"] for check in report["checks"] if check["verdict"] == verdict]
 
 
-def _skipped(content: Document) -> str:
-    names = dict.fromkeys(name for report in content["reports"] for name in _named(report, "not applicable"))
-    return f"; not applicable: {', '.join(names)}" if names else ""
-
-
-def _not_asked(content: Document) -> str:
-    """The checks that an interruption left out."""
-    names = dict.fromkeys(name for report in content["reports"] for name in _named(report, "not asked"))
-    return f"; not asked: {', '.join(names)}" if names else ""
+def _without_verdict(content: Document, why: str) -> str:
+    """The checks that do not apply, or that an interruption left out."""
+    names = dict.fromkeys(name for report in content["reports"] for name in _named(report, why))
+    return f"; {why}: {', '.join(names)}" if names else ""
 
 
 def _first_evidence(report: Document) -> str:

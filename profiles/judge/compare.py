@@ -42,24 +42,13 @@ class VerdictRules:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricComparison:
-    """A metric of both sides: all values, and the judgement of their difference."""
-
-    unit: str
-    direction: str
-    values_a: tuple[float, ...]
-    values_b: tuple[float, ...]
-    judgement: Judgement
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """``headline`` are the metrics that the verdict is about."""
 
     trials: Trials
     rules: VerdictRules
     engagement: StepEngagement
-    metrics: Mapping[str, MetricComparison]
+    metrics: Mapping[str, Judgement]
     headline: tuple[str, ...]
     verdict: Overall
     reasons: tuple[Reason, ...]
@@ -100,8 +89,7 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
     captured = results_a[0].labels.capture is not None
     headline = gated or (CAPTURED_HEADLINE if captured else rules.headline)
     metrics = _under(drawn, _metrics(trials, rules, headline=headline, voids=voids), headline)
-    verdict, reasons = overall([metrics[name].judgement for name in headline if name in metrics], voids)
-    judgements = {name: judged.judgement for name, judged in metrics.items()}
+    verdict, reasons = overall([metrics[name] for name in headline if name in metrics], voids)
     return Comparison(
         trials=trials,
         rules=rules,
@@ -114,7 +102,7 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
         added=effects.added(counts),
         lines=effects.lines(results_a, results_b),
         idle=effects.idle(results_a, results_b),
-        gates=tuple(gates.check(gate, judgements, counts, a=results_a, b=results_b) for gate in rules.gates),
+        gates=tuple(gates.check(gate, metrics, counts, a=results_a, b=results_b) for gate in rules.gates),
         engine=engine_differences(results_a[0], results_b[0]),
         environment=environment,
         drawn=drawn,
@@ -169,39 +157,34 @@ def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement) -
 
 def _metrics(
     trials: Trials, rules: VerdictRules, *, headline: Sequence[str], voids: Sequence[Reason]
-) -> dict[str, MetricComparison]:
+) -> dict[str, Judgement]:
     tables = [table(results, headline) for results in trials.results]
     names = [name for name in tables[0] if name in tables[1]]
     found = {name: _judged(trials, rules, tables[0][name], tables[1][name]) for name in names}
-    judgements = corrected({name: judged.judgement for name, judged in found.items()}, headline)
-    return {
-        name: replace(judged, judgement=judgements[name].void(*voids) if voids else judgements[name])
-        for name, judged in found.items()
-    }
+    judgements = corrected(found, headline)
+    return {name: judged.void(*voids) if voids else judged for name, judged in judgements.items()}
 
 
 def _under(
-    drawn: DrawnRuns, metrics: Mapping[str, MetricComparison], headline: Sequence[str]
-) -> dict[str, MetricComparison]:
+    drawn: DrawnRuns, metrics: Mapping[str, Judgement], headline: Sequence[str]
+) -> dict[str, Judgement]:
     """The metrics that the verdict is about, held against their effects under the draws."""
     tables = [table(results, headline) for results in (drawn.a, drawn.b)]
     found = dict(metrics)
     for name in headline:
         if name not in metrics or not all(name in values for values in tables):
             continue
-        judgement = metrics[name].judgement
         pairs = zip(*(values[name] for values in tables), strict=True)
         effects = [percent(a.value, b.value) for a, b in pairs]
-        firm = judgement.drawn(firmness(judgement.delta, effects, drawn.draws))
-        found[name] = replace(metrics[name], judgement=firm)
+        found[name] = metrics[name].drawn(firmness(metrics[name].delta, effects, drawn.draws))
     return found
 
 
 def _judged(
     trials: Trials, rules: VerdictRules, a: Sequence[MetricValue], b: Sequence[MetricValue]
-) -> MetricComparison:
-    values_a, values_b = tuple(x.value for x in a), tuple(x.value for x in b)
-    unit, direction = a[0].unit, a[0].direction
+) -> Judgement:
+    values_a, values_b = [x.value for x in a], [x.value for x in b]
+    direction = a[0].direction
     if trials.design == "seeds":
         found = judge_seeds(
             values_a, values_b, direction, min_effect=rules.min_effect, one_run=trials.one_run
@@ -210,4 +193,4 @@ def _judged(
         found = judge_unpaired(values_a, values_b, direction, min_effect=rules.min_effect)
     else:
         found = judge_blocks(trials.blocks(values_a, values_b), direction, min_effect=rules.min_effect)
-    return MetricComparison(unit, direction, values_a, values_b, found)
+    return replace(found, unit=a[0].unit)

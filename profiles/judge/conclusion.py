@@ -62,8 +62,8 @@ def _worth(found: Comparison) -> str:
     judged = found.metrics.get("output_throughput")
     sited = [line for line in found.lines if line.site]
     rows = [{"site": line.site.model_dump(), "worth_pct": line.worth_pct} for line in sited if line.site]
-    source = attributed(judged.judgement.delta, rows) if judged else ""
-    return f"of the {judged.judgement.delta:+.2f} %, {source}" if judged and source else ""
+    source = attributed(judged.delta, rows) if judged else ""
+    return f"of the {judged.delta:+.2f} %, {source}" if judged and source else ""
 
 
 def _setting(found: Comparison) -> str:
@@ -86,7 +86,7 @@ def _verdict(found: Comparison) -> str:
     named: defaultdict[str, list[str]] = defaultdict(list)
     for name in found.headline:
         if name in found.metrics:
-            named[found.metrics[name].judgement.verdict].append(name)
+            named[found.metrics[name].verdict].append(name)
     undecided = ", ".join(found.reasons)
     if len(named) < 2:
         return f"{found.verdict}: {undecided}"
@@ -111,10 +111,10 @@ def _spread(found: Comparison) -> str:
 
 def _metrics(found: Comparison) -> str:
     """Metrics with the verdict of the comparison come first, those without a verdict last."""
-    if found.metrics and all(judged.values_a == judged.values_b for judged in found.metrics.values()):
+    if found.metrics and all(judged.a == judged.b for judged in found.metrics.values()):
         return "every metric equal to the last digit"
     shown: defaultdict[bool, list[str]] = defaultdict(list)
-    judged = [(name, found.metrics[name].judgement) for name in found.headline if name in found.metrics]
+    judged = [(name, found.metrics[name]) for name in found.headline if name in found.metrics]
     for name, one in sorted(judged, key=lambda entry: entry[1].verdict != found.verdict):
         shown[one.verdict == "inconclusive"].append(f"{_TITLES.get(name, name)} {_effect(one)}")
     return "; undecided: ".join(", ".join(shown[undecided]) for undecided in sorted(shown))
@@ -180,7 +180,7 @@ def _between_tokens(comparison: Comparison) -> str:
         sum(share.steps for share in same.values()),
         sum(one.differing for one in same.values()),
     )
-    if judged is None or judged.judgement.verdict not in ("better", "worse") or not steps:
+    if judged is None or judged.verdict not in ("better", "worse") or not steps:
         return ""
     which = f"{' and '.join(same)} steps"
     others = " and ".join(kind for kind, share in kinds.items() if share.differing and kind not in same)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
@@ -12,10 +12,11 @@ from pydantic_core import to_jsonable_python
 from ...scenarios.schema import Case
 from ..record.environment import environment, tool
 from ..record.result import Abstained, Result
-from .compare import Comparison, MetricComparison
+from .compare import Comparison
 from .conclusion import RUNS, conclusion, titles
 from .engagement import StepEngagement
 from .reasons import Reason
+from .verdict import Judgement
 
 # History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive;
 # 1.2 has the conclusion where every document has it, what B adds to every step, and whether seeds are one run.
@@ -70,7 +71,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
 
 def hint(found: Comparison) -> str | None:
     """The number of runs that would allow a verdict, where too few of them or their spread prevented one."""
-    open_metrics = {name: found.metrics[name].judgement for name in found.headline if name in found.metrics}
+    open_metrics = {name: found.metrics[name] for name in found.headline if name in found.metrics}
     wanting = {name: one for name, one in open_metrics.items() if one.reasons == (Reason.LOW_N,)}
     known = {name: one for name, one in wanting.items() if one.needed is not None}
     said, runs = [], RUNS[found.trials.design]
@@ -126,14 +127,13 @@ def _engagement(found: StepEngagement, threshold: float) -> Document:
     }
 
 
-def _metric(judged: MetricComparison) -> Document:
-    found = judged.judgement
+def _metric(found: Judgement) -> Document:
     return {
-        "unit": judged.unit,
-        "direction": judged.direction,
-        "a": found.a,
-        "b": found.b,
-        "values": {"a": judged.values_a, "b": judged.values_b},
+        "unit": found.unit,
+        "direction": found.direction,
+        "a": median(found.a),
+        "b": median(found.b),
+        "values": {"a": found.a, "b": found.b},
         "delta_pct": _finite(found.delta),
         "ci_low": _finite(found.interval.low),
         "ci_high": _finite(found.interval.high),

@@ -26,12 +26,14 @@ RESOLVE: Final = 1.0  # percent that the power hint is about, at least twice the
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One metric. Effects, intervals, floor and slot-order effect are in percent of A. ``n`` counts pairs or seeds,
-    or the smaller side where nothing is paired. ``needed`` is the number of them that a verdict needs, if they spread
-    as these do; it would resolve ``resolve`` percent where times were measured."""
+    """One metric: all values of both sides, and what they say. Effects, intervals, floor and slot-order effect are in
+    percent of A. ``n`` counts pairs or seeds, or the smaller side where nothing is paired. ``needed`` is the number of
+    them that a verdict needs, if they spread as these do; it would resolve ``resolve`` percent where times were
+    measured."""
 
-    a: float
-    b: float
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    direction: Direction
     delta: float
     interval: Interval
     n: int
@@ -46,6 +48,7 @@ class Judgement:
     needed: int | None = None
     resolve: float | None = None
     firmness: Firmness | Abstained | None = None  # where the hardware's constants were drawn
+    unit: str = ""
 
     def drawn(self, found: Firmness | Abstained) -> Judgement:
         """Return the judgement with its firmness over draws of the hardware's constants: a verdict whose sign, or for
@@ -58,6 +61,11 @@ class Judgement:
         else:
             doubted = found.flips
         return judged.void(Reason.CONSTANTS) if doubted and self.verdict != "inconclusive" else judged
+
+    def sided(self) -> Judgement:
+        """The same numbers with the verdict on the sign of the effect."""
+        better = (self.delta > 0) == (self.direction == "higher")
+        return replace(self, verdict="better" if better else "worse")
 
     def void(self, *reasons: Reason) -> Judgement:
         """The same numbers without a verdict."""
@@ -77,14 +85,15 @@ def judge_seeds(
     a verdict requires the same sign on each of at least ``MIN_SEEDS`` seeds, unless all seeds are ``one_run``."""
     differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
     delta, interval = median(differences), statistics.order_interval(differences)
-    middles = median(a), median(b)
-    found = Judgement(*middles, delta, interval, len(a), "exact over seeds", min_effect=min_effect)
-    if list(a) == list(b):
+    found = Judgement(
+        tuple(a), tuple(b), direction, delta, interval, len(a), "exact over seeds", min_effect=min_effect
+    )
+    if found.a == found.b:
         return found
     if len(a) < MIN_SEEDS and not one_run:
         return replace(found.void(Reason.LOW_N), needed=MIN_SEEDS)
     if abs(delta) >= min_effect and (min(differences) > 0 or max(differences) < 0):
-        return replace(found, verdict=_sided(delta, direction))
+        return found.sided()
     if interval.within(min_effect):
         return found
     needed = statistics.values_needed(interval, median=delta, n=len(a), band=min_effect)
@@ -96,13 +105,13 @@ def judge_blocks(
 ) -> Judgement:
     """Measured values of 2 x n blocks in the order of ``abba``."""
     pairs = statistics.paired(blocks)
-    sides = [[x for x, s in zip(blocks, abba(len(blocks) // 2), strict=True) if s == side] for side in "ab"]
-    a, b = map(median, sides)
+    order = abba(len(blocks) // 2)
+    a, b = (tuple(x for x, s in zip(blocks, order, strict=True) if s == side) for side in "ab")
     effect = statistics.estimate(pairs)
     departures = statistics.levelled(blocks)
     test = "Wilcoxon signed-rank, paired bootstrap"
     found = replace(
-        Judgement(a, b, effect.median, effect.interval, pairs.n, test, min_effect=min_effect),
+        Judgement(a, b, direction, effect.median, effect.interval, pairs.n, test, min_effect=min_effect),
         p_value=statistics.wilcoxon(statistics.centred(pairs)),
         floor=_floor(blocks),
         slot=effect.slot,
@@ -115,7 +124,7 @@ def judge_blocks(
         # The slot-order effect is significantly larger than the effect that it was separated from.
         (Reason.ORDER_EFFECT, effect.slot_interval.beyond(max(abs(effect.median), min_effect))),
     ]
-    return _settled(found, direction, [reason for reason, holds in reasons if holds])
+    return _settled(found, [reason for reason, holds in reasons if holds])
 
 
 def judge_unpaired(
@@ -123,12 +132,10 @@ def judge_unpaired(
 ) -> Judgement:
     """Measured values of two stored sets. They are not interleaved, so that drift counts as effect."""
     delta, interval = statistics.unpaired(a, b)
-    n, middles = min(len(a), len(b)), (median(a), median(b))
-    test = "Mann-Whitney U, unpaired: drift between the runs counts as effect"
-    found = Judgement(
-        *middles, delta, interval, n, test, min_effect=min_effect, p_value=statistics.mann_whitney(a, b)
-    )
-    return _settled(found, direction, [Reason.LOW_N] if n < MIN_PAIRS else [])
+    n, test = min(len(a), len(b)), "Mann-Whitney U, unpaired: drift between the runs counts as effect"
+    found = Judgement(tuple(a), tuple(b), direction, delta, interval, n, test, min_effect=min_effect)
+    found = replace(found, p_value=statistics.mann_whitney(a, b))
+    return _settled(found, [Reason.LOW_N] if n < MIN_PAIRS else [])
 
 
 def corrected(judged: Mapping[str, Judgement], gated: Sequence[str]) -> dict[str, Judgement]:
@@ -142,12 +149,12 @@ def corrected(judged: Mapping[str, Judgement], gated: Sequence[str]) -> dict[str
     return found
 
 
-def _settled(found: Judgement, direction: Direction, reasons: Sequence[Reason]) -> Judgement:
+def _settled(found: Judgement, reasons: Sequence[Reason]) -> Judgement:
     band = max(found.min_effect, found.floor or 0.0)
     if reasons:
         return replace(found.void(*reasons), needed=MIN_PAIRS if Reason.LOW_N in reasons else None)
     if found.interval.beyond(band) and (found.p_value or 0.0) <= ALPHA:
-        return replace(found, verdict=_sided(found.delta, direction))
+        return found.sided()
     return found if found.interval.within(found.min_effect) else _undecided(found)
 
 
@@ -158,10 +165,6 @@ def _undecided(found: Judgement) -> Judgement:
     more = needed is not None and needed > found.n
     undecided = found.void(Reason.LOW_N)
     return replace(undecided, needed=needed, resolve=resolve) if more else undecided
-
-
-def _sided(delta: float, direction: Direction) -> Verdict:
-    return "better" if (delta > 0) == (direction == "higher") else "worse"
 
 
 def _floor(blocks: Sequence[float]) -> float:

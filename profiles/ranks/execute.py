@@ -41,7 +41,7 @@ def execute(
         from ..engines.client import run_engine
 
         specs = rank_specs(resolved)
-        reports = run_engine(resolved.engine, resolved, relay, options, [spec.alone() for spec in specs])
+        reports = run_engine(resolved.engine, resolved, relay, options, [spec.alone for spec in specs])
         result = join(resolved, specs, reports, ())
     else:
         _require_own(resolved.scenario)

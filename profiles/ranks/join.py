@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
+from ..measure.counts import weight
 from ..measure.metrics import Metrics, acceptance_metrics, computes, plain, request_metrics, transfer_metrics
 from ..measure.requests import AcceptanceLog, RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
@@ -51,7 +52,7 @@ def join(
     failure = _failures(reports)
     if isinstance(reports[-1], RouterReport):
         result = _of_workers(resolved, specs, ranks, reports[-1], failure)
-    elif specs[0].share is not None:
+    elif specs[0].alone.share is not None:
         result = _of_data_ranks(resolved, ranks, failure)
     else:
         result = _of_stages(specs, ranks, failure)
@@ -126,7 +127,7 @@ def _of_workers(
 ) -> Result:
     """Requests come from the workers on which they end for their clients, and lost ones from the router."""
     pair = resolved.scenario.engine.disaggregation
-    places = [spec.place for spec in specs if spec.place is not None and not spec.is_router]
+    places = [spec.alone.place for spec in specs if spec.alone.place is not None and not spec.is_router]
     results = [worker.result for worker in workers]
     ending = [worker for place, worker in zip(places, workers, strict=True) if place.ends]
     first, account = ending[0].result, RequestTotals.merged([worker.account for worker in ending])
@@ -137,7 +138,7 @@ def _of_workers(
         _lost(account, router, transfers=pair.mode != "none"),
     )
     if pair.mode != "none":
-        metrics |= transfer_metrics(account, exact=_is_exact(results[-1]))
+        metrics |= transfer_metrics(account, exact=first.labels.exact)
     outputs = _broken_off(failure) or _unless_lost(missing, len(rows), _outputs(account.in_order(), ending))
     if pair.mode != "none" and pair.transfer == "fake":
         outputs = Abstained(abstained="KV was never sent, the tokens mean nothing")
@@ -177,7 +178,7 @@ def _rank_part(name: str, role: str, rank: RankReport, own: Metrics) -> RankPart
 def _worker_part(place: RankLayout, worker: RankReport) -> RankPart:
     """A prefill worker has no latencies of what comes after a request's prompt."""
     result = worker.result
-    parts = transfer_metrics(worker.account, exact=_is_exact(result)) if place.role == "decode" else {}
+    parts = transfer_metrics(worker.account, exact=result.labels.exact) if place.role == "decode" else {}
     part = _rank_part(place.name, place.role, worker, _unless_untimed(result, parts))
     if place.ends:
         return part
@@ -189,7 +190,7 @@ def _request_metrics(account: RequestTotals, results: Sequence[Result]) -> Metri
     """Latencies and throughput of all requests; metrics of a device or a loop abstain, as each rank has its own."""
     last = results[-1]
     metrics: Metrics = {name: Abstained(abstained=APART) for name in last.metrics if "." not in name}
-    metrics |= request_metrics(account, exact=_is_exact(last))
+    metrics |= request_metrics(account, exact=last.labels.exact)
     fullest = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
     return metrics | {"peak_kv_tokens": fullest}
 
@@ -202,7 +203,7 @@ def _acceptance_metrics(resolved: Resolved, ranks: Sequence[RankReport]) -> Metr
     """They count tokens, and are right where times mean nothing."""
     log = AcceptanceLog.merged(rank.acceptance for rank in ranks)
     depth = speculation_depth(resolved.scenario)
-    return acceptance_metrics(log, depth, exact=_is_exact(ranks[0].result))
+    return acceptance_metrics(log, depth, exact=ranks[0].result.labels.exact)
 
 
 @computes("idle_step_share")
@@ -211,7 +212,7 @@ def _idle_step_share(result: Result) -> Metric | Abstained:
     steps = {kind: counts.steps for kind, counts in result.per_step.items() if is_iteration(kind)}
     total = sum(steps.values())
     share = steps.get("idle", 0) / total if total else None
-    return plain("idle_step_share", share, exact=_is_exact(result), why="no step was counted")
+    return plain("idle_step_share", share, exact=result.labels.exact, why="no step was counted")
 
 
 @computes("bubble_pct")
@@ -221,7 +222,7 @@ def _bubble(stages: Sequence[RankReport]) -> Metric | Abstained:
         if isinstance(busy, Abstained):
             return busy
     times = [stage.stage_time for stage in stages if stage.stage_time is not None]
-    return plain("bubble_pct", bubble(times), exact=_emulated(stages))
+    return plain("bubble_pct", bubble(times), exact=stages[0].result.labels.exact)
 
 
 def _bubbles(stage: RankReport) -> Metrics:
@@ -232,19 +233,10 @@ def _bubbles(stage: RankReport) -> Metrics:
     window = time.last - time.first
     return {
         f"bubble_pct.{'outside' if place == OUTSIDE_TURNS else f'mb{place}'}": plain(
-            "bubble_pct", 100 * idle / window, exact=_emulated([stage])
+            "bubble_pct", 100 * idle / window, exact=stage.result.labels.exact
         )
         for place, idle in sorted(time.idle.items())
     }
-
-
-def _emulated(stages: Sequence[RankReport]) -> bool:
-    labels = [stage.result.labels for stage in stages]
-    return all(label.exact for label in labels)
-
-
-def _is_exact(result: Result) -> bool:
-    return all(metric.exact for metric in result.metrics.values() if isinstance(metric, Metric))
 
 
 def _unless_untimed(result: Result, metrics: Metrics) -> Metrics:
@@ -272,9 +264,7 @@ def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
             sums = {name: getattr(before, name) + getattr(row, name) for name in _SUMS if hasattr(row, name)}
             row = row.model_copy(update=sums)
         found[key] = row
-    return tuple(
-        sorted(found.values(), key=lambda r: (-r.exposed_us, -r.host_us, -r.count, r.model_dump_json()))
-    )
+    return tuple(sorted(found.values(), key=weight))
 
 
 def _all_hazards(results: Sequence[Result]) -> Hazards | Abstained:

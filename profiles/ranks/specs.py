@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...scenarios.combinations import routed
 from ...scenarios.failures import rank_names
@@ -13,49 +13,41 @@ from ...sched.disagg.layout import RankLayout
 from ...sched.link import Link
 from ...sched.pipeline import Stage, split_layers
 from ..platform.resolve import Resolved
-from ..run.rank_context import FaultInjector, RankContext
+from ..run.rank_context import ALONE, FaultInjector, RankContext
 
 
-@dataclass(frozen=True, slots=True)
-class RankSpec:
+class RankSpec(NamedTuple):
     """One rank, before it has a link. ``fake_transfer``: KV is announced and never sent.
 
     A rank runs ``RunTask.run`` on a device of its own; a router has no device and runs ``RunTask.route``."""
 
     name: str
-    stage: Stage | None = None
-    place: RankLayout | None = None
-    share: RankShare | None = None
+    alone: RankContext  # without a link
     fake_transfer: bool = False
 
     @property
     def is_router(self) -> bool:
-        return self.place is not None and self.place.role == "router"
-
-    def alone(self) -> RankContext:
-        """The rank without a link."""
-        return RankContext(stage=self.stage, place=self.place, share=self.share)
+        return self.alone.place is not None and self.alone.place.role == "router"
 
     def context(self, link: Link, fault_injector: FaultInjector | None) -> RankContext:
-        if self.fake_transfer and self.place is not None:
-            link = FakeLink(link, self.place)
-        return RankContext(link, self.stage, self.place, self.share, fault_injector)
+        if self.fake_transfer and self.alone.place is not None:
+            link = FakeLink(link, self.alone.place)
+        return self.alone._replace(link=link, fault_injector=fault_injector)
 
 
 def rank_specs(resolved: Resolved) -> list[RankSpec]:
     """Every rank in the order of their numbers, a router last; a single engine is the list of one."""
     engine, names = resolved.scenario.engine, rank_names(resolved.scenario)
     size = len(names)
+    fake = False
     if routed(resolved.scenario):
+        contexts = [RankContext(place=_layout(engine, rank)) for rank in range(size)]
         fake = engine.disaggregation.transfer == "fake"
-        return [
-            RankSpec(name, place=_layout(engine, rank), fake_transfer=fake) for rank, name in enumerate(names)
-        ]
-    if engine.data_parallel.ranks > 1:
-        return [RankSpec(name, share=RankShare(rank, size)) for rank, name in enumerate(names)]
-    if size > 1:
-        return [RankSpec(name, stage=stage) for name, stage in zip(names, _stages(resolved), strict=True)]
-    return [RankSpec(names[0])]
+    elif engine.data_parallel.ranks > 1:
+        contexts = [RankContext(share=RankShare(rank, size)) for rank in range(size)]
+    else:
+        contexts = [RankContext(stage=stage) for stage in _stages(resolved)] if size > 1 else [ALONE]
+    return [RankSpec(name, context, fake) for name, context in zip(names, contexts, strict=True)]
 
 
 def _layout(engine: EngineSection, rank: int) -> RankLayout:

@@ -89,15 +89,13 @@ def packed(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _unpacked(body: torch.Tensor, shapes: Sequence[TensorShape]) -> list[torch.Tensor]:
-    values, begin = [], 0
-    for shape in shapes:
-        entry = torch.empty(shape.sizes, dtype=shape.dtype, device="meta" if shape.is_meta else body.device)
-        if not shape.is_meta:
-            size = entry.nbytes
-            entry.flatten().view(torch.uint8).copy_(body[begin : begin + size])
-            begin += size
-        values.append(entry)
-    return values
+    parts = body.split([shape.nbytes for shape in shapes])
+    return [
+        torch.empty(shape.sizes, dtype=shape.dtype, device="meta")
+        if shape.is_meta
+        else part.clone().view(shape.dtype).view(shape.sizes)
+        for shape, part in zip(shapes, parts, strict=True)
+    ]
 
 
 def shapes_of(values: Sequence[torch.Tensor]) -> list[TensorShape]:

@@ -56,15 +56,15 @@ def blocks(result):
 def test_a_faster_side_with_the_same_tokens_is_better(trials):
     found = judge(trials())
     assert (found.verdict, found.reasons, found.trials.tokens) == ("better", (), "equal")
-    assert found.metrics["output_throughput"].judgement.delta == pytest.approx(3)
-    assert found.metrics["tpot_ms"].judgement.verdict == "no change"
+    assert found.metrics["output_throughput"].delta == pytest.approx(3)
+    assert found.metrics["tpot_ms"].verdict == "no change"
     assert not (found.broken or found.undecided)
 
 
 def test_other_tokens_prevent_a_verdict(trials):
     found = judge(trials(b={"outputs.digest": "0" * 64}))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OUTPUT_DIFF,))
-    assert {judged.judgement.verdict for judged in found.metrics.values()} == {"inconclusive"}
+    assert {judged.verdict for judged in found.metrics.values()} == {"inconclusive"}
     assert found.broken
 
 
@@ -82,7 +82,7 @@ def test_abstained_tokens_prevent_no_verdict(trials):
 def test_a_change_that_is_not_engaged_gets_no_verdict(trials):
     found = judge(trials(steps=STEPS))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.NOT_ENGAGED,))
-    assert found.metrics["output_throughput"].judgement.delta == pytest.approx(3)
+    assert found.metrics["output_throughput"].delta == pytest.approx(3)
     assert judge(trials(steps=STEPS), VerdictRules(min_engagement=0)).verdict == "better"
 
 
@@ -99,7 +99,7 @@ def test_profiled_runs_are_not_timed(trials):
 
 def test_measured_blocks_get_a_verdict(blocks):
     found = judge(blocks(5))
-    judged = found.metrics["output_throughput"].judgement
+    judged = found.metrics["output_throughput"]
     assert (found.verdict, judged.verdict, judged.n) == ("better", "better", 20)
     assert judged.floor is not None and judged.p_value is not None and judged.slot is not None
 
@@ -183,7 +183,7 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
         s._replace(result=result(MEASURED, throughput=x)) for s, x in zip(trials.b, noisy, strict=True)
     )
     found = judge(Trials("blocks", trials.a, side_b))
-    judged = found.metrics["output_throughput"].judgement
+    judged = found.metrics["output_throughput"]
     hint = document(found, a="a", b="b", run=RUN)["comparison"]["hint"]
     assert judged.reasons == (Reason.LOW_N,) and judged.needed is not None
     assert hint.startswith(f"{judged.needed - 20} more pairs, about ")

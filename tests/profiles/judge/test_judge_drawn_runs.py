@@ -42,7 +42,7 @@ def test_a_verdict_needs_one_sign_over_the_constants_range(
     tmp_path: Path, slope: tuple[float, float], verdict: str
 ) -> None:
     found = compared(tmp_path, slope)
-    firmness = found.metrics["input_throughput"].judgement.firmness
+    firmness = found.metrics["input_throughput"].firmness
     assert isinstance(firmness, Firmness) and firmness.draws == DRAWS
     assert found.verdict == verdict
     assert (Reason.CONSTANTS in found.reasons) == (verdict == "inconclusive") == firmness.flips
