@@ -76,13 +76,10 @@ class VirtualLink:
     def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
         runtime, profile = self._gpu.runtime, self._profile
         payload = pickle.dumps(value)
-        values: Sequence[torch.Tensor] = ()
-        landing = None
-        if tensors:
-            values, landing = self._send_tensors(tag, tensors)
+        values, landing = self._send_tensors(tag, tensors) if tensors else ([], None)
         runtime.now += round(profile.call.value)
-        self._serial += 1
         at = runtime.now + round(profile.host_latency.value)
+        self._serial += 1
         message = MessageInFlight(self.rank, self._serial, at, payload, values, landing, runtime.host_clock())
         self._router.put(to, tag, message)
 
@@ -101,25 +98,18 @@ class VirtualLink:
                 self._send_part(rank, tag, tensor)
         self.flush(tag)
         return [
-            tensor if rank == self.rank else self._receive_part(rank, tag)
+            tensor if rank == self.rank else self.receive(rank, tag).tensors[0]
             for rank, tensor in enumerate(tensors)
         ]
 
     def _send_part(self, to: int, tag: str, tensor: torch.Tensor) -> None:
         """The receiver's host waits only until the copy is launched. An empty tensor is not copied."""
         assert isinstance(tensor, DeviceTensor)
-        values, landing = [tensor.held], None
-        if tensor.numel():
-            values, landing = self._send_tensors(tag, (tensor,))
+        values, landing = self._send_tensors(tag, (tensor,)) if tensor.numel() else ([tensor.held], None)
         self._serial += 1
-        message = MessageInFlight(self.rank, self._serial, self._gpu.runtime.now, b"", values, landing, ())
+        now, payload = self._gpu.runtime.now, pickle.dumps(None)
+        message = MessageInFlight(self.rank, self._serial, now, payload, values, landing, ())
         self._router.put(to, tag, message)
-
-    def _receive_part(self, source: int, tag: str) -> torch.Tensor:
-        self._await_head(source, tag)
-        message = self._inbox.take(source, tag)
-        [tensor] = receive(self._gpu, message.values, message.landing)
-        return tensor
 
     def _send_tensors(
         self, tag: str, tensors: Sequence[torch.Tensor]
