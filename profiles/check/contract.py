@@ -105,7 +105,7 @@ def check_contract(
         return ScriptedEngine(row(), overlap=overlap, drafts=None if drafts is None else drafts())
 
     for name, script in _scripts(speculating=drafts is not None).items():
-        found = _followed(engine(), script)
+        found = followed(engine(), script)
         note(violation._replace(says=f"{name}: {violation.says}") for violation in found)
     note(_negative_ids(engine()))
     note(_no_rows(engine().engine.relay))
@@ -143,14 +143,8 @@ def _scripts(*, speculating: bool) -> Mapping[str, Script]:
     return {name: script for name, script in unmixed.items() if name != "mixing"}
 
 
-def follow(
-    row: RelayRow, script: Script, *, overlap: bool, drafts: DraftSetup | None = None
-) -> Sequence[Violation]:
-    """The violations of a row in a script, up to a crash."""
-    return _followed(ScriptedEngine(row, overlap=overlap, drafts=drafts), script)
-
-
-def _followed(scripted: ScriptedEngine, script: Script) -> Sequence[Violation]:
+def followed(scripted: ScriptedEngine, script: Script) -> Sequence[Violation]:
+    """The violations of the engine's row in a script, up to a crash."""
     for number, act in enumerate(script):
         crash = _attempted(_do, scripted, act)
         if crash:

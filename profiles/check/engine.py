@@ -108,16 +108,9 @@ def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[
         )
         return
     own = tokens.reference(tokens.reference_question(replace(resolved, engine=None)))
-    yield _alike(tokens.NAME, result, own, "as our own scheduler's serial loop")
+    yield tokens.alike(tokens.NAME, result, own, "as our own scheduler's serial loop")
     if not overlapped:
         yield skipped(OVERLAP, "the run was without overlap")
         return
     serial = attempt_result(with_section(resolved, "engine", overlap=False), relay, _OPTIONS)
-    yield _alike(OVERLAP, result, serial, "as the engine without overlap")
-
-
-def _alike(name: str, result: Result, reference: Result | Crash, about: str) -> Check:
-    if isinstance(reference, Crash):
-        return Check(name, "failed", "the reference crashed", (Evidence(str(reference)),))
-    found = list(tokens.differences(result, reference))
-    return verdict(name, found, about=f"{about}, for {len(result.requests)} requests")
+    yield tokens.alike(OVERLAP, result, serial, "as the engine without overlap")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from math import inf
 from threading import Timer
-from types import MappingProxyType
 
 from ...scenarios.combinations import MODES, overlaps, staged
 from ...sched.relay.choice import RelayChoice
@@ -240,19 +239,18 @@ def _offender(offender: Offender) -> str:
 
 
 # The checks of our own scheduler only, and why.
-OWN_ONLY: Mapping[str, str] = MappingProxyType(
-    {"contract": "of our own relay", "invariants": "of our own batches and pools"}
-)
+OWN_ONLY: Mapping[str, str] = {
+    "contract": "of our own relay",
+    "invariants": "of our own batches and pools",
+}
 # The checks that run on the virtual GPU only, and why.
-VGPU_ONLY: Mapping[str, str] = MappingProxyType(
-    {
-        "contract": "it does not depend on the device: check on the virtual GPU",
-        tokens.NAME: "a GPU's rounding depends on its batches: check on the virtual GPU",
-        drafts.NAME: "a GPU's rounding depends on its batches: check on the virtual GPU",
-        "budget": "a pass that is checked for hazards has no counts: use run",
-        adversaries.NAME: "the order of work on a real device cannot be chosen",
-    }
-)
+VGPU_ONLY: Mapping[str, str] = {
+    "contract": "it does not depend on the device: check on the virtual GPU",
+    tokens.NAME: "a GPU's rounding depends on its batches: check on the virtual GPU",
+    drafts.NAME: "a GPU's rounding depends on its batches: check on the virtual GPU",
+    "budget": "a pass that is checked for hazards has no counts: use run",
+    adversaries.NAME: "the order of work on a real device cannot be chosen",
+}
 
 
 def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Report]:

@@ -34,8 +34,9 @@ SHOWN = 3  # requests of those that differ
 
 def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, reference: Result | Crash) -> Check:
     """``reference`` is the run of ``reference_question``."""
+    about = f"as in {_reference_words(resolved)}"
     if isinstance(reference, Crash):
-        return Check(NAME, "failed", "the reference crashed", (Evidence(str(reference)),))
+        return alike(NAME, result, reference, about)
     if resolved.scenario.faults:
         result, reference = _without_failed(result, reference)
         if not result.requests:
@@ -47,11 +48,15 @@ def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, referen
         return skipped(
             NAME, "upstream's penalties lag under overlap and speculation: equal tokens are not promised"
         )
-    return verdict(
-        NAME,
-        list(differences(result, reference)),
-        about=f"as in {_reference_words(resolved, len(result.requests))}",
-    )
+    return alike(NAME, result, reference, about)
+
+
+def alike(name: str, result: Result, reference: Result | Crash, about: str) -> Check:
+    """Whether the tokens of the result are those of the reference."""
+    if isinstance(reference, Crash):
+        return Check(name, "failed", "the reference crashed", (Evidence(str(reference)),))
+    found = list(differences(result, reference))
+    return verdict(name, found, about=f"{about}, for {len(result.requests)} requests")
 
 
 def reference_question(resolved: Resolved) -> Resolved:
@@ -170,7 +175,7 @@ def _plain(scenario: Scenario) -> Scenario:
     )
 
 
-def _reference_words(resolved: Resolved, count: int) -> str:
+def _reference_words(resolved: Resolved) -> str:
     engine = resolved.scenario.engine
     parts = ["cache", "mixing"]
     parts += ["controls"] if resolved.scenario.workload.controls else []
@@ -179,4 +184,4 @@ def _reference_words(resolved: Resolved, count: int) -> str:
     parts += ["data-parallel ranks"] if engine.data_parallel.ranks > 1 else []
     parts += ["speculation"] if engine.speculative.algorithm != "none" else []
     plain = f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"the serial loop of latest without {plain}, for {count} requests"
+    return f"the serial loop of latest without {plain}"

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ... import sched
@@ -152,13 +151,11 @@ def _places() -> Sequence[Place]:
 
 
 # Calls of streams, events, links and tensors that order. ``record`` has no arguments where it is an event's.
-ORDERING_CALLS: Mapping[str, OrderKind] = MappingProxyType(
-    {
-        **dict.fromkeys(("wait", "wait_stream", "wait_event", "synchronize", "flush"), "wait"),
-        "record_event": "event",
-        "record_stream": "reference",
-    }
-)
+ORDERING_CALLS: Mapping[str, OrderKind] = {
+    **dict.fromkeys(("wait", "wait_stream", "wait_event", "synchronize", "flush"), "wait"),
+    "record_event": "event",
+    "record_stream": "reference",
+}
 
 
 class Place(NamedTuple):

@@ -16,8 +16,9 @@ from schedbench.profiles.check.contract import (
     DEFECTS,
     BatchAction,
     check_contract,
-    follow,
+    followed,
 )
+from schedbench.profiles.check.scripted_engine import ScriptedEngine
 from schedbench.sched.relay import lengths, ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.names import SWITCH_VALUES
@@ -49,7 +50,7 @@ def test_every_state_keeps_the_contract(state: str, overlap: bool) -> None:
 @given(row=st.sampled_from(ROWS_OF_STATES), script=scripts)
 def test_the_contract_holds_for_random_actions(row: tuple[str, bool], script: list[BatchAction]) -> None:
     state, overlap = row
-    assert follow(choose(state, {}).row(overlap=overlap), script, overlap=overlap) == []
+    assert followed(ScriptedEngine(choose(state, {}).row(overlap=overlap), overlap=overlap), script) == []
 
 
 @pytest.mark.parametrize("state", ["pr25774", "pr25945", "latest"])

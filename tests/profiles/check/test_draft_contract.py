@@ -17,11 +17,12 @@ from schedbench.profiles.check.contract import (
     BatchAction,
     ContractResult,
     check_contract,
-    follow,
+    followed,
     speculating,
 )
 from schedbench.profiles.check.draft_invariants import LEFT, LENGTHS
 from schedbench.profiles.check.scripted_drafts import TAUGHT, VERIFIED, DraftSetup
+from schedbench.profiles.check.scripted_engine import ScriptedEngine
 from schedbench.sched.relay import drafts, lengths
 from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.row import Speculation
@@ -63,7 +64,8 @@ def test_the_draft_contract_holds_for_random_actions(
 ) -> None:
     (mode, overlap), choice = worker, choose(state, {})
     row = choice.row(overlap=overlap, speculation=mode)
-    assert follow(row, script, overlap=overlap, drafts=speculating(choice, mode)) == []
+    scripted = ScriptedEngine(row, overlap=overlap, drafts=speculating(choice, mode))
+    assert followed(scripted, script) == []
 
 
 @pytest.mark.parametrize("value", ["blocking", "private", "bound"])
