@@ -68,13 +68,15 @@ class Reader:
     @contextmanager
     def _export(self, path: Path) -> Iterator[Path | None]:
         """The sqlite file of a capture of Nsight Systems; None for another file."""
-        if path.suffix in _REPORTS and not _beginning(path).startswith(MAGIC):
+        if _beginning(path).startswith(MAGIC):
+            yield path
+        elif path.suffix in _REPORTS:
             from .nsys.record import exported, find  # which imports NVTX, and NumPy with it
 
             with exported(find(self.nsys, os.environ), path) as export:
                 yield export
         else:
-            yield path if _beginning(path).startswith(MAGIC) else None
+            yield None
 
     @contextmanager
     def opened(self, path: Path) -> Iterator[ProfilerCapture | Result]:
@@ -82,9 +84,9 @@ class Reader:
         with self._export(path) as export:
             if export is None:
                 yield _from_json(path)
-                return
-            with open_export(export) as found:
-                yield found
+            else:
+                with open_export(export) as found:
+                    yield found
 
 
 def _from_json(path: Path) -> ProfilerCapture | Result:

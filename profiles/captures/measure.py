@@ -19,7 +19,7 @@ from ...sched.observe import SLEEP, Category
 from ..cuda.join import NOWHERE, Joined, JoinInputs, join
 from ..cuda.kineto import API, KinetoRow
 from ..cuda.log import StreamTable
-from ..measure.counts import CountsSink, copy_rows, per_step, sync_rows
+from ..measure.counts import CountsSink, line_rows, per_step
 from ..measure.distribution import Distribution
 from ..measure.metrics import (
     NO_FORWARD,
@@ -34,7 +34,7 @@ from ..measure.steps import PARTS
 from ..measure.waiting import WaitingSink
 from ..record.environment import tool
 from ..record.provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart
-from ..record.result import Abstained, Hazards, Result, canonical
+from ..record.result import Abstained, CopyRow, Hazards, Result, SyncRow, canonical
 from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap
@@ -154,8 +154,8 @@ def _device(found: CaptureReading) -> dict[str, Any]:
     return {
         "metrics": metrics,
         "per_step": per_step(counts.steps, counts.tallies(), found),
-        "copies": copy_rows(counts.lines.copies, found),
-        "syncs": sync_rows(counts.lines.calls, found),
+        "copies": line_rows(CopyRow, counts.lines.copies, found),
+        "syncs": line_rows(SyncRow, counts.lines.calls, found),
         "idle": idle_part(totals) if totals.window else Abstained(abstained=NO_FORWARD),
     }
 

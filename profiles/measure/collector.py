@@ -6,6 +6,7 @@ Depends on the shape of the result, but on no scenario, device or file.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...sched.observe import Clock, Observer
@@ -19,7 +20,7 @@ from ..record.result import (
     SyncRow,
 )
 from ..record.timeline import Names, Window
-from .counts import CountsSink, copy_rows, per_step, sync_rows
+from .counts import CountsSink, line_rows, per_step
 from .critical_path import CriticalPathSink
 from .metrics import (
     Metrics,
@@ -55,21 +56,10 @@ class ResultParts(NamedTuple):
     critical_path: dict[str, CriticalPathPart]
 
 
-class Lookups(NamedTuple):
-    """Lookups of requests longer than their buffers. The newest token is never looked up and does not count."""
-
-    total: int
-    missed: int
-
-    @property
-    def hit_ratio(self) -> float | None:
-        return 1 - self.missed / self.total if self.total else None
-
-
 class LookupCount:
-    """The lookups since the object was created. ``counted`` [2] int64 has the device's counts, total and missed, since
-    the start; ``peek`` reads a tensor without the device noticing; ``token_bytes`` is the size of the KV behind one
-    lookup."""
+    """The lookups of requests longer than their buffers since the object was created. The newest token is never looked
+    up and does not count. ``counted`` [2] int64 has the device's counts, total and missed, since the start; ``peek``
+    reads a tensor without the device noticing; ``token_bytes`` is the size of the KV behind one lookup."""
 
     def __init__(
         self, counted: torch.Tensor, peek: Callable[[torch.Tensor], torch.Tensor], *, token_bytes: int
@@ -77,14 +67,11 @@ class LookupCount:
         self.token_bytes = token_bytes
         self._counted = counted
         self._peek = peek
-        self._before = self._now()
+        self._before: list[int] = peek(counted).tolist()
 
-    def found(self) -> Lookups:
-        now = self._now()
-        return Lookups(now.total - self._before.total, now.missed - self._before.missed)
-
-    def _now(self) -> Lookups:
-        return Lookups(*map(int, self._peek(self._counted).tolist()))
+    def found(self) -> list[int]:
+        """How many there were, and how many of them missed."""
+        return [*map(sub, self._peek(self._counted).tolist(), self._before)]
 
 
 class RunCollector:
@@ -142,8 +129,8 @@ class RunCollector:
                 **acceptance_metrics(self.acceptance, drafts, exact=exact),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
-            copies=copy_rows(self.counts.lines.copies, names),
-            syncs=sync_rows(self.counts.lines.calls, names),
+            copies=line_rows(CopyRow, self.counts.lines.copies, names),
+            syncs=line_rows(SyncRow, self.counts.lines.calls, names),
             idle=idle_part(waiting),
             requests=tuple(request_row(record, save_tokens=save_tokens) for record in records),
             critical_path=self._critical_path(),
@@ -165,10 +152,10 @@ class RunCollector:
         """Empty where all KV is on the device."""
         if self._lookups is None:
             return {}
-        steps, lookups = self.counts.steps["decode"], self._lookups.found()
-        fetched = lookups.missed * self._lookups.token_bytes
+        steps, (total, missed) = self.counts.steps["decode"], self._lookups.found()
+        fetched = missed * self._lookups.token_bytes
         values = {
-            "hisparse_hit_ratio": lookups.hit_ratio,
+            "hisparse_hit_ratio": 1 - missed / total if total else None,
             "hisparse_swap_in_bytes_per_step": fetched / steps if steps else None,
         }
         why = "no decoding request was longer than its hot buffer"

@@ -215,6 +215,9 @@ def _tally(seen: Counter[int], steps: int) -> CountSummary:
     return CountSummary(median=median(ordered), mean=mean, max=ordered[-1], steps_with=steps_with)
 
 
+Row = TypeVar("Row", CopyRow, SyncRow)
+
+
 def stream_name(names: Names, stream: int) -> str:
     return names.streams.get(stream, f"stream {stream}")
 
@@ -229,35 +232,24 @@ def per_step(
     return {kind: KindCounts.model_validate({"steps": steps[kind], **streams[kind]}) for kind in streams}
 
 
-def copy_rows(lines: Mapping[CopyLine, Cost], names: Names) -> tuple[CopyRow, ...]:
-    """In the order of ``weight``."""
-    found = _without_steady(lines).items()
-    rows = [CopyRow(bytes=cost.bytes, **_fields(line, cost, steady, names)) for line, (cost, steady) in found]
+def line_rows(row: type[Row], lines: Mapping[Line, Cost], names: Names) -> tuple[Row, ...]:
+    """The rows of lines with their numbers resolved, in the order of ``weight``."""
+    rows = [
+        row(
+            **line._asdict()
+            | {
+                "site": SitePart(**names.sites[line.site]._asdict()) if line.site >= 0 else None,
+                "stream": stream_name(names, line.stream),
+                "count": cost.count,
+                "steady": steady,
+                "host_us": cost.host_ns / 1e3,
+                "exposed_us": cost.exposed_ns / 1e3,
+            }
+            | ({"bytes": cost.bytes} if isinstance(line, CopyLine) else {})
+        )
+        for line, (cost, steady) in _without_steady(lines).items()
+    ]
     return tuple(sorted(rows, key=weight))
-
-
-def sync_rows(lines: Mapping[CallLine, Cost], names: Names) -> tuple[SyncRow, ...]:
-    """In the order of ``weight``."""
-    found = _without_steady(lines).items()
-    rows = [SyncRow(**_fields(line, cost, steady, names)) for line, (cost, steady) in found]
-    return tuple(sorted(rows, key=weight))
-
-
-def _fields(line: CopyLine | CallLine, cost: Cost, steady: int, names: Names) -> dict[str, Any]:
-    """The fields of the line with its numbers resolved, and those that both kinds of row add."""
-    return {
-        **line._asdict(),
-        "site": site_part(names, line.site),
-        "stream": stream_name(names, line.stream),
-        "count": cost.count,
-        "steady": steady,
-        "host_us": cost.host_ns / 1e3,
-        "exposed_us": cost.exposed_ns / 1e3,
-    }
-
-
-def site_part(names: Names, site: int) -> SitePart | None:
-    return SitePart(**names.sites[site]._asdict()) if site >= 0 else None
 
 
 def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, tuple[Cost, int]]:

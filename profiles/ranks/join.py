@@ -7,34 +7,22 @@ its own stays in ``ranks``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
-from ..measure.counts import weight
+from ..measure.counts import Row, weight
 from ..measure.metrics import Metrics, acceptance_metrics, computes, plain, request_metrics, transfer_metrics
 from ..measure.requests import AcceptanceLog, RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
 from ..measure.waiting import OUTSIDE_TURNS, bubble
 from ..platform.resolve import Resolved, speculation_depth
-from ..record.result import (
-    Abstained,
-    CopyRow,
-    Hazards,
-    KindCounts,
-    Metric,
-    OrderingRow,
-    Outputs,
-    RankPart,
-    Result,
-    SyncRow,
-)
+from ..record.result import Abstained, Hazards, KindCounts, Metric, OrderingRow, Outputs, RankPart, Result
 from ..run.document import outputs_with
 from ..run.task import RankReport, RouterReport
 from .specs import RankSpec
 
 Report = RankReport | RouterReport
-Row = TypeVar("Row", CopyRow, SyncRow)
 
 APART: Final = "each rank has its own: see ranks"
 _SUMS: Final = ("count", "steady", "bytes", "host_us", "exposed_us")

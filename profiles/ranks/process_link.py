@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 import torch
@@ -30,15 +29,13 @@ _ALIVE: Final = "alive"
 _ENDED: Final = "it has ended"
 _GIVEN_UP: Final = "it has given up"
 _GRACE: Final = 5.0  # seconds in which others receive that this process gives up
-_MEANINGS: Final = MappingProxyType(
-    {
-        "timed out": "it does not answer",
-        "timeout": "it does not answer",
-        "closed by peer": "its connection is closed",
-        "reset by peer": "its connection is closed",
-        "broken pipe": "its connection is closed",
-    }
-)
+_MEANINGS: Final[Mapping[str, str]] = {
+    "timed out": "it does not answer",
+    "timeout": "it does not answer",
+    "closed by peer": "its connection is closed",
+    "reset by peer": "its connection is closed",
+    "broken pipe": "its connection is closed",
+}
 _POLL_S: Final = 1e-4  # seconds between two looks at tensors that are on their way
 
 

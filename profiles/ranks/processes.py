@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Semaphore
 from threading import Event, current_thread, main_thread
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -62,24 +62,22 @@ _END: Final = getattr(signal, "SIGUSR1", signal.SIGTERM)  # by which the first p
 RESULT: Final = "result"
 _SIZES: Final = tuple[int, ...]
 # The type of the value that each tag of a message has. A link between processes refuses all others.
-MESSAGE_TYPES: Final[Mapping[str, Any]] = MappingProxyType(
-    {
-        ALIGN: int,
-        REQUEST: Request | None,
-        ENDED: str,
-        HANDSHAKE: Preallocated | Dropped,
-        KV: Chunk | Failed,
-        REQUESTS: tuple[int, list[Request] | None],
-        PROXY: int,
-        OUTPUT: int,
-        CHUNKS: Curve,
-        ROUND: RankStatus,
-        ROWS: _SIZES,
-        COLUMNS: _SIZES,
-        OWN: _SIZES,
-        RESULT: Report,
-    }
-)
+MESSAGE_TYPES: Final[Mapping[str, Any]] = {
+    ALIGN: int,
+    REQUEST: Request | None,
+    ENDED: str,
+    HANDSHAKE: Preallocated | Dropped,
+    KV: Chunk | Failed,
+    REQUESTS: tuple[int, list[Request] | None],
+    PROXY: int,
+    OUTPUT: int,
+    CHUNKS: Curve,
+    ROUND: RankStatus,
+    ROWS: _SIZES,
+    COLUMNS: _SIZES,
+    OWN: _SIZES,
+    RESULT: Report,
+}
 
 
 class WorldSizeError(ValueError):

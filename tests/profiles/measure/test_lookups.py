@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from schedbench.profiles.measure.collector import LookupCount, Lookups, RunCollector
+from schedbench.profiles.measure.collector import LookupCount, RunCollector
 from schedbench.profiles.record.result import Abstained, Metric
 from schedbench.sched.observe import LogicalClock
 
@@ -15,18 +15,6 @@ def lookups() -> torch.Tensor:
 
 def unchanged(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def test_earlier_lookups_do_not_count() -> None:
-    counted = lookups()
-    count = LookupCount(counted, unchanged, token_bytes=8)
-    counted += torch.tensor([20, 5])
-    assert count.found() == Lookups(20, 5)
-    assert count.found().hit_ratio == 0.75
-
-
-def test_the_hit_ratio_of_no_lookups_is_none() -> None:
-    assert LookupCount(lookups(), unchanged, token_bytes=8).found().hit_ratio is None
 
 
 def test_metrics_exist_only_with_hot_buffers() -> None:
