@@ -48,7 +48,7 @@ def run_as_one_kernel(name: str, function: Callable[..., Any], *args: Any, **kwa
         out = function(*args, **kwargs)
         results += device_tensors(out)
     if launches.count:
-        runtime.kernel(name, runtime.costs.fixed + launches.work, host_size=launches.host_size, inner=3)
+        runtime.kernel(name, runtime.costs.fixed + launches.work, host_size=launches.host_size)
     return out
 
 

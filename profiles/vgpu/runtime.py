@@ -101,17 +101,14 @@ class Runtime:
         self._graph_launch = round(host.graph_launch.value)
         self._pin_memory = round(host.pin_memory.value)
 
-    def kernel(
-        self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE, inner: int = 4
-    ) -> None:
-        """Launch a kernel on the current stream. Kernels that need few multiprocessors share another ``engine``.
-        ``inner``: as of ``Sites.here``; usually a handler has been called, too."""
+    def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
+        """Launch a kernel on the current stream. Kernels that need few multiprocessors share another ``engine``."""
         if self.capture is not None:
             self.capture.node("kernel", name, duration, host_size=host_size)
             return
         start = self.now + self.torch_call
         self.now = now = start + self._launch
-        stream, calls, site = self.stream, self._calls, self.sites.here(inner)
+        stream, calls, site = self.stream, self._calls, self.sites.here()
         where, step, forward = self.context
         calls.append(("launch", LAUNCH, start, now, 0, stream.id, where, step, site))
         if stream.partition != COMPUTE:  # on a share of the GPU, as if it were bound by the multiprocessors
@@ -129,7 +126,7 @@ class Runtime:
             return
         start = self.now + self.torch_call
         self.now = now = start + self._copy_call
-        stream, site = self.stream, self.sites.here(4)
+        stream, site = self.stream, self.sites.here()
         self._call("copy", name, start, 0, site)
         where, step, forward = self.context
         row = (kind, name, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
@@ -154,7 +151,7 @@ class Runtime:
         waits_inside = not pinned and not inline
         start = self.now + self.torch_call
         self.now = start + self._copy_call + (self.costs.memcpy(size) if inline else 0)
-        stream, site = self.stream, self.sites.here(4)
+        stream, site = self.stream, self.sites.here()
         memory: HostMemory = "pinned" if pinned else "pageable"
         name, waits = _COPIES[direction, memory], blocking or waits_inside
         where, step, forward = self.context
