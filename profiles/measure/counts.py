@@ -41,9 +41,6 @@ class CallLine(NamedTuple):
     sync: bool  # its purpose is to wait
 
 
-Line = TypeVar("Line", CopyLine, CallLine)
-
-
 @dataclass(slots=True)
 class Cost:
     """``host_ns``: how long calls of the line waited for the device; ``exposed_ns``: its exposed part."""
@@ -60,10 +57,10 @@ class Cost:
         self.exposed_ns += other.exposed_ns
 
 
-class _Costs(dict[Line, Cost]):
+class _Costs(dict[Any, Cost]):
     """Costs by line, which are also found by a plain tuple of the line's fields: making a line takes longer."""
 
-    def __init__(self, kind: type[Line]) -> None:
+    def __init__(self, kind: type[CopyLine] | type[CallLine]) -> None:
         self._kind = kind
 
     def __missing__(self, fields: tuple[Any, ...]) -> Cost:
@@ -96,9 +93,9 @@ class LineTotals:
             if not kernel and copying and launched >= copying[0].start:
                 self._charge(cost, copying.popleft())
         for call in (*others, *copying):
-            what, name, _, _, waited, stream, where, _, site = call
-            if what != "copy" or waited:
-                cost = self.calls[site, where, kind, stream, name, what == "sync"]
+            purpose, name, _, _, waited, stream, where, _, site = call
+            if purpose != "copy" or waited:
+                cost = self.calls[site, where, kind, stream, name, purpose == "sync"]
                 cost.count += 1
                 self._charge(cost, call)
 
@@ -215,6 +212,7 @@ def _tally(seen: Counter[int], steps: int) -> CountSummary:
     return CountSummary(median=median(ordered), mean=mean, max=ordered[-1], steps_with=steps_with)
 
 
+Line = TypeVar("Line", CopyLine, CallLine)
 Row = TypeVar("Row", CopyRow, SyncRow)
 
 

@@ -116,4 +116,4 @@ def _ops(served: list[Served]) -> Records[Op]:
         return Records.of(Op, ())
     rows, starts, ends = zip(*served, strict=True)
     fields = [*zip(*rows, strict=True)]
-    return Records(Op(*fields[:3], starts, ends, *fields[3:]))
+    return Records(Op._make((*fields[:3], starts, ends, *fields[3:])))

@@ -13,13 +13,20 @@ import torch
 
 from ...sched.kernels.arrays import array_of, kept_array, tensor_of
 
-_FUNCTIONS = ("add", "sub", "mul", "cat", "index_select", "where", "eq", "ne", "lt", "le", "gt", "ge")
+_FUNCTIONS = ("sub", "mul", "cat", "index_select", "where", "eq", "ne", "lt", "le", "gt", "ge")
 _METHODS = ("copy_", "clone", "select", "view")
 _INTEGERS = frozenset({torch.int32, torch.int64})
 _FEW = 4096  # elements
 _INDEX = torch.ops.aten.index.Tensor._op
 _INDEX_PUT = torch.ops.aten.index_put_.default._op
 _SLICE = torch.ops.aten.slice.Tensor._op
+
+
+def add(held: torch.Tensor, other: Any, **options: Any) -> torch.Tensor:
+    """add.Tensor and its other overloads."""
+    if type(other) is not int or options or held.dim() != 1 or not _few_integers(held, ()) or held.is_meta:
+        return torch.add(held, other, **options)
+    return tensor_of(array_of(held) + other)  # in the same time, and the sum's array is there for the next op
 
 
 def _slice(
@@ -71,6 +78,7 @@ def _few_integers(held: torch.Tensor, indices: Sequence[Any]) -> bool:
 _BINDINGS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in _FUNCTIONS},
     **{name: getattr(torch.Tensor, name) for name in _METHODS},
+    "add": add,
     "slice": _slice,
     "index_put_": index_put_,
 }
