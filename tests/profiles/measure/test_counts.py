@@ -12,6 +12,7 @@ from schedbench.profiles.measure.counts import CallLine, CopyLine, Cost, Counter
 from schedbench.profiles.measure.steps import TimelineError
 from schedbench.profiles.measure.waiting import WaitingSink
 from schedbench.profiles.record.result import CountSummary
+from schedbench.profiles.record.timeline import Range, Records
 
 SCHEDULE, FORWARD, COPY = 0, 1, 2
 
@@ -191,3 +192,16 @@ def test_counts_of_lines_sum_to_the_total(play, random):
     assert sum(cost.count for cost in counts.lines.copies.values()) == sum(
         op.kind in ("h2d", "d2h") for op in window.ops
     )
+
+
+def test_records_are_made_of_columns_when_they_are_read():
+    rows = [("admit", 0, 1, 5, 7), ("prepare", 0, 2, 7, 9), ("model", 1, 2, 9, 12)]
+    records = Records.of(Range, rows)
+    assert [*records] == [Range(*row) for row in rows] and records[1].name == "prepare"
+    assert records.columns.end == (7, 9, 12)
+    assert [records.at(places) for places in ([], [2], [0, 2])] == [
+        [],
+        [records[2]],
+        [records[0], records[2]],
+    ]
+    assert len(Records.of(Range, [])) == 0
