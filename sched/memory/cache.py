@@ -112,11 +112,11 @@ class RadixCache(PrefixCache):
     def cache_unfinished_req(self, req: Request) -> None:
         tokens = req.tokens(0, req.fill_len)
         kv_indices = self._slots(req, len(tokens))
-        aligned, protected = self._aligned(len(tokens)), req.cache_protected_len
+        aligned = self._aligned(len(tokens))
         present, path = self.tree.insert(tokens, part(kv_indices, 0, aligned).to(torch.int64))
-        self.token_to_kv_pool_allocator.free(part(kv_indices, protected, present))
+        self.token_to_kv_pool_allocator.free(part(kv_indices, req.cache_protected_len, present))
         match = self._matched(path)
-        part(kv_indices, protected, aligned).copy_(part(match.device_indices, protected, aligned))
+        kv_indices[req.cache_protected_len : aligned] = match.device_indices[req.cache_protected_len :]
         req.cache_protected_len = aligned
         self.dec_lock_ref(req.last_node)
         self.inc_lock_ref(match.last_node)
