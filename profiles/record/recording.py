@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, Self, cast
@@ -31,8 +32,6 @@ MAX_RECORDS: Final = 2_000_000  # records, which take about a hundred megabytes 
 MAX_LINE_LENGTH: Final = 2**28
 MAX_RANKS: Final = 256
 
-_WINDOW: Final = TypeAdapter(Window)
-
 
 class _Head(ResultModel):
     schema_version: Literal["1.0"] = "1.0"
@@ -44,6 +43,12 @@ class _Foot(ResultModel):
     streams: dict[int, str]
     left_out: int
     kv: tuple[tuple[int, int], ...] = ()  # ns, and tokens in use from then on
+
+
+@cache
+def _windows() -> TypeAdapter[Window]:
+    """Of a window's form. Not made on import, since most runs neither write nor read any."""
+    return TypeAdapter(Window)
 
 
 class KvLog(Observer):
@@ -91,7 +96,7 @@ class TimelineRecording:
         else:
             self._count += size
             ranges, ops, calls = [*window.ranges], [*window.ops], [*window.calls]
-            self._write(_WINDOW.dump_json(replace(window, ranges=ranges, ops=ops, calls=calls)))
+            self._write(_windows().dump_json(replace(window, ranges=ranges, ops=ops, calls=calls)))
 
     def finish(self, names: Names) -> None:
         foot = _Foot(
@@ -157,7 +162,7 @@ def read_recording(path: Path) -> RecordedTimeline:
             _Head.model_validate_json(next(lines, ""))
             for line in lines:
                 if line.startswith('{"start"'):
-                    windows.append(_WINDOW.validate_json(line))
+                    windows.append(_windows().validate_json(line))
                 else:
                     foot = _Foot.model_validate_json(line)
     except (ValidationError, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
