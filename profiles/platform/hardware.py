@@ -33,7 +33,7 @@ class HardwareError(ValueError):
 
 
 class ProfileModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Quantity(ProfileModel, Generic[Bounded]):

@@ -15,9 +15,7 @@ Instant = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # ns
 
 
 class ResultModel(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
-    )
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def omitted(default: Any = None) -> Any:

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, Self, cast
@@ -32,6 +31,8 @@ MAX_RECORDS: Final = 2_000_000  # records, which take about a hundred megabytes 
 MAX_LINE_LENGTH: Final = 2**28
 MAX_RANKS: Final = 256
 
+_WINDOW: Final = TypeAdapter(Window)
+
 
 class _Head(ResultModel):
     schema_version: Literal["1.0"] = "1.0"
@@ -43,12 +44,6 @@ class _Foot(ResultModel):
     streams: dict[int, str]
     left_out: int
     kv: tuple[tuple[int, int], ...] = ()  # ns, and tokens in use from then on
-
-
-@cache
-def _windows() -> TypeAdapter[Window]:
-    """Of a window's form. Not made on import, since most runs neither write nor read any."""
-    return TypeAdapter(Window)
 
 
 class KvLog(Observer):
@@ -96,7 +91,7 @@ class TimelineRecording:
         else:
             self._count += size
             ranges, ops, calls = [*window.ranges], [*window.ops], [*window.calls]
-            self._write(_windows().dump_json(replace(window, ranges=ranges, ops=ops, calls=calls)))
+            self._write(_WINDOW.dump_json(replace(window, ranges=ranges, ops=ops, calls=calls)))
 
     def finish(self, names: Names) -> None:
         foot = _Foot(
@@ -162,7 +157,7 @@ def read_recording(path: Path) -> RecordedTimeline:
             _Head.model_validate_json(next(lines, ""))
             for line in lines:
                 if line.startswith('{"start"'):
-                    windows.append(_windows().validate_json(line))
+                    windows.append(_WINDOW.validate_json(line))
                 else:
                     foot = _Foot.model_validate_json(line)
     except (ValidationError, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
