@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .device import CURRENT, VirtualGpu, device
+from .device import CURRENT, device
 from .engine import EventRecording, StreamQueue
 from .runtime import GraphCaptureError
 
@@ -46,8 +46,7 @@ class Stream:
         CURRENT.get().runtime.stream = self._outer.pop()
 
     def wait_stream(self, stream: Stream) -> None:
-        runtime = _gpu_with_events().runtime
-        runtime.wait_event(self.queue, runtime.record(stream.queue))
+        self.wait_event(stream.record_event())
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
@@ -94,13 +93,6 @@ class GreenContext:
         return Stream(queue=CURRENT.get().runtime.simulation.partition(self._share))
 
 
-def _gpu_with_events() -> VirtualGpu:
-    gpu = CURRENT.get()
-    if not gpu.capabilities.events:
-        raise RuntimeError("this device has one queue: events are not available")
-    return gpu
-
-
 class Event:
     """A point in a stream. A wait for an event that was never recorded has no effect, as on CUDA."""
 
@@ -112,7 +104,8 @@ class Event:
         external: bool = False,
     ) -> None:
         """``external``: a graph under capture records the event anew whenever it is replayed."""
-        _gpu_with_events()
+        if not CURRENT.get().capabilities.events:
+            raise RuntimeError("this device has one queue: events are not available")
         self._timed, self._external = enable_timing, external
         self._recording: EventRecording | None = None
 
