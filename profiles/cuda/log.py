@@ -78,7 +78,7 @@ class LoggedRange:
 
     def __exit__(self, *raised: object) -> None:
         now = self._clock.now()
-        self._log.contexts.change(now, self._enclosing)
+        self._log.contexts.change(now, self._context.after(self._enclosing))
         name, step, _ = self._context
         self._log.ranges.append(Range(name, step, self._size, self._start, now))
 

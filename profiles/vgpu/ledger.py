@@ -32,6 +32,11 @@ class LedgerContext(NamedTuple):
         category = RANGES.get(name)
         return LedgerContext(name, step, category == "forward" if category else self.forward)
 
+    def after(self, enclosing: LedgerContext) -> LedgerContext:
+        """The context when this range, which lies in the ``enclosing`` one, has closed. What is issued between two
+        ranges belongs to the step of the first: a copy or wait that a change adds there counts in its step."""
+        return enclosing if enclosing.range else LedgerContext("", self.step, False)
+
 
 NO_CONTEXT = LedgerContext("", -1, False)
 PlainContext = tuple[str, int, bool]

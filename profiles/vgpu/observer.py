@@ -78,7 +78,8 @@ class HostObserver(Observer):
 
     def __exit__(self, *raised: object) -> None:
         runtime = self._runtime
-        name, step, size, start, runtime.context = self._open.pop()
+        name, step, size, start, outer = self._open.pop()
+        runtime.context = outer if self._open else ("", step, False)  # as ``LedgerContext.after``
         self._ranges.append((name, step, size, start, runtime.now))
 
     def _phase(self, name: str, kind: StepKind | None) -> _PhaseCost:

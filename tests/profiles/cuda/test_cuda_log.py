@@ -34,7 +34,7 @@ def test_the_end_of_a_range_restores_the_outer_one(clock):
         with LoggedRange(log, clock, inner, 2):
             assert log.contexts.current == inner
         assert log.contexts.current == outer
-    assert log.contexts.current == NO_CONTEXT
+    assert log.contexts.current == ("", 1, False), "what follows belongs to the step, and to no range"
     assert [(r.name, r.size) for r in log.ranges] == [("mine", 2), ("model", 4)]
     assert inner.forward, "a range of unknown name is of the category around it"
 

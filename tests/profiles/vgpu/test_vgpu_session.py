@@ -17,7 +17,7 @@ from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.registration import register
 from schedbench.sched.kernels.declare import Work, Written, kernel
-from schedbench.sched.observe import StepInfo
+from schedbench.sched.observe import NO_STEP, SLEEP, StepInfo
 
 
 def _program(gpu: Any, steps: int = 3) -> list[Any]:
@@ -121,6 +121,28 @@ def test_overlap_hides_the_host(opened: Any) -> None:
     forward = [op for op in bench.recorder.ops if op.forward]
     assert {op.name for op in forward} == {"neg_"} and {op.stream for op in forward} == {1}
     assert bench.gpu.streams == {0: "schedule", 1: "forward"}
+
+
+def test_work_between_two_ranges_belongs_to_the_step_of_the_first(bench: Any) -> None:
+    observer, x = bench.gpu.observer, torch.zeros(4, device=bench.gpu.device)
+
+    def work() -> None:
+        x.neg_()
+        with observer.range("prepare", 3, 1):
+            with observer.range("model", 4, 1):
+                pass
+            x.neg_()
+        x.neg_()
+        with observer.range(SLEEP, NO_STEP, 0):
+            pass
+        x.neg_()
+
+    assert [(op.range, op.step, op.forward) for op in bench.observe(work).ops] == [
+        ("", NO_STEP, False),
+        ("prepare", 3, False),
+        ("", 3, False),
+        ("", NO_STEP, False),
+    ]
 
 
 def test_phases_cost_host_time_where_they_open(bench: Any, hardware: Any) -> None:
