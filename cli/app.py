@@ -27,6 +27,7 @@ from .compare import compare
 from .errors import (
     DEFECT,
     INTERRUPTED,
+    WORKLOAD_FAILED,
     UsageError,
     closed_pipe_noticed,
     exit_code,
@@ -174,7 +175,12 @@ def _caused_by_interruption(error: BaseException | None) -> bool:
 def _exit_with(error: Exception) -> NoReturn:
     code = exit_code(error)
     if code is None:
+        from ..profiles.run.crash import crash_of, is_of_scheduler
+
         echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
+        if is_of_scheduler(error):
+            echo(f"schedbench: the scheduler crashed: {crash_of(error)}", err=True)
+            sys.exit(WORKLOAD_FAILED)
         sys.exit(DEFECT)
     echo(f"schedbench: {message(error)}", err=True)
     sys.exit(code)
