@@ -179,15 +179,19 @@ class RunAnswer(Answer):
             raise AssertionError("\n".join(line.plain for line in result_tables.budget(broken)))
 
     def assert_same_tokens(self, other: RunAnswer) -> None:
-        """Raises AssertionError where the runs have different tokens, with the first difference, and where one of them
-        has no meaningful tokens."""
+        """Raises AssertionError where the runs have different tokens, with the first difference, and where they cannot
+        be compared: one of them has no meaningful tokens, or they answer different requests."""
         from ..profiles.judge.conclusion import divergence_text
-        from ..profiles.judge.likeness import first_divergence
+        from ..profiles.judge.likeness import first_divergence, unlike_questions
         from ..profiles.record.result import Abstained
 
         for outputs in (self.result.outputs, other.result.outputs):
             if isinstance(outputs, Abstained):
                 raise AssertionError(f"tokens cannot be compared: {outputs.abstained}")
+        sides = (answer.result.scenario.expanded for answer in (self, other))
+        for difference in unlike_questions(*sides):
+            if difference.key.startswith(("model.", "workload.")):
+                raise AssertionError(f"tokens cannot be compared: {difference}")
         found = first_divergence(self.result, other.result, seed=self.result.scenario.seed or 0)
         if found is not None:
             raise AssertionError(f"tokens differ, {divergence_text(found)}")
