@@ -198,15 +198,16 @@ def worth_tables(result: Document, *, lines: int) -> tuple[Table, ...]:
     """``lines``: hidden ones that are shown."""
     rows = result["worth"]["rows"]
     hidden = [row for row in rows if row["hidden"]]
-    gains = _gains([row for row in rows if not row["hidden"]])
+    none = "none was asked" if result["run"]["cancelled"] else "nothing gains in this scenario"
+    gains = _gains([row for row in rows if not row["hidden"]], none=none)
     return gains, *((_hidden(hidden, lines=lines),) if hidden else ())
 
 
-def _gains(rows: list[Document]) -> Table:
+def _gains(rows: list[Document], *, none: str) -> Table:
     void = Counter(row["abstained"] for row in rows if row["abstained"])
     notes = ["differences to the run as it is, in this scenario"]
     notes += [f"{count} without figures: {reason}" for reason, count in void.items()]
-    caption = "; ".join(notes) if rows else "nothing gains in this scenario"
+    caption = "; ".join(notes) if rows else none
     headings = ("~source line, or host phase", "~if it", *_FIGURES.values())
     table = framed("what would it be worth", *headings, caption=caption, no_wrap=True, tight=True)
     for row in rows:

@@ -200,11 +200,11 @@ def _which_rank(found: Comparison) -> str:
 
 def _same(found: Comparison, steps: int, which: str = "steps") -> str:
     if found.engagement.basis == "totals":
-        return f"the same copies and syncs in all {steps:,} {which}"
+        return f"as many copies and syncs in all {steps:,} {which}"
     rank = _which_rank(found)
     if found.engagement.basis == "kinds":
         return f"the {steps:,} {which}{rank} differ in no more than their batches explain"
-    return f"the same device operations in all {steps:,} {which}{rank}"
+    return f"as many device operations of each kind in all {steps:,} {which}{rank}"
 
 
 def _counts(found: Comparison) -> str:

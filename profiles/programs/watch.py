@@ -101,7 +101,7 @@ def watched(request: WatchRequest) -> Result:
     capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
     meaning = chosen(capture) if request.map is None else maps.load(request.map)
     found = _reading(gpu, windows.window, spans, meaning, request.map, notes)
-    hazards: Hazards | Abstained = Abstained(abstained="hazards were not watched for")
+    hazards: Hazards | Abstained = Abstained(abstained="the run was not watched for hazards")
     if request.hazards:
         hazards = split_declared(gpu.findings, ())
     name = Path(request.script).stem

@@ -149,6 +149,8 @@ def _costliest(result: Document) -> Iterator[str]:
     gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0]
     best = max(gains, key=lambda row: row["output_throughput_pct"], default=None)
     most = best["output_throughput_pct"] if best else 0.0
+    if result["run"]["cancelled"]:
+        yield f"interrupted when {len(result['worth']['rows']):,} lines and phases had been asked"
     if best and most >= _LEAST_PERCENT:
         done = _work(result, best["site"]) or best["what"]
         yield f"costliest line: {_place(best['site'])}, {done}, worth {most:.2g} % of throughput in this scenario"

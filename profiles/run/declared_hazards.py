@@ -164,7 +164,7 @@ def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Haza
     what earlier steps have left."""
     if machine.hazards is None:
         where = (
-            "hazards were not watched for"
+            "the run was not watched for hazards"
             if machine.labels.emulated
             else "a timed run on CUDA is not watched for hazards: check --device cuda"
         )

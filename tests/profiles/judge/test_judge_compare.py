@@ -256,7 +256,7 @@ def test_tpot_that_changes_where_decodes_do_not_is_explained(trials):
         s._replace(steps=(*STEPS, *others), result=altered_metric(s.result, "tpot_ms", 2.0)) for s in seen.b
     )
     assert (
-        "engaged in 50 of 50 prefill steps (100.0 %); the same device operations in all 50 decode steps, "
+        "engaged in 50 of 50 prefill steps (100.0 %); as many device operations of each kind in all 50 decode steps, "
         "but TPOT includes the prefill steps and the idle time between two tokens; copies"
         in conclusion(judge(Trials("seeds", before, after)), a="x", b="y")
     )
@@ -271,11 +271,14 @@ def altered_metric(result, name, value):
 def test_the_conclusion_of_equal_sides(trials):
     text = conclusion(judge(trials([100.0] * 5, steps=STEPS)), a="x", b="y")
     assert text == (
-        "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED, the same device operations in all "
-        "50 steps; every metric equal to the last digit; tokens equal."
+        "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED, as many device operations of each "
+        "kind in all 50 steps; every metric equal to the last digit; tokens equal."
     )
     text = conclusion(judge(trials(steps=STEPS)), a="x", b="y")
-    assert "NOT_ENGAGED, the same device operations in all 50 steps; output throughput +3.00 %" in text
+    assert (
+        "NOT_ENGAGED, as many device operations of each kind in all 50 steps; output throughput +3.00 %"
+        in text
+    )
 
 
 def test_the_conclusion_of_other_batches_describes_the_first_rank(trials, result):
