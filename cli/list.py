@@ -56,7 +56,8 @@ def _import_unloaded(name: str) -> None:
     spec = None if name in sys.modules else find_spec(name)
     if spec is not None:
         sys.modules[name] = module = _UnusedModule(name)
-        module.__spec__ = spec
+        # ``inspect`` asks every module for its file, also while another of these modules is being loaded.
+        module.__spec__, module.__file__ = spec, spec.origin
 
 
 def table(entries: list[Entry]) -> str:

@@ -116,7 +116,8 @@ def _sources(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
         names = [OWN if side.labels.engine is None else side.labels.engine.name for side in (a, b)]
         return (ScenarioDifference("labels.engine", *names),) if names[0] != names[1] else ()
     parts = _of_parts("labels.engine", a.labels.engine, b.labels.engine)
-    found = [difference for difference in parts if not difference.key.startswith("labels.engine.edge.")]
+    edge = "labels.engine.edge."  # what was replaced; a folder without git has neither a ref nor changes
+    found = [d for d in parts if not d.key.startswith(edge) and None not in (d.a, d.b)]
     return tuple(d for d in found if len(found) == 1 or d.key != "labels.engine.sha256")
 
 

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import sub
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ...sched.observe import Clock, Observer
 from ...sched.request import Request
 from .distribution import Distribution
 
 
-class RequestRecord(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
     """A request that ended. Instants are ns of the run's clock."""
 
     id: str
