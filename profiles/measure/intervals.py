@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, Generic, TypeAlias, TypeVar
-
-import numpy as np
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _start = itemgetter(0)
-Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def integers(*columns: Sequence[int]) -> Integers:
-    """The columns as an array, packed first: NumPy takes four times as long to read Python's integers."""
-    packed = b"".join([struct.pack(f"{len(column)}q", *column) for column in columns])
-    return np.ndarray((len(columns), len(columns[0])), np.int64, packed)
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:
@@ -105,22 +95,27 @@ class IntervalUnion:
 
     def __init__(self) -> None:
         self.length = 0
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self._pending: list[tuple[int, int]] = []
         self._from: int | None = None
 
-    def add(self, starts: Iterable[int], ends: Iterable[int]) -> None:
-        self._starts.extend(starts)
-        self._ends.extend(ends)
+    def add(self, intervals: Iterable[tuple[int, int]]) -> None:
+        self._pending.extend(intervals)
 
     def settle(self, origin: int, until: int) -> None:
         """Adds the length of the union in [origin, until). Later calls count from ``until`` on."""
         reached = origin if self._from is None else self._from
         self._from = until
-        pending = integers(self._starts, self._ends)
-        start, end = pending[:, np.argsort(pending[0], kind="stable")]
-        later = end > until
-        self._starts, self._ends = start[later].tolist(), end[later].tolist()
-        end = np.minimum(end, until)
-        covered_until = np.maximum.accumulate(np.append(reached, end))[:-1]
-        self.length += int(np.maximum(end - np.maximum(start, covered_until), 0).sum())
+        self._pending.sort()
+        length = 0
+        keep = []
+        for item in self._pending:
+            start, end = item
+            if end > until:
+                keep.append(item)
+                end = until
+            if end > reached:
+                if start < end:
+                    length += end - (start if start > reached else reached)
+                reached = end
+        self.length += length
+        self._pending = keep

@@ -163,8 +163,9 @@ class WaitingSink:
                 span[1] = end
         others = zip(of.start, of.end, zip(kernel, of.stream, strict=True), strict=True)
         self._others.add(compress(others, map(not_, forward)))
-        self._forward_kernels.add(compress(of.start, forward), compress(of.end, forward))
-        self._kernels.add(compress(of.start, kernel), compress(of.end, kernel))
+        times = [*zip(of.start, of.end, strict=True)]
+        self._forward_kernels.add(compress(times, forward))
+        self._kernels.add(compress(times, kernel))
 
     def _take_calls(self, calls: Sequence[Call]) -> None:
         of = Records.of(Call, calls).columns

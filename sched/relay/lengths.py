@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from ..batch import DraftFuture, ExtendLens, ScheduleBatch
-from ..kernels import arrays
 from .context import RelayContext
 
 
@@ -27,7 +26,7 @@ def advance_new_tensor(context: RelayContext, batch: ScheduleBatch) -> None:
 
 def advance_host_side(context: RelayContext, batch: ScheduleBatch) -> None:
     """Add one on the host; ``resolve`` takes the device's lengths from the last forward (#25944)."""
-    batch.seq_lens_cpu = arrays.one_more(batch.seq_lens_cpu)
+    batch.seq_lens_cpu = batch.seq_lens_cpu + 1
     batch.orig_seq_lens = batch.orig_seq_lens + 1
 
 
