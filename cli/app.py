@@ -80,8 +80,19 @@ class _Commands(typer.core.TyperGroup):
         for option in [text.partition("=")[0] for text in typed if options]:
             others = [other for other, known in self.commands.items() if option in _options(known)]
             if option not in options and others:
-                raise UsageError(f"{option}: no option of {name}, but of {', '.join(others)}")
+                raise UsageError(
+                    f"{option}: no option of {name}, but of {', '.join(others)}{_as_key(option, command)}"
+                )
         return name, command, rest
+
+
+def _as_key(option: str, command: Any) -> str:
+    """How the command sets the key of a scenario that is named like the option of others."""
+    from ..scenarios.overrides import keys
+
+    name = option.removeprefix("--").replace("-", "_")
+    found = [".".join(path) for path in keys() if path[-1] == name] if "--set" in _options(command) else []
+    return f"; --set {found[0]}=VALUE sets that key of the scenario" if found else ""
 
 
 def _options(command: Any) -> dict[str, typer.core.TyperOption]:

@@ -237,7 +237,7 @@ def lines(found: Document, *, most: int) -> Table:
     compared = _moves_joined(found["lines"])
     changed = [line for line in compared if line["a"] != line["b"] or "moved_from" in line]
     equal = len(compared) - len(changed)
-    caption = f"{equal} more source lines are the same on both sides; exact"
+    caption = f"{equal} {'more ' if changed else ''}source lines are the same on both sides; exact"
     figures: Figures = {"A": lambda line: number(line["a"]), "B": lambda line: number(line["b"]), "Δ": _delta}
     if _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"

@@ -91,7 +91,9 @@ def worth_page_of(result: Document, *, few: bool = False) -> Page:
 def headline(result: Document) -> list[Text]:
     """The name of the run, what kind of numbers these are, and what became of the requests."""
     scenario = result["scenario"]["expanded"]
-    name, about = str(scenario.get("name", "run")), scenario.get("about", "")
+    name = str(scenario.get("name", "run"))
+    # A scenario's description is of its own relay.
+    about = "" if result["labels"].get("engine") else scenario.get("about", "")
     lines = [Text.assemble((name, "bold"), f"  {about}".rstrip()), Text(labels(result))]
     found = hazard_count(result["hazards"])
     hazard_lines = [Text(f"hazards {found}")] if found else []

@@ -92,8 +92,8 @@ def test_the_same_side_twice_is_not_engaged(cli, scenario):
     assert shown.exit_code == 0
     first = " ".join(shown.stdout.split())
     assert first.startswith(
-        "as is against overlap=true on small (emulated h200, 1 seed): inconclusive: NOT_ENGAGED, the same device "
-        "operations in all "
+        "as is against overlap=true on small (emulated h200, 1 seed): inconclusive: NOT_ENGAGED, as many device "
+        "operations of each kind in all "
     )
     assert [first.count(text) for text in ("NOT_ENGAGED", "per step equal", "not asked")] == [1, 0, 0]
     assert cli.invoke(app, [*arguments, "--exit-on-inconclusive"]).exit_code == 1
