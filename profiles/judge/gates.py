@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNKNOWN_KIND
-from ..measure.steps import STEADY
+from ..measure.steps import STEADY, without_steps
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import Abstained, Result
 from .effects import ADDABLE, CounterEffect, added, judged_name, metric_names
@@ -188,7 +188,7 @@ def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOu
     kind = gate.place[0]
     if not all(any(kind in result.per_step for result in side) for side in (a, b)):
         reasons = (result.uncounted.get(kind.removesuffix(STEADY)) for result in (*a, *b))
-        why = next(filter(None, reasons), f"no step was of kind {kind}")
+        why = next(filter(None, reasons), without_steps(kind))
         return GateOutcome(gate.text, "undecided", None, why)
     seen: int = _worst(b, gate.place)
     if gate.sign:

@@ -13,7 +13,7 @@ from ...scenarios.diagnosis import diagnose
 from ...scenarios.problems import KeyPath, ScenarioError, ScenarioSource, SourceLocation
 from ...scenarios.schema import Expectation, Kind
 from ..record.result import CopyRow, CountSummary, Hazards, Result, SitePart, SyncRow
-from .steps import STEADY
+from .steps import STEADY, without_steps
 
 # kind -> stream -> counter -> allowed per step
 Budget = Mapping[Any, Mapping[Any, Mapping[Any, int]]]
@@ -115,7 +115,7 @@ def untested(budget: Budget, result: Result) -> list[str]:
 
 
 def untested_text(kind: str, result: Result) -> str:
-    return f"no step was of kind {kind}, only of {', '.join(result.per_step)}; its budget is untested"
+    return f"{without_steps(kind)}, only of {', '.join(result.per_step)}; its budget is untested"
 
 
 def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:

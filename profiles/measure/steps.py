@@ -28,6 +28,14 @@ def labels(info: StepInfo) -> tuple[str, ...]:
     return (info.kind,)
 
 
+def without_steps(kind: str) -> str:
+    """That a run had no step of the kind, and of a steady decode what it would have been."""
+    steady = (
+        " (a decode in which no request finishes, joins or is penalised)" if kind.endswith(STEADY) else ""
+    )
+    return f"no step was of kind {kind}{steady}"
+
+
 def is_iteration(kind: str) -> bool:
     """Whether each step of this kind is an iteration of the loop that no other kind counts."""
     return kind not in PARTS and not kind.endswith(STEADY)
