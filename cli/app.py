@@ -34,6 +34,7 @@ from .errors import (
     interruptible,
     message,
     open_closed_streams,
+    scheduler_line,
 )
 from .explain import explain
 from .init import init, schema
@@ -87,12 +88,12 @@ class _Commands(typer.core.TyperGroup):
 
 
 def _as_key(option: str, command: Any) -> str:
-    """How the command sets the key of a scenario that is named like the option of others."""
+    """How the command sets the key of a scenario that is named like an option of other commands."""
     from ..scenarios.overrides import keys
 
     name = option.removeprefix("--").replace("-", "_")
     found = [".".join(path) for path in keys() if path[-1] == name] if "--set" in _options(command) else []
-    return f"; --set {found[0]}=VALUE sets that key of the scenario" if found else ""
+    return f"; --set {found[0]}=VALUE sets that key of the scenario" if len(found) == 1 else ""
 
 
 def _options(command: Any) -> dict[str, typer.core.TyperOption]:
@@ -186,12 +187,11 @@ def _caused_by_interruption(error: BaseException | None) -> bool:
 def _exit_with(error: Exception) -> NoReturn:
     code = exit_code(error)
     if code is None:
-        from ..profiles.run.crash import crash_of, is_of_scheduler
-
         echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
-        if is_of_scheduler(error):
-            echo(f"schedbench: the scheduler crashed: {crash_of(error)}", err=True)
-            sys.exit(WORKLOAD_FAILED)
-        sys.exit(DEFECT)
+        line = scheduler_line(error)
+        if not line:
+            sys.exit(DEFECT)
+        echo(f"schedbench: the scheduler crashed at {line}: {type(error).__name__}: {error}", err=True)
+        sys.exit(WORKLOAD_FAILED)
     echo(f"schedbench: {message(error)}", err=True)
     sys.exit(code)

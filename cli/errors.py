@@ -8,9 +8,11 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Final, TextIO
 
@@ -22,6 +24,7 @@ INTERRUPTED: Final = 130
 UNREAD: Final = 141  # the reader closed the output; the code of programs that SIGPIPE ends
 TERMINATED: Final = 143
 DEFECT: Final = 70  # of schedbench; a traceback is printed
+_ROOT: Final = Path(__file__).resolve().parents[1]  # of the packages
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM)
 
 # Errors are named as text, so that the start of the program imports none of their modules.
@@ -78,6 +81,24 @@ def exit_code(error: BaseException) -> int | None:
         return UNABLE  # a file that cannot be read or written
     ancestors = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
     return next((EXIT_CODES[name] for name in ancestors if name in EXIT_CODES), None)
+
+
+def scheduler_line(error: BaseException) -> str:
+    """File and line of the scheduler whose code raised the error, or is no Python; empty where other code did. It
+    imports nothing, since the scheduler's modules may be what fails."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    own = [
+        (Path(file).resolve().relative_to(_ROOT), line)
+        for file, line in places
+        if Path(file).resolve().is_relative_to(_ROOT)
+    ]
+    own = [(file, line) for file, line in own if "site-packages" not in file.parts]
+    if not own or own[-1][0].parts[0] != "sched":
+        return ""
+    file, line = own[-1]
+    return f"{file.as_posix()}:{line}"
 
 
 def message(error: BaseException) -> str:

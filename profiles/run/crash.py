@@ -52,13 +52,6 @@ def broken_on_purpose(relay: RelayChoice) -> Iterator[None]:
         raise BrokenRunError(relay, crash_of(error)) from error
 
 
-def is_of_scheduler(error: BaseException) -> bool:
-    """Whether code of the scheduler raised the error, and not the tool below it."""
-    files = [Path(frame.filename).resolve() for frame in traceback.extract_tb(error.__traceback__)]
-    own = [path for path in files if any(path.is_relative_to(root.parent) for root in _SCHEDULER_FOLDERS)]
-    return bool(own) and any(own[-1].is_relative_to(root) for root in _SCHEDULER_FOLDERS)
-
-
 def _site(error: BaseException) -> Site | None:
     """The innermost line of the scheduler's own code."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

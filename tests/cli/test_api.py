@@ -96,6 +96,9 @@ def test_tokens_are_compared_with_those_of_another_run(
     other = sb.run("mixed", save_tokens=True, **{**SMALL, "measure.seed": 1})
     with pytest.raises(AssertionError, match=r"tokens differ, first with seed 0 in request .* at position 0"):
         overlapped.assert_same_tokens(other)
+    fewer = sb.run("mixed", save_tokens=True, **{**SMALL, "workload.requests": 1})
+    with pytest.raises(AssertionError, match=r"cannot be compared: workload\.requests: \d+ against 1"):
+        overlapped.assert_same_tokens(fewer)
 
 
 def test_two_results_are_compared_as_stored_ones(

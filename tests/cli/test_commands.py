@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -18,7 +19,9 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app, main
 from schedbench.cli.errors import EXIT_CODES, UsageError, exit_code, message
 from schedbench.cli.list import What
+from schedbench.cli.text import cut_right
 from schedbench.profiles.record.definitions import DEFINITIONS
+from schedbench.sched.kernels.arrays import array_of
 from tests.acceptance.runs import command_line, plain_environment
 from tests.conftest import RunCommand
 
@@ -302,3 +305,27 @@ def test_an_error_caused_by_an_interrupt_is_an_interruption(monkeypatch, capsys,
     assert end.value.code == code
     err = capsys.readouterr().err
     assert "interrupted, which caused" in err and "RecursionError" in err and "Traceback" not in err
+
+
+SCHED = Path(__file__).parents[2] / "sched"
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "said"),
+    [
+        (lambda: array_of(None), 4, "schedbench: the scheduler crashed at sched/kernels/arrays.py:"),
+        (
+            lambda: compile("x =", str(Path(__file__).parents[2] / "sched/loop/launch.py"), "exec"),
+            4,
+            "crashed at sched/loop/launch.py:1: Syn",
+        ),
+        (lambda: cut_right(None, 4), 70, "TypeError"),
+    ],
+    ids=["in the scheduler", "no Python", "in the tool"],
+)
+def test_a_crash_of_the_scheduler_is_no_defect_of_the_tool(monkeypatch, capsys, fails, code, said):
+    monkeypatch.setattr("schedbench.cli.app.app", fails)
+    with pytest.raises(SystemExit) as end:
+        main()
+    err = capsys.readouterr().err
+    assert end.value.code == code and said in err.splitlines()[-1] and err.startswith("Traceback")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from schedbench.cli.page import markdown, screenful
 from schedbench.cli.result_page import FEW, page
+from schedbench.cli.source_lines import worth_tables
 from schedbench.profiles.record.conclusion import conclusion
 from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
@@ -51,6 +52,13 @@ def test_a_cancelled_run_has_no_conclusion_and_one_table(document: dict[str, Any
 def test_a_run_that_broke_off_has_all_tables(document: dict[str, Any]) -> None:
     document["run"]["failure"] = "it stopped"
     assert page(document, 80, lines=FEW).rest == ()
+
+
+def test_an_interrupted_search_says_how_much_was_asked(document: dict[str, Any]) -> None:
+    document["worth"], document["run"]["cancelled"] = {"rows": []}, True
+    assert "interrupted when 0 lines and phases had been asked" in conclusion(document)
+    [gains] = worth_tables(document, lines=1)
+    assert gains.caption == "none was asked"
 
 
 def test_the_conclusion_names_the_worth_where_it_is_computed(document: dict[str, Any]) -> None:
