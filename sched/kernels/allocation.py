@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import ONE, ZERO, array_of, kept_array, row_starts, tensor_of
+from .arrays import ONE, ZERO, array_of, clipped, kept_array, row_starts, tensor_of
 from .declare import INT64, Access, Work, Written, kernel, meta_tensor, nbytes, reads, total_length
 
 _INT32_ONE = np.array(1, dtype=np.int32)
@@ -239,7 +239,7 @@ def copy_rows(
         pages[req_pool_indices, :max_seq_len] = req_to_token[req_pool_indices, :max_seq_len]
         return
     context = req_to_token.shape[1]
-    begins = row_starts(req_to_token).take(kept_array(req_pool_indices), mode="wrap")
+    begins = clipped(row_starts(req_to_token), kept_array(req_pool_indices))
     ends = begins + np.minimum(np.maximum(array_of(seq_lens), ZERO), np.array(context))
     # A slice of a memoryview is copied in half of the time that one of an array takes.
     target, source = kept_array(pages).reshape(-1).data, kept_array(req_to_token).reshape(-1).data

@@ -15,20 +15,19 @@ Only an emulated device goes without values, so the tensors here always lie in t
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .arrays import ONE, ZERO, kept_array, kept_words, row_starts
+from .arrays import ONE, ZERO, clipped, kept_array, kept_words, row_starts
 from .declare import Access, Written, kernel, meta_tensor, reads
 from .sparse import ABSENT, PADDING, entries_at
 
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
-Integer = TypeVar("Integer", bound=np.integer)
 
 ROTATION = 16  # a request growing by one token is gathered in full at every 16th length
 
@@ -68,14 +67,6 @@ def gathered(tags: Tensor, weights: Tensor, slots: Tensor) -> int:
 def _gathered(tags: Words, weights: Words, slots: NDArray[np.integer]) -> np.uint64:
     total: np.uint64 = tags.take(slots, mode="clip").dot(weights[: len(slots)])
     return total
-
-
-def _at(x: NDArray[Integer], places: Indices) -> NDArray[Integer]:
-    """``x[places]``; a place out of range gives something."""
-    try:
-        return x[places]
-    except IndexError:
-        return x.take(places, mode="clip")
 
 
 def _put(x: Words, places: Indices, values: Words) -> None:
@@ -134,11 +125,11 @@ def kv_tags(
     table, rows, lens = kept_array(req_to_token), kept_array(req_pool_indices), kept_array(seq_lens)
     slots = kept_array(out_cache_loc)
     new = ONE if extend_lens is None else extend_lens.numpy().astype(np.int64)
-    flat, starts = table.reshape(-1), row_starts(req_to_token).take(rows, mode="wrap") - ONE
+    flat, starts = table.reshape(-1), clipped(row_starts(req_to_token), rows) - ONE
     first = lens - new
-    before = _at(flat, starts + first).astype(np.int64)  # other indices are converted at every use
+    before = clipped(flat, starts + first).astype(np.int64)  # other indices are converted at every use
     positions = _positions(first, new, input_ids.shape[0])
-    prefix, prefix_sum = _at(tag, before), _at(total, before)
+    prefix, prefix_sum = clipped(tag, before), clipped(total, before)
     prefix_lens = first.tolist()
     if prefix_lens and min(prefix_lens) <= 0:  # a request without a prefix begins with 0
         prefix[first <= ZERO] = prefix_sum[first <= ZERO] = 0
@@ -146,12 +137,12 @@ def kv_tags(
     # The offset keeps token 0 at position 0 from hashing to 0, the value of a slot that was never written.
     terms = mixed(kept_words(input_ids) * _TOKEN + positions.view(np.uint64) * _POSITION + _TOKEN)
     new_tags = _running(terms, prefix, new)
-    new_sums = _running(new_tags * _at(weight, positions), prefix_sum, new)
+    new_sums = _running(new_tags * clipped(weight, positions), prefix_sum, new)
     _put(tag, slots, new_tags)
     _put(total, slots, new_sums)
 
-    last = _at(flat, starts + lens)
-    result = _at(tag, last)
+    last = clipped(flat, starts + lens)
+    result = clipped(tag, last)
     sampled = (rows + lens) % _ROTATION == ZERO
     chosen = (sampled if extend_lens is None else sampled | (new > 1)).nonzero()[0]
     if len(chosen):
