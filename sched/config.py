@@ -5,6 +5,7 @@ Independent of scenarios, files and the machine: composing a run resolves those 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -173,6 +174,7 @@ class EngineConfig:
     radix_cache: bool = True
     policy: Policy = "fcfs"
     max_running_requests: int = 256
+    most_requests: int = sys.maxsize  # that the engine ever has, which bounds the graphs that it captures
     kv_tokens: int = 65536
     context_len: int = 4096
     max_prefill_tokens: int = 16384

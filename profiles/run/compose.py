@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,6 +112,7 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         radix_cache=engine.radix_cache,
         policy=engine.policy,
         max_running_requests=engine.max_running_requests,
+        most_requests=max(scenario.workload.requests or sys.maxsize, scenario.measure.warmup_requests),
         kv_tokens=engine.kv_tokens // engine.page_size * engine.page_size,
         context_len=model.max_positions,
         max_prefill_tokens=engine.max_prefill_tokens,

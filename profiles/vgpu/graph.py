@@ -98,7 +98,8 @@ class GraphCapture(Executor):
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Zeros, since nothing is computed yet and ops that are tried out for their shapes may use them as indices."""
-        return self.executor.empty(spec).zero_()
+        tensor = self.executor.empty(spec)
+        return tensor if tensor.is_meta else tensor.zero_()
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         results = allocate(self._specs(op, args, kwargs), self.empty)

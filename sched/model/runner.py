@@ -76,9 +76,9 @@ def _static_inputs(
 
 
 def graph_sizes(config: EngineConfig) -> Sequence[int]:
-    """The configured sizes in order, up to the first that holds every request that may run."""
+    """The configured sizes in order, up to the first that holds every request that may decode at a time."""
     sizes = sorted(set(config.graph_batch_sizes))
-    return sizes[: bisect_left(sizes, config.max_running_requests) + 1]
+    return sizes[: bisect_left(sizes, min(config.running_limit, config.most_requests)) + 1]
 
 
 def captured_sizes(config: EngineConfig) -> Sequence[int]:
@@ -100,7 +100,8 @@ def capture_graphs(
     pool = module.graph_pool_handle()
     for size in reversed(sizes):
         run = prepare(size)
-        run()  # allocations and tuning of the first run must not be captured
+        if config.device.type == "cuda":
+            run()  # kernels are compiled, tuned and given memory by their first run, which must not be captured
         graph = module.CUDAGraph()
         with module.graph(graph, pool=pool, stream=module.current_stream()):
             output = run()

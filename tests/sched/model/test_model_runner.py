@@ -19,7 +19,7 @@ from schedbench.sched.kernels.rows import decode_positions, extend_positions
 from schedbench.sched.memory.pools import KVPool
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
-from schedbench.sched.model.runner import ModelRunner
+from schedbench.sched.model.runner import ModelRunner, graph_sizes
 from schedbench.sched.model.tags import TaggedDecoder, TagPool
 from schedbench.sched.model.weights import empty_weights, seeded_weights
 from tests.profiles.recorders import WindowRecorder
@@ -127,6 +127,22 @@ def test_replayed_decodes_are_the_eager_ones(on_device: Callable[..., Any], valu
         for length, count in enumerate((4, 3, 2, 1, 4, 3), start=63):
             batch = at.decode(count, length)
             assert found(graphs.forward(batch)) == found(eager.forward(batch))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"max_running_requests": 3}, [1, 2, 4]),
+        ({"max_running_requests": 3, "most_requests": 1}, [1]),
+        ({"max_running_requests": 16, "stages": 8}, [1, 2]),
+    ],
+)
+def test_batches_that_no_decode_can_have_get_no_graph(changes: dict[str, int], sizes: list[int]) -> None:
+    config = EngineConfig(
+        device=torch.device("cpu"), capabilities=Capabilities(), graph_batch_sizes=(4, 1, 2, 8)
+    )
+
+    assert graph_sizes(replace(config, **changes)) == sizes  # type: ignore[arg-type]
 
 
 def test_a_decode_is_one_launch_and_one_replay(on_device: Callable[..., Any]) -> None:
