@@ -250,6 +250,13 @@ def _lengths(forward: Forward) -> Iterator[Violation]:
                     f"step {batch.step}: the model is given {field} {value} for request {req.id}, not {meant}"
                 )
                 yield Violation("the model has the host's rows and lengths", field, text, batch.step, req.id)
+    # Kernels on the host read the lengths; those of a GPU rely on the bounds.
+    bounds = {"max_seq_len": view.seq_lens, "max_extend_len": view.extend_lens}
+    for field, lengths in bounds.items():
+        longest = 0 if lengths is None else max(forward.peek(lengths).tolist(), default=0)
+        if getattr(view, field) < longest:
+            text = f"step {batch.step}: {field} is {getattr(view, field)}, less than a length of {longest}"
+            yield Violation("the host's bounds hold all lengths", field, text, batch.step)
 
 
 def _ids(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:
