@@ -76,9 +76,9 @@ def _static_inputs(
 
 
 def graph_sizes(config: EngineConfig) -> Sequence[int]:
-    """The configured sizes in order, up to the first that holds every request that may decode at a time."""
+    """The configured sizes in order, up to the first that holds every request that may run."""
     sizes = sorted(set(config.graph_batch_sizes))
-    return sizes[: bisect_left(sizes, min(config.running_limit, config.most_requests)) + 1]
+    return sizes[: bisect_left(sizes, min(config.max_running_requests, config.most_requests)) + 1]
 
 
 def captured_sizes(config: EngineConfig) -> Sequence[int]:

@@ -134,7 +134,6 @@ def test_replayed_decodes_are_the_eager_ones(on_device: Callable[..., Any], valu
     [
         ({"max_running_requests": 3}, [1, 2, 4]),
         ({"max_running_requests": 3, "most_requests": 1}, [1]),
-        ({"max_running_requests": 16, "stages": 8}, [1, 2]),
     ],
 )
 def test_batches_that_no_decode_can_have_get_no_graph(changes: dict[str, int], sizes: list[int]) -> None:
