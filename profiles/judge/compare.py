@@ -148,11 +148,20 @@ def _voids(
 
 
 def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement) -> bool:
-    """Whether the change is known to affect too few steps. A change of batching, whose batches differ, is not."""
+    """Whether the change is known to affect too few steps. A change of batching, whose batches differ, is not, nor one
+    of order, waits or batches alone, which times that repeat exactly show."""
     if engaged.basis == "nothing" or engaged.percent >= rules.min_engagement:
+        return False
+    if not engaged.engaged.differing and not same_times(trials):
         return False
     differences = engine_differences(trials.a[0].result, trials.b[0].result)
     return engaged.basis != "kinds" or all(difference.key not in BATCHING for difference in differences)
+
+
+def same_times(trials: Trials) -> bool:
+    """Whether all metrics of all runs are equal, or differ by chance where times are measured."""
+    pairs = zip(trials.a, trials.b, strict=False)
+    return not trials.a[0].exact or all(a.result.metrics == b.result.metrics for a, b in pairs)
 
 
 def _metrics(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..record.conclusion import attributed, listed
 from ..record.result import Abstained
-from .compare import Comparison
+from .compare import Comparison, same_times
 from .effects import ADDABLE
 from .engagement import THRESHOLD
 from .likeness import Divergence
@@ -49,10 +49,10 @@ def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _added(found: Comparison) -> str:
-    """The copies and syncs that B has in every step and A has not."""
+    """The copies and syncs that B's median step has and A's has not, by their averages."""
     kinds = defaultdict(list)
     for one in found.added:
-        kinds[one.kind].append(f"{one.more:g} {_ADDED[one.counter]}{'s' * (one.more != 1)}")
+        kinds[one.kind].append(f"{one.mean:.3g} {_ADDED[one.counter]}{'s' * (one.mean != 1)}")
     words = [f"{' and '.join(counts)} per {kind} step" for kind, counts in kinds.items()]
     return f"adds {listed(words, _SHOWN)}" if words else ""
 
@@ -82,7 +82,9 @@ def _setting(found: Comparison) -> str:
 def _verdict(found: Comparison) -> str:
     """Where some metrics have a verdict and others have none, which ones."""
     if not found.reasons:
-        return found.verdict
+        gated = found.headline if any(gate.name in found.headline for gate in found.rules.gates) else ()
+        which = f" in {titles(gated)}, the gated metric{'s' * (len(gated) > 1)}"
+        return f"{found.verdict}{which if gated else ''}"
     named: defaultdict[str, list[str]] = defaultdict(list)
     for name in found.headline:
         if name in found.metrics:
@@ -164,7 +166,9 @@ def _engagement(comparison: Comparison) -> str:
     differing, steps = found.engaged
     everything = sum(share.steps for share in found.kinds.values())
     if not differing:
-        return _same(comparison, everything)
+        same = _same(comparison, everything)
+        alone = "engaged by order, waits or batches alone: "
+        return same if same_times(comparison.trials) else f"{alone}{same}"
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
     where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"

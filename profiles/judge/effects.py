@@ -141,22 +141,24 @@ def counts(a: Results, b: Results) -> list[CounterEffect]:
 
 
 class AddedCount(NamedTuple):
-    """B does ``more`` per step of the kind than A, in the median step."""
+    """B does ``more`` than A in the median step of the kind, and on average ``mean`` more."""
 
     kind: str
     counter: str
     more: float
+    mean: float
 
 
 def added(counts: Sequence[CounterEffect]) -> list[AddedCount]:
     """The copies and syncs of which the median step has at least one more in B than in A, all streams together, so that
     one that moves to another stream is not added. Of steady decodes, what not all decodes have."""
-    medians: defaultdict[tuple[str, str], float] = defaultdict(float)
+    medians, means = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for count in counts:
         if count.counter in ADDABLE and count.a and count.b:
             medians[count.kind, count.counter] += count.b.median - count.a.median
+            means[count.kind, count.counter] += count.b.mean - count.a.mean
     found = [
-        AddedCount(kind, counter, more)
+        AddedCount(kind, counter, more, round(means[kind, counter], 6))
         for (kind, counter), more in medians.items()
         if more >= 1 and ("." not in kind or medians[kind.partition(".")[0], counter] < 1)
     ]

@@ -284,10 +284,9 @@ def _no_draws(trials: Trials, plan: TrialPlan) -> str:
 
 
 def _do_the_same(a: Sample, b: Sample) -> bool:
-    """By the steps or, where they are not known, by all that was counted and timed."""
-    if a.steps is not None and b.steps is not None:
-        return a.steps == b.steps
-    return (a.result.metrics, a.result.per_step) == (b.result.metrics, b.result.per_step)
+    """By the steps, where they are known, and by all that was counted and timed."""
+    steps_differ = a.steps is not None and b.steps is not None and a.steps != b.steps
+    return not steps_differ and (a.result.metrics, a.result.per_step) == (b.result.metrics, b.result.per_step)
 
 
 def compared(trials: Trials) -> Trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from schedbench.profiles.check.invariants import Invariants, WatchedLink
 from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.sched.loop import launch, settle
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.relay.states import states
@@ -215,3 +217,25 @@ def test_the_first_violation_of_a_kind_is_reported_and_others_are_counted() -> N
     violations.add(Violation("rows", "seq_lens", f"step {step}", step) for step in range(4))
     violations.add([Violation("rows", "input_ids", "step 9", 9)])
     assert [violation.says for violation in violations.found()] == ["step 0 (and 3 more like it)", "step 9"]
+
+
+def test_a_request_that_ends_late_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = settle._ending
+
+    def late(req: Request, token: int, eos: Sequence[int]) -> object:
+        return None if len(req.output_ids) == req.sampling.max_new_tokens else ending(req, token, eos)
+
+    monkeypatch.setattr(settle, "_ending", late)
+    [found] = guarded(MIXING, "engine.overlap=false", "workload.requests=2")
+    assert found.promise == "a request ends where it asked to"
+    assert re.match(
+        r"request \w+ ended \(length\) with (\d+) of at most (?!\1)\d+ tokens, and no stop", found.says
+    )
+
+
+def test_a_bound_below_a_length_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "largest", lambda lens: int(lens.max()) - 1)
+    found = guarded(MIXING, "engine.overlap=false", "workload.requests=2")
+    assert {(one.promise, one.field) for one in found} == {
+        ("the host's bounds hold all lengths", "max_seq_len")
+    }
