@@ -223,10 +223,10 @@ class Operators(TorchDispatchMode):
         checker, (target, source) = self._checker, args[:2]
         up, down = (not checker.memory.on_device(source), not checker.memory.on_device(target))
         launch = checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
-        checker.copy_side(launch, source, write=False)
+        checker.access(launch, source, write=False)
         if not down:
             checker.announce(target)
-        checker.copy_side(launch, target, write=True)
+        checker.access(launch, target, write=True)
         return self._compute_at_work(func, args, kwargs)
 
     def _to_copy(self, func: Any, args: Arguments, kwargs: Named) -> Any:
@@ -237,21 +237,21 @@ class Operators(TorchDispatchMode):
             return func(*args, **kwargs)  # from host to host
         name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
         launch = checker.launch(name)
-        checker.copy_side(launch, source, write=False)
+        checker.access(launch, source, write=False)
         out = self._compute_at_work(func, args, kwargs)
-        checker.copy_side(launch, out, write=True)
+        checker.access(launch, out, write=True)
         return out
 
     def _clone(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         launch = self._checker.launch("clone")
         out = func(*args, **kwargs)
-        self._checker.copy_side(launch, args[0], write=False)
-        self._checker.copy_side(launch, out, write=True)
+        self._checker.access(launch, args[0], write=False)
+        self._checker.access(launch, out, write=True)
         return out
 
     def _lift_fresh(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         """``torch.tensor(..., device=)``, whose values have been uploaded before this operator."""
-        self._checker.copy_side(self._checker.launch("copy h2d"), args[0], write=True)
+        self._checker.access(self._checker.launch("copy h2d"), args[0], write=True)
         return self._compute(func, args, kwargs)
 
     def _compute_at_work(self, func: Any, args: Arguments, kwargs: Named) -> Any:

@@ -116,10 +116,10 @@ class WatchedCopies(CopyHandlers):
     def copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
         begin, checker = perf_counter_ns(), self._checker
         launch = checker.launch_here(_name(target, source))
-        checker.copy_side(launch, source, write=False)
+        checker.access(launch, source, write=False)
         if type(target) is DeviceTensor:
             checker.announce(target)
-        checker.copy_side(launch, target, write=True)
+        checker.access(launch, target, write=True)
         checker.spent += perf_counter_ns() - begin
         with checker.device_at_work():
             super().copy(target, source, non_blocking=non_blocking)
@@ -127,8 +127,8 @@ class WatchedCopies(CopyHandlers):
     def clone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DeviceTensor:
         launch = self._checker.launch_here("clone")
         result = super().clone(args, kwargs)
-        self._checker.copy_side(launch, args[0], write=False)
-        self._checker.copy_side(launch, result, write=True)
+        self._checker.access(launch, args[0], write=False)
+        self._checker.access(launch, result, write=True)
         return result
 
     def to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -136,8 +136,8 @@ class WatchedCopies(CopyHandlers):
         result = super().to_copy(args, kwargs)
         begin = perf_counter_ns()
         if not result.is_meta:
-            self._checker.copy_side(launch, args[0], write=False)
-            self._checker.copy_side(launch, result, write=True)
+            self._checker.access(launch, args[0], write=False)
+            self._checker.access(launch, result, write=True)
         self._checker.spent += perf_counter_ns() - begin
         return result
 

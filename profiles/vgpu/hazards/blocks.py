@@ -19,7 +19,7 @@ import torch
 
 from ..sites import Sites
 from .clocks import Clock, VectorClocks
-from .footprints import ByteSpan, ValueSource
+from .footprints import ByteSpan, ValueSource, span
 from .shadow import UNWRITTEN, Block, MemoryAccess, MemoryOrigin, ShadowMemory
 
 SMALL_BYTES = 1 << 20  # bytes; torch keeps a pool of its own for blocks that are no larger
@@ -133,6 +133,9 @@ def _last_after(clock: Clock, blocks: list[Sequence[MemoryAccess]]) -> Sequence[
     return ()
 
 
+NO_MEMORY, _NOTHING = ShadowMemory(UNWRITTEN, 0), ByteSpan(0, 0)
+
+
 class ShadowTable:
     """The blocks of device tensors, and the shadow memory of blocks and of pinned host memory.
 
@@ -216,23 +219,25 @@ class ShadowTable:
             setattr(storage, SHADOW, shadow)
         return shadow
 
-    def of_argument(self, argument: object) -> ShadowMemory | None:
-        """The shadow memory of a kernel's argument; None if the argument is not device or pinned memory."""
-        if self.memory.on_device(argument):
-            return self.block(argument).shadow
-        if not isinstance(argument, torch.Tensor):
-            return None
-        return self.pinned(argument) if self.memory.pinned(argument) else None
+    def part(self, argument: object) -> tuple[ShadowMemory, ByteSpan]:
+        """The shadow memory of a tensor in device or pinned memory, and the tensor's part of it; an empty part of none
+        for what is neither."""
+        memory = self.memory
+        if memory.on_device(argument):
+            return self.block(argument).shadow, memory.span(argument)
+        if isinstance(argument, torch.Tensor) and memory.pinned(argument):
+            return self.pinned(argument), span(argument)
+        return NO_MEMORY, _NOTHING
 
-    def depend(self, source: ValueSource, tensors: Iterable[torch.Tensor]) -> None:
-        """The source reads the values of these tensors."""
+    def depend(self, source: ValueSource, values: Iterable[ShadowMemory]) -> None:
+        """The source reads the values of these storages."""
         if not self.memory.lasting:
             source.freeze()
             return
         self._sources.add(source)
         weak = ref(source)
-        for tensor in tensors:
-            self.block(tensor).shadow.add_dependent(weak)
+        for shadow in values:
+            shadow.add_dependent(weak)
 
     def release(self) -> None:
         """Release all tensors that footprints follow from."""

@@ -14,10 +14,10 @@ from ...record.timeline import NO_SITE, FoundHazard, OrderingPlace, Site
 from .blocks import SHADOW, DeviceMemory, HostProgram, ShadowTable
 from .declared import DeclaredFootprints
 from .findings import Findings, unread
-from .footprints import ByteSpan, Footprint, Grid, IndexedSource, Scattered, span, visited
+from .footprints import ByteSpan, Footprint, span, visited
 from .graphs import GraphFootprint
 from .probes import ProbedClocks
-from .shadow import NO_ACTOR, UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
+from .shadow import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
 
 if TYPE_CHECKING:
     from ....sched.kernels.declare import Kernel
@@ -58,27 +58,19 @@ class HazardChecker(Watcher):
         seq = self._clocks.launch(actor)
         return IssuedOp(actor, seq, self._clocks.of(actor), op, site)
 
-    def device_access(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
-        """An access to device memory. Before a write to memory that is not new, ``announce`` has been called."""
-        block = self._table.block(tensor)
-        span = self.memory.span(tensor)
+    def access(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
+        """An access to device memory, or to pinned memory, which can still be accessed later. Before a write to memory
+        that is not new, ``announce`` has been called."""
+        shadow, span = self._table.part(tensor)
         if span.end > span.start:
-            shadow = block.shadow
             if write and shadow.origin is UNWRITTEN:
                 shadow.origin = MemoryOrigin("", launch.op, launch.site)
-            self._add(launch, shadow, span, write=write)
+            self._add(launch, shadow, span, write)
 
     def announce(self, tensor: torch.Tensor) -> None:
         """The tensor's values are about to be written."""
         if self._capturing is None:
             self._table.block(tensor).shadow.freeze()
-
-    def copy_side(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
-        """One side of a copy, in device or host memory. Only pinned host memory can still be accessed later."""
-        if self.memory.on_device(tensor):
-            self.device_access(launch, tensor, write=write)
-        elif self.memory.pinned(tensor) and tensor.numel():
-            self._add(launch, self._table.pinned(tensor), span(tensor), write=write)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
         shadow = getattr(tensor.untyped_storage(), SHADOW, None)
@@ -101,7 +93,7 @@ class HazardChecker(Watcher):
     def visiting(self, kernel: VisitingKernel, arguments: Sequence[torch.Tensor]) -> Iterator[None]:
         begin = perf_counter_ns()
         for tensor in arguments:
-            self._table.of_argument(tensor)
+            self._table.part(tensor)
         if self._capturing is None:
             self._freeze(kernel)
         self.spent += perf_counter_ns() - begin
@@ -127,7 +119,7 @@ class HazardChecker(Watcher):
             if shadow is not None:
                 if access.write and shadow.origin is UNWRITTEN:
                     shadow.origin = MemoryOrigin("", launch.op, launch.site)
-                self._add(launch, shadow, visited(access), write=access.write)
+                self._add(launch, shadow, visited(access), access.write)
 
     @contextmanager
     def fused(self, op: str, results: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -140,7 +132,7 @@ class HazardChecker(Watcher):
             self._fused = None
         for tensor in results:
             if self._table.issued(tensor, made):
-                self.device_access(launch, tensor, write=True)
+                self.access(launch, tensor, write=True)
 
     def kernel(self, launch: IssuedOp, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         """A custom kernel, by the footprint that it declares."""
@@ -148,34 +140,27 @@ class HazardChecker(Watcher):
             self._capturing.kernel(kernel, args, named)
             return
         for shadow, footprint, write in self._declared.accesses(kernel, args, named):
-            self._add(launch, shadow, footprint, write=write)
+            self._add(launch, shadow, footprint, write)
 
     def indexed(
         self, launch: IssuedOp, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], *, write: bool
     ) -> None:
         """``tensor[i, j, ...]``, by indices of the first dimensions; None selects all of a dimension."""
-        block, held = self._table.block(tensor), self.memory.held
+        shadow = self._table.block(tensor).shadow
         if self._capturing is not None:  # the indices have no values yet
-            self._add(launch, block.shadow, ByteSpan(0, block.shadow.size), write=write)
-            return
-        given = [None if index is None else held(index) for index in indices]
-        source = IndexedSource(Grid.of(held(tensor)), given)
-        self._table.depend(source, [index for index in indices if index is not None])
-        self._add(launch, block.shadow, Scattered(source.pieces), write=write)
+            self._add(launch, shadow, ByteSpan(0, shadow.size), write)
+        else:
+            self._add(launch, shadow, self._declared.indexed(tensor, indices), write)
 
-    def _add(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
+    def _add(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, write: bool) -> None:
         """Compare an access with the earlier ones, and add it to them."""
         if self._capturing is not None:
             self._capturing.touch(shadow, footprint, write=write)
             return
         if shadow.named is not None:
             shadow.named.note(launch, write=write)
-        actor, only = launch.actor, shadow.only
-        if (
-            only != actor
-            and only != NO_ACTOR
-            and not shadow.settled(actor, self._clocks.floor(actor), write=write)
-        ):
+        actor = launch.actor
+        if shadow.owner != actor and not shadow.settled(actor, self._clocks.floor(actor), write=write):
             self._compare(launch, shadow, footprint, write)
         if shadow.add(launch, footprint, write=write):
             shadow.prune(self._clocks.known())
@@ -206,8 +191,7 @@ class HazardChecker(Watcher):
         with self.device_at_work():
             yield
         begin, launch = perf_counter_ns(), self.launch_here("graph")
-        for issued, (shadow, footprint, write) in graph.spans(launch):
-            self._add(issued, shadow, footprint, write=write)
+        graph.spans(launch, self._clocks, self._add)
         graph.scattered(launch, self._clocks, self._compare)
         for kernel in graph.visiting:
             self._visited(launch, kernel)
@@ -219,10 +203,10 @@ class HazardChecker(Watcher):
         self._table.block(tensor)
 
     def sent(self, tensor: torch.Tensor) -> None:
-        self.device_access(self.launch_here("send"), tensor, write=False)
+        self.access(self.launch_here("send"), tensor, write=False)
 
     def generated(self, op: str, tensor: torch.Tensor) -> None:
-        self.device_access(self.launch(op), tensor, write=True)
+        self.access(self.launch(op), tensor, write=True)
 
     def record_stream(self, tensor: torch.Tensor, queue: int) -> None:
         place = NO_SITE if self._probes is None else self._probes.reach("reference")

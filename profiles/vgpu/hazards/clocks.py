@@ -49,16 +49,11 @@ class VectorClocks:
         return number
 
     def _join_host(self, actor: int) -> None:
-        _join(self._clocks[actor], self._clocks[self.host])
+        join(self._clocks[actor], self._clocks[self.host])
 
     def floor(self, actor: int) -> Clock:
         """What the actor certainly comes after; its clock, unless orders are probed."""
         return self.of(actor)
-
-    def copy(self) -> VectorClocks:
-        copied = VectorClocks(self.host)
-        copied._clocks = {actor: clock.copy() for actor, clock in self._clocks.items()}
-        return copied
 
     def recorded(self, actor: int) -> Clock:
         """The clock of an event that is recorded on the stream now."""
@@ -66,12 +61,12 @@ class VectorClocks:
 
     def wait(self, actor: int, known: Sequence[int]) -> None:
         """The stream's next launches come after ``known``."""
-        _join(self.of(actor), known)
+        join(self.of(actor), known)
 
     def synchronize(self, known: Sequence[int]) -> None:
         """The host has waited for ``known``. A stream's clock joins the host's at the stream's next launch."""
         host = self._clocks[self.host]
-        _join(host, known)
+        join(host, known)
         host[self.host] += 1
 
     def synchronize_all(self) -> None:
@@ -79,14 +74,16 @@ class VectorClocks:
             self.synchronize([*self._clocks[actor]])
 
     def known(self) -> Clock:
-        """The clock that every later operation comes after: the host's, or what all streams' clocks have in common."""
-        host = self._clocks[self.host]
-        streams = [clock for actor, clock in self._clocks.items() if actor != self.host]
+        """The clock that every later operation comes after: the host's, or what all streams' clocks have in common.
+        Where orders are probed, a part of it."""
+        host = self.floor(self.host)
+        streams = [self.floor(actor) for actor in self._clocks if actor != self.host]
         columns = islice(zip_longest(host, *streams, fillvalue=0), len(host))
         return [max(of_host, min(of_streams, default=0)) for of_host, *of_streams in columns]
 
 
-def _join(clock: Clock, other: Sequence[int]) -> None:
+def join(clock: Clock, other: Sequence[int]) -> None:
+    """The clock comes after ``other``, too."""
     clock += [0] * (len(other) - len(clock))
     for k, number in enumerate(other):
         if number > clock[k]:

@@ -7,48 +7,62 @@ follow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from ....sched.kernels.declare import Access, Kernel
-from .blocks import ShadowTable, device_tensors
-from .footprints import CLOSED, Footprint, Grid, Pieces, RowSelection, Scattered, copied, span
+from .blocks import NO_MEMORY, ShadowTable, device_tensors
+from .footprints import CLOSED, Footprint, Grid, IndexedSource, Pieces, RowSelection, Scattered, copied
 from .shadow import ShadowMemory
 
 Touched = tuple[ShadowMemory, Footprint, bool]
 
 
-class ArgumentAccess(NamedTuple):
-    """An access of a kernel: to an argument, or to an item of an argument that is a list."""
+class Place(NamedTuple):
+    """Where a tensor is among a kernel's arguments: an argument, or an item of one that is a list."""
 
     argument: int
     item: int | None
-    write: bool
-    scattered: bool
-    order: int  # among the kernel's accesses
 
     def of(self, arguments: Sequence[Any]) -> Any:
         argument = arguments[self.argument]
         return argument if self.item is None else argument[self.item]
 
 
+class ArgumentAccess(NamedTuple):
+    """An access of a kernel to the tensor at ``place``."""
+
+    place: Place
+    write: bool
+    scattered: bool
+    order: int  # among the kernel's accesses
+
+
 class KernelForm(NamedTuple):
-    """The accesses of launches with arguments of one form."""
+    """The accesses of launches with arguments of one form. The scattered ones follow from the arguments ``values``.
+    ``selections`` has the places of the tensors that select their rows, by their order; None where the declaration
+    computes such tensors."""
 
     accesses: Sequence[ArgumentAccess]
     whole: Sequence[ArgumentAccess]
     scattered: Sequence[ArgumentAccess]
+    values: Sequence[int]
+    selections: Mapping[int, Sequence[Place | None]] | None
+
+
+Selections = Mapping[int, tuple[Grid, RowSelection]]
+"""What scattered accesses touch, by their order among the kernel's accesses."""
 
 
 class KernelCall(NamedTuple):
-    """The declared footprint of a launch, which is a function of the present ``values`` of some arguments."""
+    """The declared footprint of a launch, which is a function of the present values of some storages."""
 
     form: KernelForm
-    footprint: partial[tuple[Access, ...]]
-    values: Sequence[torch.Tensor]
+    selections: Callable[[], Selections]
+    values: Sequence[ShadowMemory]
 
 
 class DeclaredFootprints:
@@ -58,12 +72,13 @@ class DeclaredFootprints:
         self._last: dict[Kernel, tuple[object, Mapping[int, Scattered]]] = {}
 
     def accesses(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Touched]:
-        """The accesses of a launch. Consecutive launches with equal values, as those of layers, share footprints."""
+        """The accesses of a launch. Launches that follow each other with equal values, as those of layers and many of
+        steps, share footprints."""
         form = self.form(kernel, args, named)
         arguments = (*args, *named.values()) if named else args
         if not form.scattered:
             return self.touched(form.accesses, arguments, {})
-        key, (last, pieces) = self.key(arguments), self._last.get(kernel, (None, {}))
+        key, (last, pieces) = self.key(form, arguments), self._last.get(kernel, (None, {}))
         if key != last:
             pieces = self.pieces(self.call(kernel, form, args, named))
             self._last[kernel] = key, pieces
@@ -77,18 +92,36 @@ class DeclaredFootprints:
         if form is None:
             held, held_named = self._held(args, named)
             declared = kernel.footprint(*held, **held_named)
-            accesses = list(_accesses(declared, (*held, *held_named.values())))
-            parts = ([access for access in accesses if access.scattered is kind] for kind in (False, True))
-            form = self._forms[key] = KernelForm(accesses, *parts)
+            form = self._forms[key] = _form(declared, (*held, *held_named.values()))
         return form
 
     def call(
         self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
     ) -> KernelCall:
         held, held_named = self._held(args, named)
-        tensors = device_tensors(self._table.memory, (*args, *named.values()))
-        values = [tensor for tensor in tensors if not tensor.is_floating_point()]
-        return KernelCall(form, partial(kernel.footprint, *held, **held_named), values)
+        arguments = (*args, *named.values())
+        tensors = device_tensors(self._table.memory, [arguments[k] for k in form.values])
+        values = {self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()}
+        if form.selections is None:
+            selections = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
+        else:
+            selections = partial(dict, _selected(form, form.selections, (*held, *held_named.values())))
+        return KernelCall(form, selections, list(values))
+
+    def indexed(self, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Scattered:
+        """The footprint of ``tensor[i, j, ...]``, which is that of the tensor's last access by indices if nothing has
+        changed."""
+        memory, shadow = self._table.memory, self._table.block(tensor).shadow
+        key = self._key(tensor, values=False), [self._key(index, values=True) for index in indices]
+        last, footprint = shadow.indexed
+        if footprint is None or key != last:
+            given = [index for index in indices if index is not None]
+            held = [None if index is None else memory.held(index) for index in indices]
+            source = IndexedSource(Grid.of(memory.held(tensor)), held)
+            self._table.depend(source, [self._table.block(index).shadow for index in given])
+            footprint = Scattered(source.pieces)
+            shadow.indexed = key, footprint
+        return footprint
 
     def _held(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with the tensors that hold their values in place of device tensors."""
@@ -103,45 +136,43 @@ class DeclaredFootprints:
 
     def pieces(self, call: KernelCall) -> Mapping[int, Scattered]:
         """The footprints that depend on values, which one evaluation of the declaration yields."""
-        declared = _KernelFootprint(call.footprint)
+        declared = _KernelFootprint(call.selections)
         self._table.depend(declared, call.values)
         return {a.order: Scattered(partial(declared.pieces, a.order)) for a in call.form.scattered}
 
     def touched(
         self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
     ) -> Iterator[Touched]:
-        table, memory = self._table, self._table.memory
-        for at, item, write, scattered, order in accesses:
-            argument = arguments[at] if item is None else arguments[at][item]
-            shadow = table.of_argument(argument)
-            if shadow is not None and argument.numel():
-                if scattered:
-                    footprint: Footprint = pieces[order]
-                else:
-                    footprint = span(argument) if shadow.pinned else memory.span(argument)
-                yield shadow, footprint, write
+        for (argument, item), write, scattered, order in accesses:
+            tensor = arguments[argument] if item is None else arguments[argument][item]
+            shadow, span = self._table.part(tensor)
+            if span.end > span.start:
+                yield shadow, pieces[order] if scattered else span, write
 
     def shadows(self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[ShadowMemory]:
         """The shadow memory of arguments that are device tensors or pinned memory."""
         for access in accesses:
-            shadow = self._table.of_argument(access.of(arguments))
-            assert shadow is not None, (
+            shadow, _ = self._table.part(access.place.of(arguments))
+            assert shadow is not NO_MEMORY, (
                 "a scattered footprint on memory that is neither the device's nor pinned"
             )
             yield shadow
 
-    def key(self, arguments: Sequence[Any]) -> object:
-        """Determines the footprints: the state of integer tensors, the geometry of the others."""
-        return tuple([self._key(argument) for argument in arguments])
+    def key(self, form: KernelForm, arguments: Sequence[Any]) -> object:
+        """Determines the scattered footprints: the values that they follow from, and the geometry of what has them."""
+        return (
+            *[self._key(arguments[k], values=True) for k in form.values],
+            *[self._key(access.place.of(arguments), values=False) for access in form.scattered],
+        )
 
-    def _key(self, argument: Any) -> object:
+    def _key(self, argument: Any, *, values: bool) -> object:
         memory = self._table.memory
         if memory.on_device(argument):
             shadow = self._table.block(argument).shadow
-            state = 0 if argument.is_floating_point() else (shadow, shadow.epoch)
+            state = (shadow, shadow.epoch) if values and not argument.is_floating_point() else None
             return state, memory.span(argument), argument.size()
         if isinstance(argument, (list, tuple)):
-            return tuple(self._key(item) for item in argument)
+            return tuple(self._key(item, values=values) for item in argument)
         return argument.size() if isinstance(argument, torch.Tensor) else argument
 
 
@@ -149,28 +180,27 @@ class _KernelFootprint:
     """A kernel's footprint, evaluated when the first of its accesses is compared or the values are about to change.
     Accesses to the same rows of tensors of one geometry, such as keys and values, share their pieces."""
 
-    def __init__(self, footprint: partial[tuple[Access, ...]]) -> None:
-        self._footprint: partial[tuple[Access, ...]] | None = footprint
-        self._accesses: Mapping[int, tuple[Grid, RowSelection]] = {}
+    def __init__(self, selections: Callable[[], Selections]) -> None:
+        self._present: Callable[[], Selections] | None = selections
+        self._selections: Selections = {}
         self._pieces: dict[object, Pieces] = {}
 
     def freeze(self) -> None:
-        if self._footprint is not None:
+        if self._present is not None:
             copies: _Copies = {}
-            self._accesses = {
-                order: (Grid.of(tensor), RowSelection(*[_copied_once(t, copies) for t in selection]))
-                for order, (tensor, _, *selection) in enumerate(self._footprint())
-                if selection[0] is not None
+            self._selections = {
+                order: (grid, RowSelection(*[_copied_once(tensor, copies) for tensor in selection]))
+                for order, (grid, selection) in self._present().items()
             }
-            self._footprint = None
+            self._present = None
 
     def drop(self) -> None:
-        self._footprint, self._accesses = None, {}
+        self._present, self._selections = None, {}
 
     def pieces(self, order: int) -> Pieces:
         self.freeze()
-        assert self._accesses, CLOSED
-        grid, selection = self._accesses[order]
+        assert self._selections, CLOSED
+        grid, selection = self._selections[order]
         key = (grid, *map(id, selection))
         if key not in self._pieces:
             self._pieces[key] = grid.rows(selection)
@@ -191,15 +221,50 @@ def _copied_once(tensor: torch.Tensor | None, copies: _Copies) -> torch.Tensor |
     return made[1]
 
 
-def _accesses(declared: Sequence[Access], arguments: Sequence[Any]) -> Iterator[ArgumentAccess]:
-    """Where each access's tensor is found among the arguments. A tensor written as a whole is not also read."""
-    at: dict[int, tuple[int, int | None]] = {}
-    for argument, value in enumerate(arguments):
-        if isinstance(value, torch.Tensor):
-            at[id(value)] = (argument, None)
-        elif isinstance(value, list):
-            at.update({id(item): (argument, k) for k, item in enumerate(value)})
+def _evaluated(footprint: Callable[[], Sequence[Access]]) -> Selections:
+    return {
+        order: (Grid.of(tensor), RowSelection(*selection))
+        for order, (tensor, _, *selection) in enumerate(footprint())
+        if selection[0] is not None
+    }
+
+
+def _selected(
+    form: KernelForm, selections: Mapping[int, Sequence[Place | None]], arguments: Sequence[Any]
+) -> Selections:
+    """What ``_evaluated`` returns where all selecting tensors are arguments."""
+    return {
+        order: (
+            Grid.of(place.of(arguments)),
+            RowSelection(*[None if at is None else at.of(arguments) for at in selections[order]]),
+        )
+        for place, _, _, order in form.scattered
+    }
+
+
+def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:
+    """Finds the declared tensors among the arguments. A tensor written as a whole is not also read."""
+    places = [
+        (id(item), Place(argument, k if isinstance(value, list) else None))
+        for argument, value in enumerate(arguments)
+        for k, item in enumerate(value if isinstance(value, list) else [value])
+        if isinstance(item, torch.Tensor)
+    ]
+    at = dict(places)
     whole = {id(tensor) for tensor, write, rows, *_ in declared if write and rows is None}
-    for order, (tensor, write, rows, *_) in enumerate(declared):
-        if write or id(tensor) not in whole:
-            yield ArgumentAccess(*at[id(tensor)], write, rows is not None, order)
+    accesses = [
+        ArgumentAccess(at[id(tensor)], write, rows is not None, order)
+        for order, (tensor, write, rows, *_) in enumerate(declared)
+        if write or id(tensor) not in whole
+    ]
+    parts = ([access for access in accesses if access.scattered is kind] for kind in (False, True))
+    selecting = {
+        order: selection for order, (_, _, *selection) in enumerate(declared) if selection[0] is not None
+    }
+    tensors = {id(tensor) for selection in selecting.values() for tensor in selection if tensor is not None}
+    if len(at) < len(places) or not tensors <= at.keys():
+        return KernelForm(accesses, *parts, range(len(arguments)), None)
+    selections = {
+        order: [at.get(id(tensor)) for tensor in selection] for order, selection in selecting.items()
+    }
+    return KernelForm(accesses, *parts, sorted({at[tensor].argument for tensor in tensors}), selections)

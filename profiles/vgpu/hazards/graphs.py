@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from ....sched.kernels.declare import Kernel
 from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
-from .declared import ArgumentAccess, DeclaredFootprints, KernelCall, Touched
+from .declared import ArgumentAccess, DeclaredFootprints, KernelCall
 from .footprints import ByteSpan, Footprint
 from .shadow import WINDOW, AccessHistory, IssuedOp, NamedMemory, ShadowMemory
 
-# Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones.
-Compare = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
+# Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones; and adds it to
+# them.
+Compare = Add = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
 
 
 class StorageGroup:
@@ -53,9 +54,7 @@ class StorageGroup:
                     self._named[shadow] = shadow.named
                 compare(launch, shadow, footprint, write)
                 shadow.share(history, write=write)
-                if shadow.settled(actor, clocks.floor(actor), write=write) and shadow.sharing == {actor}:
-                    self._uncompared.discard(shadow)
-                    shadow.settled_groups.append(self._uncompared)
+                shadow.settle(self._uncompared, actor, clocks.floor(actor), write=write)
         for named in self._named.values():
             named.note(launch, write=write)
         history.add(launch, footprint)
@@ -82,7 +81,8 @@ class GraphFootprint:
         self._declared = declared
         self._spans: dict[tuple[ShadowMemory, bool], ByteSpan] = {}
         self._nodes: dict[object, _KernelNodes] = {}
-        self._recurring: dict[int, tuple[IssuedOp, dict[tuple[ShadowMemory, bool], int]]] = {}  # by stream
+        # By stream, with the storages whose reads have to be compared at the next replay.
+        self._recurring: dict[int, tuple[IssuedOp, set[ShadowMemory]]] = {}
 
     def touch(self, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
         new = footprint if type(footprint) is ByteSpan else ByteSpan(0, shadow.size)
@@ -96,7 +96,7 @@ class GraphFootprint:
         for shadow, footprint, write in declared.touched(form.whole, arguments, {}):
             self.touch(shadow, footprint, write=write)
         if form.scattered:
-            key = (kernel, declared.key(arguments))
+            key = (kernel, declared.key(form, arguments))
             nodes = self._nodes.get(key)
             if nodes is None:
                 call = declared.call(kernel, form, args, named)
@@ -120,21 +120,26 @@ class GraphFootprint:
             *(shadow for group in groups if group.access.write for shadow in group),
         }
 
-    def spans(self, launch: IssuedOp) -> Iterator[tuple[IssuedOp, Touched]]:
-        """A replay's accesses to spans. Reads of memory that was not written since the last replay are not repeated:
-        the recurring launch that stands for them is renewed."""
+    @cached_property
+    def _read_spans(self) -> Mapping[ShadowMemory, tuple[int, ByteSpan]]:
+        """The spans that a replay reads, with numbers that order them."""
+        reads = [(shadow, span) for (shadow, write), span in self._spans.items() if not write]
+        return {shadow: (number, span) for number, (shadow, span) in enumerate(reads)}
+
+    def spans(self, launch: IssuedOp, clocks: VectorClocks, add: Add) -> None:
+        """Compares and adds a replay's accesses to spans. Reads of memory that was not accessed otherwise since the
+        last replay are not repeated: the recurring launch that stands for them is renewed."""
         for shadow, span in self._written_spans:
-            yield launch, (shadow, span, True)
-        recurring = self._recurring.get(launch.actor)
+            add(launch, shadow, span, True)
+        reads, actor = self._read_spans, launch.actor
+        recurring = self._recurring.get(actor)
         if recurring is None:
-            last = replace(launch, recurring=True)
-            recurring = self._recurring[launch.actor] = last, {key: -1 for key in self._spans if not key[1]}
-        last, epochs = recurring
+            recurring = self._recurring[actor] = replace(launch, recurring=True), set(reads)
+        last, uncompared = recurring
         last.renew(launch)
-        for (shadow, _), epoch in epochs.items():
-            if shadow.epoch != epoch:
-                epochs[shadow, False] = shadow.epoch
-                yield last, (shadow, self._spans[shadow, False], False)
+        for shadow in sorted(uncompared, key=reads.__getitem__):
+            add(last, shadow, reads[shadow][1], False)
+            shadow.settle(uncompared, actor, clocks.floor(actor), write=False)
 
     def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
         """Compares and adds a replay's accesses that follow from values."""

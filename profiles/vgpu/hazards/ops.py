@@ -106,7 +106,7 @@ def _indexed(checker: HazardChecker, name: str, handler: Handler) -> Handler:
         if all(i is None or (checker.memory.on_device(i) and i.dtype not in MASKS) for i in indices):
             checker.indexed(launch, tensor, indices, write=puts)
         else:
-            checker.device_access(launch, tensor, write=puts)
+            checker.access(launch, tensor, write=puts)
         _accesses(checker, launch, (indices, *values), write=False)
         if not puts:
             _accesses(checker, launch, (out,), write=True)
@@ -151,7 +151,7 @@ def _announce(checker: HazardChecker, targets: Sequence[Any]) -> None:
 
 def _accesses(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any], *, write: bool) -> None:
     for tensor in device_tensors(checker.memory, values):
-        checker.device_access(launch, tensor, write=write)
+        checker.access(launch, tensor, write=write)
 
 
 # fmt: off

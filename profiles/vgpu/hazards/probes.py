@@ -13,7 +13,7 @@ from typing import Final
 
 from ...record.timeline import OrderingPlace, OrderKind, Site
 from ..sites import Sites
-from .clocks import Clock, VectorClocks
+from .clocks import Clock, VectorClocks, join
 from .footprints import Footprint
 from .shadow import IssuedOp, ShadowMemory
 
@@ -38,25 +38,32 @@ class _Place:
 
 
 class ProbedClocks(VectorClocks):
-    """The clocks of the program, and those of the same program without each place of which no need is known."""
+    """The clocks of the program, and those of the same program without each place of which no need is known.
+
+    The latter are kept by actor and place. An actor makes the same launches in all these programs, so that its own
+    component is only kept in its clock of the program.
+    """
 
     def __init__(self, host: int, sites: Sites) -> None:
-        self._floors: dict[int, Clock] = {}
-        super().__init__(host)
         self._sites = sites
         self._places: dict[int, _Place] = {}
-        self._without: dict[int, VectorClocks] = {}
+        self._without: dict[int, dict[int, Clock]] = {}
+        self._floors: dict[int, Clock] = {}
+        super().__init__(host)
 
     # ---- places ----------------------------------------------------------------------------------------------
 
     def reach(self, kind: OrderKind) -> int:
         """The calling source line is about to order. Returns its number."""
         number = self._sites.here()
-        place = self._places.setdefault(number, _Place(kind))
+        place = self._places.get(number)
+        if place is None:
+            place = self._places[number] = _Place(kind)
         if kind == "wait":  # wait_stream also records an event
             place.kind = kind
         if not place.is_needed and place.executed % _RENEWED_AFTER == 0:
-            self._without[number] = self.copy()
+            for actor, clock in self._clocks.items():
+                self._without[actor][number] = clock.copy()
             self._floors.clear()
         place.executed += 1
         return number
@@ -69,72 +76,66 @@ class ProbedClocks(VectorClocks):
 
     def compare(self, shadow: ShadowMemory, launch: IssuedOp, footprint: Footprint, *, write: bool) -> None:
         """Find the places without which an earlier access would race with this one."""
-        if not self._without:
+        without = self._without[launch.actor]
+        if not without:
             return
         for earlier in shadow.depending(launch, self.floor(launch.actor), footprint, write=write):
             actor, seq = earlier.launch.actor, earlier.launch.seq
-            for number, clocks in list(self._without.items()):
-                clock = clocks.of(launch.actor)
+            for number, clock in list(without.items()):
                 races = seq > (clock[actor] if actor < len(clock) else 0)
                 if races if earlier.kept_by is None else earlier.kept_by == number:
                     self._places[number].is_needed = True
-                    del self._without[number]
+                    for clocks in self._without.values():
+                        del clocks[number]
                     self._floors.clear()
 
     # ---- clocks ----------------------------------------------------------------------------------------------
 
     def floor(self, actor: int) -> Clock:
         """What the actor comes after without any one of the places."""
-        floor = self._floors.get(actor)
-        if not floor:
-            floor = _least([self.of(actor), *(clocks.of(actor) for clocks in self._without.values())])
-            self._floors[actor] = floor
+        clock, floor = self.of(actor), self._floors.get(actor)
+        if floor is None:
+            columns = zip_longest(clock, *self._without[actor].values(), fillvalue=0)
+            floor = self._floors[actor] = [min(numbers) for numbers in islice(columns, len(clock))]
+        floor[actor] = clock[actor]
         return floor
 
     def _added(self, actor: int) -> Clock:
+        clock = super()._added(actor)
+        self._without[actor] = {number: [0] * len(clock) for number in self._without.get(self.host, ())}
         self._floors.clear()
-        return super()._added(actor)
+        return clock
 
     def _join_host(self, actor: int) -> None:
-        self._floors.pop(actor, None)
         super()._join_host(actor)
-
-    def launch(self, actor: int) -> int:
-        for clocks in self._without.values():
-            clocks.launch(actor)
-        return super().launch(actor)
+        self._floors.pop(actor, None)
+        of_host = self._without[self.host]
+        for number, clock in self._without[actor].items():
+            join(clock, of_host[number])
 
     def recorded(self, actor: int, place: int | None = None) -> Clock:
-        clock = RecordedClock(super().recorded(actor))
+        clock = RecordedClock(self.of(actor))
         clock.without = {
-            number: [] if number == place else clocks.recorded(actor)
-            for number, clocks in self._without.items()
+            number: [] if number == place else [*without[:actor], clock[actor], *without[actor + 1 :]]
+            for number, without in self._without[actor].items()
         }
         return clock
 
     def wait(self, actor: int, known: Sequence[int], place: int | None = None) -> None:
         super().wait(actor, known)
-        self._floors.clear()
-        for number, clocks in self._without.items():
-            if number != place:
-                clocks.wait(actor, _without(known, number))
+        self._join_without(actor, known, place)
 
     def synchronize(self, known: Sequence[int], place: int | None = None) -> None:
         super().synchronize(known)
-        self._floors.clear()
-        for number, clocks in self._without.items():
-            if number != place:
-                clocks.synchronize(_without(known, number))
+        self._join_without(self.host, known, place)
 
-    def known(self) -> Clock:
-        return _least([super().known(), *(clocks.known() for clocks in self._without.values())])
+    def _join_without(self, actor: int, known: Sequence[int], place: int | None) -> None:
+        self._floors.pop(actor, None)
+        for number, clock in self._without[actor].items():
+            if number != place:
+                join(clock, _without(known, number))
 
 
 def _without(known: Sequence[int], place: int) -> Sequence[int]:
     """The clock of a recording as it would be without the place; of one made before the place, the same."""
     return known.without.get(place, known) if isinstance(known, RecordedClock) else known
-
-
-def _least(clocks: Sequence[Clock]) -> Clock:
-    """The least number of each component; as long as the first clock."""
-    return [min(numbers) for numbers in islice(zip_longest(*clocks, fillvalue=0), len(clocks[0]))]

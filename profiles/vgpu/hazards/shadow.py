@@ -9,7 +9,7 @@ from weakref import ref
 
 from ...record.timeline import NO_SITE
 from .clocks import Clock
-from .footprints import ByteSpan, Footprint, ValueSource, meet
+from .footprints import ByteSpan, Footprint, Scattered, ValueSource, meet
 
 
 class MemoryOrigin(NamedTuple):
@@ -149,12 +149,16 @@ class ShadowMemory:
     epoch: int = 0  # how often the storage was written
     # One set for each group of a graph's storages that need not compare this one: the storages that it has to compare.
     settled_groups: list[set[ShadowMemory]] = field(default_factory=list)
-    only: int = NO_ACTOR  # the actor of all accesses, NO_ACTOR without accesses, or SEVERAL_ACTORS
+    # The actor whose later accesses come after all those of others, NO_ACTOR without accesses, or SEVERAL_ACTORS.
+    owner: int = NO_ACTOR
     sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
     reads: Histories = field(default_factory=dict)
     writes: Histories = field(default_factory=dict)
     # Not a WeakSet, whose methods cost more than all else here; those that are gone are dropped now and then.
     dependents: list[ref[ValueSource]] = field(default_factory=list)
+    # What determined the footprint of the last access by indices, and the footprint.
+    indexed: tuple[object, Scattered | None] = (None, None)
+    inherits_recurring: bool = False
     block: ref[Block] | None = None
     private: bool = False  # whether it is a graph's own memory
     named: NamedMemory | None = None  # None unless the program has named it
@@ -212,7 +216,7 @@ class ShadowMemory:
 
     def pending(self, actor: int, clock: Clock) -> list[MemoryAccess]:
         """Other actors' accesses that are not ordered before the actor's clock."""
-        return [] if self.only == actor else list(self._after(actor, clock, write=True))
+        return [] if self.owner == actor else list(self._after(actor, clock, write=True))
 
     def _after(self, actor: int, clock: Clock, *, write: bool) -> Iterator[MemoryAccess]:
         """Other actors' accesses after the clock, with which a read or a write of the actor may conflict."""
@@ -226,14 +230,15 @@ class ShadowMemory:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
         whole storage replaces all earlier accesses."""
         histories, actor = self.writes if write else self.reads, launch.actor
-        if self.settled_groups:
+        whole = write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size
+        if self.settled_groups and (whole or actor not in self.sharing):
             self.mark_uncompared()
-        if write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
+        if whole:
             self.reads.clear()
             histories.clear()
-            self.only = actor
-        elif self.only != actor:
-            self.only = actor if self.only == NO_ACTOR else SEVERAL_ACTORS
+            self.owner = actor
+        elif self.owner != actor:
+            self.owner = actor if self.owner == NO_ACTOR else SEVERAL_ACTORS
         history = histories.get(actor)
         if history is None:
             history = histories[actor] = AccessHistory(actor, write=write)
@@ -243,29 +248,39 @@ class ShadowMemory:
     def inherit(self, accesses: Iterable[MemoryAccess]) -> None:
         """Add the block's accesses from before it was freed."""
         for access in accesses:
-            self.only = SEVERAL_ACTORS
+            self.owner = SEVERAL_ACTORS
             histories, launch = self.writes if access.write else self.reads, access.launch
             history = histories.setdefault(launch.actor, AccessHistory(launch.actor, write=access.write))
             history.inherited[launch.recurring] = access
+            self.inherits_recurring |= launch.recurring
 
     def settled(self, actor: int, clock: Clock, *, write: bool) -> bool:
         """Whether everything that the actor's access could conflict with is ordered before the clock, whatever it
         touches. The actor's own accesses are, though a clock without some places may not count the last of them."""
-        if self.only == actor:
+        if self.owner == actor or self.owner == NO_ACTOR:
             return True
-        for histories in (self.writes, self.reads) if write else (self.writes,):
+        for histories, conflicting in ((self.writes, True), (self.reads, write)):
             for history in histories.values():
                 if history.actor != actor and history.after(clock[history.actor]):
-                    return False
+                    return not conflicting
+        if not self.inherits_recurring:
+            self.owner = actor
         return True
 
     def share(self, history: AccessHistory, *, write: bool) -> None:
         """Add a history that several storages share."""
-        self.only = SEVERAL_ACTORS
+        self.owner = SEVERAL_ACTORS
         (self.writes if write else self.reads)[history] = history
-        if history.actor not in self.sharing:
-            self.sharing.add(history.actor)
+
+    def settle(self, uncompared: set[ShadowMemory], actor: int, clock: Clock, *, write: bool) -> None:
+        """The storage's access by a graph on that actor, which is one of a group of accesses, has been compared. Until
+        another access it is none of the ``uncompared`` ones, if another comparison would find nothing."""
+        if actor not in self.sharing:
+            self.sharing.add(actor)
             self.mark_uncompared()
+        if self.settled(actor, clock, write=write) and self.sharing == {actor}:
+            uncompared.discard(self)
+            self.settled_groups.append(uncompared)
 
     def mark_uncompared(self) -> None:
         """Groups of a graph's storages have to compare this one at the next replay."""
