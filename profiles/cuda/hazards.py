@@ -287,11 +287,11 @@ class StorageMemory:
     def block(self, tensor: torch.Tensor) -> Block | None:
         return getattr(self.real(tensor).untyped_storage(), _BLOCK, None)
 
-    def keep(self, tensor: torch.Tensor, block: Block) -> None:
+    def keep(self, tensor: torch.Tensor, block: Block, span: ByteSpan) -> None:  # noqa: ARG002
         setattr(self.real(tensor).untyped_storage(), _BLOCK, block)
 
-    def span(self, tensor: torch.Tensor) -> ByteSpan:
-        return span(self.real(tensor))
+    def span(self, tensor: torch.Tensor) -> ByteSpan | None:
+        return None if self.block(tensor) is None else span(self.real(tensor))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from .copies import CopyHandlers
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
 from .hazards.checker import HazardChecker
-from .hazards.footprints import ByteSpan, span
+from .hazards.footprints import ByteSpan
 from .hazards.probes import ProbedClocks
 from .hazards.shadow import Block
 from .runtime import Direction, Runtime, RuntimeInputs
@@ -147,27 +147,17 @@ class VirtualMemory:
 
     lasting = True
 
-    def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
-        return type(value) is DeviceTensor
-
-    def held(self, tensor: torch.Tensor) -> torch.Tensor:
-        assert type(tensor) is DeviceTensor
-        return tensor.held
-
     pinned: Callable[[torch.Tensor], bool] = staticmethod(is_pinned)
-    # A C function, since it is called for each argument of each operation.
+    # C functions, since they are called for each argument of each operation.
+    on_device: Callable[[object], TypeGuard[torch.Tensor]] = DeviceTensor.__instancecheck__
+    held: Callable[[torch.Tensor], torch.Tensor] = attrgetter("held")
     block: Callable[[torch.Tensor], Block | None] = attrgetter("block")
 
-    def keep(self, tensor: torch.Tensor, block: Block) -> None:
-        assert type(tensor) is DeviceTensor
-        tensor.block, tensor.span = block, span(tensor.held)
+    span: Callable[[torch.Tensor], ByteSpan | None] = attrgetter("span")
 
-    def span(self, tensor: torch.Tensor) -> ByteSpan:
+    def keep(self, tensor: torch.Tensor, block: Block, span: ByteSpan) -> None:
         assert type(tensor) is DeviceTensor
-        found: ByteSpan | None = tensor.span
-        if found is None:
-            found = tensor.span = span(tensor.held)
-        return found
+        tensor.block, tensor.span = block, span
 
 
 def _name(target: torch.Tensor, source: torch.Tensor) -> str:

@@ -46,11 +46,11 @@ class DeviceMemory(Protocol):
     def block(self, tensor: torch.Tensor) -> Block | None:
         """The tensor's block, if ``keep`` was called."""
 
-    def keep(self, tensor: torch.Tensor, block: Block) -> None:
+    def keep(self, tensor: torch.Tensor, block: Block, span: ByteSpan) -> None:
         """Keep the block alive for as long as it can be reached through this tensor or its views."""
 
-    def span(self, tensor: torch.Tensor) -> ByteSpan:
-        """The bytes of a tensor that has a block."""
+    def span(self, tensor: torch.Tensor) -> ByteSpan | None:
+        """The tensor's bytes of its block, if ``keep`` was called since it has this geometry."""
 
 
 def device_tensors(memory: DeviceMemory, values: Iterable[Any]) -> list[torch.Tensor]:
@@ -145,7 +145,7 @@ class ShadowTable:
     def __init__(self, program: HostProgram, memory: DeviceMemory) -> None:
         self.memory = memory
         self.capturing = False
-        self._known = memory.block
+        self._known, self._span = memory.block, memory.span
         self._temporary: set[ShadowMemory] | None = None
         self._program = program
         self._free = FreeBlocks(program.clocks)
@@ -153,17 +153,18 @@ class ShadowTable:
 
     def block(self, tensor: torch.Tensor) -> Block:
         """The memory of a device tensor, shared with its views; allocated now if it is new to the table."""
-        return self._known(tensor) or self._adopt(tensor)
+        return self._known(tensor) or self._adopt(tensor)[0]
 
-    def _adopt(self, tensor: torch.Tensor) -> Block:
+    def _adopt(self, tensor: torch.Tensor) -> tuple[Block, ByteSpan]:
         held = self.memory.held(tensor)
         storage = held.untyped_storage()
         shadow: ShadowMemory | None = getattr(storage, SHADOW, None)
         block = None if shadow is None or shadow.block is None else shadow.block()
         if block is None:
             block = self._map(held) if self.memory.pinned(held) else self._allocate(storage)
-        self.memory.keep(tensor, block)
-        return block
+        part = span(held)
+        self.memory.keep(tensor, block, part)
+        return block, part
 
     def _map(self, held: torch.Tensor) -> Block:
         """Pinned memory of the host that kernels access by its address; it is never issued to another owner."""
@@ -224,7 +225,10 @@ class ShadowTable:
         for what is neither."""
         memory = self.memory
         if memory.on_device(argument):
-            return self.block(argument).shadow, memory.span(argument)
+            block, part = self._known(argument), self._span(argument)
+            if block is None or part is None:
+                block, part = self._adopt(argument)
+            return block.shadow, part
         if isinstance(argument, torch.Tensor) and memory.pinned(argument):
             return self.pinned(argument), span(argument)
         return NO_MEMORY, _NOTHING

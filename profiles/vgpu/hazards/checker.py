@@ -160,7 +160,8 @@ class HazardChecker(Watcher):
         if shadow.named is not None:
             shadow.named.note(launch, write=write)
         actor = launch.actor
-        if shadow.owner != actor and not shadow.settled(actor, self._clocks.floor(actor), write=write):
+        ordered = shadow.ordered if write else shadow.ordered_reads
+        if not ordered >> actor & 1 and not shadow.settled(actor, self._clocks.floor(actor), write=write):
             self._compare(launch, shadow, footprint, write)
         if shadow.add(launch, footprint, write=write):
             shadow.prune(self._clocks.known())
@@ -184,7 +185,8 @@ class HazardChecker(Watcher):
         touches may follow from values that other nodes compute."""
         begin = perf_counter_ns()
         graph = self._graphs[id(capture)]
-        ShadowMemory.freeze_all(graph.written)
+        for shadow in list(graph.followed):
+            shadow.freeze()
         for kernel in graph.visiting:
             self._freeze(kernel)
         self.spent += perf_counter_ns() - begin

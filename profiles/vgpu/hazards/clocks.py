@@ -76,9 +76,11 @@ class VectorClocks:
     def known(self) -> Clock:
         """The clock that every later operation comes after: the host's, or what all streams' clocks have in common.
         Where orders are probed, a part of it."""
-        host = self.floor(self.host)
-        streams = [self.floor(actor) for actor in self._clocks if actor != self.host]
-        columns = islice(zip_longest(host, *streams, fillvalue=0), len(host))
+        floors = {actor: self.floor(actor) for actor in self._clocks}
+        for actor, floor in floors.items():
+            floor[actor] = self._clocks[actor][actor]
+        host = floors.pop(self.host)
+        columns = islice(zip_longest(host, *floors.values(), fillvalue=0), len(host))
         return [max(of_host, min(of_streams, default=0)) for of_host, *of_streams in columns]
 
 

@@ -87,7 +87,10 @@ class DeclaredFootprints:
     def form(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> KernelForm:
         """The arguments that a launch touches, and how."""
         arguments = (*args, *named.values()) if named else args
-        key = (kernel, *named, *[len(a) if isinstance(a, (list, tuple)) else a is None for a in arguments])
+        kinds: Sequence[object] = (*map(type, arguments),)
+        if list in kinds or tuple in kinds:
+            kinds = [len(a) if isinstance(a, (list, tuple)) else type(a) for a in arguments]
+        key = (kernel, *named, *kinds)
         form = self._forms.get(key)
         if form is None:
             held, held_named = self._held(args, named)
@@ -166,11 +169,12 @@ class DeclaredFootprints:
         )
 
     def _key(self, argument: Any, *, values: bool) -> object:
-        memory = self._table.memory
-        if memory.on_device(argument):
-            shadow = self._table.block(argument).shadow
-            state = (shadow, shadow.epoch) if values and not argument.is_floating_point() else None
-            return state, memory.span(argument), argument.size()
+        if self._table.memory.on_device(argument):
+            shadow, part = self._table.part(argument)
+            if not values or argument.is_floating_point():
+                return part, argument.size()
+            shadow.follow()
+            return shadow, shadow.epoch, part, argument.size()
         if isinstance(argument, (list, tuple)):
             return tuple(self._key(item, values=values) for item in argument)
         return argument.size() if isinstance(argument, torch.Tensor) else argument
@@ -187,12 +191,14 @@ class _KernelFootprint:
 
     def freeze(self) -> None:
         if self._present is not None:
-            copies: _Copies = {}
+            present, self._present = self._present(), None
+            # Those that share no memory with the kernel's arguments, too: a test for that takes longer than the copy.
+            tensors = {id(t): t for _, selection in present.values() for t in selection if t is not None}
+            copies = {key: copied(tensor) for key, tensor in tensors.items()}
             self._selections = {
-                order: (grid, RowSelection(*[_copied_once(tensor, copies) for tensor in selection]))
-                for order, (grid, selection) in self._present().items()
+                order: (grid, RowSelection(*[copies.get(id(tensor)) for tensor in selection]))
+                for order, (grid, selection) in present.items()
             }
-            self._present = None
 
     def drop(self) -> None:
         self._present, self._selections = None, {}
@@ -205,20 +211,6 @@ class _KernelFootprint:
         if key not in self._pieces:
             self._pieces[key] = grid.rows(selection)
         return self._pieces[key]
-
-
-_Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # tensors and their copies, by id of the former
-
-
-def _copied_once(tensor: torch.Tensor | None, copies: _Copies) -> torch.Tensor | None:
-    """The tensor's copy, made unless ``copies`` has it. Tensors that share no memory with the kernel's arguments are
-    copied as well, since a test for that takes longer than the copy."""
-    if tensor is None:
-        return None
-    made = copies.get(id(tensor))
-    if made is None:
-        made = copies[id(tensor)] = tensor, copied(tensor)
-    return made[1]
 
 
 def _evaluated(footprint: Callable[[], Sequence[Access]]) -> Selections:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -110,15 +110,19 @@ class GraphFootprint:
         return [(shadow, span) for (shadow, write), span in self._spans.items() if write]
 
     @cached_property
-    def written(self) -> Iterable[ShadowMemory]:
-        """The storages that a replay writes. Read when the capture is over: memory that only this graph can reach is
-        dropped."""
+    def followed(self) -> set[ShadowMemory]:
+        """Of the storages that a replay writes, those that something follows from. Read when the capture is over:
+        memory that only this graph can reach is dropped."""
         self._spans = {key: span for key, span in self._spans.items() if not key[0].out_of_reach}
         groups = [group for nodes in self._nodes.values() for group in nodes.groups.values()]
-        return {
+        written = {
             *(shadow for shadow, _ in self._written_spans),
             *(shadow for group in groups if group.access.write for shadow in group),
         }
+        followed = {shadow for shadow in written if shadow.is_followed}
+        for shadow in written:
+            shadow.followed_of_graphs += (followed,)
+        return followed
 
     @cached_property
     def _read_spans(self) -> Mapping[ShadowMemory, tuple[int, ByteSpan]]:

@@ -92,12 +92,12 @@ class ProbedClocks(VectorClocks):
     # ---- clocks ----------------------------------------------------------------------------------------------
 
     def floor(self, actor: int) -> Clock:
-        """What the actor comes after without any one of the places."""
-        clock, floor = self.of(actor), self._floors.get(actor)
+        """What the actor comes after without any one of the places; its own launches may be missing."""
+        floor = self._floors.get(actor)
         if floor is None:
+            clock = self.of(actor)
             columns = zip_longest(clock, *self._without[actor].values(), fillvalue=0)
             floor = self._floors[actor] = [min(numbers) for numbers in islice(columns, len(clock))]
-        floor[actor] = clock[actor]
         return floor
 
     def _added(self, actor: int) -> Clock:

@@ -69,46 +69,43 @@ class NamedMemory:
             self.is_read = True
 
 
-NO_ACTOR, SEVERAL_ACTORS = -1, -2
 WINDOW = 16  # accesses of one kind, after which those that every later operation comes after are dropped
 
 
 class AccessHistory:
     """One actor's reads or writes: the latest for each footprint. Several storages may share one history."""
 
-    __slots__ = ("_last", "accesses", "actor", "inherited", "recurring", "write")
+    __slots__ = ("_last", "accesses", "actor", "others", "write")
 
     def __init__(self, actor: int, *, write: bool) -> None:
         self.actor = actor
         self.write = write
         self.accesses: dict[Footprint, IssuedOp] = {}
-        self.recurring: dict[IssuedOp, Footprint] = {}  # a recurring launch touches a storage in one way
-        # The last access before the block was freed, by whether its launch is recurring.
-        self.inherited: dict[bool, MemoryAccess] = {}
+        # That of each recurring launch, which touches a storage in one way; and, by whether its launch is recurring,
+        # the last one before the block was freed.
+        self.others: dict[IssuedOp | bool, MemoryAccess] = {}
         self._last = 0  # an upper bound of the numbers of the launches in ``accesses``
 
     def after(self, known: int) -> bool:
         """Whether there may be a launch whose number is above ``known``."""
-        if self._last > known:
-            return True
-        if not self.recurring and not self.inherited:
-            return False
-        inherited = (access.launch for access in self.inherited.values())
-        return any(launch.seq > known for launch in (*self.recurring, *inherited))
+        return self._last > known or any(access.launch.seq > known for access in self.others.values())
 
     def since(self, known: int) -> list[MemoryAccess]:
         """The accesses whose launches have numbers above ``known``."""
+        others = [access for access in self.others.values() if access.launch.seq > known]
         return [
-            *(access for access in self.inherited.values() if access.launch.seq > known),
+            *(access for access in others if access.freed_origin),
             *(MemoryAccess(op, part, self.write) for part, op in self.accesses.items() if op.seq > known),
-            *(MemoryAccess(op, part, self.write) for op, part in self.recurring.items() if op.seq > known),
+            *(access for access in others if not access.freed_origin),
         ]
 
     def add(self, launch: IssuedOp, footprint: Footprint) -> None:
-        if self.inherited and any(old.footprint == footprint for old in self.inherited.values()):
-            self.inherited.pop(launch.recurring, None)
+        if self.others and any(
+            old.freed_origin and old.footprint == footprint for old in self.others.values()
+        ):
+            self.others.pop(launch.recurring, None)
         if launch.recurring:
-            self.recurring[launch] = footprint
+            self.others[launch] = MemoryAccess(launch, footprint, self.write)
             return
         self.accesses[footprint] = launch
         if launch.seq > self._last:
@@ -117,8 +114,8 @@ class AccessHistory:
     def prune(self, known: int) -> None:
         for footprint in [footprint for footprint, launch in self.accesses.items() if launch.seq <= known]:
             del self.accesses[footprint]
-        if False in self.inherited and self.inherited[False].launch.seq <= known:
-            del self.inherited[False]
+        if False in self.others and self.others[False].launch.seq <= known:
+            del self.others[False]
 
 
 # By actor; a shared history is its own key.
@@ -146,14 +143,21 @@ class ShadowMemory:
     origin: MemoryOrigin
     size: int  # bytes
     pinned: bool = False
-    epoch: int = 0  # how often the storage was written
+    epoch: int = 0  # how often the storage was written, since something follows from its values
+    is_followed: bool = False
+    # Of each graph that writes the storage, those of its storages that something follows from.
+    followed_of_graphs: tuple[set[ShadowMemory], ...] = ()
     # One set for each group of a graph's storages that need not compare this one: the storages that it has to compare.
-    settled_groups: list[set[ShadowMemory]] = field(default_factory=list)
-    # The actor whose later accesses come after all those of others, NO_ACTOR without accesses, or SEVERAL_ACTORS.
-    owner: int = NO_ACTOR
-    sharing: set[int] = field(default_factory=set)  # actors whose history is shared with other storages
+    settled_groups: tuple[set[ShadowMemory], ...] = ()
+    # A bit for each actor whose next read, or next access of any kind, needs no comparison.
+    ordered_reads: int = -1
+    ordered: int = -1
+    sharing: frozenset[int] = frozenset()  # actors whose history is shared with other storages
     reads: Histories = field(default_factory=dict)
     writes: Histories = field(default_factory=dict)
+    whole_write: IssuedOp | None = (
+        None  # the last write to all of it, which came before all that the histories have
+    )
     # Not a WeakSet, whose methods cost more than all else here; those that are gone are dropped now and then.
     dependents: list[ref[ValueSource]] = field(default_factory=list)
     # What determined the footprint of the last access by indices, and the footprint.
@@ -169,8 +173,15 @@ class ShadowMemory:
         """Whether only the graph that allocated it can still touch it."""
         return self.private and self.block is not None and self.block() is None
 
+    def follow(self) -> None:
+        """Something follows from the present values."""
+        self.is_followed = True
+        for followed in self.followed_of_graphs:
+            followed.add(self)
+
     def add_dependent(self, source: ref[ValueSource]) -> None:
         """``source`` reads the values of this storage."""
+        self.follow()
         self.dependents.append(source)
         if len(self.dependents) % WINDOW == 0:
             self.dependents = [source for source in self.dependents if source() is not None]
@@ -183,15 +194,6 @@ class ShadowMemory:
             for source in sources:
                 if (found := source()) is not None:
                     found.freeze()
-
-    @staticmethod
-    def freeze_all(shadows: Iterable[ShadowMemory]) -> None:
-        """``freeze`` of each, of which few have dependents."""
-        for shadow in shadows:
-            if shadow.dependents:
-                shadow.freeze()
-            else:
-                shadow.epoch += 1
 
     def unordered(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> list[MemoryAccess]:
         """Earlier accesses that conflict with this one and are not ordered before it."""
@@ -216,10 +218,13 @@ class ShadowMemory:
 
     def pending(self, actor: int, clock: Clock) -> list[MemoryAccess]:
         """Other actors' accesses that are not ordered before the actor's clock."""
-        return [] if self.owner == actor else list(self._after(actor, clock, write=True))
+        return [] if self.ordered >> actor & 1 else list(self._after(actor, clock, write=True))
 
     def _after(self, actor: int, clock: Clock, *, write: bool) -> Iterator[MemoryAccess]:
         """Other actors' accesses after the clock, with which a read or a write of the actor may conflict."""
+        whole = self.whole_write
+        if whole is not None and whole.actor != actor and whole.seq > clock[whole.actor]:
+            yield MemoryAccess(whole, ByteSpan(0, self.size), write=True)
         for histories in (self.writes, self.reads) if write else (self.writes,):
             for history in histories.values():
                 known = clock[history.actor]
@@ -229,16 +234,22 @@ class ShadowMemory:
     def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
         whole storage replaces all earlier accesses."""
-        histories, actor = self.writes if write else self.reads, launch.actor
-        whole = write and type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size
-        if self.settled_groups and (whole or actor not in self.sharing):
+        actor = launch.actor
+        bit, histories = 1 << actor, self.reads
+        if write:
+            if type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
+                if self.settled_groups:
+                    self.mark_uncompared()
+                self.reads.clear()
+                self.writes.clear()
+                self.ordered = self.ordered_reads = bit
+                self.whole_write = launch
+                return False
+            self.ordered_reads &= bit
+            histories = self.writes
+        self.ordered &= bit
+        if self.settled_groups and actor not in self.sharing:
             self.mark_uncompared()
-        if whole:
-            self.reads.clear()
-            histories.clear()
-            self.owner = actor
-        elif self.owner != actor:
-            self.owner = actor if self.owner == NO_ACTOR else SEVERAL_ACTORS
         history = histories.get(actor)
         if history is None:
             history = histories[actor] = AccessHistory(actor, write=write)
@@ -248,45 +259,52 @@ class ShadowMemory:
     def inherit(self, accesses: Iterable[MemoryAccess]) -> None:
         """Add the block's accesses from before it was freed."""
         for access in accesses:
-            self.owner = SEVERAL_ACTORS
+            self.ordered = self.ordered_reads = 0
             histories, launch = self.writes if access.write else self.reads, access.launch
             history = histories.setdefault(launch.actor, AccessHistory(launch.actor, write=access.write))
-            history.inherited[launch.recurring] = access
+            history.others[launch.recurring] = access
             self.inherits_recurring |= launch.recurring
 
     def settled(self, actor: int, clock: Clock, *, write: bool) -> bool:
         """Whether everything that the actor's access could conflict with is ordered before the clock, whatever it
         touches. The actor's own accesses are, though a clock without some places may not count the last of them."""
-        if self.owner == actor or self.owner == NO_ACTOR:
+        bit = 1 << actor
+        if (self.ordered if write else self.ordered_reads) & bit:
             return True
-        for histories, conflicting in ((self.writes, True), (self.reads, write)):
+        whole = self.whole_write
+        if whole is not None and whole.actor != actor and whole.seq > clock[whole.actor]:
+            return False
+        for histories in (self.writes, self.reads) if write else (self.writes,):
             for history in histories.values():
                 if history.actor != actor and history.after(clock[history.actor]):
-                    return not conflicting
+                    return False
         if not self.inherits_recurring:
-            self.owner = actor
+            self.ordered_reads |= bit
+            self.ordered |= bit if write else 0
         return True
 
     def share(self, history: AccessHistory, *, write: bool) -> None:
         """Add a history that several storages share."""
-        self.owner = SEVERAL_ACTORS
+        self.ordered &= 1 << history.actor
+        if write:
+            self.ordered_reads &= 1 << history.actor
         (self.writes if write else self.reads)[history] = history
 
     def settle(self, uncompared: set[ShadowMemory], actor: int, clock: Clock, *, write: bool) -> None:
         """The storage's access by a graph on that actor, which is one of a group of accesses, has been compared. Until
         another access it is none of the ``uncompared`` ones, if another comparison would find nothing."""
         if actor not in self.sharing:
-            self.sharing.add(actor)
+            self.sharing |= {actor}
             self.mark_uncompared()
         if self.settled(actor, clock, write=write) and self.sharing == {actor}:
             uncompared.discard(self)
-            self.settled_groups.append(uncompared)
+            self.settled_groups += (uncompared,)
 
     def mark_uncompared(self) -> None:
         """Groups of a graph's storages have to compare this one at the next replay."""
         for uncompared in self.settled_groups:
             uncompared.add(self)
-        self.settled_groups.clear()
+        self.settled_groups = ()
 
     def prune(self, known: Clock) -> None:
         """Drop the accesses that every later operation comes after."""
