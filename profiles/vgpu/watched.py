@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 
@@ -149,7 +149,7 @@ class VirtualMemory:
 
     pinned: Callable[[torch.Tensor], bool] = staticmethod(is_pinned)
     # C functions, since they are called for each argument of each operation.
-    on_device: Callable[[object], TypeGuard[torch.Tensor]] = DeviceTensor.__instancecheck__
+    on_device = cast("Callable[[object], TypeGuard[torch.Tensor]]", DeviceTensor.__instancecheck__)
     held: Callable[[torch.Tensor], torch.Tensor] = attrgetter("held")
     block: Callable[[torch.Tensor], Block | None] = attrgetter("block")
 

@@ -106,10 +106,10 @@ class DeclaredFootprints:
         tensors = device_tensors(self._table.memory, [arguments[k] for k in form.values])
         values = {self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()}
         if form.selections is None:
-            selections = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
-        else:
-            selections = partial(dict, _selected(form, form.selections, (*held, *held_named.values())))
-        return KernelCall(form, selections, list(values))
+            evaluated = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
+            return KernelCall(form, evaluated, list(values))
+        selected = _selected(form, form.selections, (*held, *held_named.values()))
+        return KernelCall(form, lambda: selected, list(values))
 
     def indexed(self, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Scattered:
         """The footprint of ``tensor[i, j, ...]``, which is that of the tensor's last access by indices if nothing has

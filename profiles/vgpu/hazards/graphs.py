@@ -14,9 +14,8 @@ from .declared import ArgumentAccess, DeclaredFootprints, KernelCall
 from .footprints import ByteSpan, Footprint
 from .shadow import WINDOW, AccessHistory, IssuedOp, NamedMemory, ShadowMemory
 
-# Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones; and adds it to
-# them.
-Compare = Add = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
+# Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones.
+Compare = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
 
 
 class StorageGroup:
@@ -130,9 +129,9 @@ class GraphFootprint:
         reads = [(shadow, span) for (shadow, write), span in self._spans.items() if not write]
         return {shadow: (number, span) for number, (shadow, span) in enumerate(reads)}
 
-    def spans(self, launch: IssuedOp, clocks: VectorClocks, add: Add) -> None:
-        """Compares and adds a replay's accesses to spans. Reads of memory that was not accessed otherwise since the
-        last replay are not repeated: the recurring launch that stands for them is renewed."""
+    def spans(self, launch: IssuedOp, clocks: VectorClocks, add: Compare) -> None:
+        """Compares and adds a replay's accesses to spans; ``add`` does both. Reads of memory that was not accessed
+        otherwise since the last replay are not repeated: the recurring launch that stands for them is renewed."""
         for shadow, span in self._written_spans:
             add(launch, shadow, span, True)
         reads, actor = self._read_spans, launch.actor

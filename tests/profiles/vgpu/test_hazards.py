@@ -363,6 +363,23 @@ def test_a_second_replays_read_is_not_hidden_by_an_eager_read(scene: Scene) -> N
     assert len(scene.found) == 1
 
 
+def test_a_replays_read_is_not_hidden_by_a_read_that_came_after_the_last_replay(scene: Scene) -> None:
+    inputs, graph = scene.zeros(4), scene.module.CUDAGraph()
+    with scene.module.graph(graph, stream=scene.forward):
+        _ = inputs * 2 + 1
+    for _ in range(3):
+        with scene.on(scene.forward):
+            graph.replay()
+        scene.schedule.wait_stream(scene.forward)
+        with scene.on(scene.schedule):
+            _ = inputs * 3
+    with scene.on(scene.forward):
+        graph.replay()
+    with scene.on(scene.schedule):
+        inputs.add_(1)
+    assert (one(scene).first.op, one(scene).second.op) == ("graph", "add_")
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_an_event_in_a_graph_covers_what_precedes_the_graph(scene: Scene, in_graph: bool) -> None:
     table, graph, event = scene.zeros(4), scene.module.CUDAGraph(), scene.module.Event(external=True)
