@@ -155,9 +155,8 @@ class ShadowMemory:
     sharing: frozenset[int] = frozenset()  # actors whose history is shared with other storages
     reads: Histories = field(default_factory=dict)
     writes: Histories = field(default_factory=dict)
-    whole_write: IssuedOp | None = (
-        None  # the last write to all of it, which came before all that the histories have
-    )
+    # The last write to all of the storage, which came before everything in the histories.
+    whole_write: IssuedOp | None = None
     # Not a WeakSet, whose methods cost more than all else here; those that are gone are dropped now and then.
     dependents: list[ref[ValueSource]] = field(default_factory=list)
     # What determined the footprint of the last access by indices, and the footprint.
