@@ -89,7 +89,7 @@ _ROW_PLACEMENTS = (
     _written_by_schedule("split_tokens", "req_to_token["),
     _written_by_schedule("Inbox._allocate", "req_to_token["),
 )
-_CACHE_REWRITE = _written_by_schedule("RadixCache.cache_unfinished_req", "match.device_indices[")
+_CACHE_REWRITE = _written_by_schedule("RadixCache.cache_unfinished_req", "kv_indices[req.cache_protected_len")
 _PENALTY_READS = (
     _read_by_forward("TokenPenalizer.accumulate", "(self.state)"),
     _read_by_forward("StopPenalizer.apply", "withhold_stops("),

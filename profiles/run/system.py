@@ -9,11 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from typing import Any, Final
 
 import torch
 
+from ...sched.kernels.arrays import kept_array
 from ...sched.model.tags import TagPool, audit
 from ...sched.observe import NO_STEP, SLEEP, Clock, Observer, StepInfo, StepKind
 from ...sched.request import Request
@@ -167,15 +167,12 @@ class TagAudit(Observer):
         self, tags: TagPool, req_to_token: torch.Tensor, peek: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         self.damage: dict[str, int] = {}
-        self._rows = peek(req_to_token)
-        self._tags = copy(tags)
-        for name in ("tags", "sums", "weights"):
-            setattr(self._tags, name, peek(getattr(tags, name)))
+        self._tags, self._req_to_token, self._peek = tags, req_to_token, peek
 
     def ending(self, request: Request) -> None:
         length = request.seqlen - 1  # the last token's KV was never computed
-        assert request.req_pool_idx is not None
-        difference = audit(self._tags, self._rows[request.req_pool_idx], length)
+        slots = kept_array(self._peek(self._req_to_token))[request.row, :length]
+        difference = audit(self._tags, slots, peek=self._peek)
         if difference:
             self.damage[request.id] = difference
 

@@ -53,7 +53,7 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
 
 def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:
     """A kernel's time in ns, with flops at the rate of its first floating argument."""
-    types = (arg.dtype for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point())
+    types = (arg.dtype for arg in args if type(arg) is torch.Tensor and arg.dtype.is_floating_point)
     return costs.work(work, next(types, torch.float32) if work.flops else torch.float32)
 
 

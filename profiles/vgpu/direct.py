@@ -18,17 +18,23 @@ from .device import CURRENT
 from .tensor import DeviceTensor
 
 _ATEN: Final = torch.ops.aten
+_CAT: Final = _ATEN.cat.default
 _CLONE: Final = _ATEN.clone.default
 _COPY: Final = _ATEN.copy_.default
 _INDEX_PUT: Final = _ATEN.index_put_.default
+_SELECT: Final = _ATEN.select.int
 _SLICE: Final = _ATEN.slice.Tensor
 _TO_COPY: Final = _ATEN._to_copy.default
+_DEVICE_ALONE: Final = {DeviceTensor}
+_LISTS: Final = frozenset({list, tuple})
 _ADDED: Final = frozenset({DeviceTensor, int, float})
 _HOSTS: Final = ("cpu", torch.device("cpu"))
 _PLACES: Final = frozenset({str, torch.device})
 _INDICES: Final = frozenset({torch.int64, torch.int32})
+_BOUNDS: Final = frozenset({int, type(None)})
 _NO_KWARGS: Final[Mapping[str, Any]] = {}
 _DISPATCHED_CALL: Final = OpOverload.__call__
+_DISPATCHED_CAT: Final = torch.cat
 
 OpCall = tuple[OpOverload, Sequence[Any], Mapping[str, Any]]
 """An op with its arguments, by position and by name."""
@@ -37,6 +43,7 @@ OpCall = tuple[OpOverload, Sequence[Any], Mapping[str, Any]]
 def shortcuts() -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, function) of each call with a shortcut."""
     yield OpOverload, "__call__", _call
+    yield torch, "cat", _cat
     for name, found in _FOUND.items():
         yield DeviceTensor, name, _method(name, found)
 
@@ -44,6 +51,7 @@ def shortcuts() -> Iterator[tuple[Any, str, Any]]:
 def dispatched() -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, function) of the same calls as torch makes them."""
     yield OpOverload, "__call__", _DISPATCHED_CALL
+    yield torch, "cat", _DISPATCHED_CAT
     for name in _FOUND:
         yield DeviceTensor, name, _OWN.get(name, getattr(torch.Tensor, name))
 
@@ -72,20 +80,48 @@ def _method(name: str, found: Callable[..., OpCall | DeviceTensor | None]) -> Ca
             return (own or getattr(torch.Tensor, name))(tensor, *args, **kwargs)
         if call is tensor:
             return tensor
-        op, given, named = call
-        handlers = CURRENT.get().handlers
-        return (handlers.get(id(op)) or handlers.build(op))(given, named)
+        return _handled(*call)
 
     return method
 
 
+def _handled(op: OpOverload, given: Sequence[Any], named: Mapping[str, Any] = _NO_KWARGS) -> Any:
+    handlers = CURRENT.get().handlers
+    return (handlers.get(id(op)) or handlers.build(op))(given, named)
+
+
+def _cat(tensors: Any, *args: Any, **options: Any) -> Any:
+    """Along the first dimension."""
+    modes = _len_torch_function_stack() or _len_torch_dispatch_stack()
+    if modes or args or options or type(tensors) not in _LISTS or {*map(type, tensors)} != _DEVICE_ALONE:
+        return _DISPATCHED_CAT(tensors, *args, **options)
+    return _handled(_CAT, ([*tensors],))
+
+
 def _setitem(tensor: DeviceTensor, index: Any, value: Any) -> OpCall | None:
-    """Tensors of indices only. Torch removes leading dimensions of one element from the value by a view."""
-    indices = index if type(index) is tuple else (index,)
-    if type(value) is not DeviceTensor or not all(map(_selects, indices)):
+    """Tensors of indices, or a slice for a value of its size. Torch removes leading dimensions of one element from the
+    value by a view."""
+    if type(value) is not DeviceTensor:
         return None
     size = value.held.size()
-    return None if size and size[0] == 1 else (_INDEX_PUT, (tensor, list(indices), value), _NO_KWARGS)
+    if type(index) is slice:
+        part = _part(tensor, index, size)
+        return None if part is None else (_COPY, (part, value), _NO_KWARGS)
+    indices = index if type(index) is tuple else (index,)
+    if not all(map(_selects, indices)) or (size and size[0] == 1):
+        return None
+    return _INDEX_PUT, (tensor, list(indices), value), _NO_KWARGS
+
+
+def _part(tensor: DeviceTensor, index: slice, size: torch.Size) -> DeviceTensor | None:
+    """The view ``tensor[index]``, if it has that size. For a slice of everything torch makes no view."""
+    whole = tensor.held.size()
+    if index.step is not None or not {type(index.start), type(index.stop)} <= _BOUNDS or not whole:
+        return None
+    start, stop, _ = index.indices(whole[0])
+    if (stop - start, *whole[1:]) != size:
+        return None
+    return tensor if size == whole else _handled(_SLICE, (tensor, 0, start, stop))
 
 
 def _selects(index: Any) -> bool:
@@ -109,6 +145,10 @@ def _narrow(tensor: DeviceTensor, dim: int, start: Any, length: Any) -> OpCall |
     return (_SLICE, (tensor, dim, start, start + length), _NO_KWARGS) if fits else None
 
 
+def _select(tensor: DeviceTensor, dim: int, index: Any) -> OpCall | None:
+    return (_SELECT, (tensor, dim, index), _NO_KWARGS) if type(index) is int else None
+
+
 def _clone(tensor: DeviceTensor, **options: Any) -> OpCall | None:
     return None if options else (_CLONE, (tensor,), _NO_KWARGS)
 
@@ -127,6 +167,7 @@ _FOUND: Final[Mapping[str, Callable[..., OpCall | DeviceTensor | None]]] = {
     "__sub__": _arithmetic(_ATEN.sub.Tensor),
     "__mul__": _arithmetic(_ATEN.mul.Tensor),
     "narrow": _narrow,
+    "select": _select,
     "to": _to,
     "clone": _clone,
     "copy_": _copy,

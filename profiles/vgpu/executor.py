@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...sched.kernels.declare import Kernel, meta_tensor
-from .torch_ops import copy_
+from .torch_ops import cat, copy_
 
 Operation = Callable[..., Any]
 Args = Sequence[Any]
@@ -176,7 +176,7 @@ class ResultSpecs:
             return op(*(_replaced(value, like) for value in args), **given)
 
         if _elements((*args, *kwargs.values())) > MAX_TRIED_ELEMENTS:
-            return _joined(*args, **kwargs) if op is torch.cat else tried(_meta_like)
+            return _joined(*args, **kwargs) if op is cat else tried(_meta_like)
         if self._computed:  # integers as they are, since they may be indices; uninitialised memory for floats
             return tried(lambda tensor: _same_form(tensor) if tensor.is_meta else tensor)
         try:

@@ -47,8 +47,9 @@ def new(
     """Uninitialised device memory."""
     runtime = gpu.runtime
     runtime.now += runtime.torch_call
-    steps = contiguous_strides(size) if stride is None else stride
-    spec = TensorSpec(tuple(size), tuple(steps), dtype or torch.get_default_dtype())
+    shape = tuple(size)
+    steps = contiguous_strides(shape) if stride is None else tuple(stride)
+    spec = TensorSpec(shape, steps, dtype or torch.get_default_dtype())
     tensor = wrap(gpu.executor.empty(spec))
     gpu.watcher.made(tensor)
     return tensor

@@ -83,6 +83,7 @@ _BINDINGS: Mapping[str, Callable[..., Any]] = {
     "index_put_": index_put_,
 }
 
+cat = _BINDINGS["cat"]
 copy_ = _BINDINGS["copy_"]
 clone = _BINDINGS["clone"]
 

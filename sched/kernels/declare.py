@@ -23,9 +23,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from math import prod
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -252,11 +253,9 @@ def meta_tensors(count: int, *shape: int, dtype: torch.dtype = torch.int64) -> t
     return tuple([meta_tensor(*shape, dtype=dtype) for _ in range(count)])
 
 
-def contiguous_strides(shape: Sequence[int]) -> list[int]:
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
-    return strides
+@lru_cache(maxsize=4096)
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([prod([max(size, 1) for size in shape[axis + 1 :]]) for axis in range(len(shape))])
 
 
 def meta_like(tensor: Tensor) -> Tensor:

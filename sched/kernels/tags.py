@@ -27,7 +27,7 @@ from .declare import Access, Written, kernel, meta_tensor, reads
 from .sparse import ABSENT, PADDING, entries_at
 
 Words = NDArray[np.uint64]
-Indices = NDArray[np.int64]
+Indices = NDArray[np.integer]
 
 ROTATION = 16  # a request growing by one token is gathered in full at every 16th length
 
@@ -59,12 +59,12 @@ def position_weights(count: int) -> Tensor:
     return torch.from_numpy(weights.view(np.int64))
 
 
-def gathered(tags: Tensor, weights: Tensor, slots: Tensor) -> int:
+def gathered(tags: Tensor, weights: Tensor, slots: Indices) -> int:
     """Weighted sum modulo 2^64 of the tags in ``slots`` [n], which are those of positions 0 to n-1."""
-    return int(_gathered(kept_words(tags), kept_words(weights), slots.numpy()))
+    return int(_gathered(kept_words(tags), kept_words(weights), slots))
 
 
-def _gathered(tags: Words, weights: Words, slots: NDArray[np.integer]) -> np.uint64:
+def _gathered(tags: Words, weights: Words, slots: Indices) -> np.uint64:
     total: np.uint64 = tags.take(slots, mode="clip").dot(weights[: len(slots)])
     return total
 

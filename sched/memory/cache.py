@@ -116,7 +116,9 @@ class RadixCache(PrefixCache):
         present, path = self.tree.insert(tokens, part(kv_indices, 0, aligned).to(torch.int64))
         self.token_to_kv_pool_allocator.free(part(kv_indices, req.cache_protected_len, present))
         match = self._matched(path)
-        kv_indices[req.cache_protected_len : aligned] = match.device_indices[req.cache_protected_len :]
+        kv_indices[req.cache_protected_len : aligned] = part(
+            match.device_indices, req.cache_protected_len, match.matched
+        )
         req.cache_protected_len = aligned
         self.dec_lock_ref(req.last_node)
         self.inc_lock_ref(match.last_node)
@@ -162,7 +164,7 @@ class RadixCache(PrefixCache):
 
     def _slots(self, req: Request, count: int) -> torch.Tensor:
         """[count] int32: the first slots of the request's row."""
-        return part(self.req_to_token_pool.req_to_token[req.row], 0, count)
+        return part(self.req_to_token_pool.req_to_token.select(0, req.row), 0, count)
 
     def _aligned(self, num_tokens: int) -> int:
         return num_tokens // self.page_size * self.page_size

@@ -14,7 +14,7 @@ import torch
 
 from ..batch import EncoderTokens, ForwardBatch, ModelOutput
 from ..kernels.arrays import kept_array
-from ..kernels.tags import gathered, kv_tags, position_weights
+from ..kernels.tags import Indices, gathered, kv_tags, position_weights
 from .decoder import Model
 
 _WORD = 1 << 64
@@ -30,20 +30,15 @@ class TagPool:
 
 
 def audit(
-    pool: TagPool,
-    req_to_token_row: torch.Tensor,
-    length: int,
-    *,
-    peek: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu,
+    pool: TagPool, slots: Indices, *, peek: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.cpu
 ) -> int:
-    """Returns 0 if the slots of positions 0 to ``length - 1`` contain what was written for them, in order.
+    """Returns 0 if the ``slots`` of positions 0, 1, ... of a request contain what was written for them, in order.
 
-    ``req_to_token_row`` is [context] int32 on the host, ``peek`` gives the host's view of a device tensor.
+    ``peek`` gives the host's view of a device tensor.
     """
-    if length <= 0:
+    if not len(slots):
         return 0
-    slots = req_to_token_row[:length]
-    stored = int(kept_array(peek(pool.sums))[slots.numpy()[-1]])
+    stored = int(kept_array(peek(pool.sums))[slots[-1]])
     return (gathered(peek(pool.tags), peek(pool.weights), slots) - stored) % _WORD
 
 

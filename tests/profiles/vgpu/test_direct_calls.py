@@ -113,6 +113,13 @@ STATEMENTS: Final = (
     "z = x.to('cpu', torch.int32)",
     "z = x.narrow(0, 1, 2)",
     "z = x.narrow(0, -2, 1)",
+    "z = x.select(0, 1)",
+    "z = x.select(0, -1)",
+    "z = torch.cat([x, i])",
+    "z = torch.cat((i,))",
+    "z = torch.cat([x, y])",
+    "z = torch.cat([x, i], dim=-1)",
+    "z = torch.cat([torch.ones(2), torch.ones(1)])",
     "z = x.copy_(y)",
     "z = x.copy_(torch.ones(3))",
     "x[i] = i + 4",
@@ -120,6 +127,13 @@ STATEMENTS: Final = (
     "x[i,] = i",
     "x[x > 1] = 7",
     "x[:2] = i",
+    "x[:] = x + 1",
+    "x[-1:] = j",
+    "x[-1:] = y[:1]",
+    "x[1:5] = j",
+    "x[::2] = i",
+    "x[2:0] = i[:0]",
+    "x[j[0]:] = i",
 )
 
 
