@@ -80,14 +80,16 @@ def _method(name: str, found: Callable[..., OpCall | DeviceTensor | None]) -> Ca
             return (own or getattr(torch.Tensor, name))(tensor, *args, **kwargs)
         if call is tensor:
             return tensor
-        return _handled(*call)
+        op, given, named = call
+        handlers = CURRENT.get().handlers
+        return (handlers.get(id(op)) or handlers.build(op))(given, named)
 
     return method
 
 
-def _handled(op: OpOverload, given: Sequence[Any], named: Mapping[str, Any] = _NO_KWARGS) -> Any:
+def _handled(op: OpOverload, given: Sequence[Any]) -> Any:
     handlers = CURRENT.get().handlers
-    return (handlers.get(id(op)) or handlers.build(op))(given, named)
+    return (handlers.get(id(op)) or handlers.build(op))(given, _NO_KWARGS)
 
 
 def _cat(tensors: Any, *args: Any, **options: Any) -> Any:

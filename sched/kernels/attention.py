@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .arrays import kept_array
 from .compiled import attention_on_host
 from .declare import INT64, Access, Work, kernel, meta_tensor, meta_tensors, nbytes, reads, total_length
 from .invariant import pairwise_sum, products, widened
@@ -105,8 +106,8 @@ def _cost(paged: PagedQueries, extend_lens: Tensor | None) -> Work:
     n of them new, these are n(2L - n + 1)/2."""
     cached = pairs = total_length(paged.seq_lens)
     if extend_lens is not None:
-        new = extend_lens.numpy()
-        pairs = int(new @ (2 * paged.seq_lens.numpy() - new + 1)) // 2
+        new = kept_array(extend_lens)
+        pairs = int(new @ (2 * kept_array(paged.seq_lens) - new + 1)) // 2
     slot_bytes = paged.req_to_token.element_size()
     return attention_work(paged.q, paged.k_cache, slot_bytes=slot_bytes, cached=cached, pairs=pairs)
 
