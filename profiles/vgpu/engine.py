@@ -9,10 +9,12 @@ Time is in integer nanoseconds. The simulation is independent of tensors and cal
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 COMPUTE, H2D, D2H, BESIDE, LINK = range(5)
 FOREVER = 1 << 62
@@ -21,6 +23,7 @@ PENDING = 256  # operations left unsettled before a launch settles what the cloc
 
 Row = tuple[Any, ...]
 Served = tuple[Row, int, int]  # with start and end
+Instants = NDArray[np.int64]
 
 
 class EventRecording:
@@ -74,24 +77,24 @@ class Replay:
     start, and ``begin`` its instant. ``rows`` has one row per kernel, or is empty if the run is reported as a whole, by
     ``row``.
 
-    ``begins()``, count + 1, are the instants at which the kernels start, from the start of the first, and the end of
+    ``begins()`` [count + 1] are the instants at which the kernels start, from the start of the first, and the end of
     the last one and a gap. They are computed once, when the run is first interrupted.
     """
 
     __slots__ = ("_begins", "_compute", "begin", "count", "gap", "index", "row", "rows", "start")
 
     def __init__(
-        self, begins: Callable[[], Sequence[int]], count: int, gap: int, row: Row, rows: Sequence[Row] = ()
+        self, begins: Callable[[], Instants], count: int, gap: int, row: Row, rows: Sequence[Row] = ()
     ) -> None:
         self._compute = begins
-        self._begins: Sequence[int] | None = None
+        self._begins: Instants | None = None
         self.count = count
         self.gap = gap
         self.row = row
         self.rows = rows
         self.index = self.begin = self.start = 0
 
-    def begins(self) -> Sequence[int]:
+    def begins(self) -> Instants:
         if self._begins is None:
             self._begins = self._compute()
         return self._begins
@@ -363,13 +366,13 @@ class Simulation:
         end = origin + duration
         if replay.rows or end > limit:
             first, begins, count = replay.index, replay.begins(), replay.count
-            last = min(max(bisect_right(begins, limit - origin), first + 1), count)
+            last = min(max(int(begins.searchsorted(limit - origin, "right")), first + 1), count)
             if replay.rows:
-                bounds = [origin + begin for begin in begins[first : last + 1]]
+                bounds = (origin + begins[first : last + 1]).tolist()
                 ends = [bound - replay.gap for bound in bounds[1:]]
                 self.served.extend(zip(replay.rows[first:last], bounds[:-1], ends, strict=True))
             if last < count:
-                replay.index, replay.begin = last, begins[last]
+                replay.index, replay.begin = last, int(begins[last])
                 queue.ready = ready = origin + replay.begin
                 self._free[COMPUTE] = queue.tail = ready - replay.gap
                 return None

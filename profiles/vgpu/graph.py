@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...sched.kernels.declare import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu
-from .engine import COMPUTE, D2H, H2D, EventRecording, Replay, Row
+from .engine import COMPUTE, D2H, H2D, EventRecording, Instants, Replay, Row
 from .executor import (
     Args,
     Executor,
@@ -205,7 +204,7 @@ class KernelRun:
         self._host_size = sum(node.host_size for node in nodes)
         self._begins = np.array([0, *accumulate(node.duration + gap for node in nodes)], np.int64)
         # Of each variable that has nodes here: its place, and how many there are before each node and in all.
-        self._variables: list[tuple[int, NDArray[np.int64]]] = []
+        self._variables: list[tuple[int, Instants]] = []
         for place, variable in enumerate(capture.variables.values()):
             own = [0, *accumulate(k in variable.nodes for k in part)]
             if own[-1]:
@@ -236,13 +235,12 @@ class KernelRun:
         replay = Replay(partial(self._present_begins, costs), len(nodes), self._gap, row, rows)
         runtime.simulation.submit(stream, COMPUTE, now, duration, replay)
 
-    def _present_begins(self, costs: Sequence[tuple[int, int]]) -> Sequence[int]:
+    def _present_begins(self, costs: Sequence[tuple[int, int]]) -> Instants:
         """Of each node, and of what follows the last one: from the start of the first node to its own."""
         begins = self._begins
         for place, own in self._variables:
             begins = begins + costs[place][0] * own
-        instants: list[int] = begins.tolist()
-        return instants
+        return begins
 
     def _rows(self, whole: Row, costs: Sequence[tuple[int, int]]) -> list[Row]:
         """A row for each node."""
