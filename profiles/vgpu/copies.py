@@ -16,7 +16,7 @@ from .engine import EventRecording, PeerEventRecording, StreamQueue
 from .executor import empty_strided
 from .factories import new
 from .tensor import DeviceTensor, is_pinned, pin, wrap
-from .torch_ops import clone, converted, copy_
+from .torch_ops import clone, copy_
 
 _FORM = ("dtype", "memory_format")
 _empty_like = torch.empty_like  # without the parameter that an emulated device adds
@@ -53,7 +53,9 @@ class CopyHandlers:
         device = kwargs.get("device")
         options = {name: kwargs[name] for name in _FORM if kwargs.get(name) is not None}
         if device is None or device.type == self._device_type:
-            result = self._gpu.executor.compute(converted, (source.held,), {"dtype": source.dtype, **options})
+            result = self._gpu.executor.compute(
+                _converted, (source.held,), {"dtype": source.dtype, **options}
+            )
             self._within(result, source.held)
             return wrap(result)
         if device.type == "meta":
@@ -116,6 +118,10 @@ def _host_like(held: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
     if options or not held.is_contiguous():
         held = torch.empty_like(held, device="meta", **options)
     return empty_strided(held.size(), held.stride(), dtype=held.dtype)
+
+
+def _converted(held: torch.Tensor, **options: Any) -> torch.Tensor:
+    return held.to(**options, copy=True)
 
 
 def send(

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...sched.kernels.arrays import array_of, kept_array, tensor_of
 
 _FUNCTIONS = ("sub", "mul", "cat", "index_select", "where", "eq", "ne", "lt", "le", "gt", "ge")
-_METHODS = ("copy_", "select", "view")
-_INTEGERS = {torch.int32: np.int32, torch.int64: np.int64}
+_METHODS = ("copy_", "clone", "select", "view")
+_INTEGERS = frozenset({torch.int32, torch.int64})
 _FEW = 4096  # elements
 _INDEX = torch.ops.aten.index.Tensor._op
 _INDEX_PUT = torch.ops.aten.index_put_.default._op
@@ -25,28 +24,9 @@ _SLICE = torch.ops.aten.slice.Tensor._op
 
 def add(held: torch.Tensor, other: Any, **options: Any) -> torch.Tensor:
     """add.Tensor and its other overloads."""
-    if type(other) is not int or options or not _is_row(held):
+    if type(other) is not int or options or held.dim() != 1 or not _few_integers(held, ()) or held.is_meta:
         return torch.add(held, other, **options)
-    return tensor_of(array_of(held) + other)
-
-
-def clone(held: torch.Tensor, **options: Any) -> torch.Tensor:
-    """clone.default."""
-    if options or not _is_row(held):
-        return torch.clone(held, **options)
-    return tensor_of(array_of(held).copy())
-
-
-def converted(held: torch.Tensor, dtype: torch.dtype, **options: Any) -> torch.Tensor:
-    """_to_copy.default on the device."""
-    if options or dtype not in _INTEGERS or not _is_row(held):
-        return held.to(dtype, copy=True, **options)
-    return tensor_of(array_of(held).astype(_INTEGERS[dtype]))
-
-
-def _is_row(held: torch.Tensor) -> bool:
-    """Whether NumPy makes the new tensor in torch's time or less, with its array, which the next op may need."""
-    return held.dim() == 1 and held.dtype in _INTEGERS and not held.is_meta
+    return tensor_of(array_of(held) + other)  # in the same time, and the sum's array is there for the next op
 
 
 def _slice(
@@ -99,13 +79,13 @@ _BINDINGS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in _FUNCTIONS},
     **{name: getattr(torch.Tensor, name) for name in _METHODS},
     "add": add,
-    "clone": clone,
     "slice": _slice,
     "index_put_": index_put_,
 }
 
 cat = _BINDINGS["cat"]
 copy_ = _BINDINGS["copy_"]
+clone = _BINDINGS["clone"]
 
 
 def binding(func: torch._ops.OpOverload) -> Callable[..., Any]:
