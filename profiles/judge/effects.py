@@ -152,7 +152,8 @@ class AddedCount(NamedTuple):
 def added(counts: Sequence[CounterEffect]) -> list[AddedCount]:
     """The copies and syncs of which the median step has at least one more in B than in A, all streams together, so that
     one that moves to another stream is not added. Of steady decodes, what not all decodes have."""
-    medians, means = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    medians: defaultdict[tuple[str, str], float] = defaultdict(float)
+    means: defaultdict[tuple[str, str], float] = defaultdict(float)
     for count in counts:
         if count.counter in ADDABLE and count.a and count.b:
             medians[count.kind, count.counter] += count.b.median - count.a.median

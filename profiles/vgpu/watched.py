@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import torch
 
@@ -149,10 +149,9 @@ class VirtualMemory:
 
     pinned: Callable[[torch.Tensor], bool] = staticmethod(is_pinned)
     # C functions, since they are called for each argument of each operation.
-    on_device = cast("Callable[[object], TypeGuard[torch.Tensor]]", DeviceTensor.__instancecheck__)
+    on_device: Callable[[object], TypeGuard[torch.Tensor]] = staticmethod(DeviceTensor.__instancecheck__)  # type: ignore[assignment]
     held: Callable[[torch.Tensor], torch.Tensor] = attrgetter("held")
     block: Callable[[torch.Tensor], Block | None] = attrgetter("block")
-
     span: Callable[[torch.Tensor], ByteSpan | None] = attrgetter("span")
 
     def keep(self, tensor: torch.Tensor, block: Block, span: ByteSpan) -> None:

@@ -82,9 +82,10 @@ def clipped(x: NDArray[Integer], places: NDArray[np.integer]) -> NDArray[Integer
     """``x[places]``; a place out of range counts as the nearest in range. ``take`` alone needs twice the time, and
     with ``mode="wrap"`` a time that grows with how far a place is out of range."""
     try:
-        return x[places]
+        found: NDArray[Integer] = x[places]
     except IndexError:
-        return x.take(places, mode="clip")
+        found = x.take(places, mode="clip")
+    return found
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:

@@ -249,14 +249,15 @@ def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:
         for order, (tensor, write, rows, *_) in enumerate(declared)
         if write or id(tensor) not in whole
     ]
-    parts = ([access for access in accesses if access.scattered is kind] for kind in (False, True))
+    whole_ones, scattered = ([one for one in accesses if one.scattered is kind] for kind in (False, True))
     selecting = {
         order: selection for order, (_, _, *selection) in enumerate(declared) if selection[0] is not None
     }
     tensors = {id(tensor) for selection in selecting.values() for tensor in selection if tensor is not None}
     if len(at) < len(places) or not tensors <= at.keys():
-        return KernelForm(accesses, *parts, range(len(arguments)), None)
+        return KernelForm(accesses, whole_ones, scattered, range(len(arguments)), None)
     selections = {
         order: [at.get(id(tensor)) for tensor in selection] for order, selection in selecting.items()
     }
-    return KernelForm(accesses, *parts, sorted({at[tensor].argument for tensor in tensors}), selections)
+    values = sorted({at[tensor].argument for tensor in tensors})
+    return KernelForm(accesses, whole_ones, scattered, values, selections)
