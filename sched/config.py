@@ -60,12 +60,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device offers besides kernels. The scheduler has a slower path for a device without one of them."""
+    """What a device offers besides kernels, where the scheduler has a slower path for a device without one of them; and
+    what its kernels need."""
 
     pinned_memory: bool = True
     side_streams: bool = True
     events: bool = True
     graphs: bool = True
+    first_run: bool = True  # needed by kernels, which it compiles, tunes and gives memory
 
 
 @dataclass(frozen=True, slots=True)

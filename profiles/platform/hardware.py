@@ -194,7 +194,7 @@ class HardwareProfile(_Written):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(**self.available.model_dump())
+        return Capabilities(**self.available.model_dump(), first_run=False)
 
 
 def names() -> Sequence[str]:

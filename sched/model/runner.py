@@ -100,8 +100,8 @@ def capture_graphs(
     pool = module.graph_pool_handle()
     for size in reversed(sizes):
         run = prepare(size)
-        if config.device.type == "cuda":
-            run()  # kernels are compiled, tuned and given memory by their first run, which must not be captured
+        if config.capabilities.first_run:
+            run()  # which must not be captured
         graph = module.CUDAGraph()
         with module.graph(graph, pool=pool, stream=module.current_stream()):
             output = run()

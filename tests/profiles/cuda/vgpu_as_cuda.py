@@ -21,6 +21,7 @@ from schedbench.profiles.record.timeline import Sink, Window
 from schedbench.profiles.run import machines
 from schedbench.profiles.vgpu.device import device
 from schedbench.profiles.vgpu.tensor import DeviceTensor
+from schedbench.sched.config import Capabilities
 from schedbench.sched.observe import Observer, StepInfo
 
 INLINE = 65536
@@ -72,6 +73,7 @@ def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
         steps = ForwardingRecorder(seen, machine.observer)
         yield replace(
             machine,
+            capabilities=Capabilities(),
             observer=steps,
             names=seen,
             hazards=seen.checker,
