@@ -44,6 +44,9 @@ _REST = (_OTHERS, _COUNTS, _SHOWED)
 def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     """In Markdown it can be pasted into a pull request. ``few``: only some source lines are shown in a table."""
     found, most = document["comparison"], FEW if few else LINES
+    waits_alone = all(line["a"] == line["b"] for line in found["lines"]) and any(
+        line["exposed_a"] != line["exposed_b"] for line in found["lines"]
+    )
     return Page(
         f"compare {document['scenario']['name'] or ''}".rstrip(),
         [
@@ -54,7 +57,7 @@ def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  
         ],
         document["conclusion"],
         footer=_provenance(document),
-        rest=_REST,
+        rest=_REST[:-1] if waits_alone else _REST,
     )
 
 

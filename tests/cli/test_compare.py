@@ -180,6 +180,16 @@ def test_source_lines_are_folded_and_never_cut(document, width):
     assert f"{site['file']}:1127{site['statement']}".replace(" ", "") in column.replace(" ", "")
 
 
+def test_waits_are_shown_at_once_where_only_they_changed(document):
+    found = document["comparison"]
+    line = next(line for line in found["lines"] if line["site"])
+    found["lines"] = [line | {"a": 1.0, "b": 1.0, "exposed_a": 0.0, "exposed_b": 5.5}]
+    title = "where the host's waiting showed"
+    assert title not in compare_page.page(document).rest
+    found["lines"][0]["b"] = 2.0
+    assert title in compare_page.page(document).rest
+
+
 def test_a_line_that_only_moved_is_neither_new_nor_gone(document):
     found = document["comparison"]
     site = {"file": "sched/new.py", "function": "g", "line": 7, "statement": "ids.item()"}
