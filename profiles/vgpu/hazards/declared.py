@@ -177,7 +177,9 @@ class DeclaredFootprints:
             return shadow, shadow.epoch, part, argument.size()
         if isinstance(argument, (list, tuple)):
             return tuple(self._key(item, values=values) for item in argument)
-        return argument.size() if isinstance(argument, torch.Tensor) else argument
+        if isinstance(argument, torch.Tensor):  # the host may write to its memory at any time
+            return object() if values and not argument.is_floating_point() else argument.size()
+        return argument
 
 
 class _KernelFootprint:
