@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...sched.batch import DraftState, ForwardBatch, ModelOutput, ScheduleBatch
+from ...sched.config import EngineConfig
 from ...sched.link import Link
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
@@ -281,7 +282,7 @@ class _InvariantObserver(Observer):
         if self._ended[request.id] > 1:
             text = f"request {request.id} ended {self._ended[request.id]} times"
             self._violations.add([Violation("a request ends once", "status", text, request=request.id)])
-        self._violations.add(_misended(request, self._scheduler.engine.config.eos_token_ids))
+        self._violations.add(_misended(request, self._scheduler.engine.config))
 
     def at_the_end(self) -> Iterator[Violation]:
         """After the last step nothing is in flight, and no memory is held, except for the ring of kept references."""
@@ -303,21 +304,19 @@ def _named(name: str, batch: ScheduleBatch) -> str:
     return f"the {name} batch (last launched as step {batch.step})"
 
 
-def _misended(request: Request, eos: Sequence[int]) -> Iterator[Violation]:
+def _misended(request: Request, config: EngineConfig) -> Iterator[Violation]:
     """A request ends at its first stop token or with as many tokens as it asked for, not later, and by no other
-    reason's name."""
+    reason's name. An embedding counts as one token."""
     sampling, output = request.sampling, request.output_ids
-    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
+    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else config.eos_token_ids)}
     first = next((place for place, token in enumerate(output, 1) if token in stops), None)
-    meant = min(sampling.max_new_tokens, first or sampling.max_new_tokens)
+    most = 1 if config.embedding else sampling.max_new_tokens
+    meant = min(most, first or most)
     early = request.reason in ("length", "stop") and len(output) < meant
     unstopped = request.reason == "stop" and first is None
     if len(output) > meant or early or unstopped:
         behind = "no stop token" if first is None else f"its first stop token as number {first}"
-        text = (
-            f"request {request.id} ended ({request.reason}) with {len(output)} of at most "
-            f"{sampling.max_new_tokens} tokens, and {behind}"
-        )
+        text = f"request {request.id} ended ({request.reason}) with {len(output)} of at most {most} tokens, and {behind}"
         yield Violation("a request ends where it asked to", "output_ids", text, request=request.id)
 
 

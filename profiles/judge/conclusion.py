@@ -167,8 +167,9 @@ def _engagement(comparison: Comparison) -> str:
     everything = sum(share.steps for share in found.kinds.values())
     if not differing:
         same = _same(comparison, everything)
-        alone = "engaged by order, waits or batches alone: "
-        return same if same_times(comparison.trials) else f"{alone}{same}"
+        elsewhere = "in other ranks, or " if _which_rank(comparison) else ""
+        how = f"engaged {elsewhere}by order, waits or batches alone: "
+        return same if same_times(comparison.trials) else f"{how}{same}"
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
     where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"
