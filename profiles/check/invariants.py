@@ -315,8 +315,8 @@ def _misended(request: Request, config: EngineConfig) -> Iterator[Violation]:
     early = request.reason in ("length", "stop") and len(output) < meant
     unstopped = request.reason == "stop" and first is None
     if len(output) > meant or early or unstopped:
-        behind = "no stop token" if first is None else f"its first stop token as number {first}"
-        text = f"request {request.id} ended ({request.reason}) with {len(output)} of at most {most} tokens, and {behind}"
+        stop = "no stop token" if first is None else f"its first stop token as number {first}"
+        text = f"request {request.id} ended ({request.reason}) with {len(output)} of at most {most} tokens, and {stop}"
         yield Violation("a request ends where it asked to", "output_ids", text, request=request.id)
 
 
