@@ -57,7 +57,7 @@ def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  
         ],
         document["conclusion"],
         footer=_provenance(document),
-        rest=_REST[:-1] if waits_alone else _REST,
+        rest=(_OTHERS, _COUNTS) if waits_alone else _REST,
     )
 
 

@@ -305,8 +305,8 @@ def _named(name: str, batch: ScheduleBatch) -> str:
 
 
 def _misended(request: Request, config: EngineConfig) -> Iterator[Violation]:
-    """A request ends at its first stop token or with as many tokens as it asked for, not later, and by no other
-    reason's name. An embedding counts as one token."""
+    """A request ends at its first stop token or with as many tokens as it asked for, whichever comes first. An
+    embedding counts as one token."""
     sampling, output = request.sampling, request.output_ids
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else config.eos_token_ids)}
     first = next((place for place, token in enumerate(output, 1) if token in stops), None)

@@ -11,17 +11,20 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
+from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig
 from schedbench.sched.kernels.rows import decode_positions, extend_positions
 from schedbench.sched.memory.pools import KVPool
+from schedbench.sched.model import runner
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.runner import ModelRunner, graph_sizes
 from schedbench.sched.model.tags import TaggedDecoder, TagPool
 from schedbench.sched.model.weights import empty_weights, seeded_weights
+from tests.acceptance.runs import resolved
 from tests.profiles.recorders import WindowRecorder
 
 CONFIG = replace(PRESETS["tiny-llama"], num_layers=1, max_positions=128)
@@ -142,6 +145,23 @@ def test_batches_that_no_decode_can_have_get_no_graph(changes: dict[str, int], s
     )
 
     assert graph_sizes(replace(config, **changes)) == sizes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("warmup", "most"), [(0, 4), (7, 8)])
+def test_a_run_captures_no_graph_beyond_its_requests(
+    monkeypatch: pytest.MonkeyPatch, warmup: int, most: int
+) -> None:
+    captured: list[int] = []
+    capture = runner.capture_graphs
+
+    def noted(config: EngineConfig, sizes: list[int], prepare: Any) -> Any:
+        captured.extend(sizes)
+        return capture(config, sizes, prepare)
+
+    monkeypatch.setattr(runner, "capture_graphs", noted)
+    question = resolved("overlap_on", "workload.requests=3", f"measure.warmup_requests={warmup}")
+    execute(question, question.relays[0], Options(device="vgpu"))
+    assert max(captured) == most
 
 
 def test_a_decode_is_one_launch_and_one_replay(on_device: Callable[..., Any]) -> None:
