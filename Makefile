@@ -23,8 +23,9 @@ WORKERS := -n 2 --dist loadfile
 test: $(READY)
 	$(BIN)/pytest $(WORKERS) -q $(HANGS) $(TESTS)
 
-# Every state of the ladder with every mode, cell by cell, and the runs of `make test` once more, watched for hazards:
-# too long for each change, run whole by CI.
+# Every state of the ladder with every mode, cell by cell, the tests that start many processes, draw hostile input or
+# repeat an experiment, and the runs of `make test` once more, watched for hazards: too long for each change, run whole
+# by CI.
 wide: $(READY)
 	$(BIN)/pytest $(WORKERS) -q -m wide $(HANGS) $(WIDE) $(TESTS)
 	$(BIN)/pytest $(WORKERS) -q --watch $(HANGS) tests/acceptance tests/robustness/test_failures_by_script.py
@@ -38,7 +39,7 @@ MINUTES ?= 10
 fuzz: $(READY)
 	end=$$(( $$(date +%s) + 60 * $(MINUTES) )); while [ $$(date +%s) -lt $$end ]; do \
 	  seed=$${SEED:-$$RANDOM}; echo "make fuzz SEED=$$seed"; \
-	  $(BIN)/pytest -q --tb=short --hypothesis-profile=fuzz --hypothesis-seed=$$seed tests/robustness || exit 1; done
+	  $(BIN)/pytest -q --tb=short --hypothesis-profile=fuzz --hypothesis-seed=$$seed -m 'not slow' tests/robustness || exit 1; done
 
 # A hundred thousand requests, and a sweep of a thousand cells that is killed: nothing is left behind, nothing is lost.
 soak: $(READY)

@@ -66,6 +66,7 @@ def found() -> dict[str, object]:
     return answer
 
 
+@pytest.mark.wide
 def test_importing_the_virtual_gpu_registers_no_device(found: dict[str, object]) -> None:
     assert found["backend"] == "privateuseone"
 
@@ -100,6 +101,7 @@ def test_listing_engines_names_the_packages_of_the_adapters() -> None:
     assert named == {name: adapter_named(name).package for name in named} and len(named) == 4
 
 
+@pytest.mark.wide
 def test_a_run_after_a_list_loads_the_modules_that_the_list_has_not_loaded() -> None:
     program = (
         "import sys; from schedbench.cli.app import app\n"
@@ -110,6 +112,7 @@ def test_a_run_after_a_list_loads_the_modules_that_the_list_has_not_loaded() -> 
     assert "\nTrue\n" in done.stdout and "\nstart" in done.stdout
 
 
+@pytest.mark.wide
 def test_collections_are_rare_while_a_process_of_the_command_line_imports() -> None:
     program = (
         "import gc; from schedbench.profiles.platform.own_process import between_runs, claim_process, is_frozen\n"

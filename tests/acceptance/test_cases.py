@@ -87,10 +87,11 @@ def test_listed_disagreements_differ_from_the_expected_verdict() -> None:
     assert all(case_of(name).expect != found for name, found in KNOWN_OTHERWISE.items())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("null", "exposing"),
     [
-        pytest.param("cases/hidden-host-work", "engine.overlap=false", marks=pytest.mark.wide),
+        ("cases/hidden-host-work", "engine.overlap=false"),
         ("cases/sync-count-null", "engine.relay.barrier=top"),
     ],
 )

@@ -83,6 +83,7 @@ def test_a_pause_changes_no_token_of_another_scenario(scenario: str, state: str)
     assert pausing.outputs == result_of(scenario, *few, *short).outputs
 
 
+@pytest.mark.wide
 def test_any_sequence_of_pauses_keeps_invariants_and_tokens() -> None:
     """The invariants hold after each pause (upstream's test of tensor consistency), and no token changes."""
     drawn = random.Random(0)

@@ -20,6 +20,8 @@ import pytest
 from schedbench.profiles.record.result import Abstained, Result, read
 from tests.acceptance.runs import command_line, plain_environment
 
+pytestmark = pytest.mark.wide
+
 # Minutes of work; requests arrive one after the other for as long.
 LONG = ("mixed", "--set", "workload.requests=8000", "--set", "workload.arrival.rate=400")
 PATIENCE_S = 100

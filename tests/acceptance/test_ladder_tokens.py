@@ -45,6 +45,7 @@ FEW_PENALISED = ("workload.requests=4", "workload.output_tokens.max=16")
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("loop", LOOPS)
 def test_upstream_penalties_are_equal_in_all_states_of_a_loop(loop: str) -> None:
     digests = {
@@ -55,6 +56,7 @@ def test_upstream_penalties_are_equal_in_all_states_of_a_loop(loop: str) -> None
     assert len(digests) == 1
 
 
+@pytest.mark.wide
 def test_exact_penalties_are_equal_in_all_states_and_loops() -> None:
     digests = {
         digest_of(

@@ -15,6 +15,8 @@ from schedbench.cli.calibrate import page
 from schedbench.profiles.calibrate import host
 from tests.cli.pages import printed
 
+pytestmark = pytest.mark.wide
+
 SMALL = ("--host-only", "--batch-sizes", "1,2", "--prompt-tokens", "32", "--rounds", "1")
 
 

@@ -43,6 +43,7 @@ def test_all_checks_of_a_correct_scenario_pass(run_command: RunCommand) -> None:
         assert any(line.startswith(name) for line in said.out.splitlines())
 
 
+@pytest.mark.wide
 def test_a_document_has_every_check_and_unproven_places(run_command: RunCommand, tmp_path: Path) -> None:
     said = run_command("check", *TINY, "--relay", "latest", "--format", "json", "--output-dir", tmp_path)
     [report] = reports(said.out)
@@ -55,6 +56,7 @@ def test_a_document_has_every_check_and_unproven_places(run_command: RunCommand,
     assert "| `context.streams.record(source, context.streams.forward)` |" in unproven
 
 
+@pytest.mark.wide
 def test_every_format_lists_skipped_checks_in_one_line(run_command: RunCommand, tmp_path: Path) -> None:
     asked = ("check", SMALL[0], "--seeds", "1", *SETS, "--relay", "latest", "--output-dir", tmp_path)
     said = run_command(*asked, "--format", "csv")
@@ -76,6 +78,7 @@ def test_every_format_lists_skipped_checks_in_one_line(run_command: RunCommand, 
     assert f"not asked: {line}" in markdown(page).splitlines()
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("nothing_unproven")
 def test_one_adversary_leaves_all_others_out(run_command: RunCommand) -> None:
     said = run_command("check", SMALL[0], *SETS, "--adversarial", "8", "--format", "json")
@@ -84,6 +87,7 @@ def test_one_adversary_leaves_all_others_out(run_command: RunCommand) -> None:
     assert left_out["random orders"] == "all but seed 8"
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("nothing_unproven")
 def test_the_files_that_were_read_are_named_with_their_digests(
     run_command: RunCommand, tmp_path: Path
@@ -126,6 +130,7 @@ def test_a_broken_budget_fails_with_its_lines(run_command: RunCommand) -> None:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("nothing_unproven")
 def test_an_untested_budget_does_not_pass(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--expect", "idle.schedule.h2d=0", "--format", "json")
@@ -148,6 +153,7 @@ def test_a_failing_run_is_a_failed_check(run_command: RunCommand) -> None:
     assert said.code == 1 and verdicts["run"] == "failed" and verdicts["tokens"] == "not applicable"
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("nothing_unproven")
 def test_the_token_check_does_not_apply_to_lagging_penalties(run_command: RunCommand) -> None:
     penalised = ("--set", "workload.sampling.presence_penalty=0.5")
@@ -156,6 +162,7 @@ def test_the_token_check_does_not_apply_to_lagging_penalties(run_command: RunCom
     assert said.code == 0 and tokens["verdict"] == "not applicable" and "penalties" in tokens["about"]
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("nothing_unproven")
 def test_every_relay_of_a_ladder_is_checked(run_command: RunCommand) -> None:
     relays = "engine.relays=[{state: pr26425}, {state: latest}]"
@@ -206,6 +213,7 @@ def nothing_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "unproven", lambda *_: [])
 
 
+@pytest.mark.wide
 def test_all_faults_are_checked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = fault_scenarios()["never-resolve"]
     one = {"never-resolve": replace(fault, overrides=(*fault.overrides, *FEW))}
@@ -223,6 +231,7 @@ def test_all_faults_are_checked_off_and_on(run_command: RunCommand, monkeypatch:
     assert "| never-resolve | pr25945 | passed | contract |" in page
 
 
+@pytest.mark.wide
 def test_a_fault_that_no_check_finds_fails(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault is harmless here: it stashes before sampling, and no sample is delayed."""
     fault = fault_scenarios()["stash-before-sampling"]
@@ -260,6 +269,7 @@ def test_several_ranks_are_not_checked_on_one_device(
     assert said.code == 3 and "several ranks" in said.err
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("fault", "code"), [((), 0), (("--fault", "no-barrier"), 1)])
 def test_checks_on_cuda(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, fault: tuple[str, ...], code: int

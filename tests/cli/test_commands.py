@@ -40,6 +40,7 @@ def test_starting_up_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.wide
 def test_reading_stored_results_and_wrong_arguments_import_no_torch(cli, tmp_path):
     made = cli.invoke(app, ["run", "mixed", "--set", "workload.requests=2", "--output-dir", str(tmp_path)])
     assert made.exit_code == 0
@@ -244,11 +245,12 @@ def test_subclasses_of_errors_keep_the_exit_code():
     assert exit_code(type("Narrower", (ResultError,), {})()) == 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "arguments",
     [
         "list scenarios",
-        pytest.param("run overlap_on --set workload.requests=2", marks=pytest.mark.wide),
+        "run overlap_on --set workload.requests=2",
         "explain ttft_ms",
     ],
 )
@@ -267,14 +269,12 @@ def test_a_closed_pipe_is_no_failed_gate(arguments: str) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("arguments", "closed"),
     [
         ("list scenarios", ">&-"),
-        *(
-            pytest.param("run overlap_on --set workload.requests=2", one, marks=pytest.mark.wide)
-            for one in (">&-", "2>&-", ">&- 2>&- <&-")
-        ),
+        *(("run overlap_on --set workload.requests=2", one) for one in (">&-", "2>&-", ">&- 2>&- <&-")),
     ],
 )
 def test_a_closed_standard_stream_discards_what_is_printed(arguments: str, closed: str) -> None:

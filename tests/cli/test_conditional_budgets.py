@@ -10,6 +10,8 @@ from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 from tests.conftest import RunCommand
 
+pytestmark = pytest.mark.wide
+
 SETTINGS = (
     "workload.requests=3",
     "workload.prompt_tokens.max=40",

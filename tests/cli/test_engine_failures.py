@@ -14,6 +14,8 @@ from tests.conftest import RunCommand
 from tests.profiles.engines.checkouts import checkout, git, write_package
 from tests.profiles.engines.conftest import ADAPTER, QUIET, SMALL, Scripted, scripted
 
+pytestmark = pytest.mark.wide
+
 __all__ = ["scripted"]  # a fixture
 
 TINY = tuple(part for override in SMALL for part in ("--set", override))

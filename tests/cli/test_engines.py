@@ -74,6 +74,7 @@ def test_an_engine_is_compared_with_our_own_scheduler(run_command: RunCommand, e
     assert "relay latest" in said.out
 
 
+@pytest.mark.wide
 def test_check_runs_the_checks_that_an_engine_supports(run_command: RunCommand, engine: str) -> None:
     asked = ("--engine", f"{engine}@v1", "--seeds", "1", "--format", "json")
     said = run_command("check", "mixed", *TINY, *asked)
@@ -103,6 +104,7 @@ def test_functions_of_python_take_an_engine(engine: str) -> None:
         sb.check("mixed", against=engine, **keys)
 
 
+@pytest.mark.wide
 def test_check_compares_no_tokens_that_an_engine_draws(run_command: RunCommand, engine: str) -> None:
     asked = ("--engine", f"{engine}@v1", "--seeds", "1", "--format", "json")
     drawn = ("--set", "workload.sampling.temperature=0.8")
@@ -124,6 +126,7 @@ def step(device):
 """
 
 
+@pytest.mark.wide
 def test_check_explains_an_index_that_is_poison(run_command: RunCommand, tmp_path: Path) -> None:
     """The error is of a read that does not wait for the write of its indices, which is the hazard at that line."""
     checkout(tmp_path, UNORDERED)
@@ -180,6 +183,7 @@ def test_check_of_a_failing_engine_has_its_error(run_command: RunCommand, tmp_pa
     assert conclusion.startswith(f"mixed FAILED: run with {ADAPTER}:{tmp_path}; ")
 
 
+@pytest.mark.wide
 def test_sweep_over_versions_of_an_engine(
     run_command: RunCommand, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +208,7 @@ def test_a_version_that_cannot_run_is_a_refused_cell(run_command: RunCommand, en
     assert "no such commit, branch or tag" in said.out
 
 
+@pytest.mark.wide
 def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine: str, tmp_path: Path) -> None:
     said = run_command("doctor", "--engine", f"{engine}@v1", "--format", "json")
     assert said.code == 0

@@ -68,6 +68,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return files
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_stored_document_is_reported_in_every_format(
     name: str, kept: dict[str, Path], run_command: RunCommand

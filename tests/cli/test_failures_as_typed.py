@@ -33,6 +33,7 @@ def test_a_run_that_loses_a_rank_reports_it_and_keeps_its_result(
     assert {row["status"] for row in document["requests"]} <= {"finished", "failed"}
 
 
+@pytest.mark.wide
 def test_a_request_failed_by_script_is_a_failed_workload(run_command: RunCommand) -> None:
     dropped = NEVER.replace("99", "2")
     said = run_command("run", "disagg", *SMALL, "--set", dropped)
@@ -64,6 +65,7 @@ def test_the_workload_of_a_failed_run_is_the_planned_one(run_command: RunCommand
     assert "the plan of all 8; 2 came" in said.out
 
 
+@pytest.mark.wide
 def test_a_message_that_never_came_is_reported(run_command: RunCommand) -> None:
     said = run_command("run", "disagg", *SMALL, "--set", NEVER)
     assert (said.code, said.err) == (0, "did not happen: prefill 0 to decode 0: drop of kv 99\n")
@@ -75,6 +77,7 @@ def test_faults_do_not_affect_the_warm_up(run_command: RunCommand) -> None:
     assert len(json.loads(said.out)["requests"]) == 8
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("script", [DEATH, NEVER.replace("99", "2")])
 def test_check_runs_with_scripted_faults(run_command: RunCommand, script: str) -> None:
     said = run_command("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", script)
@@ -82,6 +85,7 @@ def test_check_runs_with_scripted_faults(run_command: RunCommand, script: str) -
     assert "adversary    not applicable" in said.out
 
 
+@pytest.mark.wide
 def test_check_does_not_pass_faults_that_did_not_happen(run_command: RunCommand) -> None:
     said = run_command("check", "faults/parting", "--seeds", "0", "--relay", "latest", "--set", NEVER)
     assert said.code == 1

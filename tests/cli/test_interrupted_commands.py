@@ -24,7 +24,7 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options, execute
 from tests.conftest import RunCommand
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.wide, pytest.mark.processes]
 
 SMALL = ("--set", "requests=2", "--set", "output_tokens=4", "--set", "values=none")
 TWO = ("--over", "max_running_requests=1,2", "--alone")

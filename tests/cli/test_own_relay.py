@@ -13,6 +13,8 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 from tests.conftest import RunCommand
 
+pytestmark = pytest.mark.wide
+
 GUIDE = (Path(__file__).parents[2] / "docs/first-change.md").read_text().split("## Your own relay variant")[1]
 SMALL = ("requests=2", "output_tokens=4", "values=none")
 

@@ -151,6 +151,7 @@ def test_steps_idle_time_and_counters_equal_the_result(folder):
     assert isinstance(peak, Metric) and max(counters["KV"]) == peak.values[0]
 
 
+@pytest.mark.wide
 def test_the_protobuf_equals_the_json(folder, tmp_path):
     """The protobuf is read back by the classes of the format."""
     paths = [tmp_path / name for name in ("x.pftrace", "x.pftrace.gz")]

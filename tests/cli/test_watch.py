@@ -66,12 +66,14 @@ def test_a_failing_program_shows_its_traceback_and_one_sentence(watch: RunComman
     assert done.err.endswith(f"schedbench: {script}: ValueError: bad data\n")
 
 
+@pytest.mark.wide
 def test_a_program_that_exits_shows_one_sentence(watch: RunCommand, script: Path) -> None:
     script.write_text("import sys\nsys.exit(3)\n")
     done = watch("--", "python", str(script))
     assert (done.code, done.out, done.err) == (4, "", f"schedbench: {script}: exited with 3\n")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("end", "failure"), [("raise SystemExit(3)", "exited with 3"), ("x.gone", "AttributeError: ")]
 )
@@ -95,20 +97,18 @@ def test_a_process_that_the_program_forks_gives_no_second_result(watch: RunComma
     assert sum(row["count"] for row in json.loads(done.out)["syncs"]) == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ("import os; os._exit(1)", "exited with 1 before it was done"),
-        pytest.param(
+        (
             "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
             "was ended by signal 9 before it was done",
-            marks=pytest.mark.wide,
         ),
-        pytest.param("def f(:", "SyntaxError", marks=pytest.mark.wide),
-        pytest.param("import no_such_package", "No module named 'no_such_package'", marks=pytest.mark.wide),
-        pytest.param(
-            "import torch; torch.zeros(1, device='cuda:3')", "invalid device ordinal", marks=pytest.mark.wide
-        ),
+        ("def f(:", "SyntaxError"),
+        ("import no_such_package", "No module named 'no_such_package'"),
+        ("import torch; torch.zeros(1, device='cuda:3')", "invalid device ordinal"),
     ],
     ids=["_exit", "killed", "syntax", "import", "no such device"],
 )

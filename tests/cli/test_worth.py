@@ -19,6 +19,8 @@ from schedbench.cli.result_page import csv_of, page, worth_page_of
 from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
 
+pytestmark = pytest.mark.wide
+
 DOCS = Path(__file__).parents[2] / "docs"
 CASE = ("cases/h2d-blocking-output-ids", "--relay", "pr25945", "--set", "workload.output_tokens=24")
 UPLOAD = "sched/relay/penalties.py"

@@ -25,6 +25,7 @@ from tests.profiles.cuda.conftest import Trace
 from tests.robustness.hostile import NUMBERS, WORDS, as_json, mutated, refuses_cleanly, rounds, spliced
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.usefixtures("little_memory"),
     pytest.mark.filterwarnings("ignore:Generating overly large repr"),
 ]

@@ -18,6 +18,7 @@ from schedbench.scenarios.overrides import keys
 from tests.robustness.hostile import VALUES, as_json, mutated, rounds, time_limit
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.usefixtures("little_memory"),
     pytest.mark.filterwarnings("ignore:Generating overly large repr"),
 ]

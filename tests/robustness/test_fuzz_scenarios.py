@@ -24,7 +24,7 @@ from schedbench.scenarios.records import TraceError
 from schedbench.scenarios.workload import build
 from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced, time_limit
 
-pytestmark = pytest.mark.usefixtures("little_memory")
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("little_memory")]
 
 NAMES = (*shipped.names(), *shipped.case_names())
 SHIPPED = {name: yaml.safe_load(shipped.content(name)) for name in NAMES}

@@ -18,7 +18,7 @@ from schedbench.scenarios.workload_schema import TraceFormat
 from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
 from tests.scenarios.test_traces import TEXTS
 
-pytestmark = pytest.mark.usefixtures("little_memory")
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("little_memory")]
 
 FORMATS = get_args(TraceFormat)
 TABLES = ("azure", "burstgpt")

@@ -23,6 +23,8 @@ from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.loop import prepare
 from schedbench.sched.loop.engine import Engine
 
+pytestmark = pytest.mark.wide
+
 BASE = load("h200")
 DEVICE_CALLS = {"launch", "copy_call", "event_record", "sync_return", "graph_launch", "pin_memory"}
 

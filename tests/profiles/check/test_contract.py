@@ -53,6 +53,7 @@ def test_the_contract_holds_for_random_actions(row: tuple[str, bool], script: li
     assert followed(ScriptedEngine(choose(state, {}).row(overlap=overlap), overlap=overlap), script) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("state", ["pr25774", "pr25945", "latest"])
 @pytest.mark.parametrize("switch", SWITCH_VALUES)
 def test_no_switch_breaks_the_contract(state: str, switch: str) -> None:

@@ -64,11 +64,12 @@ def broken(resolved: Resolved, change: Change) -> Resolved:
 @pytest.mark.parametrize(
     ("state", "worker"),
     [
-        ("pr25774-before", "v2"),
         ("pr25944", "v2"),
-        ("pr25945", "v2 serial"),
         ("latest", "v1"),
-        ("pr25945", "tree"),
+        *(
+            pytest.param(state, worker, marks=pytest.mark.wide)
+            for state, worker in (("pr25774-before", "v2"), ("pr25945", "v2 serial"), ("pr25945", "tree"))
+        ),
     ],
 )
 def test_drafts_agree_in_every_state_and_worker(state: str, worker: str) -> None:
@@ -80,9 +81,8 @@ def test_drafts_agree_in_every_state_and_worker(state: str, worker: str) -> None
 SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
 
 
-@pytest.mark.parametrize(
-    "state", [state if state in SOON else pytest.param(state, marks=pytest.mark.wide) for state in states()]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("state", states())
 def test_a_draft_starts_from_the_state_of_the_last_extend(state: str) -> None:
     assert violations(question(state=state)) == {}
 
@@ -93,6 +93,7 @@ def test_the_check_does_not_apply_to_simulated_acceptance_and_lagging_penalties(
     assert checked(penalised).verdict == "not applicable"
 
 
+@pytest.mark.wide
 def test_aborted_requests_are_no_difference() -> None:
     """A verify reports several tokens at once, so the aborted request of one run may have more of them."""
     leaving = question("workload.abort={fraction: 0.5, after_tokens: 3}")
@@ -116,6 +117,7 @@ def of_a_neighbour(field: str) -> Callable[..., None]:
     return misplaced
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("field", ["hidden_states", "topk_index"])
 def test_the_draft_state_of_another_request_is_reported_by_field(field: str) -> None:
     wrong = broken(question(), lambda row: replace(row, resolve=of_a_neighbour(field)))

@@ -50,6 +50,7 @@ def test_every_state_keeps_the_invariants(state: str, overlap: str) -> None:
     assert not guarded(MIXING, f"engine.relay={state}", f"engine.overlap={overlap}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -63,9 +64,7 @@ def test_every_state_keeps_the_invariants(state: str, overlap: str) -> None:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize(
-    ("scenario", "state"), [(MIXING, "latest"), pytest.param(JOINING, "pr25944", marks=pytest.mark.wide)]
-)
+@pytest.mark.parametrize(("scenario", "state"), [(MIXING, "latest"), (JOINING, "pr25944")])
 def test_invariants_hold_for_other_settings(scenario: str, state: str, overrides: tuple[str, ...]) -> None:
     assert not guarded(scenario, f"engine.relay={state}", *overrides)
 

@@ -71,6 +71,7 @@ def test_work_that_cannot_be_pickled_is_an_error() -> None:
         list(each(lambda number: -number, range(6)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("faulty", [[], ["no-barrier"]])
 def test_an_examination_is_the_same_in_processes(monkeypatch: pytest.MonkeyPatch, faulty: list[str]) -> None:
     """There, its adversaries begin before the watched run."""

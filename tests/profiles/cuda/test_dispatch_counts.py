@@ -19,6 +19,8 @@ from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.observe import StepInfo
 
+pytestmark = pytest.mark.wide
+
 PLAIN = (
     "workload.arrival={process: burst}",
     "workload.requests=6",

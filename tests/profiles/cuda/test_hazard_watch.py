@@ -247,15 +247,12 @@ def test_every_state_gives_the_same_findings(state: str, monkeypatch: pytest.Mon
     assert bool(found.findings) == (state != "latest")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("scenario", "more"),
     [
-        pytest.param(
-            "penalties",
-            ("engine.relay={state: pr25945, barrier: off}", "workload.requests=12"),
-            marks=pytest.mark.wide,
-        ),
-        pytest.param("hisparse", ("workload.requests=6",), marks=pytest.mark.wide),
+        ("penalties", ("engine.relay={state: pr25945, barrier: off}", "workload.requests=12")),
+        ("hisparse", ("workload.requests=6",)),
         ("faults/mixing", ("engine.relay={state: latest, barrier: off}", "engine.cuda_graph=false")),
         ("faults/mixing", ("engine.relay=pr25945", "engine.page_size=16", "engine.radix_cache=false")),
     ],
@@ -279,9 +276,8 @@ CAUGHT = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", [*CAUGHT[:3], *(pytest.param(n, marks=pytest.mark.wide) for n in CAUGHT[3:])]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("name", CAUGHT)
 def test_a_fault_gives_the_same_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = fault_scenarios()[name]
     expected, found = both(scenario.broken(), monkeypatch)

@@ -34,6 +34,8 @@ from schedbench.scenarios.problems import ScenarioError
 from .checkouts import write_package
 from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, run
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture
 def ended_engines() -> Iterator[None]:
@@ -263,7 +265,6 @@ def test_an_interrupted_run_ends_and_is_marked(
     assert run(question, engine).run.cancelled
 
 
-@pytest.mark.wide
 def test_a_run_succeeds_after_a_hang_or_a_killed_process(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,15 +297,13 @@ def test_a_run_succeeds_after_a_hang_or_a_killed_process(
             "def f(:",
             ': invalid syntax (loop.py, line 1) (at python/toy/loop.py:1)\n  File "python/toy/loop.py", line 1\n',
         ),
-        pytest.param(
+        (
             "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(7)",
             "its import did not end: the engine's process exited with 7",
-            marks=pytest.mark.wide,
         ),
-        pytest.param(
+        (
             "import time; time.sleep(1000)",
             "its import took longer than 0.1 s (--engine-timeout), and was ended",
-            marks=pytest.mark.wide,
         ),
     ],
 )
@@ -314,7 +313,6 @@ def test_a_failing_import_is_described(question: Resolved, toy: WriteEngine, tex
     assert says in failure(question, toy(f"{text}\n{QUIET}"), timeout=timeout)
 
 
-@pytest.mark.wide
 def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
     engine = toy("import subprocess\ndef step(device):\n    subprocess.run(['sleep', '87654'])\n")
     program = subprocess.Popen(
@@ -372,7 +370,6 @@ def adapter_with(folder: Path, text: str, other: str) -> Path:
     return file
 
 
-@pytest.mark.wide
 @pytest.mark.usefixtures("ended_engines")
 def test_a_package_from_elsewhere_is_refused(question: Resolved, toy: WriteEngine, tmp_path: Path) -> None:
     adapter = adapter_with(tmp_path, "import toy.loop", "import json as toy; toy.loop = None")
@@ -424,7 +421,6 @@ def interpreter(file: Path, *folders: str) -> str:
     return str(file)
 
 
-@pytest.mark.wide
 @pytest.mark.usefixtures("ended_engines")
 def test_another_interpreter_imports_only_our_package(
     question: Resolved, toy: WriteEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -507,7 +503,6 @@ def test_kernels_of_an_absent_package_are_not_counted(question: Resolved, toy: W
 
 
 @pytest.mark.processes
-@pytest.mark.wide
 def test_draws_of_an_engine_run_in_parallel_where_that_is_faster(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -542,7 +537,6 @@ def test_a_model_runner_of_an_engines_own_is_refused_where_there_is_none(toy: Wr
         execute(question, question.relays[0], Options(device="vgpu"))
 
 
-@pytest.mark.wide
 def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:
     """The last test of the file, because all others share the engine that ends here."""
     run(question, scripted("import subprocess; subprocess.Popen(['sleep', '98765'])"))

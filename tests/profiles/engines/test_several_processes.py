@@ -61,6 +61,7 @@ def left() -> str:
     return found.stdout
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("statement", "says"),
     [

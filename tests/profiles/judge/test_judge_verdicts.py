@@ -33,6 +33,7 @@ def verdict_on(*metrics: list[float]) -> str:
     return overall(corrected(judged, list(judged)).values())[0]
 
 
+@pytest.mark.wide
 def test_at_most_one_in_twenty_comparisons_of_a_with_a_finds_a_difference(rng):
     verdicts: Counter[str] = Counter()
     for _ in range(100):
@@ -46,9 +47,8 @@ def test_at_most_one_in_twenty_comparisons_of_a_with_a_finds_a_difference(rng):
     assert verdicts["better"] + verdicts["worse"] + verdicts["trade-off"] <= 5, verdicts
 
 
-@pytest.mark.parametrize(
-    "cv", [pytest.param(0.005, marks=pytest.mark.wide), 0.02, pytest.param(0.05, marks=pytest.mark.wide)]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("cv", [0.005, 0.02, 0.05])
 def test_noise_gives_no_difference(rng, cv):
     verdicts = Counter(
         judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=cv), "lower").verdict for _ in range(100)
@@ -56,7 +56,8 @@ def test_noise_gives_no_difference(rng, cv):
     assert verdicts["better"] + verdicts["worse"] <= 5, verdicts
 
 
-@pytest.mark.parametrize("effect", [0.02, pytest.param(-0.02, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("effect", [0.02, -0.02])
 def test_two_percent_are_found_in_four_of_five_comparisons(rng, effect):
     verdicts = Counter(
         verdict_on(*(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.01, effect=e) for e in (effect, 0.0, 0.0)))

@@ -179,6 +179,7 @@ def test_all_results_are_in_one_folder(tmp_path, monkeypatch, failing, code):
     assert summary["not_run"] == ["c"]
 
 
+@pytest.mark.wide
 def test_a_difference_fails_the_run_and_later_stages_still_run(tmp_path, monkeypatch):
     sample = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
     for name, syncs in (("predicted", sample.syncs), ("recorded", ())):
@@ -257,6 +258,7 @@ def test_predictions_cover_one_scenario_or_every_one():
     assert len(every) == len(single) * len(states())
 
 
+@pytest.mark.wide
 def test_a_part_of_the_plan_is_valid_and_runs_nothing_else(capsys):
     assert gpu.main(["--dry-run", "--only", "prediction"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]

@@ -43,6 +43,7 @@ def found() -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -25,7 +25,7 @@ from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, StepInfo
 
 # Runs that several tests examine are made once.
-pytestmark = pytest.mark.xdist_group("measured host")
+pytestmark = [pytest.mark.wide, pytest.mark.xdist_group("measured host")]
 
 # Thirty decode steps at a batch that stays full.
 STEADY = (

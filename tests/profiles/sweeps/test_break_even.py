@@ -14,6 +14,8 @@ from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import cells, planned
 from tests.profiles.long_prompts import long_prompts
 
+pytestmark = pytest.mark.wide
+
 DRAWS = 8
 LENGTHS = "workload.prompt_tokens.value=500,1000,2000,4000"
 

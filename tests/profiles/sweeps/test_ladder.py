@@ -56,6 +56,7 @@ def test_a_relay_with_other_tokens_is_named(ladder: Ladder) -> None:
     assert not replace(ladder, rungs=ladder.rungs + other).tokens_agree
 
 
+@pytest.mark.wide
 def test_upstream_and_exact_penalties_may_have_other_tokens() -> None:
     relays = "engine.relays=[pr25774-before, pr25945, latest, {state: pr25944, penalties: exact}]"
     found = climb(ask("penalties", ["workload.requests=12", relays]), VGPU)
@@ -64,6 +65,7 @@ def test_upstream_and_exact_penalties_may_have_other_tokens() -> None:
     assert found.tokens_agree
 
 
+@pytest.mark.wide
 class TestPromptLengths:
     """#25945 left open when moving the prompt's copy pays. Without the barrier the copy used to run beside the previous
     forward: the cost of the removed kernel is gained, and lost again to the copy's own time at long prompts. With the

@@ -63,24 +63,16 @@ CROWDED_SETUPS: dict[str, dict[str, Any]] = {
     "lof, pages of 16": {"policy": "lof", "page_size": 16},
 }
 LOOPS = {"overlapped": True, "serial": False}
-# The serial loop runs a part of the overlapped loop's setups.
-SERIAL = (
-    "chunks of 19, mixed",
-    "pages of 16",
-    "no radix cache",
-    "two at a time",
-    "no radix cache, pages of 4, mixed",
-)
 
 
 def setups_of(overlap: bool, setups: dict[str, dict[str, Any]] = SETUPS) -> list[object]:
-    """The setups of one loop; ``make wide`` runs the others of the serial loop."""
+    """The setups of one loop; ``make wide`` runs those of the serial loop."""
     return [
         pytest.param(
             setup,
             overlap,
             id=f"{'overlapped' if overlap else 'serial'}-{name}",
-            marks=[] if overlap or name in SERIAL else [pytest.mark.wide],
+            marks=[] if overlap else [pytest.mark.wide],
         )
         for name, setup in setups.items()
     ]
@@ -134,6 +126,7 @@ def test_latest_has_one_output_in_every_setup(name: str, setup: dict[str, Any], 
     assert output == expected(name)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
 @pytest.mark.parametrize("name", ["drawn", "penalised", "grammar"])
 def test_every_way_of_sampling_has_one_output(name: str, overlap: bool) -> None:
@@ -152,6 +145,7 @@ def test_retraction_changes_no_output(name: str, setup: dict[str, Any], overlap:
     assert output == expected(name, crowd=True)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
 @pytest.mark.parametrize("name", ["greedy", "drawn"])
 def test_pr25945_without_penalties_has_the_same_output(name: str, overlap: bool) -> None:
@@ -159,6 +153,7 @@ def test_pr25945_without_penalties_has_the_same_output(name: str, overlap: bool)
         assert run(name, state="pr25945", overlap=overlap, **setup)[0] == expected(name)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("setup", "overlap"), setups_of(False))
 def test_pr25945_with_penalties_has_one_output_in_the_serial_loop(
     setup: dict[str, Any], overlap: bool
@@ -167,6 +162,7 @@ def test_pr25945_with_penalties_has_one_output_in_the_serial_loop(
     assert output == expected("penalised")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("setup", [{}, {"page_size": 16}, {"policy": "lof"}], ids=str)
 def test_pr25945_overlapped_penalties_repeat_while_the_steps_do(setup: dict[str, Any]) -> None:
     """They lag one token behind the exact penalties, so they depend on the order of steps."""

@@ -62,14 +62,19 @@ def differing(stage: Any, tokens: list[list[int]], truth: Truth, rng: random.Ran
     ("preset", "dtype", "numba"),
     [
         ("tiny-llama", torch.float32, True),
-        ("tiny-llama", torch.float32, False),
-        ("tiny-qwen3", torch.float32, True),
-        ("tiny-sparse", torch.float32, True),
-        pytest.param("tiny-llama", torch.float64, True, marks=pytest.mark.wide),
-        pytest.param("tiny-qwen3", torch.float64, True, marks=pytest.mark.wide),
-        pytest.param("tiny-sparse", torch.float64, True, marks=pytest.mark.wide),
-        pytest.param("tiny-qwen3", torch.float64, False, marks=pytest.mark.wide),
-        pytest.param("tiny-sparse", torch.float32, False, marks=pytest.mark.wide),
+        *(
+            pytest.param(*case, marks=pytest.mark.wide)
+            for case in (
+                ("tiny-llama", torch.float32, False),
+                ("tiny-llama", torch.float64, True),
+                ("tiny-qwen3", torch.float32, True),
+                ("tiny-qwen3", torch.float64, True),
+                ("tiny-qwen3", torch.float64, False),
+                ("tiny-sparse", torch.float32, True),
+                ("tiny-sparse", torch.float32, False),
+                ("tiny-sparse", torch.float64, True),
+            )
+        ),
     ],
 )
 def test_no_schedule_changes_a_bit(

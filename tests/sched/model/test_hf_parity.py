@@ -12,6 +12,8 @@ import transformers
 
 from schedbench.sched.model.checkpoint import load_weights, read_config
 
+pytestmark = pytest.mark.wide
+
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {
     "hidden_size": 48,
