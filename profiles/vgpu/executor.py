@@ -7,8 +7,10 @@ as the order of the streams allows. Executors are independent of time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ...sched.kernels.declare import Kernel, meta_tensor
@@ -17,6 +19,8 @@ from .torch_ops import cat, copy_
 Operation = Callable[..., Any]
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
+_NO_KWARGS: Kwargs = {}
+_ZERO: Operation = torch.ops.aten.zero_.default
 
 
 class TensorSpec(NamedTuple):
@@ -39,6 +43,12 @@ class Executor:
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """New device memory."""
         return empty_strided(spec.size, spec.stride, dtype=spec.dtype)
+
+    def zeros(self, spec: TensorSpec) -> torch.Tensor:
+        """New device memory that a memset sets to zero."""
+        tensor = self.empty(spec)
+        self.mutate(_ZERO, (tensor,), _NO_KWARGS)
+        return tensor
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         """Results of an op without side effects."""
@@ -82,11 +92,11 @@ def compute_into(results: Any, op: Operation, args: Args, kwargs: Kwargs) -> Non
 
 _META = torch.device("meta")
 empty_strided = torch.empty_strided  # without the parameter that an emulated device adds
-_NO_KWARGS: Kwargs = {}
 MAX_SPECS = 20_000  # shapes vary with the workload, and each is used by a few ops
 # Elements up to which an op is tried out on real memory: torch's Meta kernels of some ops first load a compiler, which
 # takes seconds.
 MAX_TRIED_ELEMENTS = 1 << 20
+LARGE_ELEMENTS = 1 << 16  # NumPy takes longer than torch for small arrays, and torch cannot resize its memory
 
 
 class SkippingExecutor(Executor):
@@ -105,6 +115,13 @@ class SkippingExecutor(Executor):
         if dtype.is_floating_point:
             return empty_strided(size, stride, dtype=dtype, device=_META)
         return empty_strided(size, stride, dtype=dtype).zero_()
+
+    def zeros(self, spec: TensorSpec) -> torch.Tensor:
+        """The pages of a large table are not touched, most of which a run leaves empty."""
+        size, _, dtype = spec
+        if dtype.is_floating_point or prod(size) < LARGE_ELEMENTS:
+            return self.empty(spec)
+        return torch.from_numpy(np.zeros(size, torch.empty(0, dtype=dtype).numpy().dtype))
 
     def compute(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         if is_uncomputed(args, kwargs):

@@ -47,12 +47,25 @@ def new(
     """Uninitialised device memory."""
     runtime = gpu.runtime
     runtime.now += runtime.torch_call
-    shape = tuple(size)
-    steps = contiguous_strides(shape) if stride is None else tuple(stride)
-    spec = TensorSpec(shape, steps, dtype or torch.get_default_dtype())
-    tensor = wrap(gpu.executor.empty(spec))
+    tensor = wrap(gpu.executor.empty(_spec(size, stride, dtype)))
     gpu.watcher.made(tensor)
     return tensor
+
+
+def zeros(gpu: VirtualGpu, size: Sequence[int], dtype: torch.dtype | None) -> DeviceTensor:
+    """Device memory that a memset sets to zero."""
+    runtime, held = gpu.runtime, gpu.executor.zeros(_spec(size, None, dtype))
+    runtime.now += runtime.torch_call
+    runtime.move("memset", runtime.costs.memory(held.nbytes), size=held.nbytes)
+    tensor = wrap(held)
+    gpu.watcher.generated("zero_", tensor)
+    return tensor
+
+
+def _spec(size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype | None) -> TensorSpec:
+    shape = tuple(size)
+    steps = contiguous_strides(shape) if stride is None else tuple(stride)
+    return TensorSpec(shape, steps, dtype or torch.get_default_dtype())
 
 
 def generated(gpu: VirtualGpu, name: str, value: torch.Tensor) -> DeviceTensor:

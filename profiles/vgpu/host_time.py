@@ -67,6 +67,7 @@ _ENTRY_CLASSES = (
 _ENTRY_FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (DeviceTensor, "__torch_dispatch__"),
     (registration, "new"),
+    (registration, "zeros"),
     (registration, "generated"),
     (CopyHandlers, "copy"),  # uploads arrive through a registered kernel, not through dispatch
     (Runtime, "copy"),  # so do reads of one number

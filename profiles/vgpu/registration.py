@@ -20,7 +20,7 @@ from torch.utils import backend_registration
 from ..platform.own_process import is_claimed
 from . import streams
 from .device import CURRENT
-from .factories import generated, new
+from .factories import generated, new, zeros
 from .graph import CUDAGraph, graph, graph_pool_handle
 from .tensor import DeviceTensor
 
@@ -106,6 +106,7 @@ def register() -> object:
     library: Any = torch.library.Library("aten", "IMPL")
     library.impl("empty.memory_format", _empty, "PrivateUse1")
     library.impl("empty_strided", _empty, "PrivateUse1")
+    library.impl("zeros", _zeros, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
     for name in _GENERATED:
@@ -147,6 +148,10 @@ def _empty(
     size: Sequence[int], stride: Sequence[int] | None = None, *, dtype: torch.dtype | None = None, **_: Any
 ) -> DeviceTensor:
     return new(CURRENT.get(), size, stride, dtype)
+
+
+def _zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> DeviceTensor:
+    return zeros(CURRENT.get(), size, dtype)
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
