@@ -6,16 +6,13 @@ A profile is a YAML file of ``profiles/hardware`` or of the user's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ...scenarios.document import MAX_BYTES, read
-from ...scenarios.problems import ScenarioError, meant, show
+from ...scenarios.shipped import ModelFiles
 from ...sched.config import Capabilities
 from ...sched.observe import StepKind
 
@@ -197,9 +194,8 @@ class HardwareProfile(_Written):
         return Capabilities(**self.available.model_dump(), first_run=False)
 
 
-def names() -> Sequence[str]:
-    """The shipped profiles, in alphabetical order."""
-    return sorted(p.name.removesuffix(".yaml") for p in _folder().iterdir() if p.name.endswith(".yaml"))
+FILES: Final = ModelFiles("schedbench.profiles.hardware", "hardware profile", _Written, HardwareError)
+names = FILES.names
 
 
 def load(name_or_path: str | Path) -> HardwareProfile:
@@ -207,46 +203,10 @@ def load(name_or_path: str | Path) -> HardwareProfile:
 
     Raises HardwareError when there is none, or with every fault of the file at once.
     """
-    return parse(_read(name_or_path), str(name_or_path))
+    return _parsed(FILES.content(name_or_path), str(name_or_path))
 
 
 @lru_cache(maxsize=8)  # a process mostly reads the same few profiles
-def parse(raw: bytes, source: str) -> HardwareProfile:
-    """A profile as YAML; ``source`` names it in messages. Raises HardwareError."""
-    try:
-        document = read(raw, source)
-    except ScenarioError as error:
-        raise HardwareError(str(error)) from None
-    if not isinstance(document.data, dict):
-        raise HardwareError(f"{source}: expected a mapping, got {show(document.data)}")
-    faults = list(map(str, document.problems))
-    try:
-        profile = _Written.model_validate(document.data)
-    except ValidationError as error:
-        faults += [
-            f"{source}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-        ]
-    if faults:
-        raise HardwareError("; ".join(faults))
-    return HardwareProfile(**dict(profile), sha256=hashlib.sha256(raw).hexdigest())
-
-
-def _folder() -> Any:
-    return resources.files("schedbench.profiles.hardware")
-
-
-def _read(name_or_path: str | Path) -> bytes:
-    if str(name_or_path) in names():
-        shipped: bytes = (_folder() / f"{name_or_path}.yaml").read_bytes()
-        return shipped
-    path = Path(name_or_path)
-    try:
-        if path.is_file():
-            with path.open("rb") as file:
-                return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise HardwareError(f"{show(str(path))}: cannot be read: {error.strerror or error}") from None
-    name = str(name_or_path)
-    raise HardwareError(
-        f"no hardware profile {name!r}{meant(name, names())} (available: {', '.join(names())})"
-    )
+def _parsed(content: bytes, file: str) -> HardwareProfile:
+    profile = FILES.parse(content, file)
+    return HardwareProfile(**dict(profile), sha256=hashlib.sha256(content).hexdigest())

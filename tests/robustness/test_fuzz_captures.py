@@ -135,7 +135,7 @@ def test_paths_other_than_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 @example(content=b"ranges: &a [*a]")
 def test_maps(content: bytes) -> None:
     with refuses_cleanly(MapError):
-        maps.parse(content, "map")
+        maps.FILES.parse(content, "map")
 
 
 @rounds(60)

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from ....scenarios.document import MAX_BYTES, Document, read
-from ....scenarios.problems import ScenarioError, dotted, unknown
+from ....scenarios.shipped import ModelFiles
 
 
 class MapError(ValueError):
@@ -104,49 +100,10 @@ class RangeMap(MapModel):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
-def names() -> list[str]:
-    """The names of the maps of the package."""
-    entries = (entry.name for entry in resources.files(__package__).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in entries if name.endswith(".yaml"))
+FILES: Final = ModelFiles(__package__, "map", RangeMap, MapError)
+names = FILES.names
 
 
-def load(path_or_name: str) -> RangeMap:
+def load(name_or_path: str) -> RangeMap:
     """A map of the package, or of a file. Raises MapError with all that is wrong with it."""
-    if path_or_name in names():
-        return parse(resources.files(__package__).joinpath(f"{path_or_name}.yaml").read_bytes(), path_or_name)
-    try:
-        with Path(path_or_name).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise MapError(f"{path_or_name}: no such file, {unknown('map', path_or_name, names())}") from None
-    except (OSError, ValueError) as error:
-        raise MapError(
-            f"{path_or_name}: cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    return parse(content, path_or_name)
-
-
-def parse(content: bytes, file: str) -> RangeMap:
-    """Raises MapError with all that is wrong, each with its line."""
-    try:
-        document = read(content, file)
-    except ScenarioError as error:
-        raise MapError(str(error)) from None
-    problems = [str(problem) for problem in document.problems]
-    try:
-        found = RangeMap.model_validate(document.data)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
-        raise MapError("\n".join([*problems, *(_located(fault, document) for fault in faults)])) from None
-    if problems:
-        raise MapError("\n".join(problems))
-    return found
-
-
-def _located(fault: ErrorDetails, document: Document) -> str:
-    """The fault with the line of its key, or of the innermost section around it that the document has."""
-    path = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
-    known = path
-    while known not in document.places:
-        known = known[:-1]
-    return f"{document.places[known]}: {dotted(path)}: {fault['msg']}"
+    return FILES.parse(FILES.content(name_or_path), name_or_path)
