@@ -20,8 +20,8 @@ from schedbench.cli.console import WorkLog
 from schedbench.profiles.check import runs
 from schedbench.profiles.check.runs import attempt
 from schedbench.profiles.judge import local
-from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.platform.resolve import Resolved, ask
+from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
 from tests.conftest import RunCommand
 
 pytestmark = [pytest.mark.wide, pytest.mark.processes]
@@ -145,13 +145,18 @@ def test_a_run_under_draws_that_fails_does_not_lose_the_verdict(
     assert set(active_children()) <= before
 
 
-def test_an_interrupted_run_under_draws_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in this process returns what it has, marked as cancelled."""
+def cut_short() -> tuple[Resolved, RunOutcome]:
+    """A question, and the outcome of a run that was interrupted."""
     question = ask("mixed", ["requests=1", "output_tokens=2", "values=none"])
     outcome = execute(question, question.relays[0], Options(device="vgpu"))
     part = outcome.result.run.model_copy(update={"cancelled": True})
-    cut = replace(outcome, result=outcome.result.model_copy(update={"run": part}))
-    monkeypatch.setattr(local, "execute", lambda *_, **__: cut)
+    return question, replace(outcome, result=outcome.result.model_copy(update={"run": part}))
+
+
+def test_an_interrupted_run_under_draws_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process returns what it has, marked as cancelled."""
+    question, outcome = cut_short()
+    monkeypatch.setattr(local, "execute", lambda *_, **__: outcome)
     with pytest.raises(KeyboardInterrupt):
         list(local.run_each(map, question, outcome.result, [question.hardware]))
 
@@ -169,13 +174,10 @@ def test_worth_keeps_finished_runs_and_ends_its_processes(
 
 
 def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolved = ask("mixed", ["requests=1", "output_tokens=2", "values=none"])
-    outcome = execute(resolved, resolved.relays[0], Options(device="vgpu"))
-    part = outcome.result.run.model_copy(update={"cancelled": True})
-    cut = replace(outcome, result=outcome.result.model_copy(update={"run": part}))
-    monkeypatch.setattr(runs, "execute", lambda *_, **__: cut)
+    question, outcome = cut_short()
+    monkeypatch.setattr(runs, "execute", lambda *_, **__: outcome)
     with pytest.raises(KeyboardInterrupt):
-        attempt(resolved, resolved.relays[0], Options(device="vgpu"))
+        attempt(question, question.relays[0], Options(device="vgpu"))
 
 
 def test_an_interrupted_exec_leaves_the_exit_code_alone(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ WriteEngine = Callable[..., str]
 Scripted = Callable[[str], str]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def engines_of_one_file() -> Iterator[None]:
+    """No process of an engine outlives the tests of a file."""
+    yield
+    client.end_engines()
+
+
 @pytest.fixture(scope="session")
 def question() -> Resolved:
     return ask("mixed", SMALL)
@@ -57,7 +64,7 @@ def toy(tmp_path: Path) -> WriteEngine:
 
 
 @pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Scripted:
     """Gives a toy engine, which is imported once for all tests of a file, another script that its step runs."""
     package = tmp_path_factory.mktemp("scripted") / "python" / "toy"
     write_package(package, SCRIPTED)
@@ -66,8 +73,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
         (package / "script.py").write_text(dedent(text))
         return f"{ADAPTER}:{package.parents[1]}"
 
-    yield write
-    client.end_engines()
+    return write
 
 
 def run(

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.paged import paged_inputs
 from schedbench.profiles.platform.engine_choice import EngineChoice
@@ -37,12 +35,6 @@ GROWING = (
 SMALL = ("workload.requests=8", "workload.output_tokens={dist: uniform, min: 4, max: 16}")
 
 given = pytest.mark.skipif(not CHECKOUT, reason="SCHEDBENCH_NANO_VLLM names no checkout of nano-vllm")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ended_engines() -> Iterator[None]:
-    yield
-    client.end_engines()
 
 
 def run(engine: bool, *overrides: str, scenario: str = "mixed", hazards: bool = False) -> Result:

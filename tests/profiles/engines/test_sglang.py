@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.check.examine import not_asked
-from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.bridge import wrap_methods
 from schedbench.profiles.engines.names import EngineError
@@ -41,12 +40,6 @@ given = pytest.mark.skipif(not CLONE, reason="SCHEDBENCH_SGLANG names no clone o
 given_wheels = pytest.mark.skipif(
     not WHEELS, reason="SCHEDBENCH_SGLANG_WHEELS names no folder with SGLang's wheels"
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ended_engines() -> Iterator[None]:
-    yield
-    client.end_engines()
 
 
 def run(

@@ -7,9 +7,7 @@ import pytest
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.record.result import Hazards
 
-from .test_sglang import AFTER, CLONE, LATER, ended_engines, given, given_wheels, run
-
-__all__ = ["ended_engines"]  # a fixture
+from .test_sglang import AFTER, CLONE, LATER, given, given_wheels, run
 
 NONE = "device.values=none"
 

@@ -13,9 +13,7 @@ from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.sglang.hisparse_kernels import load_cache_to_device_buffer
 from schedbench.profiles.record.result import Hazards, Result
 
-from .test_sglang import BEFORE, CLONE, WHEELS, changed, ended_engines, given, given_wheels, median, run
-
-__all__ = ["ended_engines"]  # a fixture
+from .test_sglang import BEFORE, CLONE, WHEELS, changed, given, given_wheels, median, run
 
 RELEASE = "0.5.23"
 SENTINELS, LENGTHS = "8b473aa0b", "c4b6b5ea1"  # #25944 and #26020

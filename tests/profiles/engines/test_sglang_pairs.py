@@ -18,7 +18,6 @@ from .test_sglang import (
     OWN,
     broken,
     changed,
-    ended_engines,
     given,
     given_wheels,
     median,
@@ -26,7 +25,7 @@ from .test_sglang import (
     sources,
 )
 
-__all__ = ["broken", "ended_engines"]  # fixtures
+__all__ = ["broken"]  # a fixture
 
 PAIR = "engine.disaggregation={mode: pair}"
 FAKE = "engine.disaggregation={mode: pair, transfer: fake}"

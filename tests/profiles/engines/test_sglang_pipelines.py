@@ -7,9 +7,7 @@ import pytest
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.record.result import Hazards, Metric
 
-from .test_sglang import AFTER, CLONE, LATER, OWN, ended_engines, given, run
-
-__all__ = ["ended_engines"]  # a fixture
+from .test_sglang import AFTER, CLONE, LATER, OWN, given, run
 
 SERIAL = "engine.overlap=auto"
 NONE = "device.values=none"

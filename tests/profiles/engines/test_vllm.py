@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.engines import client
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
@@ -39,12 +37,6 @@ GROWING = (
 )
 
 given = pytest.mark.skipif(not SOURCE, reason="SCHEDBENCH_VLLM names no source of vLLM")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ended_engines() -> Iterator[None]:
-    yield
-    client.end_engines()
 
 
 def run(engine: bool, *overrides: str, hazards: bool = False, adversary: int | None = None) -> Result:

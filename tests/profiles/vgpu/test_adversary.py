@@ -18,69 +18,12 @@ from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.tensor import wrap
 from tests.profiles.vgpu.conftest import Scene
+from tests.profiles.vgpu.test_hazards import BETWEEN_STREAMS, FREED, pinned_overwritten, read_before_sync
 
 SEEDS = range(len(STRATEGIES) + 8)
 
 
 Program = Callable[[Scene, bool], torch.Tensor]
-
-
-def raw(stage: Scene, edge: bool) -> torch.Tensor:
-    lengths = stage.settled([1, 2, 3])
-    with stage.on(stage.schedule):
-        lengths.add_(1)
-    if edge:
-        stage.forward.wait_stream(stage.schedule)
-    with stage.on(stage.forward):
-        return lengths * 2
-
-
-def war(stage: Scene, edge: bool) -> torch.Tensor:
-    lengths = stage.settled([1, 2, 3])
-    with stage.on(stage.forward):
-        doubled = lengths * 2
-        read = stage.module.Event()
-        read.record()
-    if edge:
-        read.wait(stage.schedule)
-    with stage.on(stage.schedule):
-        lengths.add_(1)
-    return doubled
-
-
-def waw(stage: Scene, edge: bool) -> torch.Tensor:
-    buffer = stage.settled([0, 0])
-    with stage.on(stage.forward):
-        buffer.fill_(1)
-    if edge:
-        stage.forward.synchronize()
-    with stage.on(stage.schedule):
-        buffer.fill_(2)
-    return buffer
-
-
-def scattered(stage: Scene, edge: bool) -> torch.Tensor:
-    table, rows = stage.settled([1, 2, 3, 4]), stage.settled([1, 3])
-    with stage.on(stage.forward):
-        read = table[rows]
-    if edge:
-        stage.schedule.wait_stream(stage.forward)
-    with stage.on(stage.schedule):
-        table[rows] = 9
-    return read
-
-
-def replayed(stage: Scene, edge: bool) -> torch.Tensor:
-    inputs, graph = stage.settled([1, 2]), stage.module.CUDAGraph()
-    with stage.module.graph(graph, stream=stage.forward):
-        outputs = inputs * 2 + 1
-    with stage.on(stage.forward):
-        graph.replay()
-    if edge:
-        stage.schedule.wait_stream(stage.forward)
-    with stage.on(stage.schedule):
-        inputs.fill_(7)
-    return outputs
 
 
 def recorded_in_graph(stage: Scene, edge: bool) -> torch.Tensor:
@@ -99,63 +42,7 @@ def recorded_in_graph(stage: Scene, edge: bool) -> torch.Tensor:
     return outputs
 
 
-def pinned_overwritten(stage: Scene, edge: bool) -> torch.Tensor:
-    staging = torch.tensor([1, 2, 3]).pin_memory()
-    with stage.on(stage.forward):
-        sent = staging.to(stage.device, non_blocking=True)
-    if edge:
-        stage.forward.synchronize()
-    staging.fill_(9)
-    return sent
-
-
-def read_before_sync(stage: Scene, edge: bool) -> torch.Tensor:
-    source = stage.settled([1, 2])
-    with stage.on(stage.forward):
-        landed = source.to("cpu", non_blocking=True)
-        done = stage.module.Event()
-        done.record()
-    if edge:
-        done.synchronize()
-    return torch.tensor(landed.tolist())
-
-
-def freed_in_flight(stage: Scene, edge: bool) -> torch.Tensor:
-    indices = stage.settled([1, 2])
-    with stage.on(stage.forward):
-        more = indices + 1
-    if edge:
-        indices.record_stream(stage.forward)
-    del indices
-    with stage.on(stage.schedule):
-        torch.zeros(2, dtype=torch.int64, device=stage.device)
-    return more
-
-
-def freed_but_viewed(stage: Scene, edge: bool) -> torch.Tensor:
-    indices = stage.settled([1, 2])
-    with stage.on(stage.forward):
-        more = indices + 1
-    kept = indices[1:] if edge else None
-    del indices
-    with stage.on(stage.schedule):
-        torch.zeros(2, dtype=torch.int64, device=stage.device)
-    del kept
-    return more
-
-
-PROGRAMS = [
-    raw,
-    war,
-    waw,
-    scattered,
-    replayed,
-    recorded_in_graph,
-    pinned_overwritten,
-    read_before_sync,
-    freed_in_flight,
-    freed_but_viewed,
-]
+PROGRAMS = [*BETWEEN_STREAMS, recorded_in_graph, pinned_overwritten, read_before_sync, *FREED]
 
 
 def outcome(program: Program, *, edge: bool, seed: int | None, values: str = "real") -> list[int]:
@@ -182,7 +69,7 @@ def test_without_its_edge_some_strategy_changes_the_result(program: Program) -> 
 
 
 def test_memory_before_its_copy_is_poisoned() -> None:
-    assert outcome(read_before_sync, edge=False, seed=0) == [POISON, POISON]
+    assert outcome(read_before_sync, edge=False, seed=0) == [POISON] * 4
 
 
 def test_strategies_come_first_and_are_named() -> None:

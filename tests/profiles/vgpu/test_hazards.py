@@ -1,4 +1,5 @@
-"""Programs on two streams with one edge missing, and the same programs with the edge."""
+"""Programs on two streams with one edge missing, and the same programs with the edge. They return a tensor whose values
+depend on it."""
 
 from __future__ import annotations
 
@@ -27,29 +28,30 @@ def one(scene: Scene) -> FoundHazard:
 # ---- between streams ---------------------------------------------------------------------------------------
 
 
-def raw(scene: Scene, edge: bool) -> None:
+def raw(scene: Scene, edge: bool) -> torch.Tensor:
     lengths = scene.zeros(4)
     with scene.on(scene.schedule):
         lengths.add_(1)
     if edge:
         scene.forward.wait_stream(scene.schedule)
     with scene.on(scene.forward):
-        _ = lengths * 2
+        return lengths * 2
 
 
-def war(scene: Scene, edge: bool) -> None:
+def war(scene: Scene, edge: bool) -> torch.Tensor:
     lengths = scene.zeros(4)
     with scene.on(scene.forward):
-        _ = lengths * 2
+        doubled = lengths * 2
         event = scene.module.Event()
         event.record()
     if edge:
         event.wait(scene.schedule)
     with scene.on(scene.schedule):
         lengths.add_(1)
+    return doubled
 
 
-def waw(scene: Scene, edge: bool) -> None:
+def waw(scene: Scene, edge: bool) -> torch.Tensor:
     buffer = scene.zeros(4)
     with scene.on(scene.forward):
         buffer.fill_(1)
@@ -57,79 +59,85 @@ def waw(scene: Scene, edge: bool) -> None:
         scene.forward.synchronize()
     with scene.on(scene.schedule):
         buffer.fill_(2)
+    return buffer
 
 
-def overlapping_views(scene: Scene, edge: bool) -> None:
+def overlapping_views(scene: Scene, edge: bool) -> torch.Tensor:
     """Views with different starts, neither of which covers the whole tensor."""
     buffer = scene.zeros(100)
     with scene.on(scene.forward):
-        _ = buffer[10:60] * 2
+        doubled = buffer[10:60] * 2
     if edge:
         scene.schedule.wait_stream(scene.forward)
     with scene.on(scene.schedule):
         buffer[59:].fill_(1)
+    return doubled
 
 
-def same_rows(scene: Scene, edge: bool) -> None:
+def same_rows(scene: Scene, edge: bool) -> torch.Tensor:
     table, rows = scene.zeros(8, 16), torch.tensor([1, 3, 5]).to(scene.device)
     others = torch.tensor([5, 6]).to(scene.device)
     scene.module.synchronize()
     with scene.on(scene.forward):
-        _ = table[rows]
+        read = table[rows]
     if edge:
         scene.schedule.wait_stream(scene.forward)
     with scene.on(scene.schedule):
         table[others] = 7
+    return read
 
 
-def index_that_changed(scene: Scene, edge: bool) -> None:
+def index_that_changed(scene: Scene, edge: bool) -> torch.Tensor:
     """The read covers the rows that the index selected at the launch, not those that it selects later."""
     table, rows = scene.zeros(8, 16), torch.tensor([1, 3, 5]).to(scene.device)
     other = torch.tensor([3]).to(scene.device)
     scene.module.synchronize()
     with scene.on(scene.forward):
-        _ = table[rows]
+        read = table[rows]
         rows.fill_(0)
     if edge:
         scene.schedule.wait_stream(scene.forward)
     with scene.on(scene.schedule):
         table[other] = 7
+    return read
 
 
-def replayed_graph(scene: Scene, edge: bool) -> None:
+def replayed_graph(scene: Scene, edge: bool) -> torch.Tensor:
     """The graph's inputs are refilled while it still reads them."""
     inputs = scene.zeros(4)
     graph = scene.module.CUDAGraph()
     with scene.module.graph(graph, stream=scene.forward):
-        _ = inputs * 2 + 1
+        outputs = inputs * 2 + 1
     with scene.on(scene.forward):
         graph.replay()
     if edge:
         scene.schedule.wait_stream(scene.forward)
     with scene.on(scene.schedule):
         inputs.fill_(3)
+    return outputs
 
 
 # ---- the host ----------------------------------------------------------------------------------------------
 
 
-def pinned_overwritten(scene: Scene, edge: bool) -> None:
-    staging = torch.zeros(4, pin_memory=True)
+def pinned_overwritten(scene: Scene, edge: bool) -> torch.Tensor:
+    staging = torch.zeros(4, dtype=torch.int64, pin_memory=True)
     with scene.on(scene.forward):
-        _ = staging.to(scene.device, non_blocking=True)
+        sent = staging.to(scene.device, non_blocking=True)
     if edge:
         scene.forward.synchronize()
-    staging.fill_(1.0)
+    staging.fill_(1)
+    return sent
 
 
-def read_before_sync(scene: Scene, edge: bool) -> None:
+def read_before_sync(scene: Scene, edge: bool) -> torch.Tensor:
     with scene.on(scene.forward):
-        tokens = torch.zeros(4, device=scene.device).to("cpu", non_blocking=True)
+        tokens = torch.zeros(4, dtype=torch.int64, device=scene.device).to("cpu", non_blocking=True)
         done = scene.module.Event()
         done.record()
     if edge:
         done.synchronize()
-    tokens.tolist()
+    return torch.tensor(tokens.tolist())
 
 
 def read_through_numpy(scene: Scene, edge: bool) -> None:
@@ -154,29 +162,31 @@ def mapped_overwritten(scene: Scene, edge: bool) -> None:
 # ---- freed blocks ------------------------------------------------------------------------------------------
 
 
-def freed_without_record(scene: Scene, edge: bool) -> None:
+def freed_without_record(scene: Scene, edge: bool) -> torch.Tensor:
     indices = scene.zeros(4)
     with scene.on(scene.forward):
-        _ = indices + 1
+        more = indices + 1
     if edge:
         indices.record_stream(scene.forward)
     del indices
     with scene.on(scene.schedule):
-        torch.zeros(4, dtype=torch.int64, device=scene.device)
+        torch.ones(4, dtype=torch.int64, device=scene.device)
+    return more
 
 
-def freed_before_the_wait(scene: Scene, edge: bool) -> None:
+def freed_before_the_wait(scene: Scene, edge: bool) -> torch.Tensor:
     indices = scene.zeros(4)
     with scene.on(scene.forward):
-        _ = indices + 1
+        more = indices + 1
     kept = indices[1:] if edge else None  # a view holds the block
     del indices
     with scene.on(scene.schedule):
-        torch.zeros(4, dtype=torch.int64, device=scene.device)
+        torch.ones(4, dtype=torch.int64, device=scene.device)
     del kept
+    return more
 
 
-Program = Callable[[Scene, bool], None]
+Program = Callable[[Scene, bool], object]
 BETWEEN_STREAMS = [raw, war, waw, overlapping_views, same_rows, index_that_changed, replayed_graph]
 AT_THE_HOST = [pinned_overwritten, read_before_sync, read_through_numpy, mapped_overwritten]
 FREED = [freed_without_record, freed_before_the_wait]
@@ -227,7 +237,7 @@ def test_the_host_must_wait_for_pinned_memory(scene: Scene, program: Program) ->
 def test_a_freed_block_may_be_reused_at_once(scene: Scene, program: Program) -> None:
     program(scene, False)
     finding = one(scene)
-    assert (finding.kind, finding.first.op, finding.second.op) == ("freed", "add", "zero_")
+    assert (finding.kind, finding.first.op, finding.second.op) == ("freed", "add", "fill_")
     assert finding.resource.startswith("freed block of result of zero_ at vgpu/conftest.py:")
     assert "no record_stream(forward)" in finding.missing
 

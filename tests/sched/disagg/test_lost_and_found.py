@@ -15,30 +15,11 @@ from schedbench.sched.disagg.inbox import Inbox, _Receiver
 from schedbench.sched.disagg.kv import DisaggComponents, PageTableSpan
 from schedbench.sched.disagg.layout import HANDSHAKE, KV, Chunk, Failed, Metadata, Preallocated, RankLayout
 from schedbench.sched.disagg.outbox import Outbox, _Sender
-from schedbench.sched.link import Message
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
+from tests.sched.disagg.test_requests_and_places import ListLink
 
 METADATA = Metadata(7, (), 0, None, None)
-
-
-class ListLink:
-    """A link whose incoming messages are a list (``incoming``) and whose sent messages are recorded (``sent``)."""
-
-    rank, size = 0, 3
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, str, Any]] = []
-        self.incoming: list[tuple[str, Any]] = []
-
-    def send(self, to: int, tag: str, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:  # noqa: ARG002
-        self.sent.append((to, tag, value))
-
-    def poll(self, tag: str) -> Message | None:
-        for entry in [entry for entry in self.incoming if entry[0] == tag][:1]:
-            self.incoming.remove(entry)
-            return Message(0, entry[1], (torch.tensor([0]),) if isinstance(entry[1], Chunk) else ())
-        return None
 
 
 class SlotRecorder:

@@ -12,7 +12,16 @@ import torch
 from schedbench.profiles.run.rank_context import RankContext
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.disagg.kv import FakeLink
-from schedbench.sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, Dropped, Preallocated, RankLayout
+from schedbench.sched.disagg.layout import (
+    ENDED,
+    HANDSHAKE,
+    KV,
+    REQUEST,
+    Chunk,
+    Dropped,
+    Preallocated,
+    RankLayout,
+)
 from schedbench.sched.disagg.router import RoutedSource, run_router
 from schedbench.sched.link import LinkError, Message
 from schedbench.sched.observe import LogicalClock
@@ -20,7 +29,8 @@ from schedbench.sched.request import Request
 
 
 class ListLink:
-    """A link whose incoming messages are a list (``incoming``) and whose sent messages are recorded (``sent``)."""
+    """A link whose incoming messages are a list (``incoming``) and whose sent messages are recorded (``sent``). A chunk
+    of KV comes with a tensor."""
 
     rank, size = 0, 3
 
@@ -44,7 +54,7 @@ class ListLink:
         for entry in self.incoming:
             if entry[0] == tag:
                 self.incoming.remove(entry)
-                return Message(0, entry[1], ())
+                return Message(0, entry[1], (torch.tensor([0]),) if isinstance(entry[1], Chunk) else ())
         return None
 
     def wait(self, tags: Sequence[str], until: int | None) -> None:  # noqa: ARG002
