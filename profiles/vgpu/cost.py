@@ -87,19 +87,8 @@ def gathered(args: Sequence[Any], out: torch.Tensor) -> int:
 
 def scattered(args: Sequence[Any], out: torch.Tensor) -> int:  # noqa: ARG001
     """Bytes of a scatter: the values read and written, and the indices; not the table."""
-    total = largest = 0
-    for arg in args[1:]:
-        kind = type(arg)
-        if kind is torch.Tensor:
-            size = arg.nbytes
-        elif kind is list or kind is tuple:
-            size = nbytes(arg)
-        else:
-            continue
-        total += size
-        if size > largest:
-            largest = size
-    return total + largest
+    sizes = [nbytes((arg,)) for arg in args[1:]]
+    return sum(sizes) + max(sizes)
 
 
 def filled(args: Sequence[torch.Tensor], out: Any) -> int:  # noqa: ARG001

@@ -18,7 +18,8 @@ import pytest
 
 from tests.conftest import RunCommand
 from tests.profiles.engines.checkouts import git
-from tests.profiles.engines.test_sglang import CLONE, LATER, PYTHON
+from tests.profiles.engines.conftest import PYTHON
+from tests.profiles.engines.test_sglang import CLONE, LATER
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

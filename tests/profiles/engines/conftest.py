@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,7 @@ SMALL = (
     "measure.warmup_requests=0",
     "expect={}",
 )
+PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)  # has what a given engine needs
 WriteEngine = Callable[..., str]
 Scripted = Callable[[str], str]
 
@@ -81,3 +84,11 @@ def run(
 ) -> Result:
     asked = replace(question, engine=EngineChoice(engine, python, timeout=timeout))
     return execute(asked, question.relays[0], Options(save_tokens=True)).result
+
+
+def run_given(
+    engine: EngineChoice | None, *overrides: str, scenario: str = "mixed", **options: Any
+) -> Result:
+    """Run the engine, or our scheduler, on the virtual GPU."""
+    question = replace(ask(scenario, overrides), engine=engine)
+    return execute(question, question.relays[0], Options(device="vgpu", **options)).result

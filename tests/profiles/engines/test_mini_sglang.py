@@ -6,20 +6,19 @@ SCHEDBENCH_MINI_SGLANG=../mini-sglang SCHEDBENCH_ENGINE_PYTHON=../venv/bin/pytho
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Result
 
+from .conftest import PYTHON, run_given
+
 CHECKOUT = os.environ.get("SCHEDBENCH_MINI_SGLANG", "")
-PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
 SMALL = (
     "engine.mixed_chunk=false",
     "workload.requests=8",
@@ -29,10 +28,9 @@ SMALL = (
 given = pytest.mark.skipif(not CHECKOUT, reason="SCHEDBENCH_MINI_SGLANG names no checkout of mini-sglang")
 
 
-def run(engine: bool, *overrides: str, hazards: bool = False) -> Result:
+def run(engine: bool, *overrides: str, **options: Any) -> Result:
     choice = EngineChoice(f"mini-sglang:{CHECKOUT}", PYTHON, Path()) if engine else None
-    question = replace(ask("mixed", [*SMALL, *overrides]), engine=choice)
-    return execute(question, question.relays[0], Options(device="vgpu", hazards=hazards)).result
+    return run_given(choice, *SMALL, *overrides, **options)
 
 
 @pytest.mark.parametrize("override", ["engine.mixed_chunk=true", "engine.page_size=16"])

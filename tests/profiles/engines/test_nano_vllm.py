@@ -6,9 +6,8 @@ SCHEDBENCH_NANO_VLLM=../nano-vllm SCHEDBENCH_ENGINE_PYTHON=../venv/bin/python ma
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +16,11 @@ from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.paged import paged_inputs
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Metric, Result
 
+from .conftest import PYTHON, run_given
+
 CHECKOUT = os.environ.get("SCHEDBENCH_NANO_VLLM", "")
-PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
 SERIAL = ("engine.overlap=false", "engine.mixed_chunk=false", "engine.page_size=256")
 # Four requests that outgrow their first blocks, and five blocks.
 GROWING = (
@@ -37,10 +36,9 @@ SMALL = ("workload.requests=8", "workload.output_tokens={dist: uniform, min: 4, 
 given = pytest.mark.skipif(not CHECKOUT, reason="SCHEDBENCH_NANO_VLLM names no checkout of nano-vllm")
 
 
-def run(engine: bool, *overrides: str, scenario: str = "mixed", hazards: bool = False) -> Result:
+def run(engine: bool, *overrides: str, **options: Any) -> Result:
     choice = EngineChoice(f"nano-vllm:{CHECKOUT}", PYTHON, Path()) if engine else None
-    question = replace(ask(scenario, [*SERIAL, *SMALL, *overrides]), engine=choice)
-    return execute(question, question.relays[0], Options(device="vgpu", hazards=hazards)).result
+    return run_given(choice, *SERIAL, *SMALL, *overrides, **options)
 
 
 @pytest.mark.parametrize(

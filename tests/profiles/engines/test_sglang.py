@@ -13,10 +13,10 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,12 +26,12 @@ from schedbench.profiles.engines.bridge import wrap_methods
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Result
+
+from .conftest import PYTHON, run_given
 
 CLONE = os.environ.get("SCHEDBENCH_SGLANG", "")
 WHEELS = os.environ.get("SCHEDBENCH_SGLANG_WHEELS", "")
-PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)
 BEFORE, AFTER = "1051a8456", "282c46133"  # around #25945
 LATER = "8905cbd42"  # of July 2026, whose model runner is of the second generation
 SMALL = ("workload.requests=8", "workload.output_tokens={dist: uniform, min: 4, max: 16}")
@@ -42,17 +42,9 @@ given_wheels = pytest.mark.skipif(
 )
 
 
-def run(
-    engine: str | None,
-    *overrides: str,
-    scenario: str = "mixed",
-    hazards: bool = False,
-    adversary: int | None = None,
-) -> Result:
+def run(engine: str | None, *overrides: str, **options: Any) -> Result:
     choice = None if engine is None else EngineChoice(engine, PYTHON, Path(WHEELS))
-    question = replace(ask(scenario, [*SMALL, *overrides]), engine=choice)
-    options = Options(device="vgpu", hazards=hazards, adversary=adversary)
-    return execute(question, question.relays[0], options).result
+    return run_given(choice, *SMALL, *overrides, **options)
 
 
 @pytest.fixture

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Metric, Result
+
+from .conftest import run_given
 
 SOURCE = os.environ.get("SCHEDBENCH_VLLM", "")
 PYTHON = os.environ.get("SCHEDBENCH_VLLM_PYTHON", sys.executable)
@@ -39,11 +40,9 @@ GROWING = (
 given = pytest.mark.skipif(not SOURCE, reason="SCHEDBENCH_VLLM names no source of vLLM")
 
 
-def run(engine: bool, *overrides: str, hazards: bool = False, adversary: int | None = None) -> Result:
+def run(engine: bool, *overrides: str, **options: Any) -> Result:
     choice = EngineChoice(f"vllm:{SOURCE}", PYTHON, Path()) if engine else None
-    question = replace(ask("mixed", [*SMALL, *overrides]), engine=choice)
-    options = Options(device="vgpu", hazards=hazards, adversary=adversary)
-    return execute(question, question.relays[0], options).result
+    return run_given(choice, *SMALL, *overrides, **options)
 
 
 @pytest.mark.parametrize(
