@@ -22,6 +22,7 @@ from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, HazardFinding, Hazards, Result
 from ..run.crash import Crash
+from ..run.machines import DeviceChoice
 from ..run.system import NO_PROGRESS
 from ..vgpu.adversary.order import STRATEGIES, described
 from ..vgpu.hazards.findings import FREED, accessor
@@ -58,7 +59,7 @@ class Examiner:
         with report.interruptible(("run", "invariants", "contract", *self._names)), self._spread() as each:
             without = without_references(self.resolved, relay, each)
             schedules = Schedules(self.resolved, relay, self.adversaries, each)
-            outcome, first = self._watched(relay)
+            outcome, first = watched_run(self.resolved, relay, self.notice)
             report.checks += [*first, self._contract(relay)]
             if not isinstance(outcome, Crash):
                 report.result = outcome.result
@@ -81,19 +82,12 @@ class Examiner:
     def checks(self, relay: RelayChoice) -> Iterator[Check]:
         """The checks of ``examine``, the cheapest first, each asked when it is read. Raises MachineError."""
         yield self._contract(relay)
-        outcome, first = self._watched(relay)
+        outcome, first = watched_run(self.resolved, relay, self.notice)
         yield from first
         if not isinstance(outcome, Crash):
             yield hazards(outcome.result.hazards)
         others = self._others(relay, outcome, Schedules(self.resolved, relay, self.adversaries, map))
         yield from (check for check in others if isinstance(outcome, Crash) or check.name != "hazards")
-
-    def _watched(self, relay: RelayChoice) -> tuple[RunOutcome | Crash, Sequence[Check]]:
-        self.notice(f"{relay.state.name}: watched run")
-        guard = Invariants()
-        outcome = attempt(self.resolved, relay, Options(device="vgpu", save_tokens=True, hazards=True), guard)
-        scripted = bool(self.resolved.scenario.faults)
-        return outcome, (run_ended(outcome, scripted=scripted), invariants(guard, outcome))
 
     def _contract(self, relay: RelayChoice) -> Check:
         scenario = self.resolved.scenario
@@ -153,6 +147,16 @@ class Examiner:
             self.notice("reference run")
             self.references[key] = tokens.reference(question)
         return self.references[key]
+
+
+def watched_run(
+    resolved: Resolved, relay: RelayChoice, notice: Notice, device: DeviceChoice = "vgpu"
+) -> tuple[RunOutcome | Crash, Sequence[Check]]:
+    notice(f"{relay.state.name}: watched run")
+    guard = Invariants()
+    outcome = attempt(resolved, relay, Options(device=device, save_tokens=True, hazards=True), guard)
+    scripted = bool(resolved.scenario.faults)
+    return outcome, (run_ended(outcome, scripted=scripted), invariants(guard, outcome))
 
 
 def run_ended(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
@@ -264,19 +268,12 @@ def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Re
 
 def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
     begin = time.perf_counter()
-    notice(f"{relay.state.name}: watched run")
-    guard = Invariants()
-    outcome = attempt(resolved, relay, Options(device="cuda", save_tokens=True, hazards=True), guard)
-    found = (
-        skipped("hazards", "the run crashed")
-        if isinstance(outcome, Crash)
-        else hazards(outcome.result.hazards)
-    )
+    outcome, first = watched_run(resolved, relay, notice, "cuda")
+    result = None if isinstance(outcome, Crash) else outcome.result
+    found = skipped("hazards", "the run crashed") if result is None else hazards(result.hazards)
     drafting = speculation(resolved.scenario) is not None
     others = [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]
-    checks = [run_ended(outcome), invariants(guard, outcome), found, *others]
-    result = None if isinstance(outcome, Crash) else outcome.result
-    return Report(relay, checks=checks, result=result, wall_s=time.perf_counter() - begin)
+    return Report(relay, checks=[*first, found, *others], result=result, wall_s=time.perf_counter() - begin)
 
 
 def not_asked(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) -> dict[str, str]:
