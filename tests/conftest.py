@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 
 from schedbench.cli.app import main
 from schedbench.profiles.platform import pool
@@ -101,6 +104,16 @@ def pools_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     if request.node.get_closest_marker("processes") is None:
         monkeypatch.setattr(pool, "_processes_of", inline)
         monkeypatch.setattr(pool.forkserver, "ensure_running", lambda: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """Typer builds all commands at each call, which takes longer than many of them."""
+    built = cache(typer.main.get_command)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", built)
+        patch.setattr(typer.testing, "_get_command", built)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

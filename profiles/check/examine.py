@@ -152,6 +152,7 @@ class Examiner:
 def watched_run(
     resolved: Resolved, relay: RelayChoice, notice: Notice, device: DeviceChoice = "vgpu"
 ) -> tuple[RunOutcome | Crash, Sequence[Check]]:
+    """A run that is watched for hazards, and what its end and its invariants say."""
     notice(f"{relay.state.name}: watched run")
     guard = Invariants()
     outcome = attempt(resolved, relay, Options(device=device, save_tokens=True, hazards=True), guard)
