@@ -12,7 +12,7 @@ from typing import Annotated, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ...scenarios.shipped import ModelFiles
+from ...scenarios.model_files import ModelFiles
 from ...sched.config import Capabilities
 from ...sched.observe import StepKind
 

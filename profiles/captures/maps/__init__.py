@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from ....scenarios.shipped import ModelFiles
+from ....scenarios.model_files import ModelFiles
 
 
 class MapError(ValueError):
