@@ -19,6 +19,7 @@ import pytest
 import torch
 import typer.main
 import typer.testing
+from hypothesis import settings
 
 from schedbench.cli.app import main
 from schedbench.profiles.platform import pool
@@ -29,6 +30,10 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "nixl": ("NIXL", lambda: find_spec("nixl") is not None),
 }
 AWAY = pytest.StashKey[dict[str, int]]()
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -84,11 +84,14 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
     )
     environment = unlike_environments(results_a[0], results_b[0])
     moved = bool(environment) and trials.design != "seeds"
-    voids = _voids(trials, rules, engaged=engaged, moved=moved)
     gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if not (gate.place or gate.added)))
     captured = results_a[0].labels.capture is not None
     headline = gated or (CAPTURED_HEADLINE if captured else rules.headline)
-    metrics = _under(drawn, _metrics(trials, rules, headline=headline, voids=voids), headline)
+    found = _metrics(trials, rules, headline=headline)
+    voids = _voids(trials, rules, engaged=engaged, moved=moved, shown=shows_change(found, headline))
+    if voids:
+        found = {name: judged.void(*voids) for name, judged in found.items()}
+    metrics = _under(drawn, found, headline)
     verdict, reasons = overall([metrics[name] for name in headline if name in metrics], voids)
     return Comparison(
         trials=trials,
@@ -130,15 +133,15 @@ def overall(found: Iterable[Judgement], voids: Sequence[Reason] = ()) -> tuple[O
 
 
 def _voids(
-    trials: Trials, rules: VerdictRules, *, engaged: StepEngagement, moved: bool
+    trials: Trials, rules: VerdictRules, *, engaged: StepEngagement, moved: bool, shown: bool
 ) -> tuple[Reason, ...]:
-    """The reasons that forbid any verdict on performance."""
+    """The reasons that forbid any verdict on performance. ``shown``: whether the metrics show a change."""
     first = trials.a[0].result.labels
     return tuple(
         reason
         for reason, holds in (
             (Reason.OUTPUT_DIFF, trials.tokens == "different" and not rules.allow_divergence),
-            (Reason.NOT_ENGAGED, _idle_change(trials, rules, engaged)),
+            (Reason.NOT_ENGAGED, _idle_change(trials, rules, engaged, shown=shown)),
             # The times of both captures include the cost of the tool, so that they can be compared with each other.
             (Reason.PROFILED, first.profiled and first.capture is None),
             (Reason.CONFIG_DIFF, moved),
@@ -147,15 +150,23 @@ def _voids(
     )
 
 
-def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement) -> bool:
-    """Whether the change is known to affect too few steps. A change of batching, whose batches differ, is not, nor one
-    of order, waits or batches alone, which times that repeat exactly show."""
+def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement, *, shown: bool) -> bool:
+    """Whether too few steps differ by their operations, and nothing else shows a change. Times that repeat exactly or
+    are measured in turns show one of order, waits, batches or host work; times of separate captures do not. A change of
+    batching has other batches in any case."""
     if engaged.basis == "nothing" or engaged.percent >= rules.min_engagement:
+        return False
+    if shown and (trials.a[0].exact or trials.design == "blocks"):
         return False
     if not engaged.engaged.differing and not same_times(trials):
         return False
     differences = engine_differences(trials.a[0].result, trials.b[0].result)
     return engaged.basis != "kinds" or all(difference.key not in BATCHING for difference in differences)
+
+
+def shows_change(metrics: Mapping[str, Judgement], headline: Sequence[str]) -> bool:
+    """Whether a metric that the verdict is about is better or worse."""
+    return any(metrics[name].verdict in ("better", "worse") for name in headline if name in metrics)
 
 
 def same_times(trials: Trials) -> bool:
@@ -164,14 +175,11 @@ def same_times(trials: Trials) -> bool:
     return not trials.a[0].exact or all(a.result.metrics == b.result.metrics for a, b in pairs)
 
 
-def _metrics(
-    trials: Trials, rules: VerdictRules, *, headline: Sequence[str], voids: Sequence[Reason]
-) -> dict[str, Judgement]:
+def _metrics(trials: Trials, rules: VerdictRules, *, headline: Sequence[str]) -> dict[str, Judgement]:
     tables = [table(results, headline) for results in trials.results]
     names = [name for name in tables[0] if name in tables[1]]
     found = {name: _judged(trials, rules, tables[0][name], tables[1][name]) for name in names}
-    judgements = corrected(found, headline)
-    return {name: judged.void(*voids) if voids else judged for name, judged in judgements.items()}
+    return corrected(found, headline)
 
 
 def _under(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..record.conclusion import attributed, listed
 from ..record.result import Abstained
-from .compare import Comparison, same_times
+from .compare import Comparison, same_times, shows_change
 from .effects import ADDABLE
 from .engagement import THRESHOLD
 from .likeness import Divergence
@@ -168,8 +168,10 @@ def _engagement(comparison: Comparison) -> str:
     if not differing:
         same = _same(comparison, everything)
         elsewhere = "in other ranks, or " if _which_rank(comparison) else ""
-        how = f"engaged {elsewhere}by order, waits or batches alone: "
-        return same if same_times(comparison.trials) else f"{how}{same}"
+        measured = "" if comparison.trials.a[0].exact else "host work, "
+        how = f"engaged {elsewhere}by {measured}order, waits or batches alone: "
+        alone = shows_change(comparison.metrics, comparison.headline) or not same_times(comparison.trials)
+        return f"{how if alone else ''}{same}"
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
     where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"

@@ -17,20 +17,21 @@ _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", 
 
 
 def conclusion(result: Document) -> str:
-    """Return throughput, the idle time of the GPU with its largest cause, and the line that costs most: what it is
-    worth where counterfactual runs say so, else the line whose waits are most exposed. Of a watched program, its
-    hazards and how long the host waited; where no request finished, why. Empty for a run that ended before its
-    requests had."""
+    """Return undeclared hazards, throughput, the idle time of the GPU with its largest cause, and the line that
+    costs most: what it is worth where counterfactual runs say so, else the line whose waits are most exposed. Of a
+    watched program, its hazards and how long the host waited; where no request finished, why. Empty for a run that
+    ended before its requests had."""
     run, label = result["run"], result["labels"]
     if label["emulated"] and "capture" in label:
-        return f"{'; '.join((*_hazards(result), _waited(result)))}."
+        return f"{'; '.join((*_hazards(result, 'hazard'), _waited(result)))}."  # a program declares none
     if run.get("failure") or (run["cancelled"] and "worth" not in result):
         return ""
     if unfinished := _none_finished(result):
         return f"{unfinished}."
+    raced = _hazards(result, "undeclared hazard")
     parts = (*_throughput(result), *_idle(result))
     line = _costliest(result) if "worth" in result else _most_exposed(result)
-    return f"{'; '.join((*(parts or _without_times(result)), *line))}."
+    return f"{'; '.join((*raced, *(parts or _without_times(result)), *line))}."
 
 
 def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
@@ -66,10 +67,10 @@ def mean_value(result: Document, metric: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _hazards(result: Document) -> Iterator[str]:
+def _hazards(result: Document, name: str) -> Iterator[str]:
     if found := result["hazards"].get("findings"):
         first = f"{found[0]['resource']}: {found[0]['missing']}"
-        yield f"{len(found)} hazards, the first: {first}" if len(found) > 1 else f"1 hazard: {first}"
+        yield f"{len(found)} {name}s, the first: {first}" if len(found) > 1 else f"1 {name}: {first}"
 
 
 def _waited(result: Document) -> str:

@@ -31,6 +31,13 @@ def test_the_conclusion_has_throughput_idle_time_its_cause_and_a_line(document: 
     )
 
 
+def test_the_conclusion_begins_with_undeclared_hazards(document: dict[str, Any]) -> None:
+    document["hazards"] = {"findings": [{"resource": "lens", "missing": "the copy must come first"}]}
+    assert conclusion(document).startswith(
+        "1 undeclared hazard: lens: the copy must come first; 18,235 output"
+    )
+
+
 def test_time_without_work_is_not_idle_time(document: dict[str, Any]) -> None:
     idle = document["idle"]
     idle["no_work_us"] = sum(idle[f"{part}_us"] for part in ("host_late", "dependency", "kernel_gap"))

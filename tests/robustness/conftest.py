@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.acceptance.runs import watch_runs_of
 
-settings.register_profile("fuzz", settings.get_profile("default"))
+settings.register_profile("fuzz", settings.get_profile("tests"))
 
 ALLOWANCE = 2**30  # bytes that reading something hostile may take
 

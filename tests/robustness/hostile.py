@@ -56,7 +56,6 @@ def rounds(examples: int) -> Callable[[T], T]:
     return settings(
         max_examples=examples * (LONGER if fuzzing else 1),
         derandomize=not fuzzing,
-        deadline=None,
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.scenarios.document import MAX_BYTES, read, scalar
@@ -99,7 +99,6 @@ def test_an_unreadable_document_is_refused_with_its_line_and_reason(content: byt
     assert str(refused.value) == message
 
 
-@settings(deadline=None)
 @given(st.binary() | st.text(alphabet="ab:-[]{},&*!|>'\"%@#?~\n \t\\").map(str.encode))
 def test_any_bytes_are_a_document_or_refused(content: bytes) -> None:
     try:

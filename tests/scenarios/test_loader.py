@@ -348,7 +348,6 @@ def test_the_digest_follows_meaning_not_spelling() -> None:
     assert loads(SOUND.encode(), overrides=["measure.seed=1"]).sha256 != loads(SOUND.encode()).sha256
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_are_refused_or_a_scenario(content: bytes) -> None:
     with pytest.raises(ScenarioError):
@@ -374,7 +373,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(paths(EXPANDED)[1:]), VALUES), min_size=1, max_size=4))
 def test_any_value_at_any_key_is_refused_or_a_scenario(changes: list[tuple[tuple[str, ...], Any]]) -> None:
     overrides = [f"{'.'.join(path)}={json.dumps(value)}" for path, value in changes]
@@ -387,7 +386,6 @@ def test_any_value_at_any_key_is_refused_or_a_scenario(changes: list[tuple[tuple
         assert len(scenario.sha256) == 64
 
 
-@settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_override_is_refused_or_a_scenario(key: str, value: str) -> None:
     try:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple, get_args
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedbench.scenarios.loader import load
@@ -228,7 +228,6 @@ def test_a_long_array_is_read_across_its_chunks() -> None:
 
 
 @pytest.mark.parametrize("form", get_args(TraceFormat))
-@settings(deadline=None)
 @given(noise=st.binary(max_size=40), place=st.integers(0, 400), length=st.integers(0, 40))
 def test_any_bytes_are_records_or_refused(form: TraceFormat, noise: bytes, place: int, length: int) -> None:
     sound = TEXTS[form].encode()
@@ -241,7 +240,6 @@ def test_any_bytes_are_records_or_refused(form: TraceFormat, noise: bytes, place
             assert all(record.prompt_tokens >= 1 and record.output_tokens >= 1 for record in found)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(), max_size=3), st.integers(1, 9))
 @example(["é", "€", "\U0001f600"], 1)
 def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size: int) -> None:

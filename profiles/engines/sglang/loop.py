@@ -75,6 +75,18 @@ class WrappedLoop:
             loop = loop if self._stage is None else "event_loop_pp"
             getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
+    def require_free_memory(self) -> None:
+        """Raises RuntimeError if KV or rows are in use once all requests have ended. Only SGLang's serial loop comes to
+        its own check of that. Stages and workers of a pair keep some for what others may still send."""
+        if self._role is not None or self._stage is not None:
+            return
+        rows = self._scheduler.req_to_token_pool
+        tokens, used = self._used_tokens(), rows.size - rows.available_size()
+        if tokens or used:
+            raise RuntimeError(
+                f"all requests have ended, and {tokens} KV slots and {used} rows were not freed"
+            )
+
     def forget(self) -> None:
         self._aborted.clear()
         with torch.cuda.stream(self._schedule_stream):  # as in SGLang's loop, whose writes it follows

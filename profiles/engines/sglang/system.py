@@ -64,8 +64,10 @@ class SglangSystem(EngineSystem):
     # ---- as a system ---------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        with contextlib.suppress(AllEnded):
+        try:
             self._loop.run()
+        except AllEnded:
+            self._loop.require_free_memory()
 
     def forget(self) -> None:
         if self._transfers is not None:

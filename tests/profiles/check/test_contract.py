@@ -46,7 +46,7 @@ def test_every_state_keeps_the_contract(state: str, overlap: bool) -> None:
         assert found.known == states()[state].known_defects
 
 
-@settings(max_examples=160, deadline=None, derandomize=True)
+@settings(max_examples=160, derandomize=True)
 @given(row=st.sampled_from(ROWS_OF_STATES), script=scripts)
 def test_the_contract_holds_for_random_actions(row: tuple[str, bool], script: list[BatchAction]) -> None:
     state, overlap = row

@@ -53,7 +53,7 @@ def test_every_state_keeps_the_draft_contract(state: str, mode: Speculation, ove
     assert kept(choose(state, {}), mode, overlap=overlap).broken == ()
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(
     state=st.sampled_from(["pr25774-before", "pr25944", "pr26020", "pr25945", "latest"]),
     worker=st.sampled_from(WORKERS),

@@ -196,7 +196,7 @@ def test_torch_is_restored_after_watching() -> None:
     assert torch.Tensor.tolist is torch._C.TensorBase.tolist
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True)
 @given(program=st.lists(steps, min_size=2, max_size=14))
 def test_random_programs_give_the_same_findings(program: list[Step]) -> None:
     with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:

@@ -23,6 +23,7 @@ import pytest
 from schedbench.profiles.check.examine import not_asked
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.bridge import wrap_methods
+from schedbench.profiles.engines.client import EngineFailedError
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
@@ -391,6 +392,17 @@ def test_an_item_in_the_preparation_of_a_decode_is_found(broken: Path) -> None:
     assert places == {
         ("python/sglang/srt/managers/schedule_batch.py", "self.longest = self.seq_lens.max().item()")
     }
+
+
+@given
+def test_rows_that_are_not_freed_fail_the_run(broken: Path) -> None:
+    """SGLang's own check is not in the way of its overlapped loop."""
+    common = sources(broken, AFTER).parent / "mem_cache/common.py"
+    changed(common, "    tree_cache.req_to_token_pool.free(req)\n", "    pass\n")
+    with pytest.raises(
+        EngineFailedError, match="all requests have ended, and 0 KV slots and .* rows were not freed"
+    ):
+        run(f"sglang:{broken}")
 
 
 @given

@@ -80,10 +80,9 @@ def test_abstained_tokens_prevent_no_verdict(trials):
 
 
 def test_a_change_that_is_not_engaged_gets_no_verdict(trials, blocks):
-    seen = blocks(3)
+    seen = blocks(0)
     found = judge(replace(seen, b=tuple(sample._replace(steps=STEPS) for sample in seen.b)))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.NOT_ENGAGED,))
-    assert found.metrics["output_throughput"].delta == pytest.approx(3)
     assert judge(trials([100.0] * 5, steps=STEPS)).reasons == (Reason.NOT_ENGAGED,)
     assert judge(trials([100.0] * 5, steps=STEPS), VerdictRules(min_engagement=0)).verdict == "no change"
 
@@ -97,10 +96,18 @@ def test_exact_times_show_a_change_of_order_alone(trials):
     )
 
 
-def test_too_few_engaged_steps_give_no_verdict(trials):
-    few = (*STEPS[:-1], OTHER_STEPS[-1])
-    assert judge(trials(steps=few)).engagement.percent == pytest.approx(10)
-    assert judge(trials(steps=few), VerdictRules(min_engagement=11)).reasons == (Reason.NOT_ENGAGED,)
+def test_times_measured_in_turns_show_a_change_of_host_work(blocks):
+    seen = blocks(3)
+    found = judge(replace(seen, b=tuple(sample._replace(steps=STEPS) for sample in seen.b)))
+    assert (found.verdict, found.reasons) == ("better", ())
+    assert "; engaged by host work, order, waits or batches alone: as many" in conclusion(found, a="x", b="y")
+
+
+def test_too_few_engaged_steps_that_show_no_change_give_no_verdict(trials):
+    few, rules = (*STEPS[:-1], OTHER_STEPS[-1]), VerdictRules(min_engagement=11)
+    assert judge(trials([100.0] * 5, steps=few)).engagement.percent == pytest.approx(10)
+    assert judge(trials([100.0] * 5, steps=few), rules).reasons == (Reason.NOT_ENGAGED,)
+    assert judge(trials(steps=few), rules).verdict == "better"
 
 
 def test_profiled_runs_are_not_timed(trials):

@@ -168,14 +168,14 @@ def facts(counts: CountsSink) -> tuple:
 
 
 @given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_counts_do_not_depend_on_the_windows(play, random, cuts):
     drawing = play(random, 30)
     assert facts(count(drawing, cuts)) == facts(count(drawing))
 
 
 @given(random=st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_counts_of_lines_sum_to_the_total(play, random):
     drawing = play(random, 25)
     (window,) = drawing.windows()

@@ -83,7 +83,7 @@ def test_gaps_of_a_stream_and_waits_for_events_of_other_devices(drawing: Any) ->
 
 
 @given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 6000), max_size=40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_path_covers_every_instant_for_any_windows(play: Any, seed: int, cuts: list[int]) -> None:
     """The records of 200 steps are followed in several chunks."""
     path, window = path_of(play(Random(seed), 200), cuts)

@@ -216,7 +216,7 @@ def part_of(t, window, *, first, late) -> str:
 
 
 @given(random=st.randoms(use_true_random=False), steps=st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_parts_equal_the_sum_over_each_nanosecond(play, random, steps):
     drawing = play(random, steps)
     waiting = waiting_of(drawing)
@@ -306,14 +306,14 @@ def time_to_feed(sink: WaitingSink, window: Window) -> float:
 
 
 @given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_parts_do_not_depend_on_the_windows(play, random, cuts):
     drawing = play(random, 30)
     assert waiting_of(drawing, cuts) == waiting_of(drawing)
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_pieces_of_idle_time_add_up_to_the_totals(seed):
     pieces: list[IdlePiece] = []
     sink = WaitingSink(pieces.append)

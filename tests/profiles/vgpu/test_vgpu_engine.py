@@ -214,7 +214,7 @@ OLDER_KERNEL_BEHIND_A_COPY_WITHOUT_DURATION = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @example(OLDER_KERNEL_BEHIND_A_COPY_WITHOUT_DURATION)
 @given(programs)
 def test_times_equal_the_oracles(program: list[Action]) -> None:
@@ -225,7 +225,7 @@ def test_times_equal_the_oracles(program: list[Action]) -> None:
     assert actual.host == expected.host
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(programs)
 def test_settling_early_or_late_changes_nothing(program: list[Action]) -> None:
     early = simulate(program, node_trace=False, settles=True)
@@ -233,7 +233,7 @@ def test_settling_early_or_late_changes_nothing(program: list[Action]) -> None:
     assert (early.spans, early.marks, early.host) == (late.spans, late.marks, late.host)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(programs)
 def test_the_span_of_a_graph_covers_its_nodes(program: list[Action]) -> None:
     whole = simulate(program, node_trace=False, settles=True)
@@ -241,7 +241,7 @@ def test_the_span_of_a_graph_covers_its_nodes(program: list[Action]) -> None:
     assert whole.spans == nodes.spans
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(programs)
 def test_engines_serve_one_at_a_time_and_queues_in_order(program: list[Action]) -> None:
     outcome = simulate(program, node_trace=True, settles=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.sched.kernels.allocation import (
@@ -32,7 +32,6 @@ def extend_by_hand(requests: list[tuple[int, int]], last: list[int], free: list[
     return slots
 
 
-@settings(deadline=None)
 @given(requests=REQUESTS, page=st.sampled_from([1, 4, 16]))
 def test_extend_slots_follow_the_positions(requests: list[tuple[int, int]], page: int) -> None:
     last = [1000 * (i + 1) * page + (prefix - 1) % page for i, (prefix, _) in enumerate(requests)]
@@ -51,7 +50,6 @@ def test_extend_slots_follow_the_positions(requests: list[tuple[int, int]], page
     assert slots.tolist() == extend_by_hand(requests, last, free, page)
 
 
-@settings(deadline=None)
 @given(befores=st.lists(st.integers(0, 40), min_size=1, max_size=8), page=st.sampled_from([1, 4, 16]))
 def test_decode_slots_are_an_extend_by_one(befores: list[int], page: int) -> None:
     last = [1000 * (i + 1) * page + (before - 1) % page for i, before in enumerate(befores)]
@@ -63,7 +61,6 @@ def test_decode_slots_are_an_extend_by_one(befores: list[int], page: int) -> Non
     assert slots.tolist() == extend_by_hand([(before, 1) for before in befores], last, free, page)
 
 
-@settings(deadline=None)
 @given(requests=REQUESTS)
 def test_rows_hold_prefix_then_new_slots_and_nothing_else_changes(requests: list[tuple[int, int]]) -> None:
     rows = list(range(len(requests), 0, -1))

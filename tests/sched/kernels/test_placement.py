@@ -68,7 +68,7 @@ def pieces(case: Case, table: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
 
 
 @given(CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_prompts(case: Case) -> None:
     free = torch.arange(1, POOL)
     tables = [torch.zeros(ROWS, CONTEXT, dtype=torch.int32) for _ in range(2)]
@@ -89,7 +89,7 @@ def test_prompts(case: Case) -> None:
 
 
 @given(CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tokens(case: Case) -> None:
     free = torch.arange(POOL, 2 * POOL)
     table = torch.zeros(ROWS, CONTEXT, dtype=torch.int32)

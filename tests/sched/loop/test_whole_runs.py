@@ -148,7 +148,7 @@ def check_ending(req: Request, engine: EngineConfig, *, aborted: bool) -> None:
     assert req.arrival <= req.first_scheduled_at <= req.first_token_at <= req.finished_at
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     engine=engines(),
     workload=workloads(),

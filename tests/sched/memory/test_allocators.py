@@ -204,5 +204,5 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.free_before = self.allocator.available_size()
 
 
-AllocatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+AllocatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
 TestAllocatorMachine = AllocatorMachine.TestCase

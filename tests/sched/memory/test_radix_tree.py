@@ -128,5 +128,5 @@ class RadixTreeMachine(RuleBasedStateMachine):
             assert not node.evictable or node.queued
 
 
-RadixTreeMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+RadixTreeMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestRadixTreeMachine = RadixTreeMachine.TestCase

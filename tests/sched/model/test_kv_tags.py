@@ -57,7 +57,7 @@ def scene(bare_stage: Any) -> Callable[..., TaggedStage]:
 
 
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 16]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_one_fingerprint_per_prefix(scene: Callable[..., TaggedStage], seed: int, page_size: int) -> None:
     rng, truth, mixed = random.Random(seed), scene(seed=1), scene(page_size=page_size, seed=seed)
     texts = [[rng.randrange(1000) for _ in range(rng.randint(1, 100))] for _ in range(4)]
@@ -78,7 +78,7 @@ def truth_of(scene: TaggedStage, tokens: list[int]) -> int:
 
 
 @given(at=st.integers(0, 89), change=st.integers(1, 2**31))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_other_token_changes_it(scene: Callable[..., TaggedStage], at: int, change: int) -> None:
     other = [*PROMPT[:at], PROMPT[at] + change, *PROMPT[at + 1 :]]
 
@@ -112,7 +112,7 @@ DAMAGES = [wrong_slot, swapped_slots, overwritten_slot, stale_slot]
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @given(at=st.integers(0, 79))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_damage_changes_the_next_extend(scene: Callable[..., TaggedStage], damage: Any, at: int) -> None:
     broken = scene()
     sequence = broken.stage.enter(PROMPT)
@@ -127,7 +127,7 @@ def test_damage_changes_the_next_extend(scene: Callable[..., TaggedStage], damag
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @given(at=st.integers(0, 59))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_damage_changes_one_of_the_next_sixteen_decodes(
     scene: Callable[..., TaggedStage], damage: Any, at: int
 ) -> None:

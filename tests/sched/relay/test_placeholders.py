@@ -34,7 +34,7 @@ def launch(relay: Relay, rows: list[int], tokens: list[int]) -> torch.Tensor:
 
 class TestResolvingNegatives:
     @given(st.lists(st.integers(-8, 50), max_size=40))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_only_negatives_are_replaced(self, values: list[int]) -> None:
         held = ids(range(100, 109))
         given_ids = ids(values)
@@ -172,7 +172,7 @@ class TestRing:
         assert isinstance(ring, FutureRing) and ring.limit == 12
 
     @given(st.lists(st.integers(1, 5), min_size=1, max_size=40))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     def test_slots_are_consecutive_positive_and_inside(self, sizes: list[int]) -> None:
         ring = FutureRing(7, most=5, device=CPU)
         for size in sizes:

@@ -106,7 +106,7 @@ LANGUAGES = st.recursive(
 ).filter(lambda language: len(language.words) < 120)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LANGUAGES)
 def test_masks_are_exact(language: Language) -> None:
     """After every prefix of a word exactly the letters that lead to a word are allowed, and the end exactly where a
@@ -122,7 +122,7 @@ def test_masks_are_exact(language: Language) -> None:
         assert {chr(i) for i in ids & set(b"abc")} == following
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=4, unique=True), st.randoms())
 def test_a_choice_generates_one_of_its_strings(choices: list[str], rng: random.Random) -> None:
     cache = GrammarCache(VOCAB, EOS)

@@ -26,9 +26,7 @@ from schedbench.sched.kernels.sampling import (
 MakeDraw = Callable[..., Draw]
 WORD32, WORD64 = (1 << 32) - 1, (1 << 64) - 1
 
-shared_fixtures = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+shared_fixtures = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def splitmix64(word: int) -> int:

@@ -61,7 +61,7 @@ def some_logits(rows: int, vocab: int) -> torch.Tensor:
     return torch.randn((rows, vocab), generator=torch.Generator().manual_seed(rows)) * 3
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_rows_follow_the_batch(
     config: EngineConfig, make_requests: MakeRequests, data: st.DataObject
@@ -97,7 +97,7 @@ def test_rows_follow_the_batch(
         torch.testing.assert_close(accumulated, expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(PARAMS, st.lists(TOKENS, max_size=12)), min_size=1, max_size=4))
 def test_a_returning_request_keeps_its_exact_penalties(
     config: EngineConfig, make_requests: MakeRequests, rows: list[tuple[SamplingParams, list[int]]]
