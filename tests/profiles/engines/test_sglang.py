@@ -400,7 +400,7 @@ def test_rows_that_are_not_freed_fail_the_run(broken: Path) -> None:
     common = sources(broken, AFTER).parent / "mem_cache/common.py"
     changed(common, "    tree_cache.req_to_token_pool.free(req)\n", "    pass\n")
     with pytest.raises(
-        EngineFailedError, match="all requests have ended, and 0 KV slots and .* rows were not freed"
+        EngineFailedError, match=r"all requests have ended, and 0 KV slots and .* rows were not freed"
     ):
         run(f"sglang:{broken}")
 
