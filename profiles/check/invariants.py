@@ -21,6 +21,7 @@ from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.invariants import MemoryInvariantError
 from ...sched.memory.invariants import check as check_memory
 from ...sched.model.decoder import Model
+from ...sched.model.grammar import GrammarCache, GrammarError, GrammarState
 from ...sched.observe import Observer, StepInfo
 from ...sched.relay.context import RelayContext, Step
 from ...sched.relay.row import DraftRelay, DraftRow, RelayRow
@@ -283,6 +284,10 @@ class _InvariantObserver(Observer):
             text = f"request {request.id} ended {self._ended[request.id]} times"
             self._violations.add([Violation("a request ends once", "status", text, request=request.id)])
         self._violations.add(_misended(request, self._scheduler.engine.config))
+        if request.sampling.grammar is not None and request.reason in ("length", "stop"):
+            config = self._scheduler.engine.config
+            own = GrammarCache(config.vocab_size, config.eos_token_ids).compile(request.sampling.grammar)
+            self._violations.add(_disallowed(request, own))
 
     def at_the_end(self) -> Iterator[Violation]:
         """After the last step nothing is in flight, and no memory is held, except for the ring of kept references."""
@@ -318,6 +323,19 @@ def _misended(request: Request, config: EngineConfig) -> Iterator[Violation]:
         stop = "no stop token" if first is None else f"its first stop token as number {first}"
         text = f"request {request.id} ended ({request.reason}) with {len(output)} of at most {most} tokens, and {stop}"
         yield Violation("a request ends where it asked to", "output_ids", text, request=request.id)
+
+
+def _disallowed(request: Request, grammar: GrammarState) -> Iterator[Violation]:
+    """``grammar``: at its start, and shared with no request."""
+    for place, token in enumerate(request.output_ids, 1):
+        if grammar.is_terminated():
+            return
+        try:
+            grammar.accept_token(token)
+        except GrammarError:
+            text = f"request {request.id}: its grammar does not allow token {token} as number {place} of its output"
+            yield Violation("a grammar allows the tokens", "output_ids", text, request=request.id)
+            return
 
 
 def _misfed(request: Request, known: Sequence[tuple[Token, int, int]]) -> Iterator[Violation]:

@@ -194,7 +194,7 @@ def _work(result: Document, site: Document) -> str:
     each = counts[kind, noun] / steps
     many = _NUMBERS[int(each)] if each == int(each) < len(_NUMBERS) else f"{each:.2g}"
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{many} {noun if each == 1 else plural} per {kind} step"
+    return f"{many} {noun if many in ('one', '1') else plural} per {kind} step"
 
 
 def _noun(row: Document) -> str:

@@ -39,7 +39,8 @@ class DataRank(Scheduler):
         assert engine.link is not None and engine.share is not None
         batch = super().get_next_batch_to_run()
         self._planned = () if batch is None else batch.reqs
-        with engine.observer.range("exchange", self.next_step, engine.share.ranks):
+        step = self.next_step if batch is None else batch.step
+        with engine.observer.range("exchange", step, engine.share.ranks):
             self._round = exchange(engine.link, engine.share, self._status(batch))
         self._source.apply(self._round)
         if not any(self._round.num_tokens):

@@ -101,14 +101,15 @@ class GrammarCache:
     def start(self, spec: Spec) -> GrammarState:
         """A new state at the start of the grammar. Raises GrammarError for an invalid pattern."""
         if spec not in self.compiled:
-            self.compiled[spec] = self._compile(spec)
+            self.compiled[spec] = self.compile(spec)
         return self.compiled[spec].copy()
 
     def text(self, token_ids: Iterable[int]) -> bytes:
         """The bytes of tokens; end-of-sequence has none."""
         return b"".join(self._tokens.tokens[token_id] for token_id in token_ids)
 
-    def _compile(self, spec: Spec) -> GrammarState:
+    def compile(self, spec: Spec) -> GrammarState:
+        """As ``start``, without what was compiled before."""
         try:
             matcher = LLMatcher(self.tokenizer, _source(spec), log_level=0)
         except ValueError as error:

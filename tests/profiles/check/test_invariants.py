@@ -15,6 +15,7 @@ from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.loop import launch, settle
 from schedbench.sched.loop.scheduler import Scheduler
+from schedbench.sched.model.grammar import GrammarState
 from schedbench.sched.observe import Observer
 from schedbench.sched.relay.states import states
 from schedbench.sched.request import Request
@@ -229,6 +230,16 @@ def test_a_request_that_ends_late_is_reported(monkeypatch: pytest.MonkeyPatch) -
     assert found.promise == "a request ends where it asked to"
     assert re.match(
         r"request \w+ ended \(length\) with (\d+) of at most (?!\1)\d+ tokens, and no stop", found.says
+    )
+
+
+def test_a_token_that_its_grammar_does_not_allow_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_automaton = lambda state: GrammarState(state.matcher, state.eos_token_ids)  # noqa: E731
+    monkeypatch.setattr(GrammarState, "copy", one_automaton)
+    [found] = guarded("grammar", "workload.requests=12")
+    assert found.promise == "a grammar allows the tokens"
+    assert re.match(
+        r"request \w+: its grammar does not allow token \d+ as number \d+ of its output", found.says
     )
 
 
