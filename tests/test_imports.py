@@ -85,6 +85,7 @@ def test_a_run_of_the_command_line_does_not_import_distributed_tensors(found: di
     assert found["heavy"] == []
 
 
+@pytest.mark.wide
 def test_a_run_without_values_imports_nothing_that_it_has_no_use_for() -> None:
     program = (
         "import sys; from schedbench.cli.app import console\n"

@@ -52,7 +52,8 @@ def _added(found: Comparison) -> str:
     """The copies and syncs that B's median step has and A's has not, by their averages."""
     kinds = defaultdict(list)
     for one in found.added:
-        kinds[one.kind].append(f"{one.mean:.3g} {_ADDED[one.counter]}{'s' * (one.mean != 1)}")
+        number = f"{round(one.mean, 2):g}"
+        kinds[one.kind].append(f"{number} {_ADDED[one.counter]}{'s' * (number != '1')}")
     words = [f"{' and '.join(counts)} per {kind} step" for kind, counts in kinds.items()]
     return f"adds {listed(words, _SHOWN)}" if words else ""
 

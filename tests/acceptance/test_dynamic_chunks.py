@@ -25,6 +25,7 @@ def run(*overrides: str) -> Result:
     return result_of("cases/pp-chunked", *LONG, *overrides)
 
 
+@pytest.mark.wide
 def test_dynamic_chunks_give_the_same_tokens_sooner() -> None:
     assert digest_of(run(DYNAMIC)) == digest_of(run())
     assert value(run(DYNAMIC), "ttft_ms") < 0.9 * value(run(), "ttft_ms")

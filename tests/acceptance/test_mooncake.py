@@ -51,6 +51,7 @@ def uncached(trace: Path) -> Result:
     return result_of("trace_mooncake", f"workload.trace={trace}", "engine.radix_cache=false")
 
 
+@pytest.mark.wide
 def test_requests_finish(result: Result) -> None:
     finished = sum(row.status == "finished" for row in result.requests)
     assert len(result.requests) == 32
@@ -64,6 +65,7 @@ def test_prompts_are_as_long_as_recorded(result: Result, trace: Path) -> None:
     assert [row.arrival for row in result.requests] == [line["timestamp"] * 10**6 for line in lines]
 
 
+@pytest.mark.wide
 def test_shared_prefixes_are_found(result: Result, uncached: Result) -> None:
     """All but the first turns repeat most of their prompt."""
     assert 0.3 < value(result, "cache_hit_ratio") < 0.9

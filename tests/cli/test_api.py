@@ -132,6 +132,7 @@ def test_sides_of_a_scenario_and_gates() -> None:
     assert not found.passed
 
 
+@pytest.mark.wide
 def test_a_check_has_its_whole_document(tmp_path: Path) -> None:
     found = sb.check("mixed", seeds=0, **TINY)
     found.save(tmp_path / "check.json")
@@ -140,6 +141,7 @@ def test_a_check_has_its_whole_document(tmp_path: Path) -> None:
     assert list(found.frame("pandas").query("verdict == 'passed'")["check"])[:2] == ["run", "invariants"]
 
 
+@pytest.mark.wide
 def test_worth_has_a_row_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
     monkeypatch.setattr("schedbench.profiles.worth.worth.source_lines", lambda *_: [])

@@ -103,6 +103,7 @@ def test_the_docs_have_many_commands() -> None:
     assert [len(scripts(page)) for page in WORKFLOWS] == [2, 3]
 
 
+@pytest.mark.wide
 def test_those_that_read_run(
     run_command: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

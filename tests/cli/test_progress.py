@@ -137,6 +137,7 @@ def test_work_takes_the_place_of_the_status_line(stderr):
     assert console._lines == []
 
 
+@pytest.mark.wide
 def test_an_engine_says_that_it_is_read_and_imported(monkeypatch, tmp_path):
     seen = []
 

@@ -109,6 +109,7 @@ def flows(drawn: list[dict]) -> dict[int, tuple[dict, dict]]:
     return {flow: (ends["s"], ends["f"]) for flow, ends in found.items()}
 
 
+@pytest.mark.wide
 def test_flows_connect_launches_with_kernels_and_ends_with_waits(folder):
     drawn = traced(folder)
     pairs = flows(drawn).values()

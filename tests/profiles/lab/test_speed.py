@@ -126,6 +126,7 @@ def test_a_limit_without_its_figure_fails(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "speed.json").read_text())["undecided"] == 3
 
 
+@pytest.mark.wide
 def test_a_run_of_the_virtual_gpu_has_all_figures(tmp_path: Path) -> None:
     fewer = ("workload.requests=16", "workload.prompt_tokens=16", "workload.output_tokens=128")
     result_of("throughput", *fewer, "measure.warmup_requests=0").write(tmp_path / "speed-0.6b.json")

@@ -282,6 +282,7 @@ def late_steps(first: int) -> Window:
     return window
 
 
+@pytest.mark.wide
 def test_memory_and_time_of_late_steps_do_not_grow():
     """A sink that begins late gets the same windows beside it."""
     sink, fresh = WaitingSink(), WaitingSink()

@@ -274,6 +274,7 @@ def test_memory_does_not_grow() -> None:
     assert many - few < 1_000
 
 
+@pytest.mark.wide
 def test_without_a_sink_nothing_is_kept() -> None:
     with open_vgpu(load("h200")) as gpu:
         x = torch.zeros(8, device=gpu.device)
