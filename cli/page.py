@@ -181,7 +181,9 @@ def print_page(page: Page, console: Console) -> None:
         for part in _printed(block, console.width):
             if isinstance(part, Table):
                 _fit(part, console)
-            console.print(_indented_whole(part) if isinstance(part, Text) else part, markup=False)
+            console.print(
+                _indented_whole(part, console.width) if isinstance(part, Text) else part, markup=False
+            )
 
 
 def _fit(table: Table, console: Console) -> None:
@@ -215,10 +217,25 @@ def _gaps(table: Table) -> int:
     return (len(table.columns) - 1) * (right + 1 + left)
 
 
-def _indented_whole(line: Text) -> Text | Padding:
+def _indented_whole(line: Text, width: int) -> Text | Padding:
     """The line with its indent also in front of what is folded."""
     indent = len(line.plain) - len(line.plain.lstrip(" "))
-    return Padding.indent(line[indent:], indent) if indent else line
+    folded = folded_paths(line[indent:], width - indent)
+    return Padding.indent(folded, indent) if indent else folded
+
+
+def folded_paths(line: Text, width: int) -> Text:
+    """The line with breaks behind slashes in each word that is wider, so that a file's name stays together with the
+    number behind it where that fits."""
+    cuts = []
+    for word in re.finditer(r"\S+", line.plain):
+        start = last = word.start()
+        for part in re.finditer(r"[^/]*/|[^/]+", word[0]):
+            if word.start() + part.end() - start > width and last > start:
+                cuts.append(last)
+                start = last
+            last = word.start() + part.end()
+    return Text("\n").join(line.divide(cuts)) if cuts else line
 
 
 def _printed(block: Block, width: int) -> Iterable[Text | Table]:

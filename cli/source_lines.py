@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..profiles.record.result import PROGRAM
 from .console import PrintableConsole
-from .page import WIDE, Document, Lines, framed, ordered_kinds
+from .page import WIDE, Document, Lines, folded_paths, framed, ordered_kinds
 from .text import MISSING, number, size
 
 LINES = 40  # source lines shown in a table
@@ -130,6 +130,7 @@ class _Statement(Text):
         no_wrap: bool | None = None,
     ) -> containers.Lines:
         place, *others = self.split(allow_blank=True)
+        place = folded_paths(place, width)
         most = console.statement_lines if isinstance(console, PrintableConsole) else None
         found = containers.Lines()
         for part in (place, *others):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from schedbench.cli.console import PIPED_WIDTH, PrintableConsole, results
-from schedbench.cli.page import framed, markdown, markdown_rows
+from schedbench.cli.page import folded_paths, framed, markdown, markdown_rows
 from schedbench.cli.result_page import page as result_page
 from schedbench.cli.source_lines import copies, host_waits, source_line
 from schedbench.cli.text import cut_left, cut_right, number, percent, size, whole
@@ -70,7 +71,7 @@ def test_a_statement_is_cut_at_as_many_lines_as_the_console_shows(lines, shown):
     table.add_column("place", overflow="fold")
     table.add_row(source_line({"site": site}))
     console.print(table)
-    assert console.file.getvalue().endswith(f"──\nsome/folde\nr/a.py:1\n{shown}\n")
+    assert console.file.getvalue().endswith(f"──\nsome/\nfolder/\na.py:1\n{shown}\n")
 
 
 def test_an_abstained_figure_is_a_dash_with_its_reason(document):
@@ -278,3 +279,16 @@ def test_many_ranks_are_split_into_tables_without_truncation(document, width):
     assert " to 20 of 20" in by_rank
     found = [line.split()[3:] for line in by_rank.splitlines() if line.startswith("gpu busy")]
     assert len([figure for figures in found for figure in figures]) == 20
+
+
+@pytest.mark.parametrize(
+    ("line", "folded"),
+    [
+        ("at ab/cdefgh.py:12 it", "at ab/\ncdefgh.py:12 it"),
+        ("ab/cd/efghijklm.py:1", "ab/cd/\nefghijklm.py:1"),
+        ("abcdefghijklmnop", "abcdefghijklmnop"),
+        ("a short/a.py:1", "a short/a.py:1"),
+    ],
+)
+def test_a_path_that_is_too_wide_breaks_behind_a_slash(line: str, folded: str) -> None:
+    assert folded_paths(Text(line), 14).plain == folded
