@@ -234,8 +234,7 @@ def test_a_request_that_ends_late_is_reported(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_token_that_its_grammar_does_not_allow_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_automaton = lambda state: GrammarState(state.matcher, state.eos_token_ids)  # noqa: E731
-    monkeypatch.setattr(GrammarState, "copy", one_automaton)
+    monkeypatch.setattr(GrammarState, "copy", lambda state: GrammarState(state.matcher, state.eos_token_ids))
     [found] = guarded("grammar", "workload.requests=12")
     assert found.promise == "a grammar allows the tokens"
     assert re.match(
