@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -285,9 +286,12 @@ class _InvariantObserver(Observer):
             self._violations.add([Violation("a request ends once", "status", text, request=request.id)])
         self._violations.add(_misended(request, self._scheduler.engine.config))
         if request.sampling.grammar is not None and request.reason in ("length", "stop"):
-            config = self._scheduler.engine.config
-            own = GrammarCache(config.vocab_size, config.eos_token_ids).compile(request.sampling.grammar)
-            self._violations.add(_disallowed(request, own))
+            self._violations.add(_disallowed(request, self._grammars.compile(request.sampling.grammar)))
+
+    @cached_property
+    def _grammars(self) -> GrammarCache:
+        config = self._scheduler.engine.config
+        return GrammarCache(config.vocab_size, config.eos_token_ids)
 
     def at_the_end(self) -> Iterator[Violation]:
         """After the last step nothing is in flight, and no memory is held, except for the ring of kept references."""

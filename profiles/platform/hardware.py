@@ -12,7 +12,7 @@ from typing import Annotated, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ...scenarios.model_files import ModelFiles
+from ...scenarios.yaml_files import YamlFiles
 from ...sched.config import Capabilities
 from ...sched.observe import StepKind
 
@@ -194,7 +194,7 @@ class HardwareProfile(_Written):
         return Capabilities(**self.available.model_dump(), first_run=False)
 
 
-FILES: Final = ModelFiles("schedbench.profiles.hardware", "hardware profile", _Written, HardwareError)
+FILES: Final = YamlFiles("schedbench.profiles.hardware", "hardware profile", _Written, HardwareError)
 names = FILES.names
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.record.result import Hazards, Metric, RankPart, Result
+from schedbench.sched.batch import ScheduleBatch
+from schedbench.sched.data_parallel.sync import RankStatus
+from schedbench.sched.loop.workers import DataRank
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
 from tests.acceptance.runs import resolved, result_of
@@ -130,6 +133,21 @@ def test_ranks_without_requests_do_not_spin() -> None:
     assert isinstance(slept, Metric) and slept.values[0] < 2_000
     rounds = sum(row.count for row in result.syncs if row.site and row.site.function.startswith("exchange"))
     assert 0 < rounds < 4 * sum(sum(steps(rank).values()) for rank in result.ranks)
+
+
+def test_reads_during_the_exchange_count_in_the_planned_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = DataRank._status
+
+    def reading(rank: DataRank, batch: ScheduleBatch | None) -> RankStatus:
+        if batch is not None and batch.forward_mode.is_decode:
+            batch.seq_lens.sum().item()
+        return status(rank, batch)
+
+    monkeypatch.setattr(DataRank, "_status", reading)
+    for rank in result_of(IDLING, NONE).ranks:
+        reads = rank.per_step["decode"].streams["schedule"]["d2h_blocking"]
+        assert (reads.mean, reads.max) == (1, 1)
+        assert "schedule" not in rank.per_step["idle"].streams
 
 
 def test_a_shared_mlp_has_no_more_ranks_than_columns(run_command: RunCommand) -> None:

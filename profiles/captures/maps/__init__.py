@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from ....scenarios.model_files import ModelFiles
+from ....scenarios.yaml_files import YamlFiles
 
 
 class MapError(ValueError):
@@ -100,7 +100,7 @@ class RangeMap(MapModel):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
-FILES: Final = ModelFiles(__package__, "map", RangeMap, MapError)
+FILES: Final = YamlFiles(__package__, "map", RangeMap, MapError)
 names = FILES.names
 
 

@@ -1,4 +1,5 @@
-"""YAML files that hold one model each, such as hardware profiles: those of a package, and the user's."""
+"""YAML files of one kind, such as hardware profiles: those of a package, and the user's. A pydantic class validates
+them."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles(Generic[M]):
-    """The files of ``package``, and of the user's, that hold a ``model`` each, which messages call ``kind``. All faults
-    of a file are raised as one ``error``."""
+class YamlFiles(Generic[M]):
+    """The files of ``package``, and the user's, which messages call by their ``kind``. ``model`` is the class of their
+    content. All faults of a file are raised as one ``error``."""
 
     package: str
     kind: str
@@ -45,7 +46,7 @@ class ModelFiles(Generic[M]):
         raise self.error(f"no {self.kind} {name!r}{meant(name, known)} (available: {', '.join(known)})")
 
     def parse(self, content: bytes, file: str) -> M:
-        """The model in the content of ``file``. Each fault has its line, or that of the innermost section around it."""
+        """The validated ``content`` of ``file``. Each fault has its line, or that of the section around it."""
         try:
             document = read(content, file)
         except ScenarioError as error:
