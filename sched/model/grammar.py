@@ -109,7 +109,7 @@ class GrammarCache:
         return b"".join(self._tokens.tokens[token_id] for token_id in token_ids)
 
     def compile(self, spec: Spec) -> GrammarState:
-        """As ``start``, without what was compiled before."""
+        """As ``start``, compiled anew: it shares nothing with other states."""
         try:
             matcher = LLMatcher(self.tokenizer, _source(spec), log_level=0)
         except ValueError as error:

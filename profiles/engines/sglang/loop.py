@@ -76,8 +76,9 @@ class WrappedLoop:
             getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
     def require_free_memory(self) -> None:
-        """Raises RuntimeError if KV or rows are in use once all requests have ended. Only SGLang's serial loop comes to
-        its own check of that. Stages and workers of a pair keep some for what others may still send."""
+        """Raises RuntimeError if KV slots or rows are in use after all requests have ended. SGLang has a check of its
+        own, which its overlapped loop does not reach here. Stages of a pipeline and workers of a pair are not checked:
+        they may hold memory for messages that are on their way."""
         if self._role is not None or self._stage is not None:
             return
         rows = self._scheduler.req_to_token_pool

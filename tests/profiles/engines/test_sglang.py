@@ -396,7 +396,7 @@ def test_an_item_in_the_preparation_of_a_decode_is_found(broken: Path) -> None:
 
 @given
 def test_rows_that_are_not_freed_fail_the_run(broken: Path) -> None:
-    """SGLang's own check is not in the way of its overlapped loop."""
+    """SGLang's overlapped loop does not reach its own check."""
     common = sources(broken, AFTER).parent / "mem_cache/common.py"
     changed(common, "    tree_cache.req_to_token_pool.free(req)\n", "    pass\n")
     with pytest.raises(
