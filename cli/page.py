@@ -225,8 +225,8 @@ def _indented_whole(line: Text, width: int) -> Text | Padding:
 
 
 def folded_paths(line: Text, width: int) -> Text:
-    """The line, with line breaks behind slashes in each word that is wider than ``width`` columns. A file's name and its
-    line number stay together where they fit."""
+    """The line, with line breaks behind slashes in each word that is wider than ``width`` columns. A file's name and
+    its line number stay together where they fit."""
     cuts = []
     for word in re.finditer(r"\S+", line.plain):
         start = last = word.start()
