@@ -88,7 +88,7 @@ def readable(path: Path) -> Iterator[sqlite3.Connection]:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             yield connection
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for names of columns
         raise CaptureFileError(f"{path}: sqlite cannot read it: {error}") from None
 
 
