@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from .document import scalar
-from .problems import show
+from .problems import dotted, show
 from .records import (
     BLOCK,
     MAX_TOKENS,
@@ -280,7 +280,7 @@ def _sampling(row: RecordFields) -> Sampling:
         return Sampling.model_validate(row.fields["sampling"])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, ("sampling", *first["loc"])))
+        where = dotted(("sampling", *first["loc"]))
         raise row.line.error(f"{where}: {first['msg'].lower()}, got {show(first['input'])}") from None
 
 
