@@ -59,7 +59,7 @@ Gates = Annotated[
         "--gate",
         metavar="NAME:BOUND",
         help="How much worse B may be (throughput:2%), how much better it has to be (better:ttft_ms:5%),"
-        " a count of its worst step (decode.steady.schedule.h2d:0), or what it adds to every step (added.sync:0).",
+        " a count of its worst step (decode.steady.schedule.h2d:0), or what it adds per step (added.sync:0).",
     ),
 ]
 Undecided = Annotated[

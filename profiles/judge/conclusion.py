@@ -49,10 +49,10 @@ def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _added(found: Comparison) -> str:
-    """The copies and syncs that B's median step has and A's has not, by their averages."""
+    """The copies and syncs that B's steps have and A's have not, by their averages."""
     kinds = defaultdict(list)
     for one in found.added:
-        number = f"{round(one.mean, 2):g}"
+        number = f"{round(one.mean, 2) or float(f'{one.mean:.1g}'):g}"
         kinds[one.kind].append(f"{number} {_ADDED[one.counter]}{'s' * (number != '1')}")
     words = [f"{' and '.join(counts)} per {kind} step" for kind, counts in kinds.items()]
     return f"adds {listed(words, _SHOWN)}" if words else ""

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
-from ..measure.steps import OUTSIDE
+from ..measure.steps import OUTSIDE, STEADY
 from ..record.definitions import DEFINITIONS, IDLE_PARTS, PERCENTILES, Definition, definition, full_name
-from ..record.result import Abstained, CopyRow, Metric, RankPart, Result, SitePart, SyncRow
+from ..record.result import Abstained, CopyRow, KindCounts, Metric, RankPart, Result, SitePart, SyncRow
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
+PerStep = Sequence[Mapping[str, KindCounts]]  # of runs
 
+CHANCE: Final = 0.01  # below this probability, a difference is not chance
 ADDABLE: Final = ("sync", "h2d", "d2h")  # counters of what a step can have more of than before
 # Compared by default. Each further percentile makes the correction for multiple comparisons stricter.
 _PERCENTILES: Final = ("p50", "p99")
@@ -90,7 +93,7 @@ def metric_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Per step, over all steps of a kind: the median (of the runs' medians), the mean, and the worst step."""
+    """Per step, over all steps of a kind: the median (of the medians of runs and ranks), the mean, the worst step."""
 
     median: float = 0.0
     mean: float = 0.0
@@ -127,10 +130,14 @@ class LineEffect(NamedTuple):
 
 
 def counts(a: Results, b: Results) -> list[CounterEffect]:
-    """Every counter that either side has, and its change from A to B."""
+    """Every counter that either side has, and its change from A to B, over the steps of all ranks."""
+    return _changes(*([part for result in side for part in result.per_step_of_ranks] for side in (a, b)))
+
+
+def _changes(a: PerStep, b: PerStep) -> list[CounterEffect]:
     tallies_a, tallies_b = _tallies(a), _tallies(b)
     kinds_a, kinds_b = (
-        {kind for x in side for kind, counts in x.per_step.items() if counts.steps} for side in (a, b)
+        {kind for part in side for kind, counts in part.items() if counts.steps} for side in (a, b)
     )
     found = []
     for place in sorted({*tallies_a, *tallies_b}):
@@ -141,7 +148,8 @@ def counts(a: Results, b: Results) -> list[CounterEffect]:
 
 
 class AddedCount(NamedTuple):
-    """B does ``more`` than A in the median step of the kind, and on average ``mean`` more."""
+    """B does ``more`` than A in the median step of the kind, and on average ``mean`` more; both are the average where
+    only some steps run the lines."""
 
     kind: str
     counter: str
@@ -149,21 +157,65 @@ class AddedCount(NamedTuple):
     mean: float
 
 
-def added(counts: Sequence[CounterEffect]) -> list[AddedCount]:
-    """The copies and syncs of which the median step has at least one more in B than in A, all streams together, so that
-    one that moves to another stream is not added. Of steady decodes, what not all decodes have."""
+def added(a: Results, b: Results) -> list[AddedCount]:
+    """The copies and syncs of which B's steps have more than A's, all streams together, so that one that moves to
+    another stream is not added: at least one more in the median step of any one rank, or more than by chance at lines
+    that only one side has. Of steady decodes, what not all decodes have."""
+    found = _at_new_lines(a, b)
+    ranks = (zip(*(result.per_step_of_ranks for result in side), strict=False) for side in (a, b))
+    for one in (one for of_a, of_b in zip(*ranks, strict=False) for one in _often(of_a, of_b)):
+        place = one.kind, one.counter
+        found[place] = max(one, found.get(place, one), key=attrgetter("more"))
+    steady = [place for place in found if (place[0].removesuffix(STEADY), place[1]) in {*found} - {place}]
+    listed = [found[place] for place in found if place not in steady]
+    return sorted(listed, key=lambda one: (one.kind, ADDABLE.index(one.counter)))
+
+
+def _often(a: PerStep, b: PerStep) -> Iterator[AddedCount]:
+    """What the median step has more of, and half of the steps or more on average."""
     medians: defaultdict[tuple[str, str], float] = defaultdict(float)
     means: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for count in counts:
+    for count in _changes(a, b):
         if count.counter in ADDABLE and count.a and count.b:
             medians[count.kind, count.counter] += count.b.median - count.a.median
             means[count.kind, count.counter] += count.b.mean - count.a.mean
-    found = [
-        AddedCount(kind, counter, more, round(means[kind, counter], 6))
-        for (kind, counter), more in medians.items()
-        if more >= 1 and ("." not in kind or medians[kind.partition(".")[0], counter] < 1)
-    ]
-    return sorted(found, key=lambda one: (one.kind, ADDABLE.index(one.counter)))
+    for place, more in medians.items():
+        if more >= 1 and means[place] >= 0.5:
+            yield AddedCount(*place, more, round(means[place], 6))
+
+
+def _at_new_lines(a: Results, b: Results) -> dict[tuple[str, str], AddedCount]:
+    """Copies and syncs per step, by kind and counter, at lines that A never runs, less those at lines that B never runs
+    (a statement that was edited, moved or renamed), where the difference is not chance (binomial)."""
+    from scipy import stats
+
+    if any(result.unrecorded for result in (*a, *b)):
+        return {}
+    steps = _steps(a), _steps(b)
+    lines = _counted(a), _counted(b)
+    only: tuple[Counter[tuple[str, str]], ...] = Counter(), Counter()
+    for side, other, sums in ((0, 1, only[0]), (1, 0, only[1])):
+        for (kind, counter, *line), count in lines[side].items():
+            if (kind, counter, *line) not in lines[other] and steps[other][kind]:
+                sums[kind, counter] += count
+    found = {}
+    for place, new in only[1].items():
+        gone, (of_a, of_b) = only[0][place], (side[place[0]] for side in steps)
+        if stats.binomtest(new, new + gone, of_b / (of_a + of_b), alternative="greater").pvalue < CHANCE:
+            mean = round(new / of_b - gone / of_a, 6)
+            found[place] = AddedCount(*place, mean, mean)
+    return found
+
+
+def _counted(results: Results) -> Counter[tuple[str, ...]]:
+    """Copies and syncs by kind, counter and line, on any stream and in any range."""
+    sums: Counter[tuple[str, ...]] = Counter()
+    for result in results:
+        for (kind, _, _, _, *line), row in rows_of_steps(result):
+            counter = row.direction if isinstance(row, CopyRow) else "sync" if row.sync else ""
+            if counter in ADDABLE:
+                sums[kind, counter, *line] += row.count
+    return sums
 
 
 def _change(a: StepCounts | None, b: StepCounts | None) -> Change:
@@ -176,15 +228,15 @@ def _change(a: StepCounts | None, b: StepCounts | None) -> Change:
     return "fewer" if b.mean < a.mean else "more"
 
 
-def _tallies(results: Results) -> dict[tuple[str, str, str], StepCounts]:
-    """Runs are weighted by their steps. A counter that a run does not have is 0."""
+def _tallies(parts: PerStep) -> dict[tuple[str, str, str], StepCounts]:
+    """Runs and ranks are weighted by their steps. A counter that one does not have is 0."""
     steps: Counter[str] = Counter()
     sums: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     medians: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
     worst: Counter[tuple[str, str, str]] = Counter()
     runs: Counter[str] = Counter()
-    for result in results:
-        for kind, tallied in result.per_step.items():
+    for part in parts:
+        for kind, tallied in part.items():
             steps[kind] += tallied.steps
             runs[kind] += 1
             for stream, counters in tallied.streams.items():

@@ -18,10 +18,9 @@ from ..measure.counts import COUNTS_LAG
 from ..measure.steps import StepGate
 from ..record.result import Result
 from ..record.timeline import NO_SITE, Names, Window
-from .effects import rows_of_steps
+from .effects import CHANCE, rows_of_steps
 
 THRESHOLD: Final = 5.0  # percent, below which no verdict is given
-CHANCE: Final = 0.01
 _CALLS: Final = frozenset({"sync", "event", "graph"})  # copies and launches are there as what they launched
 
 

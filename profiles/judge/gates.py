@@ -4,7 +4,8 @@
 ``better:throughput:2%``    B has to be at least this much better
 ``decode.steady.schedule.h2d:0``    no step of B has more
 ``mixed.forward.sync:+1``           B's worst step has at most one more than A's
-``added:0``, ``added.sync:0``       the median step of B, of any kind, has no more copies and syncs, or syncs, than A's
+``added:0``, ``added.sync:0``       B's steps, of any kind, have no more copies and syncs, or syncs, than A's: neither
+                                    the median step, nor more than by chance at lines that only B has
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY, without_steps
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import Abstained, Result
-from .effects import ADDABLE, CounterEffect, added, judged_name, metric_names
+from .effects import ADDABLE, added, judged_name, metric_names
 from .reasons import Reason
 from .verdict import Judgement
 
@@ -136,21 +137,21 @@ def _names() -> Iterator[str]:
 def check(
     gate: Gate,
     judged: Mapping[str, Judgement],
-    counts: Sequence[CounterEffect] = (),
     *,
     a: Sequence[Result],
     b: Sequence[Result],
 ) -> GateOutcome:
     if gate.added:
-        return _check_added(gate, counts)
+        return _check_added(gate, a, b)
     return _check_count(gate, a, b) if gate.place else _check_metric(gate, judged.get(gate.name))
 
 
-def _check_added(gate: Gate, counts: Sequence[CounterEffect]) -> GateOutcome:
-    if not any(count.a and count.b for count in counts):
+def _check_added(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
+    if not any(x.steps().keys() & y.steps().keys() for x in a for y in b):
         return GateOutcome(gate.text, "undecided", None, "no kind of step is on both sides")
-    found = [one for one in added(counts) if one.counter in gate.added and one.more > gate.bound]
-    most = max((one.more for one in added(counts) if one.counter in gate.added), default=0.0)
+    those = [one for one in added(a, b) if one.counter in gate.added]
+    found = [one for one in those if one.more > gate.bound]
+    most = max((one.more for one in those), default=0.0)
     why = ", ".join(f"{one.kind} {one.counter} {one.more:+g}" for one in found)
     return GateOutcome(gate.text, "failed" if found else "passed", most, why)
 
@@ -186,7 +187,7 @@ def _against(gate: Gate, low: float, high: float) -> Passed:
 def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
     assert gate.place is not None
     kind = gate.place[0]
-    if not all(any(kind in result.per_step for result in side) for side in (a, b)):
+    if not all(any(result.steps()[kind] for result in side) for side in (a, b)):
         reasons = (result.uncounted.get(kind.removesuffix(STEADY)) for result in (*a, *b))
         why = next(filter(None, reasons), without_steps(kind))
         return GateOutcome(gate.text, "undecided", None, why)
@@ -200,8 +201,9 @@ def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOu
 def _worst(results: Sequence[Result], place: tuple[str, str, str]) -> int:
     kind, stream, counter = place
     found = (
-        result.per_step[kind].streams.get(stream, {}).get(counter)
+        part[kind].streams.get(stream, {}).get(counter)
         for result in results
-        if kind in result.per_step
+        for part in result.per_step_of_ranks
+        if kind in part
     )
     return max((summary.max for summary in found if summary is not None), default=0)

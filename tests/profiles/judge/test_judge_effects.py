@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from schedbench.profiles.judge.effects import counts, idle, lines, metric_values
+from schedbench.profiles.judge.effects import AddedCount, added, counts, idle, lines, metric_values
+from schedbench.profiles.judge.gates import check, parse
+from schedbench.profiles.record.result import RankPart
 from tests.acceptance.runs import result_of
 
 TALLY = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
@@ -141,3 +143,23 @@ def test_other_percentiles_are_read_on_request() -> None:
     assert {"e2e_ms", "e2e_ms.p50"} <= unasked.keys()
     assert asked.keys() - unasked.keys() == {"e2e_ms.p90"}
     assert unasked["e2e_ms.p50"].value <= asked["e2e_ms.p90"].value
+
+
+def test_what_a_later_stage_adds_is_added(result):
+    """The averages are of all ranks' steps, and what is added of the rank that adds most."""
+    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
+    one, two = (
+        result({"per_step.decode.schedule.sync": tally | {"median": n, "mean": n, "max": int(n)}})
+        for n in (1.0, 2.0)
+    )
+    a, b = (
+        one.model_copy(update={"ranks": tuple(RankPart.model_construct(per_step=x.per_step) for x in ranks)})
+        for ranks in ((one, one), (one, two))
+    )
+    (changed,) = [count for count in counts([a], [b]) if count.change != "equal"]
+    assert (changed.a.mean, changed.b.mean, changed.b.max) == (1.0, 1.5, 2)
+    assert added([a], [b]) == [AddedCount("decode", "sync", 1.0, 1.0)]
+    outcomes = {
+        check(parse(gate), {}, a=[a], b=[b]).outcome for gate in ("added:0", "decode.schedule.sync:1")
+    }
+    assert outcomes == {"failed"}

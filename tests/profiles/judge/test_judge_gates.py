@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.judge.draws import Firmness
-from schedbench.profiles.judge.effects import counts
+from schedbench.profiles.judge.effects import AddedCount, added
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.verdict import Judgement, judge_seeds
@@ -182,16 +182,37 @@ def test_counts_are_those_of_the_worst_step(result, text, outcome, seen):
     ],
 )
 def test_added_counts_are_those_of_the_median_step(result, text, outcome, seen):
-    tally = {"median": 1.0, "mean": 1.5, "max": 9, "steps_with": 5}
-    a, b = (result({"per_step.decode.schedule.d2h": tally | {"median": n}}) for n in (1.0, 3.0))
-    found = check(parse(text), {}, counts([a], [b]), a=[a], b=[b])
+    tally = {"max": 9, "steps_with": 5}
+    a, b = (
+        result({"per_step.decode.schedule.d2h": tally | {"median": n, "mean": n + 0.5}}) for n in (1.0, 3.0)
+    )
+    found = check(parse(text), {}, a=[a], b=[b])
     assert (found.outcome, found.seen) == (outcome, seen)
     assert ("decode d2h +2" in found.why) == (outcome == "failed")
 
 
+@pytest.mark.parametrize(
+    ("statement", "count", "found"),
+    [
+        ("lens.tolist()", 88, [AddedCount("decode", "sync", 0.125714, 0.125714)]),  # in every eighth step
+        ("lens.tolist()", 6, []),  # by chance
+        ("done.synchronize()", 700, []),  # the line that A has was edited
+    ],
+)
+def test_a_line_that_only_some_steps_of_b_run_is_added(result, statement, count, found):
+    a = result()
+    old = a.syncs[0]
+    new = old.model_copy(
+        update={"count": count, "site": old.site.model_copy(update={"statement": statement})}
+    )
+    b = a.model_copy(update={"syncs": (new, *a.syncs[count == old.count :])})
+    assert added([a], [b]) == found
+    assert check(parse("added.sync:0"), {}, a=[a], b=[b]).outcome == ("failed" if found else "passed")
+
+
 def test_added_is_undecided_for_kinds_on_one_side_only(result):
     a, b = result(), result({"per_step": {}})
-    assert check(parse("added:0"), {}, counts([a], [b]), a=[a], b=[b]).outcome == "undecided"
+    assert check(parse("added:0"), {}, a=[a], b=[b]).outcome == "undecided"
 
 
 @pytest.mark.parametrize("text", ["added:2%", "better:added:0", "added.kernel:0", "added:+1"])
