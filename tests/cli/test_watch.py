@@ -164,6 +164,7 @@ def test_wrong_options_are_refused(watch: RunCommand, script: Path) -> None:
     assert watch("--map", "nosuch", "--", "python", str(script)).code == 2
 
 
+@pytest.mark.wide
 def test_a_hollow_package_is_named(watch: RunCommand, script: Path) -> None:
     script.write_text("import absent_kernels, torch\nabsent_kernels.norm(torch.ones(3, device='cuda'))\n")
     refused = watch("--hollow", "absent_kernels", "--hollow", "absent", "--", "python", str(script))

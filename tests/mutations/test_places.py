@@ -75,6 +75,7 @@ def test_one_place_is_changed_and_no_line_moves(place: Place) -> None:
     assert different <= set(range(place.first, place.last + 1))
 
 
+@pytest.mark.wide
 def test_every_place_of_the_scheduler_can_be_removed() -> None:
     found = places(ROOT)
     assert len({(place.file, place.start, place.end) for place in found}) == len(found)

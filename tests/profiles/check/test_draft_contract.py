@@ -53,6 +53,7 @@ def test_every_state_keeps_the_draft_contract(state: str, mode: Speculation, ove
     assert kept(choose(state, {}), mode, overlap=overlap).broken == ()
 
 
+@pytest.mark.wide
 @settings(max_examples=80, derandomize=True)
 @given(
     state=st.sampled_from(["pr25774-before", "pr25944", "pr26020", "pr25945", "latest"]),

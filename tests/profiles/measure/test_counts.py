@@ -167,6 +167,7 @@ def facts(counts: CountsSink) -> tuple:
     return counts.steps, counts.tallies(), counts.lines.copies, counts.lines.calls
 
 
+@pytest.mark.wide
 @given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
 @settings(max_examples=60)
 def test_counts_do_not_depend_on_the_windows(play, random, cuts):

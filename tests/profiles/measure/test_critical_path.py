@@ -106,6 +106,7 @@ def results() -> dict[str, Result]:
     return found
 
 
+@pytest.mark.wide
 def test_parts_sum_to_the_step_and_steps_to_the_window(
     results: dict[str, Result],
 ) -> None:

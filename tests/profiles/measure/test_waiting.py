@@ -306,6 +306,7 @@ def time_to_feed(sink: WaitingSink, window: Window) -> float:
     return time.process_time() - begin
 
 
+@pytest.mark.wide
 @given(random=st.randoms(use_true_random=False), cuts=st.lists(st.integers(0, 1500), max_size=40))
 @settings(max_examples=60)
 def test_parts_do_not_depend_on_the_windows(play, random, cuts):

@@ -216,6 +216,7 @@ def interpret(program: Sequence[Step], gpu: VirtualGpu) -> list[int]:
     return seen + [value for tensor in (*buffers, *landed) for value in tensor.tolist()]
 
 
+@pytest.mark.wide
 @settings(max_examples=60, derandomize=True)
 @given(program=st.lists(steps, min_size=2, max_size=14))
 def test_every_result_changed_by_an_adversary_has_a_hazard(program: list[Step]) -> None:

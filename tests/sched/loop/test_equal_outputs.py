@@ -135,6 +135,7 @@ def test_every_way_of_sampling_has_one_output(name: str, overlap: bool) -> None:
     assert output != expected("greedy")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("setup", "overlap"), [*setups_of(True, CROWDED_SETUPS), *setups_of(False, CROWDED_SETUPS)]
 )

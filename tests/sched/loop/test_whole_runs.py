@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,7 @@ def check_ending(req: Request, engine: EngineConfig, *, aborted: bool) -> None:
     assert req.arrival <= req.first_scheduled_at <= req.first_token_at <= req.finished_at
 
 
+@pytest.mark.wide
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     engine=engines(),

@@ -125,6 +125,7 @@ def test_damage_changes_the_next_extend(scene: Callable[..., TaggedStage], damag
     assert broken.run((sequence, 10)) != [scene().whole(PROMPT)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("damage", DAMAGES)
 @given(at=st.integers(0, 59))
 @settings(max_examples=15)

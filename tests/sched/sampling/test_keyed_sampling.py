@@ -109,6 +109,7 @@ def picked(draw: Draw, rows: torch.Tensor) -> Draw:
     return Draw(*(field[rows] if isinstance(field, torch.Tensor) else field for field in draw))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_does_not_depend_on_its_batch(make_draw: MakeDraw, threads: int, dtype: torch.dtype) -> None:
