@@ -90,7 +90,8 @@ def differences(found: Result, expected: Result) -> Iterator[Evidence]:
         yield Evidence(f"{len(apart) - SHOWN} more requests differ")
     if not apart and found.outputs != expected.outputs and not _aborted_at_other_tokens(found, expected):
         yield Evidence(
-            "the tokens are the same, but an embedding differs, or a tag of a finished request's KV does not add up"
+            "the tokens are the same, but an embedding or a log probability differs, or a tag of a finished request's"
+            " KV does not add up"
         )
 
 

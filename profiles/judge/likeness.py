@@ -139,7 +139,7 @@ def _differences(
 class Divergence(NamedTuple):
     """The first difference. ``position`` counts output tokens from 0; a token is None where that side had ended.
     Steps count from the workload's first; they are None where a side did not keep them. ``request`` is None where
-    the digests differ and the tokens were not kept, or are the same and damaged KV made the difference."""
+    the digests differ and the tokens were not kept, or are the same and log probabilities or damaged KV differ."""
 
     seed: int
     request: str | None = None

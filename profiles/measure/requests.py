@@ -34,6 +34,7 @@ class RequestRecord:
     prefilled: int | None = None  # instants of a prefill worker and its transfer, where there is one
     transferred: int | None = None
     embedding: tuple[float, ...] = ()
+    logprobs: tuple[float, ...] = ()  # of the prompt, then of the output, where they were asked for
 
     @property
     def output_tokens(self) -> int:
@@ -161,6 +162,7 @@ class RequestLog(Observer):
             cached_tokens=request.cached_tokens,
             output_ids=request.output_ids,
             embedding=request.embedding,
+            logprobs=(*request.prompt_logprobs, *request.output_logprobs),
             status=request.status.value,
             reason=request.reason,
         )

@@ -292,7 +292,8 @@ def _outputs(records: Sequence[RequestRecord], ranks: Sequence[RankReport]) -> O
     for rank in ranks:
         if isinstance(rank.result.outputs, Abstained):
             return rank.result.outputs
-    return outputs_with(records, {name: by for rank in ranks for name, by in rank.damage.items()})
+    damage = {name: by for rank in ranks for name, by in rank.damage.items()}
+    return outputs_with(records, damage, emulated=ranks[0].result.labels.emulated)
 
 
 def _lost(account: RequestTotals, router: RouterReport, *, transfers: bool) -> dict[str, str]:

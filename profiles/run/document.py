@@ -43,7 +43,7 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
         machine.names, exact=machine.labels.exact, drafts=drafts, save_tokens=save_tokens
     )
     parts = parts._replace(metrics=parts.metrics | _achieved(prepared, done))
-    outputs = outputs_of(done)
+    outputs = outputs_of(done, prepared)
     if machine.traced is None:
         return MeasuredRun(done, parts, outputs, {})
     if not traced or done.cancelled:
@@ -58,7 +58,7 @@ def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bo
     return MeasuredRun(
         done,
         parts._replace(per_step=counted.per_step, copies=counted.copies, syncs=counted.syncs),
-        agreed(outputs, outputs_of(again)),
+        agreed(outputs, outputs_of(again, prepared)),
         _passes(
             trace_overhead=(again.end - again.start) / length if length else None,
             **counting.notes,
@@ -94,7 +94,7 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
     return decodes | prompts
 
 
-def outputs_of(done: Pass) -> Outputs | Abstained:
+def outputs_of(done: Pass, prepared: PreparedRun) -> Outputs | Abstained:
     """The digest of the run's tokens. The sum of a request's damaged KV tags enters it as one more token."""
     if done.cancelled:
         return Abstained(abstained="the run was interrupted")
@@ -102,18 +102,20 @@ def outputs_of(done: Pass) -> Outputs | Abstained:
         return Abstained(abstained=f"the run broke off: {done.failure}")
     if done.simulated:
         return Abstained(abstained="the acceptance of drafts was simulated, the tokens mean nothing")
-    return outputs_with(done.collector.requests.totals.in_order(), done.damage)
+    records = done.collector.requests.totals.in_order()
+    return outputs_with(records, done.damage, emulated=prepared.machine.labels.emulated)
 
 
-def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int]) -> Outputs:
-    """The digest of requests that ended: their tokens or embeddings, and the damage to their KV tags."""
-    return Outputs(
-        digest=digest(
-            (record.id, [*record.output_ids, *record.embedding, *sums])
-            for record in records
-            for sums in [[damage[record.id]] if record.id in damage else []]
-        )
-    )
+def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int], *, emulated: bool) -> Outputs:
+    """The digest of requests that ended: their tokens or embeddings, the log probabilities that they asked for, and the
+    damage to their KV tags. Those of a GPU depend on the batches and are left out."""
+
+    def values(record: RequestRecord) -> list[float]:
+        logprobs = record.logprobs if emulated else ()
+        damaged = [damage[record.id]] if record.id in damage else []
+        return [*record.output_ids, *record.embedding, *logprobs, *damaged]
+
+    return Outputs(digest=digest((record.id, values(record)) for record in records))
 
 
 def agreed(timed: Outputs | Abstained, traced: Outputs | Abstained) -> Outputs | Abstained:

@@ -107,7 +107,7 @@ def digest_observed(question: Resolved, listener: Listener) -> str:
     """The digest of a run that ``listener`` modifies."""
     with prepared_run(question) as (machine, composed):
         done = composed.measure(lambda *_: nullcontext(listener(machine, composed.scheduler)))
-    outputs = outputs_of(done)
+    outputs = outputs_of(done, composed)
     assert isinstance(outputs, Outputs)
     return outputs.digest
 

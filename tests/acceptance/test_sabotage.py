@@ -126,3 +126,14 @@ def test_a_wrong_slot_token_or_length_changes_the_digest(
     values: str, sound: str, damage: Damage, name: str, nth: int
 ) -> None:
     assert damaged(values, damage, name, nth) != sound
+
+
+class WrongLogprob(Observer):
+    def ending(self, request: Request) -> None:
+        request.output_logprobs[-1] += 1e-6
+
+
+def test_a_wrong_log_probability_changes_the_digest() -> None:
+    question = resolved("mixed", *FEW, "workload.sampling.logprobs=true")
+    right, wrong = (digest_observed(question, lambda *_, x=x: x()) for x in (Observer, WrongLogprob))
+    assert right != wrong
