@@ -30,7 +30,7 @@ def test_copies_of_a_step_in_every_state(state: str) -> None:
     """No step is mixed; besides the tokens a prefill downloads its own log probabilities and the prompts'."""
     relay = f"engine.relay={state}"
     result = result_of("logprobs", *FEW, relay, hazards=True)
-    assert result.outputs == result_of("logprobs", *FEW, relay, *UNSCORED, "engine.overlap=false").outputs
+    assert result.outputs == result_of("logprobs", *FEW, relay, "engine.overlap=false").outputs
     prefills, decodes = steps(result, "prefill"), steps(result, "decode")
     assert "mixed" not in result.per_step
     made = copies(result, "prefill")
