@@ -13,7 +13,7 @@ what torch itself does before ``__torch_dispatch__``. Phases (a + b * n) and ``t
 Excluded: the virtual GPU from each of its entry points on, which is dispatch, values computed on the CPU, simulation,
 records and tags; observers, metrics and sinks, the workload, the clock itself; passes of the garbage collector, since
 nearly all garbage is the tool's; the overhead of the stopwatch, found by timing empty calls; and time in which the
-operating system ran another thread.
+operating system ran another thread although this one could run. Time that the scheduler sleeps or is blocked counts.
 
 Declared by the profile, since there is no driver here to be measured: launches, copy calls and their reading of
 pageable memory, pinned memory, events, graph launches, the return from a sync.
@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
@@ -50,8 +51,8 @@ T = TypeVar("T")
 Function = Callable[..., Any]
 
 _OVERHEAD_ROUNDS, _OVERHEAD_CALLS = 20, 2000  # of empty calls
-# ns from which an interval is corrected for the thread's own time. Shorter ones were not interrupted, since operating
-# systems assign slices of milliseconds, and reading the thread's time would take longer than most of them.
+# ns from which an interval is corrected for interruptions. Shorter ones had none, since operating systems assign slices
+# of milliseconds, and a reading would take longer than most of them.
 _LONG_INTERVAL = 100_000
 
 # The ways in which the scheduler's code enters the virtual GPU: all methods of these classes, ...
@@ -106,6 +107,16 @@ def wrapped_entries(wrap: Callable[[Function], Function]) -> Iterator[tuple[Any,
         yield owner, name, classmethod(wrap(entry.__func__)) if is_method else wrap(entry)
 
 
+def _interrupted() -> int:
+    """For how many ns this thread was ready to run and did not, since it began. Where the operating system does not
+    count that (Linux does, in ``schedstat``: CPU time, waiting time, slices): for how long it did not run at all."""
+    try:
+        _, waited, slices = Path("/proc/thread-self/schedstat").read_text().split()
+    except OSError:
+        slices = "0"
+    return int(waited) if int(slices) else time.perf_counter_ns() - time.thread_time_ns()
+
+
 class HostStopwatch(HostTime):
     """Advances the host's clock by real time between ``resume`` and ``pause``."""
 
@@ -113,7 +124,7 @@ class HostStopwatch(HostTime):
         self.is_running = False
         self._runtime = runtime
         self._paused = self._resumed = 0
-        self._last_reading = (0, 0)  # real time and this thread's own, both in ns, at one instant
+        self._last_reading = 0  # of ``_interrupted``
         self._paused_by_gc = False
         self._overhead = 0  # ns that one empty call advances the clock
         self._overhead = min(self._measure_overhead() for _ in range(_OVERHEAD_ROUNDS))
@@ -152,16 +163,16 @@ class HostStopwatch(HostTime):
         self.is_running = False
         elapsed = now - self._resumed - self._overhead
         if elapsed > _LONG_INTERVAL:
-            elapsed -= self._lost(now)
+            last, self._last_reading = self._last_reading, _interrupted()
+            elapsed -= max(self._last_reading - last, 0)  # every long interval ends with a reading
         if elapsed > 0:
             self._runtime.now += elapsed
 
     def resume(self) -> None:
         now = time.perf_counter_ns()
         if now - self._paused > _LONG_INTERVAL:
-            own = time.thread_time_ns()
-            now = time.perf_counter_ns()  # last, since the time between the two readings is the tool's
-            self._last_reading = now, own
+            self._last_reading = _interrupted()
+            now = time.perf_counter_ns()  # last, since the time of the reading is the tool's
         self.is_running = True
         self._resumed = now
 
@@ -173,13 +184,6 @@ class HostStopwatch(HostTime):
         elif phase == "stop" and self._paused_by_gc:
             self._paused_by_gc = False
             self.resume()
-
-    def _lost(self, now: int) -> int:
-        """For how long this thread did not run since the last reading: in the present interval, since every long one
-        ends with a reading."""
-        (real, own), own_now = self._last_reading, time.thread_time_ns()
-        self._last_reading = now, own_now
-        return max(now - real - (own_now - own), 0)
 
     def _measure_overhead(self) -> int:
         before, empty = self._runtime.now, self.off(lambda: None)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -278,9 +281,21 @@ def test_garbage_collection_does_not_advance_the_clock(host: Host) -> None:
     assert len(kept) == 200_000
 
 
-def test_lost_processor_time_does_not_count(host: Host) -> None:
-    """Sleeping stands for another process that has the processor."""
-    assert host.time(lambda: time.sleep(0.02)) < 2_000_000
+def test_sleeping_counts_and_waiting_for_a_processor_does_not(host: Host) -> None:
+    """Here, a process that never ends shares the only processor."""
+    assert least(lambda: host.time(lambda: time.sleep(0.02))) == pytest.approx(20_000_000, rel=0.1)
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(everywhere)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.5)
+        start = time.perf_counter_ns()
+        assert least(lambda: host.time(lambda: busy(50_000_000))) == pytest.approx(50_000_000, rel=0.1)
+        assert time.perf_counter_ns() - start > 5 * 70_000_000
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, everywhere)
 
 
 def test_lost_processor_time_of_the_tool_is_not_subtracted_from_the_scheduler(host: Host) -> None:
