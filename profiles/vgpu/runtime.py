@@ -100,6 +100,7 @@ class Runtime:
         self._sync_return = round(host.sync_return.value)
         self._graph_launch = round(host.graph_launch.value)
         self._pin_memory = round(host.pin_memory.value)
+        self._last_unreached = -1  # the time of the last query, where its answer was no
 
     def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
         """Launch a kernel on the current stream. Kernels that need few multiprocessors share another ``engine``."""
@@ -244,9 +245,14 @@ class Runtime:
         self._call("link", name, start, self.now - start, self.sites.here(), stream)
 
     def reached(self, recording: EventRecording) -> bool:
-        """Whether the device has reached the recording by now."""
+        """Whether the device has reached the recording by now. A query costs nothing, but to ask again at the same time
+        costs as much as a recording, so that a loop that polls ends."""
+        if self.now == self._last_unreached:
+            self.now += self._event_record
         self.simulation.settle(self.now)
-        return recording.time is not None and recording.time <= self.now
+        reached = recording.time is not None and recording.time <= self.now
+        self._last_unreached = -1 if reached else self.now
+        return reached
 
     def idle(self, stream: StreamQueue) -> bool:
         """Whether everything enqueued on the stream has ended by now."""

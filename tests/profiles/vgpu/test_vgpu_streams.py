@@ -119,6 +119,10 @@ def test_queries_and_unrecorded_events(bench: Any) -> None:
     assert not event.query() and not module.current_stream().query()
     event.synchronize()
     assert event.query() and module.current_stream().query()
+    x.neg_()
+    event.record()
+    while not (event.query() and module.current_stream().query()):
+        pass  # a loop that only polls ends
 
 
 def test_waiting_is_counted_from_the_start_of_the_wait(bench: Any) -> None:
