@@ -34,6 +34,7 @@ _COPIES: Mapping[tuple[Direction, HostMemory], str] = {
 }
 _ENGINES: Mapping[Direction, int] = {"h2d": H2D, "d2h": D2H}
 _MOVES = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}
+_FROM_OPS = 4  # innermost frames of a launch or copy that are the tool's: an op's handler and its caller, too
 
 
 class GraphCaptureError(RuntimeError):
@@ -109,7 +110,7 @@ class Runtime:
             return
         start = self.now + self.torch_call
         self.now = now = start + self._launch
-        stream, calls, site = self.stream, self._calls, self.sites.here()
+        stream, calls, site = self.stream, self._calls, self.sites.here(_FROM_OPS)
         where, step, forward = self.context
         calls.append(("launch", LAUNCH, start, now, 0, stream.id, where, step, site))
         if stream.partition != COMPUTE:  # on a share of the GPU, as if it were bound by the multiprocessors
@@ -127,7 +128,7 @@ class Runtime:
             return
         start = self.now + self.torch_call
         self.now = now = start + self._copy_call
-        stream, site = self.stream, self.sites.here()
+        stream, site = self.stream, self.sites.here(_FROM_OPS)
         self._call("copy", name, start, 0, site)
         where, step, forward = self.context
         row = (kind, name, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
@@ -152,7 +153,7 @@ class Runtime:
         waits_inside = not pinned and not inline
         start = self.now + self.torch_call
         self.now = start + self._copy_call + (self.costs.memcpy(size) if inline else 0)
-        stream, site = self.stream, self.sites.here()
+        stream, site = self.stream, self.sites.here(_FROM_OPS)
         memory: HostMemory = "pinned" if pinned else "pageable"
         name, waits = _COPIES[direction, memory], blocking or waits_inside
         where, step, forward = self.context
