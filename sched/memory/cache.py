@@ -135,7 +135,8 @@ class RadixCache(PrefixCache):
             tokens = req.tokens(0, committed)
             assert len(tokens) == committed, f"request {req.id} committed KV of unknown tokens"
             kept_from = self.insert(tokens, part(kv_indices, 0, aligned).to(torch.int64))
-        self.token_to_kv_pool_allocator.free(kv_indices[req.cache_protected_len : kept_from])
+        own_from = min(req.cache_protected_len, kept_from)  # without an insert, the tree may have more
+        self.token_to_kv_pool_allocator.free(part(kv_indices, own_from, kept_from))
         self.token_to_kv_pool_allocator.free(part(kv_indices, aligned, committed))
         self.dec_lock_ref(req.last_node)
 
