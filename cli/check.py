@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -109,7 +109,8 @@ def check(
             )
             random = SEEDS if seeds is None else seeds
             adversaries = None if device == "cuda" else random if adversarial is None else (adversarial,)
-            content = _examined(question, clock, notice, adversaries=adversaries, against=base)
+            kinds = {arguments.budget_kind(budget) for budget in expect}
+            content = _examined(question, clock, notice, adversaries=adversaries, against=base, budgets=kinds)
     code = INTERRUPTED if content["run"]["cancelled"] else 0 if content["passed"] else GATE_FAILED
     return CheckAnswer(content, exit_code=code).kept(output_dir)
 
@@ -152,13 +153,15 @@ def _examined(
     *,
     adversaries: int | tuple[int] | None,
     against: EngineChoice | None,
+    budgets: Collection[str],
 ) -> dict[str, Any]:
     """The document of all checks, marked as cancelled where the user interrupted them. ``adversaries``: so many random
     ones beside all strategies, or this one; None: on CUDA, where there are none. ``against``: as for
-    ``examine_engine``. Raises KeyboardInterrupt where the user interrupted the checks before the first had ended."""
+    ``examine_engine``. ``budgets``: kinds of steps that have to occur, since a budget of them was given. Raises
+    KeyboardInterrupt where the user interrupted the checks before the first had ended."""
     from ..profiles.check.adversaries import seeds
     from ..profiles.check.engine import examine_engine
-    from ..profiles.check.examine import Examiner, examine_on_cuda, not_asked
+    from ..profiles.check.examine import Examiner, examine_on_cuda, not_asked, require_tested
     from ..profiles.check.report import document
     from ..profiles.platform.inputs import scenario_part
 
@@ -175,6 +178,8 @@ def _examined(
             reports.append(examiner.examine(relay))
             if reports[-1].cancelled:
                 break
+    for report in reports:
+        require_tested(report, budgets)
     if all(check.verdict == "not asked" for one in reports for check in one.checks):
         raise KeyboardInterrupt
     left_out = not_asked(question, numbers, reports)

@@ -127,8 +127,9 @@ def compare(
     """Compare two sides: are the tokens the same, did the change take part, is B better than A. A case has its own
     (`schedbench list cases`), `compare cases` asks all; results or captures go without a scenario: compare A B.
 
-    Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, or the tokens differ; 2 usage, or sides that
-    are not alike; 3 this machine cannot; 4 a run failed; 130 interrupted, 143 terminated: runs are in --output-dir.
+    Exit codes: 0 done and gates passed; 1 a gate failed or is undecided, the tokens differ, or B has a hazard that A
+    has not; 2 usage, or sides that are not alike; 3 this machine cannot; 4 a run failed; 130 interrupted, 143
+    terminated: runs are in --output-dir.
     """
     given = [*overrides, *arguments.settings(keys)]
     scenario, a, b = _named(of, a, b, given)

@@ -4,7 +4,7 @@ not taken for more than it is. No check is about times."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -15,7 +15,7 @@ from ...scenarios.combinations import MODES, overlaps, staged
 from ...sched.relay.choice import RelayChoice
 from ..engines.adapter import find_adapter
 from ..engines.names import parse_engine
-from ..measure.budget import Breach, Offender, RunOutcome
+from ..measure.budget import Breach, Offender, RunOutcome, untested_text
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pays_from, prepare_pool, spread
 from ..platform.resolve import Resolved, speculation
@@ -228,6 +228,16 @@ def budget(outcome: RunOutcome, *, kinds: int) -> Check:
         return skipped("budget", "; ".join(open_kinds))
     evidence = [_breach(breach) for breach in outcome.breaches]
     return verdict("budget", evidence, about="; ".join(("kept by every step", *open_kinds)))
+
+
+def require_tested(report: Report, kinds: Collection[str]) -> None:
+    """Fails the budget of each kind of step that the run had none of: a budget that asked nothing does not pass."""
+    if (result := report.result) is not None and result.per_step:
+        missing = tuple(Evidence(untested_text(kind, result)) for kind in kinds if not result.steps()[kind])
+        for at, check in enumerate(report.checks):
+            if missing and check.name == "budget":
+                found = f"{len(check.evidence) + len(missing)} found"
+                report.checks[at] = Check("budget", "failed", found, (*check.evidence, *missing))
 
 
 def _breach(breach: Breach) -> Evidence:

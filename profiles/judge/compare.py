@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from ..record.result import HazardFinding
 from . import effects, gates
 from .draws import firmness
 from .effects import MetricValue, table
@@ -55,6 +56,7 @@ class Comparison:
     counts: Sequence[effects.CounterEffect]
     added: Sequence[effects.AddedCount]
     lines: Sequence[effects.LineEffect]
+    hazards: Sequence[HazardFinding]
     idle: Sequence[Mapping[str, Any]]
     gates: tuple[GateOutcome, ...]
     engine: tuple[ScenarioDifference, ...]
@@ -63,10 +65,10 @@ class Comparison:
 
     @property
     def broken(self) -> bool:
-        """Whether a gate did not pass, or the tokens differ although that is not allowed."""
+        """Whether a gate did not pass, the tokens differ although that is not allowed, or B has a new hazard."""
         forbidden = self.trials.tokens == "different" and not self.rules.allow_divergence
         allowed = {"passed", "undecided"} if self.rules.undecided_passes else {"passed"}
-        return forbidden or any(gate.outcome not in allowed for gate in self.gates)
+        return forbidden or bool(self.hazards) or any(gate.outcome not in allowed for gate in self.gates)
 
     @property
     def undecided(self) -> bool:
@@ -104,6 +106,7 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
         counts=effects.counts(results_a, results_b),
         added=effects.added(results_a, results_b),
         lines=effects.lines(results_a, results_b),
+        hazards=effects.new_hazards(results_a, results_b),
         idle=effects.idle(results_a, results_b),
         gates=tuple(gates.check(gate, metrics, a=results_a, b=results_b) for gate in rules.gates),
         engine=engine_differences(results_a[0], results_b[0]),

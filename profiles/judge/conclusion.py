@@ -25,14 +25,14 @@ _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "
 
 def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
-    said = _added(found)
+    said = "; ".join(filter(None, (_hazards(found), _added(found))))
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
     parts = [said, verdict, *(part(found) for part in (_metrics, _worth, _tokens, _engagement, _counts))]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
-        parts = [f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), counts]
+        parts = [_hazards(found), f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), counts]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
-        parts = [_verdict(found), _tokens(found)]
+        parts = [_hazards(found), _verdict(found), _tokens(found)]
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
 
 
@@ -46,6 +46,13 @@ def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
     ]
     said = f"{len(found) - len(others)} of {len(found)} reported changes are found as expected"
     return f"{'; '.join((said, *others))}."
+
+
+def _hazards(found: Comparison) -> str:
+    if not found.hazards:
+        return ""
+    first, several = found.hazards[0], f"{len(found.hazards)} hazards that A has not, the first: "
+    return f"{several if len(found.hazards) > 1 else '1 hazard that A has not: '}{first.resource}: {first.missing}"
 
 
 def _added(found: Comparison) -> str:

@@ -58,6 +58,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "added": [one._asdict() for one in found.added],
             "one_run": found.trials.one_run,
             "lines": [line._asdict() for line in found.lines],
+            "hazards": found.hazards,
             "idle": found.idle,
             "gates": [gate._asdict() for gate in found.gates],
             "draws": {"count": len(found.drawn.draws), "abstained": found.drawn.abstained or None},

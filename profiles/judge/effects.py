@@ -15,7 +15,17 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..measure.steps import OUTSIDE, STEADY
 from ..record.definitions import DEFINITIONS, IDLE_PARTS, PERCENTILES, Definition, definition, full_name
-from ..record.result import Abstained, CopyRow, KindCounts, Metric, RankPart, Result, SitePart, SyncRow
+from ..record.result import (
+    Abstained,
+    CopyRow,
+    HazardFinding,
+    KindCounts,
+    Metric,
+    RankPart,
+    Result,
+    SitePart,
+    SyncRow,
+)
 
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
@@ -306,6 +316,21 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
         if row.kind != OUTSIDE:
             site = (row.site.file, row.site.function, _FORMAT.sub("", row.site.statement)) if row.site else ()
             yield (row.kind, row.stream, row.range, row.what, *site), row
+
+
+def new_hazards(a: Results, b: Results) -> tuple[HazardFinding, ...]:
+    """The undeclared hazards of B that A has not, by resource and statements. Only runs that were watched have any."""
+    before, after = ({_accesses(one): one for result in side for one in _findings(result)} for side in (a, b))
+    return tuple(one for accesses, one in after.items() if accesses not in before)
+
+
+def _findings(result: Result) -> tuple[HazardFinding, ...]:
+    return () if isinstance(result.hazards, Abstained) else result.hazards.findings
+
+
+def _accesses(found: HazardFinding) -> tuple[object, ...]:
+    places = [access.site for access in (found.first, found.second) if access is not None]
+    return found.resource, *((at.file, at.function, at.statement) if at else None for at in places)
 
 
 def idle(a: Results, b: Results) -> list[dict[str, Any]]:

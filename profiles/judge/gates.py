@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNKNOWN_KIND
-from ..measure.steps import STEADY, without_steps
+from ..measure.steps import STEADY, is_iteration, without_steps
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import Abstained, Result
 from .effects import ADDABLE, added, judged_name, metric_names
@@ -147,13 +147,20 @@ def check(
 
 
 def _check_added(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
-    if not any(x.steps().keys() & y.steps().keys() for x in a for y in b):
+    """All counters of the gate together. A kind of step that A has not is no part of it, which is said."""
+    kinds_a, kinds_b = ({kind for result in side for kind in +result.steps()} for side in (a, b))
+    if not kinds_a & kinds_b:
         return GateOutcome(gate.text, "undecided", None, "no kind of step is on both sides")
-    those = [one for one in added(a, b) if one.counter in gate.added]
-    found = [one for one in those if one.more > gate.bound]
-    most = max((one.more for one in those), default=0.0)
-    why = ", ".join(f"{one.kind} {one.counter} {one.more:+g}" for one in found)
-    return GateOutcome(gate.text, "failed" if found else "passed", most, why)
+    found = [one for one in added(a, b) if one.counter in gate.added]
+    sums = {kind: sum(one.more for one in found if one.kind == kind) for kind in {one.kind for one in found}}
+    most = max(sums.values(), default=0.0)
+    more = ", ".join(
+        f"{one.kind} {one.counter} {one.more:+g}" for one in found if sums[one.kind] > gate.bound
+    )
+    new = sorted(kind for kind in kinds_b - kinds_a if is_iteration(kind))
+    why = f"{', '.join(new)} steps, which A has none of, are not compared" if new else ""
+    outcome: Passed = "failed" if more else "passed"
+    return GateOutcome(gate.text, outcome, most, "; ".join(filter(None, (more, why))))
 
 
 def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
@@ -187,8 +194,9 @@ def _against(gate: Gate, low: float, high: float) -> Passed:
 def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
     assert gate.place is not None
     kind = gate.place[0]
-    if not all(any(result.steps()[kind] for result in side) for side in (a, b)):
-        reasons = (result.uncounted.get(kind.removesuffix(STEADY)) for result in (*a, *b))
+    sides = (a, b) if gate.sign else (b,)
+    if not all(any(result.steps()[kind] for result in side) for side in sides):
+        reasons = (result.uncounted.get(kind.removesuffix(STEADY)) for side in sides for result in side)
         why = next(filter(None, reasons), without_steps(kind))
         return GateOutcome(gate.text, "undecided", None, why)
     seen: int = _worst(b, gate.place)

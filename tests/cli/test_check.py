@@ -135,15 +135,16 @@ def test_a_broken_budget_fails_with_its_lines(run_command: RunCommand) -> None:
 def test_an_untested_budget_does_not_pass(run_command: RunCommand) -> None:
     said = run_command("check", *TINY, "--expect", "idle.schedule.h2d=0", "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
-    assert budget["verdict"] == "not applicable" and "idle" in budget["about"]
+    assert said.code == 1 and budget["verdict"] == "failed"
+    assert "its budget is untested" in budget["evidence"][0]["says"]
 
 
 @pytest.mark.usefixtures("nothing_unproven")
-def test_one_untested_kind_does_not_hide_a_passed_budget(run_command: RunCommand) -> None:
+def test_a_kept_budget_does_not_hide_an_untested_one(run_command: RunCommand) -> None:
     both = ("--expect", "idle.schedule.h2d=0", "--expect", "decode.schedule.d2h=9")
     said = run_command("check", *TINY, *both, "--format", "json")
     [budget] = [check for check in reports(said.out)[0]["checks"] if check["name"] == "budget"]
-    assert budget["verdict"] == "passed" and "no step was of kind idle" in budget["about"]
+    assert budget["verdict"] == "failed" and len(budget["evidence"]) == 1
 
 
 @pytest.mark.usefixtures("nothing_unproven")

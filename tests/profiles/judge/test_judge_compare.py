@@ -172,6 +172,24 @@ def test_a_new_sync_in_every_step_is_reported_apart(trials):
     assert judge(trials([100.0] * 5, a=more, b={"per_step.decode.forward.sync": tally})).added == []  # moved
 
 
+def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
+    """Line numbers do not identify it."""
+
+    def watched(*lines):
+        site = {"file": "a.py", "function": "f"}
+        at = [{"op": "copy", "stream": "s", "site": site | {"statement": f"x{n}", "line": n}} for n in lines]
+        finding = [
+            {"resource": f"x{n}", "first": one, "second": None, "missing": "no wait"}
+            for n, one in zip(lines, at, strict=True)
+        ]
+        return {"hazards": {"known": [], "findings": finding}}
+
+    found = judge(trials([100.0] * 5, a=watched(1), b=watched(1, 2)))
+    assert [one.resource for one in found.hazards] == ["x2"] and found.broken
+    assert ": 1 hazard that A has not: x2: no wait; no change" in conclusion(found, a="x", b="y")
+    assert not judge(trials([100.0] * 5, a=watched(1, 2), b=watched(1))).broken
+
+
 def test_one_run_of_a_workload_without_randomness_is_enough(trials):
     seen = trials([103.0])
     assert judge(seen).reasons == (Reason.LOW_N,)

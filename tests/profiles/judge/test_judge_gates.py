@@ -210,6 +210,18 @@ def test_a_line_that_only_some_steps_of_b_run_is_added(result, statement, count,
     assert check(parse("added.sync:0"), {}, a=[a], b=[b]).outcome == ("failed" if found else "passed")
 
 
+def test_counters_of_an_added_gate_count_together(result):
+    """Steps of a kind that only B has are not compared; a bound on B's worst step needs no such step of A's."""
+    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
+    counts = {"per_step.decode.schedule.d2h": tally, "per_step.decode.schedule.sync": tally}
+    b = result({**counts, "per_step.verify": {"steps": 5, "schedule": {"h2d": tally}}})
+    found = check(parse("added:1"), {}, a=[result()], b=[b])
+    why = "decode sync +1, decode d2h +1; verify steps, which A has none of, are not compared"
+    assert found[1:] == ("failed", 2.0, why)
+    bounds = (check(parse(f"verify.schedule.h2d:{n}"), {}, a=[result()], b=[b]) for n in ("0", "+0"))
+    assert [one.outcome for one in bounds] == ["failed", "undecided"]
+
+
 def test_added_is_undecided_for_kinds_on_one_side_only(result):
     a, b = result(), result({"per_step": {}})
     assert check(parse("added:0"), {}, a=[a], b=[b]).outcome == "undecided"
