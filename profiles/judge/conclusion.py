@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..record.conclusion import attributed, listed
 from ..record.result import Abstained
-from .compare import Comparison, same_times, shows_change
+from .compare import INTEREST, Comparison, same_times, shows_change
 from .effects import ADDABLE
 from .engagement import THRESHOLD
 from .likeness import Divergence
@@ -92,7 +92,7 @@ def _verdict(found: Comparison) -> str:
     if not found.reasons:
         gated = found.headline if any(gate.name in found.headline for gate in found.rules.gates) else ()
         which = f" in {titles(gated)}, the gated metric{'s' * (len(gated) > 1)}"
-        return f"{found.verdict}{which if gated else ''}"
+        return f"{found.verdict}{which if gated else ''}{_contrary(found)}"
     named: defaultdict[str, list[str]] = defaultdict(list)
     for name in found.headline:
         if name in found.metrics:
@@ -103,6 +103,15 @@ def _verdict(found: Comparison) -> str:
     names = {verdict: titles(those) for verdict, those in named.items()}
     said = [f"{verdict} in {names[verdict]}" for verdict in _DECIDED if verdict in names]
     return f"{', '.join(said)}; inconclusive in {names['inconclusive']}: {undecided}{_spread(found)}"
+
+
+def _contrary(found: Comparison) -> str:
+    """Metrics with the other sign, which are too small for a trade-off."""
+    other = {"better": "worse", "worse": "better"}.get(found.verdict)
+    names = [
+        name for name in found.headline if name in found.metrics and found.metrics[name].verdict == other
+    ]
+    return f", though {titles(names)} {other} by less than {INTEREST:g} %" if names else ""
 
 
 def titles(names: Iterable[str]) -> str:

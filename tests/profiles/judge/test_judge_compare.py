@@ -157,6 +157,13 @@ def test_effects_below_the_size_of_interest_are_no_trade_off():
     assert overall([loss]) == ("worse", ())
 
 
+def test_a_loss_that_is_too_small_for_a_trade_off_is_named(trials):
+    gain, loss = (judge_seeds([100.0] * 5, [100.0 + x] * 5, y) for x, y in ((3.0, "higher"), (0.9, "lower")))
+    metrics = {"output_throughput": gain, "tpot_ms": loss}
+    found = replace(judge(trials([100.0] * 5)), metrics=metrics, verdict="better", reasons=())
+    assert "better, though TPOT worse by less than 1 %; output" in conclusion(found, a="x", b="y")
+
+
 def test_a_new_sync_in_every_step_is_reported_apart(trials):
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
     more = {"per_step.decode.schedule.sync": tally}
