@@ -138,6 +138,9 @@ def notes(document: Document, most: int) -> list[str]:
     for name, side in (("A", "a"), ("B", "b")):
         if lacking := sorted({count["kind"] for count in found["counts"] if count[side] is None}):
             remarks.append(f"{name} has no {', '.join(lacking)} steps")
+    for name, other in (("A", "B"), ("B", "A")):
+        if calls := sorted(_without_effect(sides[name]) - _without_effect(sides[other])):
+            remarks.append(f"only {name} makes calls that have no effect or cost here: {listed(calls, most)}")
     if found["one_run"]:
         remarks.append("the workload has no randomness: a second seed gave the same run, so one is compared")
     asked = found["design"] == "seeds" and (cancelled or "NOT_ENGAGED" not in found["reasons"])
@@ -149,6 +152,11 @@ def notes(document: Document, most: int) -> list[str]:
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks
+
+
+def _without_effect(side: Document) -> set[str]:
+    edge = side["engine"]["edge"] if side["engine"] else {}
+    return {*edge.get("answered_by_default", ()), *edge.get("without_effect", ())}
 
 
 def _of_captures(found: Document) -> list[str]:

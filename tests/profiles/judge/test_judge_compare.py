@@ -157,6 +157,15 @@ def test_effects_below_the_size_of_interest_are_no_trade_off():
     assert overall([loss]) == ("worse", ())
 
 
+def test_calls_without_effect_that_one_side_makes_are_named(trials):
+    def engine(*calls):
+        return {"labels.engine": {"name": "toy:.", "sha256": "0", "edge": {"answered_by_default": calls}}}
+
+    found = judge(trials([100.0] * 5, a=engine("f"), b=engine("f", "cuda.empty_cache")))
+    said = compare_page.notes(document(found, a="x", b="y", run=RUN), 9)
+    assert "only B makes calls that have no effect or cost here: cuda.empty_cache" in said
+
+
 def test_a_loss_that_is_too_small_for_a_trade_off_is_named(trials):
     gain, loss = (judge_seeds([100.0] * 5, [100.0 + x] * 5, y) for x, y in ((3.0, "higher"), (0.9, "lower")))
     metrics = {"output_throughput": gain, "tpot_ms": loss}
