@@ -57,7 +57,7 @@ def sweep(
 ) -> SweepAnswer:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
-    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 4 a draw failed; 130 or 143 interrupted.
+    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 4 a cell or draw failed; 130 or 143 interrupted.
     """
     from ..profiles.platform.names import refuse_mistyped
 
@@ -82,7 +82,8 @@ def sweep(
     clock = arguments.Stopwatch()
     found, drawn, cancelled = _swept(plan, runs, 0 if quick else draws)
     content = document(plan, found, drawn, run=clock.run(cancelled=cancelled))
-    code = INTERRUPTED if cancelled else WORKLOAD_FAILED if drawn.failed else 0
+    failed = drawn.failed or any(cell.failed for cell in found)
+    code = INTERRUPTED if cancelled else WORKLOAD_FAILED if failed else 0
     return SweepAnswer(content, exit_code=code).kept(output_dir)
 
 

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.sweeps.conclusion import beyond
+from ..scenarios.overrides import as_numbers
 from .charts import Chart, ChartKind, Point
 from .page import WIDE, Document, Page, framed, to_csv
 from .result_page import host_time
 from .text import MISSING, number, signed
 
 _COLORS = {"better": "green", "worse": "red"}
+_TEXTS = ("candidate", "tokens", "refused", "remark")  # of a cell
 FEW = 36  # cells of a list in the first screenful
-_NEVER = {"better": "always better", "worse": "always worse"}
 
 
 def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
@@ -35,10 +37,8 @@ def as_csv(document: Document) -> str:
     for cell in document["cells"]:
         values = [repr(value) for value in cell["values"]] or [""] * len(sides)
         delta = "" if cell["delta_pct"] is None else repr(cell["delta_pct"])
-        rows.append(
-            [*cell["at"], *values, delta, cell["candidate"] or "", cell["tokens"], cell["refused"] or ""]
-        )
-    return to_csv([*_keys(document), *sides, "delta_pct", "candidate", "tokens", "refused"], rows)
+        rows.append([*cell["at"], *values, delta, *(cell.get(name) or "" for name in _TEXTS)])
+    return to_csv([*_keys(document), *sides, "delta_pct", *_TEXTS], rows)
 
 
 def setting(document: Document) -> str:
@@ -59,11 +59,12 @@ def table(document: Document, most: int | None = None) -> Table:
 
 
 def notes(document: Document) -> list[str]:
-    """The reasons of refused cells, differing tokens, and whether one run per side is enough."""
+    """The reasons of refused cells, requests that were not served, differing tokens, and whether one run per side is
+    enough."""
     marks = _marks(document)
     remarks = [f"{mark} {reason}" for reason, mark in marks.items()]
     if any(cell["tokens"] == "different" for cell in document["cells"]):
-        remarks.append("≠ the sides' tokens differ: their work is not the same")
+        remarks.append("≠ the sides' tokens differ: not judged, since their work is not the same")
     if document["break_even"] and document["sweep"].get("not_drawn"):
         remarks.append(
             "not asked: between which values the break-evens lie over the ranges of the hardware's constants, because "
@@ -112,42 +113,48 @@ def _list(document: Document, most: int | None) -> Table:
 def _figure(cell: Document | None, document: Document) -> Text:
     if cell is None:
         return Text(MISSING)
+    mark = f" {_marks(document)[reason]}" if (reason := _reason(cell)) else ""
     if cell["refused"]:
-        return Text(f"{MISSING} {_marks(document)[cell['refused']]}")
+        return Text(f"{MISSING}{mark}")
     doubt = " ≠" if cell["tokens"] == "different" else ""
     if not _compares(document):
-        return Text(number(cell["values"][0]))
-    return Text(signed(cell["delta_pct"]) + doubt, style=_COLORS.get(cell["candidate"], ""))
+        return Text(number(cell["values"][0]) + mark)
+    return Text(signed(cell["delta_pct"]) + doubt + mark, style=_COLORS.get(cell["candidate"], ""))
 
 
 def _break_even(document: Document, row: tuple[str, ...]) -> str:
     """The values of the first axis between which the candidate turns from better to worse, or back."""
     found = [entry for entry in document["break_even"] if tuple(entry["at"].values()) == row]
     if found:
-        return ", ".join(map(_change, found))
+        return ", ".join(_change(entry, beyond(document, entry)) for entry in found)
     seen = [cell["candidate"] for cell in document["cells"] if tuple(cell["at"][1:]) == row]
-    judged, planned = sum(tone is not None for tone in seen), len(document["sweep"]["axes"][0]["values"])
-    tones = set(seen) & set(_NEVER)
-    if judged < planned:
-        return f"{judged} of {planned} cells: not judged" if tones else MISSING
-    return _NEVER[tones.pop()] if tones else MISSING
+    tones, planned = sorted(filter(None, seen)), len(document["sweep"]["axes"][0]["values"])
+    if len(tones) < planned:
+        return f"{planned - len(tones)} of {planned} not judged"
+    always = " or ".join(dict.fromkeys(tones))
+    return always if always == "no change" else f"always {always}"
 
 
-def _change(entry: Document) -> str:
-    """A change of sign, in how many draws of the hardware's constants it exists, and between which values."""
+def _change(entry: Document, side: str) -> str:
+    """A change of sign to that side, in how many draws of the hardware's constants it is, and between which values."""
     between, drawn = " … ".join(entry["between"]), entry["drawn"]
     if drawn is None:
-        return f"{between}: {entry['beyond']}"
+        return f"{between}: {side}"
     firm = f"{drawn['holding']} of {drawn['draws']} draws, {drawn['low']} … {drawn['high']}"
     if drawn["stands"]:
-        return f"{between}: {entry['beyond']} ({firm})"
+        return f"{between}: {side} ({firm})"
     why = f"follows {drawn['constant']}, rank correlation {drawn['correlation']:+.2f}"
     return f"{between}: inconclusive: CONSTANTS ({firm}; {why})"
 
 
+def _reason(cell: Document) -> str:
+    """Why the cell has no value, or whose requests its value leaves out or shortens."""
+    return cell["refused"] or cell.get("remark") or ""
+
+
 def _marks(document: Document) -> dict[str, str]:
-    """The number of the footnote for each reason of refusal."""
-    reasons = dict.fromkeys(cell["refused"] for cell in document["cells"] if cell["refused"])
+    """The number of the footnote for each reason."""
+    reasons = dict.fromkeys(filter(None, map(_reason, document["cells"])))
     return {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
 
 
@@ -163,23 +170,15 @@ def charts(document: Document) -> Iterator[Chart]:
     """The metric, or its change, over the first axis; one line for each combination of the others."""
     first, *others = document["sweep"]["axes"]
     kind: ChartKind
-    numeric = all(_is_number(value) for value in first["values"])
+    numbers = as_numbers(first["values"])
     points: list[Point] = []
     for cell in (cell for cell in document["cells"] if cell["values"]):
         value = cell["delta_pct"] if _compares(document) else cell["values"][0]
         series = ", ".join(f"{axis['key']} {at}" for axis, at in zip(others, cell["at"][1:], strict=True))
         at = cell["at"][0]
-        place = {"x": float(at), "y": value} if numeric else {"x": value, "y": f"{first['key']} {at}"}
+        place = {"x": float(at), "y": value} if numbers else {"x": value, "y": f"{first['key']} {at}"}
         points.append({**place, **({"series": series} if series else {})})
     unit = "Δ %" if _compares(document) else document["sweep"]["unit"] or ""
-    kind, across, up = ("line", first["key"], unit) if numeric else ("bar", unit, "")
+    kind, across, up = ("line", first["key"], unit) if numbers else ("bar", unit, "")
     if points:
         yield Chart(document["sweep"]["metric"], kind, across, up, points)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from ..sched.relay.names import SWITCH_VALUES
@@ -55,6 +56,14 @@ def split(key: str) -> KeyPath:
     if first == "expect" and len(parts) > 1 and nearest(parts[1], ("steady",)):
         parts[:2] = [".".join(parts[:2])]
     return first, *parts
+
+
+def as_numbers(values: Sequence[str]) -> list[float]:
+    """The values as numbers; empty where one is none."""
+    try:
+        return [float(value) for value in values]
+    except ValueError:
+        return []
 
 
 def expand(key: str, *, switches: bool = True) -> str:

@@ -11,15 +11,16 @@ from typing import Any, Final, NamedTuple
 from ..judge.draws import HARDWARE, LEFT_OUT, Profiles, drawn_profile, draws, followed, uncertain
 from ..judge.local import run_each
 from ..judge.trials import in_short
+from ..judge.verdict import MIN_EFFECT
 from ..platform.hardware import HardwareProfile
 from ..platform.pool import MapFunction, pool
 from ..record.environment import environment, tool
 from .conclusion import sweep_conclusion
 from .sweep import Cell, SweepPlan, Tone, answered, questions_at
 
-# History: 1.0 the first; 1.1 repeats break-evens under draws of the hardware's constants; 1.2 has a
-# conclusion.
-SCHEMA_VERSION: Final = "1.2"
+# History: 1.0 the first; 1.1 repeats break-evens under draws of the hardware's constants; 1.2 has a conclusion; 1.3 has
+# the smallest effect of interest, no candidate where tokens differ, and remarks on requests that were not served.
+SCHEMA_VERSION: Final = "1.3"
 
 Document = dict[str, Any]
 
@@ -63,15 +64,15 @@ def crossings(plan: SweepPlan, found: Sequence[Cell]) -> tuple[Crossing, ...]:
     """Where the sign changes along the first axis, for every place on the others. Cells without a sign are passed
     over."""
     return tuple(
-        Crossing(row, before.place[0], after.place[0], after.tone)
+        Crossing(row, before.place[0], after.place[0], after.sign)
         for row in product(*(axis.values for axis in plan.axes[1:]))
         for before, after in pairwise(_signed(found, row))
-        if after.tone is not None and before.tone != after.tone
+        if after.sign is not None and before.sign != after.sign
     )
 
 
 def _signed(found: Sequence[Cell], row: tuple[str, ...]) -> list[Cell]:
-    return [cell for cell in found if cell.place[1:] == row and cell.tone in ("better", "worse")]
+    return [cell for cell in found if cell.place[1:] == row and cell.sign in ("better", "worse")]
 
 
 def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossing], count: int) -> str:
@@ -171,13 +172,14 @@ def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, r
             "unit": reading and reading.unit,
             "direction": reading and reading.direction,
             "exact": labels and labels.exact,
+            "min_effect_pct": MIN_EFFECT,
             "not_drawn": drawn.abstained or None,
             "axes": [axis._asdict() | {"values": list(axis.values)} for axis in plan.axes],
             "sides": [{"label": side.label, "overrides": list(side.overrides)} for side in plan.sides],
         },
         "cells": [_cell(cell) for cell in found],
         "break_even": [
-            _crossing(plan, crossing, drawn.found.get(crossing)) for crossing in crossings(plan, found)
+            _crossing(plan, found, crossing, drawn.found.get(crossing)) for crossing in crossings(plan, found)
         ],
     }
     return content | {"conclusion": sweep_conclusion(content)}
@@ -192,15 +194,22 @@ def _cell(cell: Cell) -> Document:
         "candidate": cell.tone,
         "tokens": cell.tokens,
         "refused": cell.refusal or None,
+        "remark": cell.remark or None,
         "results": list(cell.files),
     }
 
 
-def _crossing(plan: SweepPlan, crossing: Crossing, drawn: DrawnCrossing | None) -> Document:
+def _crossing(
+    plan: SweepPlan, found: Sequence[Cell], crossing: Crossing, drawn: DrawnCrossing | None
+) -> Document:
+    """``slight``: beyond it no difference to its side reaches the smallest effect of interest."""
+    here = _place(plan, crossing.high)
+    beyond = [cell.tone for cell in _signed(found, crossing.row) if _place(plan, cell.place[0]) >= here]
     return {
         "key": plan.axes[0].key,
         "at": dict(zip((axis.key for axis in plan.axes[1:]), crossing.row, strict=True)),
         "between": [crossing.low, crossing.high],
         "beyond": crossing.tone,
+        "slight": crossing.tone not in beyond,
         "drawn": drawn and {**drawn._asdict(), "stands": drawn.stands},
     }

@@ -12,51 +12,58 @@ from ..record.conclusion import attributed, listed, mean_value
 Document = dict[str, Any]
 
 _SHOWN: Final = 2  # changes of sign
+_UNJUDGED: Final = ("not judged (no result)", "not judged (tokens differ)")
 
 
 def sweep_conclusion(document: Document) -> str:
-    """Return in how many cells the candidate is better, the extreme effects, and where the sign changes; of a sweep
-    without sides, the extreme values of the metric."""
+    """Return in how many cells the candidate is better, and which are not judged, the extreme effects, and where the
+    sign changes; of a sweep without sides, the extreme values of the metric."""
     sweep = document["sweep"]
     cells = [cell for cell in document["cells"] if cell["values"]]
     partial = f" (partial: {len(cells)} cells)" if document["run"]["cancelled"] else ""
-    found = _effects(document, cells) if len(sweep["sides"]) == 2 else _extremes(document, cells)
-    found = found or "no cell of the sweep has a value"
+    found = "no cell of the sweep has a value"
+    if cells:
+        found = _effects(document) if len(sweep["sides"]) == 2 else _extremes(document, cells)
     return f"{sweep['metric']} of {document['scenario']['name']}{partial}: {found}."
 
 
-def _effects(document: Document, cells: list[Document]) -> str:
-    cells = [cell for cell in cells if cell["delta_pct"] is not None]
-    if not cells:
-        return ""
+def _effects(document: Document) -> str:
+    cells = document["cells"]
     a, b = (side["label"] for side in document["sweep"]["sides"])
-    tones = Counter(cell["candidate"] for cell in cells)
-    counted = ", ".join(f"{tones[tone]} {tone}" for tone in ("better", "worse") if tones[tone])
-    low, high = (end(cells, key=lambda cell: cell["delta_pct"]) for end in (min, max))
-    extent = f"{low['delta_pct']:+.2f} % at {_at(document, low)} to {high['delta_pct']:+.2f} % at {_at(document, high)}"
-    number = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
-    counted = counted or "none better or worse"
-    return f"{b} against {a} in {number}: {counted}, {extent}{_changes(document)}"
+    tones = Counter(cell["candidate"] or _UNJUDGED[cell["tokens"] == "different"] for cell in cells)
+    words = [f"{tones[tone]} {tone}" for tone in ("better", "worse", "no change", *_UNJUDGED) if tones[tone]]
+    said = f"{b} against {a} in {len(cells)} cell{'s' * (len(cells) != 1)}: {', '.join(words)}"
+    judged = [cell for cell in cells if cell["candidate"] and cell["delta_pct"] is not None]
+    if not judged:
+        return said
+    ends = [end(judged, key=lambda cell: cell["delta_pct"]) for end in (min, max)]
+    extent = dict.fromkeys(f"{cell['delta_pct']:+.2f} % at {_at(document, cell)}" for cell in ends)
+    return f"{said}, {' to '.join(extent)}; {_changes(document)}"
+
+
+def beyond(document: Document, entry: Document) -> str:
+    """The side of the candidate beyond a change of sign, and whether by too little to be of interest."""
+    slight = f" by less than {document['sweep']['min_effect_pct']:g} %" if entry.get("slight") else ""
+    return f"{entry['beyond']}{slight}"
 
 
 def _changes(document: Document) -> str:
     """The first changes of sign along the first axis."""
     found = document["break_even"]
     if not found:
-        return "; the sign changes nowhere"
+        judged = all(cell["candidate"] for cell in document["cells"])
+        return f"the sign changes nowhere{'' if judged else ' among those judged'}"
     key = document["sweep"]["axes"][0]["key"].rpartition(".")[2]
     words = []
     for entry in found:
         at = "".join(f"{name.rpartition('.')[2]}={value} " for name, value in entry["at"].items())
-        words.append(f"{at}{entry['beyond']} beyond {key} {' … '.join(entry['between'])}")
+        words.append(f"{at}{beyond(document, entry)} beyond {key} {' … '.join(entry['between'])}")
     doubted = sum(1 for entry in found if entry["drawn"] and not entry["drawn"]["stands"])
     doubt = f", {doubted} of {len(found)} inconclusive: CONSTANTS" if doubted else ""
-    return f"; {listed(words, _SHOWN)}{doubt}"
+    return f"{listed(words, _SHOWN)}{doubt}"
 
 
 def _extremes(document: Document, cells: list[Document]) -> str:
-    if not cells:
-        return ""
     unit = document["sweep"]["unit"] or ""
     low, high = (end(cells, key=lambda cell: cell["values"][0]) for end in (min, max))
     ends = (f"{cell['values'][0]:,.4g} {unit} at {_at(document, cell)}" for cell in (low, high))

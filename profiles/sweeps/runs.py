@@ -14,16 +14,19 @@ from ...sched.model.checkpoint import CheckpointError
 from ..engines.client import EngineFailedError, engine_source
 from ..engines.names import EngineError
 from ..judge.local import unrepeatable
+from ..judge.trials import in_short
 from ..platform.inputs import inputs
+from ..platform.machine import MachineError
 from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.environment import tool
 from ..record.result import Result, ResultError, read
+from ..run.crash import Crash, crash_of
 from ..run.machines import device_kind
 
-Answer = Result | str
-"""A result, or the reason for which there is none."""
+Answer = Result | str | Crash
+"""A result, the reason for which the question has none, or how its run failed."""
 
 
 class Runs:
@@ -52,7 +55,7 @@ class Runs:
             found: Answer | None = self._known(question) if is_stored else None
             if found is None:
                 found = run(self._options, question) if is_stored else next(made)
-                if self._folder is not None and not isinstance(found, str):
+                if self._folder is not None and isinstance(found, Result):
                     found.write(self._folder / self.file(question))
             yield found
 
@@ -93,15 +96,22 @@ class Runs:
 
 
 def run(options: Options, question: Resolved) -> Answer:
-    """Raises KeyboardInterrupt where the run was interrupted, and MachineError."""
+    """An error of the run is an answer, so that it does not end the other runs. Raises KeyboardInterrupt where the run
+    was interrupted, and MachineError."""
     try:
         result = execute(question, question.relays[0], options).result
     except ScenarioError as error:
         return error.reasons
-    except (OutOfKVMemoryError, TraceError, CheckpointError) as error:
+    except (TraceError, CheckpointError) as error:
         return str(error)
-    except (EngineError, EngineFailedError) as error:
-        return str(error).partition("\n")[0]
+    except EngineError as error:
+        return in_short(error)
+    except (OutOfKVMemoryError, EngineFailedError) as error:
+        return Crash(in_short(error), None)
+    except MachineError:
+        raise
+    except Exception as error:
+        return crash_of(error)
     if result.run.cancelled:
         raise KeyboardInterrupt
     return result

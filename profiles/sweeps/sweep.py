@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import pickle
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from ...scenarios.overrides import expand
+from ...scenarios.overrides import as_numbers, expand
 from ...scenarios.problems import ScenarioError, meant
 from ..engines.names import expanded, is_engine
 from ..judge.effects import MetricValue, judged_name, metric_names, metric_values
@@ -21,6 +22,7 @@ from ..judge.likeness import comparable, same_tokens
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
 from ..judge.trials import Tokens, unfinished
+from ..judge.verdict import MIN_EFFECT
 from ..platform.engine_choice import EngineChoice
 from ..platform.names import load_named
 from ..record.result import Abstained, Result
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from ..platform.resolve import Resolved
     from .runs import Answer, Runs
 
-Tone = Literal["better", "worse", "even"]
+Tone = Literal["better", "worse", "no change"]
 Place = tuple[str, ...]  # a value of each axis
 
 # The default baseline and candidate.
@@ -91,11 +93,14 @@ class SweepPlan:
 @dataclass(frozen=True, slots=True)
 class Cell:
     """``values``, ``packed`` and ``files`` have one entry per side. Where a side did not run there is only the
-    ``refusal``. Results are packed because a sweep may have any number of cells, and the objects of a result take
-    120 KiB."""
+    ``refusal``; ``failed`` where it ran and did not come to its end. ``remark``: which requests the sides did not
+    serve as the scenario has them. Results are packed because a sweep may have any number of cells, and the objects of
+    a result take 120 KiB."""
 
     place: Place
     refusal: str = ""
+    failed: bool = False
+    remark: str = ""
     values: tuple[MetricValue, ...] = ()
     tokens: Tokens = "not applicable"
     packed: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
@@ -115,12 +120,19 @@ class Cell:
         return percent(a.value, b.value)
 
     @property
-    def tone(self) -> Tone | None:
-        if self.delta is None:
+    def sign(self) -> Tone | None:
+        """The better side, however small the difference. None where the sides do not do the same work."""
+        if self.delta is None or self.tokens == "different":
             return None
         if not abs(self.delta) > 0:
-            return "even"
+            return "no change"
         return "better" if (self.delta > 0) == (self.values[0].direction == "higher") else "worse"
+
+    @property
+    def tone(self) -> Tone | None:
+        """As ``sign``, but for differences below the smallest effect of interest."""
+        slight = self.sign is not None and abs(self.delta or 0.0) < MIN_EFFECT
+        return "no change" if slight else self.sign
 
 
 def planned(
@@ -165,8 +177,18 @@ def _axis(text: str) -> Axis:
     if not equals or not key.strip() or not values.strip():
         raise SweepError(f"--over {text!r}: expected key=v1,v2")
     if key.strip() == ENGINE and all(map(is_engine, split(values))):
-        return Axis(ENGINE, tuple(name for value in split(values) for name in expanded(value)))
-    return Axis(expand(key.strip()), tuple(split(values)))
+        return Axis(ENGINE, _distinct(ENGINE, [name for value in split(values) for name in expanded(value)]))
+    return Axis(expand(key.strip()), _distinct(key.strip(), split(values)))
+
+
+def _distinct(key: str, values: Sequence[str]) -> tuple[str, ...]:
+    """The values, numbers in ascending order. Raises SweepError where one is given twice."""
+    numbers = as_numbers(values)
+    known: Sequence[object] = numbers or values
+    twice = {value: None for value, one in zip(values, known, strict=True) if known.count(one) > 1}
+    if twice:
+        raise SweepError(f"--over {key}: given twice: {', '.join(twice)}")
+    return tuple(sorted(values, key=float) if numbers else values)
 
 
 def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
@@ -229,14 +251,36 @@ def _packed(result: Result) -> bytes:
 
 def answered(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
     """The cell of which these are the results, one for each side, or the reasons why a side has none."""
-    results = [answer for answer in answers if not isinstance(answer, str)]
+    from ..run.crash import Crash
+
+    results = [answer for answer in answers if isinstance(answer, Result)]
     refused = (answer for answer in answers if isinstance(answer, str))
-    reason = next(filter(None, chain(refused, map(unfinished, results))), "")
+    crashed = (str(answer) for answer in answers if isinstance(answer, Crash))
+    failure = next(filter(None, chain(crashed, map(unfinished, results))), "")
+    reason = next(refused, failure)
     found = [metric_values(result, (plan.metric,)).get(plan.metric) for result in results]
     known = tuple(value for value in found if value is not None)
     if reason or len(known) < len(found):
-        return Cell(place, refusal=reason or f"{plan.metric}: abstained")
-    return Cell(place, values=known, tokens=_tokens(results), packed=tuple(map(_packed, results)))
+        return Cell(place, refusal=reason or f"{plan.metric}: abstained", failed=bool(failure))
+    remark, packed = _remark(plan, results), tuple(map(_packed, results))
+    return Cell(place, remark=remark, values=known, tokens=_tokens(results), packed=packed)
+
+
+def _remark(plan: SweepPlan, results: Sequence[Result]) -> str:
+    """How many requests were not served as the scenario has them, of each side where the sides differ."""
+    said = [", ".join(_shortfalls(result)) for result in results]
+    if len(set(said)) == 1:
+        return said[0]
+    return "; ".join(f"{side.label}: {text}" for side, text in zip(plan.sides, said, strict=True) if text)
+
+
+def _shortfalls(result: Result) -> Iterator[str]:
+    ended = Counter(row.status for row in result.requests)
+    for status in ("refused", "failed"):
+        if ended[status]:
+            yield f"{ended[status]:,} of {len(result.requests):,} requests {status}"
+    if clipped := result.workload.clipped:
+        yield f"{clipped:,} of {result.workload.requests:,} requests clipped to the context"
 
 
 def _resolved(plan: SweepPlan, place: Place, side: SideSpec) -> Resolved:

@@ -150,7 +150,7 @@ def test_an_axis_of_overlap_has_one_side() -> None:
 def test_sides_and_metric_can_be_named() -> None:
     done = swept("--over", "concurrency=2", "--a", "relay=pr25945", "--b", "relay=latest", "--metric", "tpot")
     assert done.stdout.startswith(
-        "tpot_ms of overlap_on: relay=latest against relay=pr25945 in 1 cell: 1 better"
+        "tpot_ms of overlap_on: relay=latest against relay=pr25945 in 1 cell: 1 no change"
     )
     assert "lower is better" in done.stdout
 
@@ -199,16 +199,21 @@ def test_a_row_with_cells_that_did_not_run_is_not_judged(gone: str) -> None:
         content["cells"][1] |= {"values": [], "delta_pct": None, "candidate": None, "refused": "no room"}
     else:
         del content["cells"][1]
-    assert "2 of 3 cells: not judged" in page(content)[4] and "always" not in "".join(page(content))
+    assert "1 of 3 not judged" in page(content)[4] and "always" not in "".join(page(content))
 
 
 def test_doubtful_cells_are_listed() -> None:
     content = synthetic({"small": (1.0, 2.0)}, exact=False)
-    content["cells"][0]["tokens"] = "different"
+    content["cells"][0] |= {"candidate": None, "tokens": "different", "remark": "on: 1 of 2 requests refused"}
     lines = page(content)
-    assert "+1.00 ≠" in lines[4]
+    assert "+1.00 ≠ [1]" in lines[4] and "1 of 2 not judged" in lines[4]
+    assert sweep_conclusion(content).endswith(
+        "in 2 cells: 1 better, 1 not judged (tokens differ), +2.00 % at load=2 model=small; "
+        "the sign changes nowhere among those judged."
+    )
     assert lines[5:] == [
-        "≠ the sides' tokens differ: their work is not the same",
+        "[1] on: 1 of 2 requests refused",
+        "≠ the sides' tokens differ: not judged, since their work is not the same",
         "one run per side and measured times: `schedbench compare` distinguishes effects from noise",
     ]
 
@@ -228,6 +233,25 @@ def test_an_interrupted_sweep_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch,
     content = json.loads((tmp_path / "sweep.json").read_text())
     assert (content["run"]["cancelled"], len(content["cells"])) == (True, 1)
     assert "cancelled: partial" in done.stdout
+
+
+def test_a_cell_that_crashes_does_not_lose_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    execute, asked = runs.execute, []
+
+    def crashing(question: Any, *arguments: Any) -> Any:
+        asked.append(question)
+        if len(asked) == 2:
+            raise KeyError("own")
+        return execute(question, *arguments)
+
+    monkeypatch.setattr(runs, "execute", crashing)
+    done = swept("--over", "concurrency=1,2,4", "--alone", "--output-dir", str(tmp_path))
+    assert done.exit_code == 4
+    assert "[1] KeyError: 'own'" in done.stdout
+    cells = json.loads((tmp_path / "sweep.json").read_text())["cells"]
+    assert [bool(cell["values"]) for cell in cells] == [True, False, True]
 
 
 @pytest.mark.parametrize(

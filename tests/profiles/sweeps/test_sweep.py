@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -42,8 +43,8 @@ def cell(*place: str, a: float = 100.0, b: float, direction: Literal["higher", "
     return Cell(place, values=(MetricValue(a, "tokens/s", direction), MetricValue(b, "tok/s", direction)))
 
 
-def test_shortened_keys_are_completed() -> None:
-    asked = plan("concurrency=1,8", "relay=latest", metric="ttft.p99")
+def test_shortened_keys_are_completed_and_numbers_sorted() -> None:
+    asked = plan("concurrency=8,1", "relay=latest", metric="ttft.p99")
     assert asked.axes == (
         Axis("workload.arrival.concurrency", ("1", "8")),
         Axis("engine.relay", ("latest",)),
@@ -71,6 +72,7 @@ def test_values_may_hold_commas_in_brackets() -> None:
         (("concurency=1",), {}, ScenarioError, "did you mean 'concurrency'"),
         (("overlap=true",), {}, SweepError, "engine.overlap: set twice"),
         (("page_size=1", "page_size=2"), {}, SweepError, "engine.page_size: set twice"),
+        (("page_size=1,2,1.0",), {}, SweepError, "page_size: given twice: 1, 1.0"),
         (("page_size=1",), {"metric": "speed"}, SweepError, "no metric 'speed'"),
         (("page_size=1",), {"metric": "ttftt"}, SweepError, "did you mean 'ttft'"),
         (("page_size=1",), {"metric": "peak_kv_tokens"}, SweepError, "no metric 'peak_kv_tokens'"),
@@ -93,9 +95,23 @@ def test_the_key_of_the_usual_sides_may_be_an_axis() -> None:
 def test_the_better_side_depends_on_the_metric() -> None:
     assert cell("1", b=110).tone == "better"
     assert cell("1", b=110, direction="lower").tone == "worse"
-    assert cell("1", b=100).tone == "even"
+    assert cell("1", b=100).tone == "no change"
     assert cell("1", b=110).delta == pytest.approx(10)
     assert (cell("1", a=0, b=1).delta is None, Cell(("1",), refusal="so").tone) == (False, None)
+
+
+def test_slight_differences_are_no_change_and_those_of_different_tokens_are_not_judged() -> None:
+    assert (cell("1", b=100.4).tone, cell("1", b=100.4).sign) == ("no change", "better")
+    assert replace(cell("1", b=110), tokens="different").tone is None
+
+
+def test_a_change_of_sign_to_slight_differences_says_so() -> None:
+    asked = plan("concurrency=1,2,4,8")
+    found = [cell(at, b=b) for at, b in zip(asked.axes[0].values, (90, 100.2, 110, 99.8), strict=True)]
+    content = document(asked, found, DrawnCrossings({}), run={"cancelled": False})
+    assert content["conclusion"].endswith(
+        "better beyond concurrency 1 … 2, worse by less than 0.5 % beyond concurrency 4 … 8."
+    )
 
 
 def test_signs_change_between_neighbours_of_the_first_axis() -> None:
@@ -133,6 +149,7 @@ def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
             "at": {"workload.arrival.concurrency": "1"},
             "between": ["tiny-llama", "llama-3-8b"],
             "beyond": "better",
+            "slight": False,
             "drawn": None,
         }
     ]
@@ -150,8 +167,17 @@ def test_cells_that_cannot_run_have_their_reason() -> None:
     assert refused.refusal.startswith("engine.mixed_chunk: mixed chunk cannot be combined")
     (starved,) = cells(plan("kv_tokens=64"), Runs(OPTIONS))
     assert starved.refusal.startswith("no request finished; the reason of the first:")
+    assert (refused.failed, starved.failed) == (False, True)
     (absent,) = cells(plan("output_tokens.value=1", metric="tpot"), Runs(OPTIONS))
     assert absent.refusal == "tpot_ms: abstained"
+
+
+def test_requests_that_were_not_served_are_counted() -> None:
+    lengths = "prompt_tokens={dist: uniform, min: 8, max: 200}"
+    (refused,) = cells(plan(lengths, sides=("kv_tokens=100", "")), Runs(OPTIONS))
+    assert refused.remark == "kv_tokens=100: 2 of 4 requests refused"
+    (clipped,) = cells(plan("preset=tiny-llama", "prompt_tokens=9000"), Runs(OPTIONS))
+    assert clipped.remark == "4 of 4 requests clipped to the context"
 
 
 @pytest.mark.parametrize(
