@@ -111,7 +111,7 @@ _STATES = {
             "pr25774",
             "#25774",
             "the bridge is input_ids, one field less to filter and merge",
-            "nothing measurable: the same copies and kernels, one field less",
+            "nothing measurable: the same copies, one kernel more in a mixed step, one field less",
             "pr25774-before",
             rows.PR25774,
             rows.V1_INPUT_IDS,
