@@ -94,21 +94,35 @@ def _apart(relay: Document, relays: Sequence[Document]) -> str:
 
 def ladder_conclusion(ladder: Document) -> str:
     """Return by how much the last rung's output throughput differs from the first one's, the largest change from one
-    rung to the next, and whether relays with the same rules give the same tokens."""
+    rung to the next of its block, and whether relays with the same rules give the same tokens."""
     agree = ladder["ladder"]["tokens_agree"]
     tokens = (
         "every relay gives the tokens it promises" if agree else "relays DIFFER that promise the same tokens"
     )
-    values = [mean_value(rung["result"], "output_throughput") for rung in ladder["rungs"]]
-    timed = [(label, value) for label, value in zip(rung_labels(ladder), values, strict=True) if value]
+    labels, rungs = rung_labels(ladder), ladder["rungs"]
+    values = [mean_value(rung["result"], "output_throughput") for rung in rungs]
+    timed = [(number, value) for number, value in enumerate(values) if value]
     if len(timed) < 2:
         return f"{len(values)} relay{'s' * (len(values) != 1)}, no times to compare; {tokens}."
     (first, a), (last, b) = timed[0], timed[-1]
-    steps = [(label, 100 * (y / x - 1)) for (_, x), (label, y) in pairwise(timed)]
-    label, change = max(steps, key=lambda step: abs(step[1]))
-    source = attributed(change, ladder["rungs"][rung_labels(ladder).index(label)].get("lines", ()))
-    largest = f"{label} {change:+.2f} %{f' (of which {source})' if source else ''}"
-    return (
-        f"{last} gives {100 * (b / a - 1):+.2f} % output throughput against {first} ({a:,.4g} to {b:,.4g} tokens/s); "
-        f"largest change from one to the next: {largest}; {tokens}."
-    )
+    ends = f"{labels[last]} gives {100 * (b / a - 1):+.2f} % output throughput against {labels[first]}"
+    parts = [f"{ends} ({a:,.4g} to {b:,.4g} tokens/s)"]
+    relays = [rung["result"]["relay"] for rung in rungs]
+    steps = [
+        (n, 100 * (y / x - 1))
+        for (m, x), (n, y) in pairwise(timed)
+        if not _begins_block(relays[: m + 1], relays[n])
+    ]
+    if steps:
+        rung, change = max(steps, key=lambda step: abs(step[1]))
+        source = attributed(change, rungs[rung].get("lines", ()))
+        largest = f"{labels[rung]} {change:+.2f} %{f' (of which {source})' if source else ''}"
+        parts.append(f"largest change from one to the next: {largest}")
+    return f"{'; '.join((*parts, tokens))}."
+
+
+def _begins_block(earlier: Sequence[Document], relay: Document) -> bool:
+    """Whether the relay goes back to an earlier state with another barrier, and is no pair with the one before it."""
+    before, barriers = earlier[-1], {one["switches"].get("barrier") for one in (earlier[-1], relay)}
+    again = relay["state"] != before["state"] and any(one["state"] == relay["state"] for one in earlier)
+    return again and len(barriers) > 1

@@ -89,6 +89,14 @@ def test_the_conclusion_compares_the_ends_and_names_the_largest_change(ladder: d
     )
 
 
+def test_the_largest_change_is_between_rungs_of_one_block(ladder: dict[str, Any]) -> None:
+    relays = [("first", "off"), ("second", "off"), ("first", "top")]
+    for one, value, (state, barrier) in zip(ladder["rungs"], (100.0, 104.0, 50.0), relays, strict=True):
+        one["result"]["metrics"]["output_throughput"] = {"values": [value]}
+        one["result"]["relay"] = {"state": state, "switches": {"barrier": barrier}}
+    assert "largest change from one to the next: second, off +4.00 %;" in ladder_conclusion(ladder)
+
+
 def test_kinds_of_no_relay_have_no_column(ladder: dict[str, Any]) -> None:
     assert "prefill" not in printed(shown.page(ladder)) and "steady" in printed(shown.page(ladder))
 
