@@ -279,8 +279,9 @@ def _shortfalls(result: Result) -> Iterator[str]:
     for status in ("refused", "failed"):
         if ended[status]:
             yield f"{ended[status]:,} of {len(result.requests):,} requests {status}"
-    if clipped := result.workload.clipped:
-        yield f"{clipped:,} of {result.workload.requests:,} requests clipped to the context"
+    workload = result.workload
+    if not isinstance(workload, Abstained) and workload.clipped:
+        yield f"{workload.clipped:,} of {workload.requests:,} requests clipped to the context"
 
 
 def _resolved(plan: SweepPlan, place: Place, side: SideSpec) -> Resolved:
