@@ -57,7 +57,7 @@ def sweep(
 ) -> SweepAnswer:
     """Run a scenario over values of some keys and print where the candidate turns from better to worse.
 
-    Exit codes: 0 done; 2 usage, or no cell ran; 3 this machine cannot; 4 a cell or draw failed; 130 or 143 interrupted.
+    Exit codes: 0 done; 2 usage, no cell runs; 3 this machine cannot; 4 a cell or draw failed; 130 or 143 interrupted.
     """
     from ..profiles.platform.names import refuse_mistyped
 
@@ -106,10 +106,12 @@ def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) ->
 
 def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCrossings, bool]:
     """The cells, their break-evens under draws of the hardware's constants, and whether the user interrupted them.
-    Raises SweepError where no cell could run; EngineError where the reason is a source that is not there."""
+    Where no cell has a value, raises SweepError; WorkloadError where one failed; EngineError where the reason is a
+    source that is not there."""
     from ..profiles.engines.client import engine_source
     from ..profiles.engines.names import EngineError
     from ..profiles.judge.sides import ENGINE
+    from ..profiles.judge.trials import WorkloadError
     from ..profiles.sweeps.break_even import DrawnCrossings, ask_again
     from ..profiles.sweeps.sweep import SweepError, cells
     from .console import status
@@ -123,7 +125,7 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
                 with suppress(EngineError):
                     for name in plan.engines:
                         engine_source(plan.choose(name))
-                    raise SweepError(reasons)
+                    raise (WorkloadError if any(cell.failed for cell in found) else SweepError)(reasons)
                 raise EngineError(reasons)
             if draws:
                 update("the break-evens under draws of the hardware's constants")

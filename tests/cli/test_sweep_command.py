@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
+from schedbench.profiles.judge.trials import WorkloadError
+from schedbench.profiles.ranks.execute import execute
 from schedbench.profiles.sweeps import runs
 from schedbench.profiles.sweeps.conclusion import sweep_conclusion
 from schedbench.profiles.sweeps.sweep import SweepError
@@ -238,11 +240,8 @@ def test_an_interrupted_sweep_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch,
 def test_a_cell_that_crashes_does_not_lose_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    execute, asked = runs.execute, []
-
     def crashing(question: Any, *arguments: Any) -> Any:
-        asked.append(question)
-        if len(asked) == 2:
+        if question.scenario.workload.arrival.concurrency == 2:
             raise KeyError("own")
         return execute(question, *arguments)
 
@@ -252,6 +251,7 @@ def test_a_cell_that_crashes_does_not_lose_the_others(
     assert "[1] KeyError: 'own'" in done.stdout
     cells = json.loads((tmp_path / "sweep.json").read_text())["cells"]
     assert [bool(cell["values"]) for cell in cells] == [True, False, True]
+    assert isinstance(swept("--over", "concurrency=2", "--alone").exception, WorkloadError)
 
 
 @pytest.mark.parametrize(
