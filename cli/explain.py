@@ -97,7 +97,7 @@ def _key(word: str) -> str:
     from ..scenarios.problems import ScenarioError
 
     try:
-        return expand(word, switches=False)
+        return expand(word)
     except ScenarioError:
         return ""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -15,6 +17,7 @@ from .text import echo
 
 if TYPE_CHECKING:
     from ..scenarios.describe import KeyFact
+    from ..scenarios.document import Value
 
 # The keys of a first scenario, which a terminal is prompted for: a shape that takes a laptop some seconds.
 _BEGIN: Final = {
@@ -51,22 +54,25 @@ def init(
     """
     from ..profiles.record.files import write_whole
     from ..scenarios.describe import SCHEMA_FILE, json_schema, keys
+    from ..scenarios.document import Document
     from ..scenarios.loader import loads
-    from ..scenarios.overrides import expand
+    from ..scenarios.overrides import override
 
     if file.exists() and not force:
         raise UsageError(f"{file}: exists; --force replaces it")
     if not file.parent.is_dir():
         raise UsageError(f"{file.parent}: no such folder")
-    facts = {".".join(fact.path): fact for fact in keys()}
-    values = dict(_BEGIN)
-    for text in overrides:
-        key, _, value = text.partition("=")
-        values[expand(key.strip())] = value.strip()
+    facts = {fact.path: fact for fact in keys()}
+    given = [*overrides]
     if not overrides and sys.stdin.isatty():
-        values = {key: _asked(facts[key], value) for key, value in values.items()}
-    content = scenario_text(file.stem, values, facts).replace("SCHEMA", SCHEMA_FILE)
-    loads(content.encode(), file=str(file), folder=file.parent, overrides=overrides)
+        given = [f"{key}={_asked(facts[*key.split('.')], value)}" for key, value in _BEGIN.items()]
+    document = Document({"name": file.stem}, {})
+    for text in (*(f"{key}={value}" for key, value in _BEGIN.items()), *given):
+        override(document, text)
+    assert isinstance(document.data, dict)
+    content = scenario_text(document.data, facts).replace("SCHEMA", SCHEMA_FILE)
+    for also in (given, ()):  # the overrides again, since a problem of theirs is named as one
+        loads(content.encode(), file=str(file), folder=file.parent, overrides=also)
     write_whole(file.parent / SCHEMA_FILE, json.dumps(json_schema(), indent=1) + "\n")
     write_whole(file, content)
     echo(f"{file}, and for editors {file.parent / SCHEMA_FILE}; now `schedbench run {file}`")
@@ -78,25 +84,32 @@ def _asked(fact: KeyFact, value: str) -> str:
     return answer
 
 
-def scenario_text(name: str, values: dict[str, str], facts: dict[str, KeyFact]) -> str:
-    """The file: a line for each key, with what it means. Keys of a section stand together."""
-    lines = [f"name: {json.dumps(name, ensure_ascii=False)}", *_lines(values, "", facts)]
-    return "\n".join(lines) + "\n" + _ENDING
+def scenario_text(values: Mapping[str, Value], facts: Mapping[tuple[str, ...], KeyFact]) -> str:
+    """The file: a line for each key, with what it means."""
+    return "\n".join(_lines(values, (), facts)) + "\n" + _ENDING
 
 
-def _lines(values: dict[str, str], section: str, facts: dict[str, KeyFact]) -> list[str]:
-    lines: list[str] = []
-    indent = "  " * section.count(".")
-    for name in dict.fromkeys(
-        key.removeprefix(section).partition(".")[0] for key in values if key.startswith(section)
-    ):
-        key = f"{section}{name}"
-        fact, inner = facts.get(key), key not in values
-        written = f"{indent}{name}:" if inner else f"{indent}{name}: {values[key]}"
-        about = fact.about if fact and inner else f"{fact.about} ({fact.values})" if fact else ""
-        lines.append(f"{written:42}  # {about}" if about else written)
-        lines += _lines(values, f"{key}.", facts) if inner else []
-    return lines
+def _lines(
+    values: Mapping[str, Value], section: tuple[str, ...], facts: Mapping[tuple[str, ...], KeyFact]
+) -> Iterator[str]:
+    for name, value in values.items():
+        fact, inner = facts.get((*section, name)), value if isinstance(value, dict) else {}
+        written = f"{'  ' * len(section)}{name}:" + ("" if inner else f" {_yaml(value)}")
+        about = "" if fact is None else fact.about if inner else f"{fact.about} ({fact.values})"
+        yield f"{written:42}  # {about}" if about else written
+        yield from _lines(inner, (*section, name), facts)
+
+
+def _yaml(value: Value) -> str:
+    """The value in one line: as JSON, which is YAML, but for a text that needs no quotes."""
+    import yaml
+
+    plain = (
+        isinstance(value, str)
+        and re.fullmatch(r"[a-zA-Z/][\w./-]*", value)
+        and yaml.safe_load(value) == value
+    )
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
 def schema(

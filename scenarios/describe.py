@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from ..sched.relay.names import SWITCH_VALUES, SWITCHES
 from . import schema, workload_schema
 from .diagnosis import walk
 from .fields import WORDS
@@ -67,6 +68,10 @@ def keys() -> Sequence[KeyFact]:
         known = found.setdefault(path, fact)
         if known != fact and fact.values not in known.values:
             found[path] = known._replace(values=f"{known.values} or {fact.values}")
+        if path == ("engine", "relay", "state"):
+            for switch, about in SWITCHES.items():
+                key = ("engine", "relay", switch)
+                found[key] = KeyFact(key, " or ".join(SWITCH_VALUES[switch]), "the state's", about)
     return tuple(found.values())
 
 
@@ -122,7 +127,7 @@ def _values(part: Mapping[str, Any]) -> str:
         several = [
             one for each in part.get("anyOf", part.get("oneOf", ())) for one in _values(each).split(" or ")
         ]
-        return " or ".join(sorted(dict.fromkeys(several), key="none".__eq__))
+        return " or ".join(sorted(dict.fromkeys(several), key={"none", "null"}.__contains__))
     if "$ref" in part:
         return "a section"
     kind = part.get("type")
@@ -132,7 +137,7 @@ def _values(part: Mapping[str, Any]) -> str:
     bounds = [
         text.format(_number(part[name])) for name, text in _BOUNDS.items() if part.get(name, _HUGE) < _HUGE
     ]
-    return ", ".join([words.get(str(kind), "none" if kind == "null" else "a section"), *bounds])
+    return ", ".join([words.get(str(kind), "null" if kind == "null" else "a section"), *bounds])
 
 
 def _number(value: float) -> str:
@@ -143,4 +148,4 @@ def _default(model: type[BaseModel], name: str) -> str:
     value = model.model_fields[name].default
     if value is PydanticUndefined or isinstance(value, BaseModel | dict):
         return ""
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return "null" if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -66,9 +66,9 @@ def as_numbers(values: Sequence[str]) -> list[float]:
         return []
 
 
-def expand(key: str, *, switches: bool = True) -> str:
+def expand(key: str) -> str:
     """The full key that a shortened one means: ``overlap`` is ``engine.overlap``. A switch of the relay may be named
-    alone, if ``switches`` allows it.
+    alone.
 
     The match nearest to the root wins; two at one depth are ambiguous. Raises ScenarioError.
     """
@@ -79,7 +79,7 @@ def expand(key: str, *, switches: bool = True) -> str:
     highest = [path for path in found if len(path) == min(map(len, found))]
     if len(highest) == 1:
         return ".".join((*highest[0], rest) if rest else highest[0])
-    if not found and switches and key in SWITCH_VALUES:
+    if not found and key in SWITCH_VALUES:
         return f"engine.relay.{key}"
     return _refuse(key, found=highest)
 

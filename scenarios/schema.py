@@ -261,7 +261,7 @@ class SplitPrefill(Section):
     token_budget: Positive = 65536
     """Tokens times layers of one part of a prompt; a part has one layer at least."""
     divisions: Several[DivisionSection] = ()
-    """Shares of the GPU; none: both run on the whole GPU."""
+    """Shares of the GPU; without any, both run on the whole GPU."""
 
 
 class EngineSection(Section):

@@ -16,6 +16,7 @@ from schedbench.profiles.judge.worker import SideError, here
 from schedbench.scenarios.describe import SCHEMA_FILE, json_schema, keys
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.overrides import keys as paths
+from schedbench.sched.relay.names import SWITCH_VALUES
 from tests.conftest import RunCommand
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,8 @@ class Terminal(io.StringIO):
 
 def test_every_key_has_a_description() -> None:
     facts = {fact.path: fact for fact in keys()}
-    assert {path for path in facts if "KIND" not in path} == set(paths())
+    switches = {("engine", "relay", switch) for switch in SWITCH_VALUES}
+    assert {path for path in facts if "KIND" not in path} == {*paths(), *switches}
     assert all(fact.about.endswith(".") and fact.values for fact in facts.values())
 
 
@@ -70,7 +72,7 @@ def test_a_key_is_explained_also_by_its_short_name(run_command: RunCommand) -> N
             "\n"
             "Tokens of a prompt that one step prefills at most; none: whole prompts.\n"
             "\n"
-            "values   an integer, at least 1 or none\n"
+            "values   an integer, at least 1 or none or null\n"
             "default  8192\n"
         )
     said = run_command("explain", "ovelap")
@@ -101,6 +103,24 @@ def test_init_writes_a_scenario_with_the_given_values(run_command: RunCommand, t
     assert nowhere.code == 2 and f"{tmp_path / 'nowhere'}: no such folder" in nowhere.err
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("trace=t.jsonl", "format=jsonl", "requests=2"),
+        ("arrival.process=burst", "barrier=off", "name=other"),
+        (
+            "arrival=burst",
+            "expect.decode.steady.copy={d2h: 2}",
+            "output_tokens={dist: uniform, min: 1, max: 2}",
+        ),
+    ],
+)
+def test_init_writes_a_scenario_that_runs(run_command: RunCommand, tmp_path: Path, values: list[str]) -> None:
+    file, options = tmp_path / "mine.yaml", [option for value in values for option in ("--set", value)]
+    assert run_command("init", file, *options).code == 0
+    assert load(str(file)).expanded() == load(str(file), values).expanded()
+
+
 def test_init_asks_a_terminal(
     run_command: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +133,7 @@ def test_init_asks_a_terminal(
 
 
 def test_a_name_that_yaml_would_convert_is_quoted() -> None:
-    assert yaml.safe_load(scenario_text("on", {"engine.overlap": "true"}, {}))["name"] == "on"
+    assert yaml.safe_load(scenario_text({"name": "on"}, {}))["name"] == "on"
 
 
 def test_commits_are_looked_up_in_the_working_directory(
