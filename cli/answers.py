@@ -169,10 +169,12 @@ class RunAnswer(Answer):
     def assert_budget(self, kind: str, **streams: Mapping[str, int]) -> None:
         """Raises AssertionError where a step of the kind did more on a stream than it may, with the source lines, and
         where no step was of that kind. ``schedule={"sync": 0}``: no step may sync on the schedule stream. Raises
-        ScenarioError for a kind, stream or counter that does not exist."""
+        ScenarioError for a kind, stream or counter that does not exist, and ValueError where nothing is bounded."""
         from ..profiles.measure.budget import breaches, given, untested, untested_text
 
         budget = given(kind, streams)
+        if not streams or not all(streams.values()):
+            raise ValueError("expected a bound for each stream, at least one, such as schedule={'sync': 0}")
         if untested(budget, self.result):
             raise AssertionError(untested_text(kind, self.result))
         if broken := breaches(budget, self.result):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .arguments import Form, numbers
+from .errors import UsageError
 from .text import MISSING, echo, number, whole
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def calibrate(
     from ..profiles.platform.hardware import load
     from .page import show
 
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"{output.parent}: no such folder")
     batches, lengths = numbers("--batch-sizes", batch_sizes), numbers("--prompt-tokens", prompt_tokens)
     plan = calibration_runs(sorted({*batches}), sorted({*lengths}))
     hardware = load(base)

@@ -29,15 +29,18 @@ Output = Annotated[
 def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: Tool = None) -> None:
     """Write a timeline for ui.perfetto.dev: host ranges and calls, streams, copy engines, waits, steps and idle time,
     with flows from launches to kernels and from what ended to what waited for it. A file that ends in .pftrace is
-    Perfetto's protobuf, any other Chrome's JSON.
+    Perfetto's protobuf, any other Chrome's JSON; both are gzipped where the name ends in .gz.
 
     Exit codes: 0 done; 2 nothing to draw, or a run without a result; 3 a file that cannot be written, or no nsys to
     export with.
     """
     from ..profiles.picture.trace import content, draw
+    from ..profiles.record.recording import RESULT, is_recording
 
-    found, result = _found(source, meaning, nsys)
     path = output or _beside(source)
+    if path.name == RESULT or is_recording(path.name) or path.resolve() == source.resolve():
+        raise UsageError(f"{path}: the trace needs another name")
+    found, result = _found(source, meaning, nsys)
     arrivals = _arrivals(result) if len(found) == 1 and result is not None else ()
     drawn = {name: content(timeline, arrivals) for name, timeline in found.items()}
     echo(f"{path}: {draw(path, drawn):,} events")

@@ -206,14 +206,14 @@ def _of(record: Range | Call) -> dict[str, Any]:
 def draw(path: Path, timelines: Mapping[str, TraceContent]) -> int:
     """Write the trace, whole or not at all; returns how many events it has. The ending of the file chooses the format.
     Timelines of several ranks are drawn below each other on one clock, under their names."""
-    number = 0
+    number, writing = 0, packed_whole if path.suffix == ".gz" else replaced
     if path.name.endswith(PROTOBUF):
-        with packed_whole(path) if path.suffix == ".gz" else replaced(path) as file:
+        with writing(path) as file:
             for packet in packets(timelines):
                 file.write(_proto().Trace(packet=[packet]).SerializeToString())
                 number += 1
         return number
-    with packed_whole(path) as file:
+    with writing(path) as file:
         file.write(b'{"displayTimeUnit":"ns","schedbench":"timeline","traceEvents":[\n')
         for event in merged(timelines):
             file.write((b",\n" if number else b"") + json.dumps(event, separators=(",", ":")).encode())

@@ -39,5 +39,9 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
+    except OSError as error:
+        if error.filename == str(unfinished):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         unfinished.unlink(missing_ok=True)

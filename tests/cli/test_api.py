@@ -89,6 +89,14 @@ def test_a_misspelt_budget_is_refused(
         overlapped.assert_budget(kind, **{stream: {counter: 0}})
 
 
+@pytest.mark.parametrize("streams", [{}, {"schedule": {}}, {"schedule": {"sync": 0}, "forward": {}}])
+def test_a_budget_that_bounds_nothing_is_refused(
+    overlapped: sb.RunAnswer, streams: dict[str, dict[str, int]]
+) -> None:
+    with pytest.raises(ValueError, match="expected a bound for each stream, at least one"):
+        overlapped.assert_budget("decode", **streams)
+
+
 def test_tokens_are_compared_with_those_of_another_run(
     overlapped: sb.RunAnswer, serial: sb.RunAnswer
 ) -> None:

@@ -60,6 +60,11 @@ def test_progress_and_usage_are_on_stderr(calibrated):
     assert "overlap_on workload.requests=2" in stderr
 
 
+def test_a_missing_folder_is_noticed_before_the_measurement(tmp_path):
+    done = CliRunner().invoke(app, ["calibrate", *SMALL, "--output", str(tmp_path / "no" / "here.yaml")])
+    assert str(done.exception) == f"{tmp_path / 'no'}: no such folder" and not done.stderr
+
+
 def test_the_table_has_old_and_new_constants():
     line = {"a": 2500.0, "b": 31.5, "samples": 40, "sizes": 4, "residual": 120.0, "r2": 0.987, "worst_n": 8.0,
             "worst": 1.25, "old": {"a": 20000.0, "b": 500.0}}  # fmt: skip

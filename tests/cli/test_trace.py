@@ -13,7 +13,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
-from schedbench.cli.errors import UsageError
+from schedbench.cli.errors import UsageError, message
 from schedbench.profiles.picture.trace import HOST, IDLE, LOOP, STREAMS, content, events
 from schedbench.profiles.record.files import ENDING
 from schedbench.profiles.record.recording import (
@@ -202,6 +202,16 @@ def test_the_same_run_draws_the_same_bytes(folder, tmp_path):
     traced(folder, "--output", str(tmp_path / "a.gz"))
     traced(folder, "--output", str(tmp_path / "b.gz"))
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert CliRunner().invoke(app, ["trace", str(folder), "--output", str(tmp_path / "c")]).exit_code == 0
+    assert gzip.decompress((tmp_path / "a.gz").read_bytes()) == (tmp_path / "c").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["result.json", FILE, "nowhere/x.json"])
+def test_a_trace_replaces_no_file_of_the_run(folder, name):
+    before = (folder / "result.json").read_bytes()
+    done = CliRunner().invoke(app, ["trace", str(folder), "--output", str(folder / name)])
+    assert done.exit_code and str(folder / name) in message(done.exception)
+    assert (folder / "result.json").read_bytes() == before
 
 
 def test_windows_are_read_back_unchanged(folder):
