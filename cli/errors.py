@@ -25,6 +25,7 @@ UNREAD: Final = 141  # the reader closed the output; the code of programs that S
 TERMINATED: Final = 143
 DEFECT: Final = 70  # of schedbench; a traceback is printed
 _ROOT: Final = Path(__file__).resolve().parents[1]  # of the packages
+_USER_MODULES: Final = "schedbench_user_"  # the names that profiles/platform/user_files.py gives
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM)
 
 # Errors are named as text, so that the start of the program imports none of their modules.
@@ -84,21 +85,21 @@ def exit_code(error: BaseException) -> int | None:
 
 
 def scheduler_line(error: BaseException) -> str:
-    """File and line of the scheduler whose code raised the error, or is no Python; empty where other code did. It
-    imports nothing, since the scheduler's modules may be what fails."""
+    """File and line of the scheduler, or of a file of the user's, whose code raised the error, or is no Python; empty
+    where other code did. It imports nothing, since the scheduler's modules may be what fails."""
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))
-    own = [
-        (Path(file).resolve().relative_to(_ROOT), line)
-        for file, line in places
-        if Path(file).resolve().is_relative_to(_ROOT)
-    ]
-    own = [(file, line) for file, line in own if "site-packages" not in file.parts]
-    if not own or own[-1][0].parts[0] != "sched":
-        return ""
-    file, line = own[-1]
-    return f"{file.as_posix()}:{line}"
+    modules = [module for name, module in sys.modules.items() if name.startswith(_USER_MODULES)]
+    found, users = "", {module.__file__ for module in modules}
+    for file, line in places:
+        path = Path(file).resolve()
+        if str(path) in users:
+            found = f"{os.path.relpath(path)}:{line}"
+        elif path.is_relative_to(_ROOT) and "site-packages" not in path.relative_to(_ROOT).parts:
+            own = path.relative_to(_ROOT)
+            found = f"{own.as_posix()}:{line}" if own.parts[0] == "sched" else ""
+    return found
 
 
 def message(error: BaseException) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cache
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -180,11 +182,24 @@ def opened(path_or_name: str) -> tuple[bytes, str, Path]:
         return shipped.content(path_or_name), f"{path_or_name}.yaml", Path()
     path = Path(path_or_name)
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1), path_or_name, path.parent
+        state = path.stat()
+        if stat.S_ISREG(state.st_mode):
+            return _content(path), path_or_name, path.parent
+        return _piped(path, state.st_dev, state.st_ino), path_or_name, Path()
     except (OSError, ValueError) as error:
         name = path_or_name if path_or_name.isprintable() and path_or_name else show(path_or_name)
         raise ScenarioError([Problem(SourceLocation(name), "", _unreadable(path, error))]) from None
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+@cache
+def _piped(path: Path, device: int, inode: int) -> bytes:  # noqa: ARG001
+    """The content of a pipe, which can be read only once."""
+    return _content(path)
 
 
 def _unreadable(path: Path, error: Exception) -> str:

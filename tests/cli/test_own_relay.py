@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.cli.errors import scheduler_line
 from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.platform.user_files import imported
 from schedbench.scenarios.problems import ScenarioError
 from tests.conftest import RunCommand
 
@@ -89,6 +91,13 @@ def test_a_file_without_the_state_is_refused(folder: Path, relay: str, message: 
     )
     with pytest.raises(ScenarioError, match=message):
         ask("mixed", [f"relay={relay}"])
+
+
+def test_a_crash_in_a_file_of_the_users_names_its_line(folder: Path) -> None:
+    (folder / "bad.py").write_text("def fail():\n    1 / 0\n")
+    with pytest.raises(ZeroDivisionError) as raised:
+        imported(folder / "bad.py", "a relay state").fail()
+    assert scheduler_line(raised.value) == "bad.py:2"
 
 
 def test_overrides_change_the_relay_that_an_option_chose(run_command: RunCommand) -> None:

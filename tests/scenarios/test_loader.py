@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,14 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
+
+
+def test_a_pipe_is_read_once_for_all_commands_of_a_process() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, SOUND.encode())
+    os.close(writing)
+    with open(reading):
+        assert [load(f"/dev/fd/{reading}").name for _ in range(2)] == ["sound", "sound"]
 
 
 @settings(max_examples=40)
