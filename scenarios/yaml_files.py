@@ -57,9 +57,16 @@ class YamlFiles(Generic[M]):
         try:
             found = self.model.model_validate(document.data)
         except ValidationError as error:
-            for fault in error.errors(include_url=False, include_input=False):
-                path = tuple(part for part in fault["loc"] if not str(part).startswith("function-"))
-                problems.append(source.problem(path, fault["msg"]))
+            faults = [
+                (tuple(part for part in fault["loc"] if not str(part).startswith("function-")), fault)
+                for fault in error.errors(include_url=False, include_input=False)
+            ]
+            for path, fault in faults:
+                near = [
+                    str(at[-1]) for at, one in faults if one["type"] == "missing" and at[:-1] == path[:-1]
+                ]
+                hint = meant(path[-1], near) if fault["type"] == "extra_forbidden" else ""
+                problems.append(source.problem(path, fault["msg"] + hint))
         if problems:
             raise self.error("\n".join(map(str, problems)))
         return found

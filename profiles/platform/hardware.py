@@ -10,11 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from ...scenarios.yaml_files import YamlFiles
 from ...sched.config import Capabilities
-from ...sched.observe import StepKind
+from ...sched.observe import RANGES, StepKind
 
 # The bounds of a constant, by its unit.
 _Ns = Annotated[float, Field(ge=0, le=1e9)]
@@ -150,6 +151,13 @@ class Phase(PhaseLine):
     kinds: dict[StepKind, PhaseLine] = {}
 
 
+def _of_every_phase(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    """The schema of a mapping that has every phase and no other key."""
+    phase = core_schema.typed_dict_field(handler.generate_schema(Phase))
+    exact = core_schema.typed_dict_schema(dict.fromkeys(RANGES, phase), extra_behavior="forbid")
+    return core_schema.chain_schema([exact, handler(source)])
+
+
 class GpuFacts(ProfileModel):
     """What programs query of the GPU, as torch prints it; by default an H100's."""
 
@@ -176,7 +184,7 @@ class _Written(ProfileModel):
     kernels: Kernels
     copies: CopyRates
     host: HostCalls
-    phases: dict[str, Phase]
+    phases: Annotated[dict[str, Phase], GetPydanticSchema(_of_every_phase)]
     available: Available
     gpu: GpuFacts = GpuFacts()
     links: dict[LinkName, LinkProfile] = {}  # where several ranks are to be joined

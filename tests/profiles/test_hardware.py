@@ -104,6 +104,7 @@ def test_all_errors_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     del document["host"]["launch"]["origin"]
     document["copies"]["fixd"] = dict(document["copies"]["fixed"])
     document["kernels"]["memory_bandwidth"] |= {"value": 0, "low": 0}
+    document["phases"]["prepar"] = document["phases"].pop("prepare")
     path = tmp_path / "broken.yaml"
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(HardwareError) as caught:
@@ -113,6 +114,8 @@ def test_all_errors_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         "host.launch.origin",
         "copies.fixd",
         "kernels.memory_bandwidth.value",
+        "phases.prepare: Field required",
+        "phases.prepar: Extra inputs are not permitted, did you mean 'prepare'?",
     ):
         assert place in str(caught.value)
 
