@@ -12,7 +12,7 @@ import typer
 
 from .arguments import Form, numbers
 from .errors import UsageError
-from .text import MISSING, echo, number, whole
+from .text import echo, number, whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,15 +92,13 @@ def _phases(document: Document) -> Table:
         "worst: a size's median over the line there, where a prompt of that size takes longer than a decode"
     )
     title = f"host phases, a + b * n, ns · {document['machine']} · {document['date']}"
-    fit = (">a", ">b", ">samples", ">sizes", ">residual", ">R2", ">worst", ">at n", ">old a", ">old b")
+    fit = (">a", ">b", ">residual", ">worst", ">at n", ">old a", ">old b")
     table = framed(title, "phase", *fit, caption=left_out, no_wrap=True)
     for name, line in _lines(document["phases"]):
         old = line.get("old") or {"a": None, "b": None}
-        r2 = MISSING if line["r2"] is None else f"{line['r2']:.2f}"
         table.add_row(
-            name, number(line["a"]), number(line["b"]), number(line["samples"]), number(line["sizes"]),
-            number(line["residual"]), r2, f"x {number(line['worst'])}", number(whole(line["worst_n"])),
-            number(old["a"]), number(old["b"]),
+            name, number(line["a"]), number(line["b"]), number(line["residual"]), f"x {number(line['worst'])}",
+            number(whole(line["worst_n"])), number(old["a"]), number(old["b"]),
         )  # fmt: skip
     return table
 
