@@ -8,9 +8,17 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Final, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    ValidatorFunctionWrapHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from ...scenarios.yaml_files import YamlFiles
@@ -152,10 +160,16 @@ class Phase(PhaseLine):
 
 
 def _of_every_phase(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """The schema of a mapping that has every phase and no other key."""
+    """The schema of a mapping that has every phase and no other key. Its order is kept, by which draws are made."""
     phase = core_schema.typed_dict_field(handler.generate_schema(Phase))
     exact = core_schema.typed_dict_schema(dict.fromkeys(RANGES, phase), extra_behavior="forbid")
-    return core_schema.chain_schema([exact, handler(source)])
+
+    def complete(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        validate(value)
+        return value
+
+    whole = core_schema.no_info_wrap_validator_function(complete, exact)
+    return core_schema.chain_schema([whole, handler(source)])
 
 
 class GpuFacts(ProfileModel):

@@ -54,6 +54,7 @@ def test_names_and_capabilities() -> None:
 
 def test_a_profile_of_the_user_is_loaded(tmp_path: Path) -> None:
     document = _document()
+    assert list(load("h200").phases) == list(document["phases"])  # draws are made in this order
     document["name"] = "mine"
     document["copies"]["fixed"] |= {"value": 3000, "high": 4000}
     path = tmp_path / "mine.yaml"
