@@ -27,6 +27,7 @@ _HOSTED_STREAMS: Final[Sequence[tuple[StreamName, str]]] = (
 # Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
 _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
+_MARKS_OF_ENDS: Final = ("to_abort", "to_finish")  # of a request, from old to new
 # What the serial worker of speculation says of each request, without the bonus, from old to new.
 _DRAFTS_ACCEPTED: Final = ("accept_length_per_req_cpu", "num_correct_drafts_per_req_cpu")
 # Where requests are that are in no batch: those whose grammars are compiled, and those of a worker of a pair.
@@ -59,6 +60,7 @@ class WrappedLoop:
         self._schedule_stream: Any = None
         self._gone: list[Any] = []  # messages of clients that have gone
         self._aborted: dict[str, str] = {}  # their requests, and why each was aborted
+        self._accepted: set[str] = set()  # requests that were in a batch without having been refused
         self._wrap_batches()
         self._wrap_scheduler()
 
@@ -90,6 +92,7 @@ class WrappedLoop:
 
     def forget(self) -> None:
         self._aborted.clear()
+        self._accepted.clear()
         with torch.cuda.stream(self._schedule_stream):  # as in SGLang's loop, whose writes it follows
             self._scheduler.flush_cache()
 
@@ -236,7 +239,7 @@ class WrappedLoop:
 
     def _launch(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         self._turns = 0
-        cached = {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        cached = self._cached(batch)
         kind = _kind(batch.forward_mode)
         self._reports.kv_usage(self._used_tokens())
         tokens = int(batch.extend_num_tokens or 0)
@@ -252,10 +255,18 @@ class WrappedLoop:
         (result if self._stage is None else batch).schedbench_step = step
         return result
 
+    def _cached(self, batch: Any) -> dict[str, int]:
+        """Prompt tokens of the requests of a batch that come from the prefix cache. A request whose prompt SGLang
+        refuses runs with a prompt of one token, and is marked to be ended before."""
+        for req in batch.reqs:
+            if not any(getattr(req, name, None) for name in _MARKS_OF_ENDS):
+                self._accepted.add(req.rid)
+        return {req.rid: int(req.cached_tokens) for req in batch.reqs}
+
     def _prebuild(self, original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         """A decode worker's batch of prompts whose KV has come: a step without a forward, which settles at once."""
         self._reports.planned("prebuilt")
-        cached = {req.rid: int(req.cached_tokens) for req in batch.reqs}
+        cached = self._cached(batch)
         batch.schedbench_step = self._reports.begin_step("prebuilt", cached, 0)
         with self._reports.range("prepare", len(batch.reqs), batch.schedbench_step):
             return original(batch, *args, **kwargs)
@@ -290,10 +301,13 @@ class WrappedLoop:
         return EndOfRequest(Status.FINISHED, "length" if name == "FINISH_LENGTH" else "stop")
 
     def _aborted_end(self, request_id: str, message: str) -> EndOfRequest:
-        """``message`` is SGLang's, which says of a client that has gone no more than that."""
-        return EndOfRequest(
-            Status.ABORTED, self._aborted.get(request_id) or message or "aborted by its client"
-        )
+        """Of a request that SGLang ends without a client's message, ``message`` is the reason: it was refused, or it
+        failed after it had been accepted. SGLang aborts all requests whose ids begin with that of a message."""
+        reasons = (reason for gone, reason in self._aborted.items() if request_id.startswith(gone))
+        if reason := next(reasons, ""):
+            return EndOfRequest(Status.ABORTED, reason)
+        status = Status.FAILED if request_id in self._accepted else Status.REFUSED
+        return EndOfRequest(status, message or "aborted by SGLang")
 
     def _used_tokens(self) -> int:
         pool, cache = self._scheduler.token_to_kv_pool_allocator, self._scheduler.tree_cache
@@ -335,9 +349,7 @@ class WrappedLoop:
             for request_id, reason in zip(ids, message.finished_reasons, strict=True):
                 if isinstance(reason, dict) and reason.get("type") == "abort":
                     text = reason.get("message", "")
-                    gone = request_id in self._aborted
-                    end = self._aborted_end(request_id, text) if gone else EndOfRequest(Status.REFUSED, text)
-                    self._reports.end(request_id, end)
+                    self._reports.end(request_id, self._aborted_end(request_id, text))
 
 
 def _kind(mode: Any) -> StepKind:

@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,11 @@ from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.bridge import wrap_methods
 from schedbench.profiles.engines.client import EngineFailedError
 from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.engines.sglang.loop import WrappedLoop
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.result import Hazards, Result
+from schedbench.sched.request import Status
 
 from .conftest import PYTHON, run_given
 
@@ -271,6 +274,26 @@ def test_a_method_with_another_name_is_no_step_that_is_not_counted() -> None:
 
     with pytest.raises(EngineError, match=r"ScheduleBatch has no retract_decode, from which .* reads steps"):
         wrap_methods(ScheduleBatch, dict.fromkeys(("prepare_for_extend", "retract_decode"), print))
+
+
+def test_a_request_that_sglang_accepts_and_then_aborts_of_its_own_accord_has_failed() -> None:
+    ends: dict[str, Any] = {}
+    loop: Any = object.__new__(WrappedLoop)
+    loop._reports, loop._accepted, loop._aborted = (
+        SimpleNamespace(end=ends.__setitem__),
+        set(),
+        {"gone": "left"},
+    )
+    marks = {"accepted": None, "gone": None, "too long": "a reason"}
+    batch = [SimpleNamespace(rid=name, to_finish=mark, cached_tokens=0) for name, mark in marks.items()]
+    loop._cached(SimpleNamespace(reqs=batch))
+    reason = {"type": "abort", "message": "no rows"}
+    loop._sent(SimpleNamespace(rids=list(marks), finished_reasons=[reason] * 3))
+    assert ends == {
+        "accepted": (Status.FAILED, "no rows"),
+        "gone": (Status.ABORTED, "left"),
+        "too long": (Status.REFUSED, "no rows"),
+    }
 
 
 def test_the_example_of_a_workflow_installs_what_sglang_needs() -> None:
