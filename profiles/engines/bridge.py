@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from ...sched.request import Request, Status
 from ..programs.patches import surrounded
 from ..record.provenance import NO_RELAY, RelayPart
 from ..run.system import System, SystemParts
+from .failures import EngineFaultError
 from .names import EngineError
 
 
@@ -145,9 +147,19 @@ class RunBridge:
         return next((request for request in self.requests.values() if request.index == index), None)
 
     def advance(self, request_id: str, output_ids: Sequence[int]) -> None:
-        """``output_ids`` are all tokens that the engine has for the request by now."""
+        """``output_ids`` are all tokens that the engine has for the request by now. Raises EngineFaultError where those
+        that were reported before have changed."""
         request = self.requests.get(request_id)
-        if request is None or len(output_ids) <= len(request.output_ids):
+        if request is None:
+            return
+        reported = request.output_ids[: len(output_ids)]
+        if reported != array("q", output_ids[: len(reported)]):
+            pairs = zip(reported, output_ids, strict=False)
+            at, was, now = next((at, was, now) for at, (was, now) in enumerate(pairs) if was != now)
+            raise EngineFaultError(
+                f"request {request_id}: output token {at} was reported as {was} and became {now}"
+            )
+        if len(output_ids) <= len(request.output_ids):
             return
         new = output_ids[len(request.output_ids) :]
         request.output_ids.extend(new)

@@ -286,4 +286,6 @@ class EngineProcess:
 
     def _failed(self, why: str, *below: str) -> EngineFailedError:
         """``why`` is one line. What the engine has printed follows, and the texts ``below``."""
-        return EngineFailedError("\n".join([f"{self._choice.name}: {why}", *self.output.last(), *below]))
+        return EngineFailedError(
+            "\n".join([f"{self._choice.name}: {why}", *self.output.last(), *filter(None, below)])
+        )

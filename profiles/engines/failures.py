@@ -28,6 +28,10 @@ _OF_TORCH: Final = (AttributeError, IndexError, MemoryError, RuntimeError, TypeE
 Answer = dict[str, Any]
 
 
+class EngineFaultError(RuntimeError):
+    """What schedbench has found in an engine's run, in a sentence that needs no traceback."""
+
+
 def packed(value: object) -> str:
     """An object as text, for processes that have the same schedbench."""
     return base64.b64encode(pickle.dumps(value)).decode()
@@ -43,6 +47,8 @@ def failure(error: BaseException, engine: str) -> Answer:
         return {"interrupted": True}
     if (of_rank := getattr(error, "of_rank", None)) is not None:
         return dict(of_rank)
+    if isinstance(error, EngineFaultError):
+        return {"failed": str(error), "traceback": ""}
     if _is_ours(error):
         return {"raised": packed(error)}
     name = f"exited with {error.code}" if isinstance(error, SystemExit) else _in_words(error)

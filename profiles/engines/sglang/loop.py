@@ -14,6 +14,7 @@ from ....sched.request import Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import EndOfRequest, RunBridge, ranged, wrap_methods
+from ..failures import EngineFaultError
 from .arguments import aborted, tokenized
 from .eagle import wrap_worker
 from .transfer import HOST, KVTransfers
@@ -78,17 +79,19 @@ class WrappedLoop:
             getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
     def require_free_memory(self) -> None:
-        """Raises RuntimeError if KV slots or rows are in use after all requests have ended. SGLang has a check of its
-        own, which its overlapped loop does not reach here. Stages of a pipeline and workers of a pair are not checked:
-        they may hold memory for messages that are on their way."""
+        """Raises EngineFaultError if KV slots or rows are in use after all requests have ended, or more are free than
+        exist. SGLang has a check of its own, which its overlapped loop does not reach here. Stages of a pipeline and
+        workers of a pair are not checked: they may hold memory for messages that are on their way."""
         if self._role is not None or self._stage is not None:
             return
         rows = self._scheduler.req_to_token_pool
-        tokens, used = self._used_tokens(), rows.size - rows.available_size()
-        if tokens or used:
-            raise RuntimeError(
-                f"all requests have ended, and {tokens} KV slots and {used} rows were not freed"
-            )
+        used = {"KV slots": self._used_tokens(), "rows": rows.size - rows.available_size()}
+        if twice := [f"{-count} {what}" for what, count in used.items() if count < 0]:
+            found = f"{' and '.join(twice)} more are free than exist: some were freed twice"
+        else:
+            found = f"{used['KV slots']} KV slots and {used['rows']} rows were not freed"
+        if any(used.values()):
+            raise EngineFaultError(f"all requests have ended, and {found}")
 
     def forget(self) -> None:
         self._aborted.clear()
@@ -340,7 +343,7 @@ class WrappedLoop:
         return out
 
     def _sent(self, message: Any, *_: Any, **__: Any) -> None:
-        """The end of a request that was refused or aborted before it ran."""
+        """The end of a request that was refused, or that SGLang aborts."""
         if type(message).__name__ == "AbortReq":
             reason = getattr(message, "finished_reason", None) or {}
             text = reason.get("message", "") if isinstance(reason, dict) else str(reason)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schedbench.profiles.engines.bridge import LOST, AllEnded, EndOfRequest, RunBridge
+from schedbench.profiles.engines.failures import EngineFaultError
 from schedbench.profiles.run.rank_context import ALONE
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.observe import LogicalClock, Observer, StepInfo, StepKind
@@ -107,6 +108,15 @@ def test_tokens_and_ends_are_reported_once() -> None:
     assert request.cached_tokens == 2
     assert source.ends == [("r0", 20)]
     assert not bridge.requests
+
+
+def test_a_token_that_changes_after_it_was_reported_fails_the_run() -> None:
+    bridge, _, _ = bridge_of(Source(0))
+    bridge.due(True)
+    bridge.advance("r0", [7, 8])
+    bridge.advance("r0", [7])  # a list that lags behind
+    with pytest.raises(EngineFaultError, match="request r0: output token 1 was reported as 8 and became 5"):
+        bridge.advance("r0", [7, 5, 9])
 
 
 @pytest.mark.parametrize(

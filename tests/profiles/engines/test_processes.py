@@ -169,6 +169,12 @@ def test_a_failing_run_is_described(question: Resolved, scripted: Scripted, text
     assert says in failure(question, scripted(text))
 
 
+def test_what_schedbench_finds_in_a_run_is_one_sentence(question: Resolved, scripted: Scripted) -> None:
+    error = "schedbench.profiles.engines.failures import EngineFaultError"
+    text = f"from {error}\nraise EngineFaultError('a row was freed twice')"
+    assert failure(question, scripted(text)).endswith(": the run failed: a row was freed twice")
+
+
 STREAMS = "schedbench.profiles.vgpu.streams"
 
 

@@ -25,6 +25,7 @@ from schedbench.profiles.check.examine import not_asked
 from schedbench.profiles.engines.adapter import adapter_named
 from schedbench.profiles.engines.bridge import wrap_methods
 from schedbench.profiles.engines.client import EngineFailedError
+from schedbench.profiles.engines.failures import EngineFaultError
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.sglang.loop import WrappedLoop
 from schedbench.profiles.platform.engine_choice import EngineChoice
@@ -415,6 +416,18 @@ def test_an_item_in_the_preparation_of_a_decode_is_found(broken: Path) -> None:
     assert places == {
         ("python/sglang/srt/managers/schedule_batch.py", "self.longest = self.seq_lens.max().item()")
     }
+
+
+def test_kv_that_is_freed_twice_fails_the_run() -> None:
+    pool = SimpleNamespace(size=8, available_size=lambda: 11)
+    rows, cache = SimpleNamespace(size=2, available_size=lambda: 2), SimpleNamespace(evictable_size=lambda: 0)
+    loop: Any = object.__new__(WrappedLoop)
+    loop._role = loop._stage = None
+    loop._scheduler = SimpleNamespace(
+        req_to_token_pool=rows, token_to_kv_pool_allocator=pool, tree_cache=cache
+    )
+    with pytest.raises(EngineFaultError, match="3 KV slots more are free than exist: some were freed twice"):
+        loop.require_free_memory()
 
 
 @given
