@@ -30,7 +30,7 @@ from . import adversaries, drafts, tokens
 from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
 from .invariants import Invariants
-from .report import Check, Evidence, Report, skipped, verdict
+from .report import Check, Evidence, Report, in_brief, skipped, verdict
 from .runs import attempt, with_section
 from .unproven import unproven, without_references
 
@@ -166,7 +166,9 @@ def run_ended(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
         return Check("run", "failed", "crashed", (Evidence(str(outcome)),))
     result, requests = outcome.result, outcome.result.requests
     failed = [
-        Evidence(f"request {row.id} failed: {row.reason}") for row in requests if row.status == "failed"
+        Evidence(f"request {row.id} failed: {in_brief(row.reason)}")
+        for row in requests
+        if row.status == "failed"
     ]
     if not scripted:
         return verdict("run", failed, about=f"{len(requests)} requests ended")

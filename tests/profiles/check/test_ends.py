@@ -1,0 +1,24 @@
+"""How a check compares the ends of requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from schedbench.profiles.check.tokens import differences
+from schedbench.profiles.record.result import Result
+
+SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
+
+
+def ending(status: str, reason: str) -> Result:
+    row = SAMPLE.requests[0].model_copy(update={"status": status, "reason": reason})
+    return SAMPLE.model_copy(update={"requests": (row,)})
+
+
+def test_ends_are_compared_by_status_and_by_reasons_without_their_numbers() -> None:
+    state = 'no such token\n{"compute_time_us": '
+    assert not list(differences(ending("failed", f"{state}5}}"), ending("failed", f"{state}8}}")))
+    [evidence] = differences(ending("failed", f"{state}5}}"), ending("refused", "x" * 121))
+    name = SAMPLE.requests[0].id
+    expected = f"request {name} ended failed (no such token…) instead of refused ({'x' * 120}…)"
+    assert evidence.says == expected
