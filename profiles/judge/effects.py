@@ -196,24 +196,27 @@ def _often(a: PerStep, b: PerStep) -> Iterator[AddedCount]:
 
 def _at_new_lines(a: Results, b: Results) -> dict[tuple[str, str], AddedCount]:
     """Copies and syncs per step, by kind and counter, at lines that A never runs, less those at lines that B never runs
-    (a statement that was edited, moved or renamed), where the difference is not chance (binomial)."""
+    (a statement that was edited, moved or renamed), where the difference is not chance (binomial) and most of it is
+    one of all lines together: a line may take over what another one did."""
     from scipy import stats
 
     if any(result.unrecorded for result in (*a, *b)):
         return {}
-    steps = _steps(a), _steps(b)
-    lines = _counted(a), _counted(b)
+    steps, lines = (_steps(a), _steps(b)), (_counted(a), _counted(b))
+    whole: tuple[Counter[tuple[str, str]], ...] = Counter(), Counter()
     only: tuple[Counter[tuple[str, str]], ...] = Counter(), Counter()
-    for side, other, sums in ((0, 1, only[0]), (1, 0, only[1])):
+    for side, other in ((0, 1), (1, 0)):
         for (kind, counter, *line), count in lines[side].items():
-            if (kind, counter, *line) not in lines[other] and steps[other][kind]:
-                sums[kind, counter] += count
+            whole[side][kind, counter] += count
+            if (kind, counter, *line) not in lines[other] and all(of[kind] for of in steps):
+                only[side][kind, counter] += count
     found = {}
     for place, new in only[1].items():
         gone, (of_a, of_b) = only[0][place], (side[place[0]] for side in steps)
-        if stats.binomtest(new, new + gone, of_b / (of_a + of_b), alternative="greater").pvalue < CHANCE:
-            mean = round(new / of_b - gone / of_a, 6)
-            found[place] = AddedCount(*place, mean, mean)
+        more, mean = (x[1][place] / of_b - x[0][place] / of_a for x in (whole, only))
+        test = stats.binomtest(new, new + gone, of_b / (of_a + of_b), alternative="greater")
+        if test.pvalue < CHANCE and more > mean / 2:
+            found[place] = AddedCount(*place, round(mean, 6), round(mean, 6))
     return found
 
 

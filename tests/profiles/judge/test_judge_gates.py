@@ -192,20 +192,22 @@ def test_added_counts_are_those_of_the_median_step(result, text, outcome, seen):
 
 
 @pytest.mark.parametrize(
-    ("statement", "count", "found"),
+    ("count", "old_count", "found"),
     [
-        ("lens.tolist()", 88, [AddedCount("decode", "sync", 0.125714, 0.125714)]),  # in every eighth step
-        ("lens.tolist()", 6, []),  # by chance
-        ("done.synchronize()", 700, []),  # the line that A has was edited
+        (88, 700, [AddedCount("decode", "sync", 0.125714, 0.125714)]),  # in every eighth step
+        (6, 700, []),  # by chance
+        (88, 612, []),  # the line of A does as much less
+        (700, 0, []),  # the line of A was edited
     ],
 )
-def test_a_line_that_only_some_steps_of_b_run_is_added(result, statement, count, found):
+def test_a_line_that_only_some_steps_of_b_run_is_added(result, count, old_count, found):
     a = result()
     old = a.syncs[0]
     new = old.model_copy(
-        update={"count": count, "site": old.site.model_copy(update={"statement": statement})}
+        update={"count": count, "site": old.site.model_copy(update={"statement": "lens.tolist()"})}
     )
-    b = a.model_copy(update={"syncs": (new, *a.syncs[count == old.count :])})
+    kept = [old.model_copy(update={"count": old_count})] if old_count else []
+    b = a.model_copy(update={"syncs": (new, *kept, *a.syncs[1:])})
     assert added([a], [b]) == found
     assert check(parse("added.sync:0"), {}, a=[a], b=[b]).outcome == ("failed" if found else "passed")
 
