@@ -124,7 +124,8 @@ def notes(document: Document, most: int) -> list[str]:
     ]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
     remarks = [_case(found["case"], found["verdict"])] if found["case"] else []
-    remarks += _of_captures(found) if found["baseline"]["capture"] else []
+    emulated = document["labels"]["emulated"]
+    remarks += _of_captures(found, emulated=emulated) if found["baseline"]["capture"] else []
     remarks += [f"compared: {listed(compared, most, between='; ')}"] if compared else []
     remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
@@ -159,10 +160,12 @@ def _without_effect(side: Document) -> set[str]:
     return {*edge.get("answered_by_default", ()), *edge.get("without_effect", ())}
 
 
-def _of_captures(found: Document) -> list[str]:
-    """The limits of a comparison of captures, and the notes of each capture."""
-    remarks = ["counts are exact for what was captured; times include the tool's own, on both sides"]
-    if found["pairs"] == 1:
+def _of_captures(found: Document, *, emulated: bool) -> list[str]:
+    """The limits of a comparison of captures, and the notes of each capture. Those of watched programs are emulated and
+    repeat exactly."""
+    measured = "counts are exact for what was captured; times include the tool's own, on both sides"
+    remarks = [] if emulated else [measured]
+    if found["pairs"] == 1 and not emulated:
         remarks.append(
             "one capture each does not show the noise: for a verdict on times give folders of six or more"
         )

@@ -20,7 +20,7 @@ from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY, is_iteration, without_steps
 from ..record.definitions import DEFINITIONS, definition
-from ..record.result import Abstained, Result
+from ..record.result import PROGRAM, Abstained, Result
 from .effects import ADDABLE, added, judged_name, metric_names
 from .reasons import Reason
 from .verdict import Judgement
@@ -30,7 +30,9 @@ Passed = Literal["passed", "failed", "undecided"]
 _BETTER: Final = "better:"
 _ADDED: Final = "added"
 _BOUND: Final = re.compile(r"([+-]?)(\d+(?:\.\d+)?)(%?)")
-_NUMBERED: Final = re.compile(r"stream \d+")  # a stream without a name, as captures have them
+_UNNAMED: Final = re.compile(
+    r"default|stream \d+"
+)  # streams without a role, as captures and programs have them
 _TOLERABLE: Final = frozenset({Reason.LOW_N, Reason.NOT_ENGAGED, Reason.CONSTANTS})  # the interval is valid
 
 
@@ -107,8 +109,8 @@ def _require_meaning(gate: Gate) -> None:
 def _place(name: str) -> tuple[str, str, str] | None:
     kind, _, rest = name.rpartition(".")
     kind, _, stream = kind.rpartition(".")
-    known = kind in (*get_args(Kind), UNKNOWN_KIND) and rest in get_args(Counter)
-    named = stream in get_args(Stream) or _NUMBERED.fullmatch(stream)
+    known = kind in (*get_args(Kind), UNKNOWN_KIND, PROGRAM) and rest in get_args(Counter)
+    named = stream in get_args(Stream) or _UNNAMED.fullmatch(stream)
     return (kind, stream, rest) if known and named else None
 
 

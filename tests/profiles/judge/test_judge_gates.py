@@ -43,6 +43,7 @@ def test_counts_are_named_by_kind_stream_and_counter():
     assert parse("decode.steady.schedule.h2d:0").place == ("decode.steady", "schedule", "h2d")
     assert parse("decode.lengths.d2h:0").place == ("decode", "lengths", "d2h")
     assert parse("decode.stream 13.d2h:0").place == ("decode", "stream 13", "d2h")
+    assert parse("program.default.sync:4").place == ("program", "default", "sync")
     assert parse("mixed.forward.h2d_pageable:+2").sign == "+"
 
 
