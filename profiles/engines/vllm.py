@@ -164,10 +164,13 @@ class VllmSystem(PagedSystem):
             )
 
     def _reply(self, outputs: Mapping[int, Any]) -> None:
-        """The ends of requests; their tokens are reported as the scheduler applies them."""
+        """The ends of requests; their tokens are reported as the scheduler applies them. One that vLLM aborts without a
+        client's message has failed."""
         for output in (output for group in outputs.values() for output in group.outputs):
             if output.finish_reason is not None:
-                self._reports.end(output.request_id, EndOfRequest(Status.FINISHED, str(output.finish_reason)))
+                reason = str(output.finish_reason)
+                status = Status.FAILED if reason in ("abort", "error") else Status.FINISHED
+                self._reports.end(output.request_id, EndOfRequest(status, reason))
 
     # ---- what a step calls ---------------------------------------------------------------------------------
 
