@@ -114,7 +114,9 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", required=True, metavar="REF", help="the commit to compare with")
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these scenarios alone")
+    parser.add_argument(
+        "--only", nargs="*", action="extend", default=[], metavar="NAME", help="these scenarios alone"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep and reuse the base's documents here")
     parser.add_argument(
         "--renamed",
