@@ -196,10 +196,8 @@ def _often(a: PerStep, b: PerStep) -> Iterator[AddedCount]:
 
 def _at_new_lines(a: Results, b: Results) -> dict[tuple[str, str], AddedCount]:
     """Copies and syncs per step, by kind and counter, at lines that A never runs, less those at lines that B never runs
-    (a statement that was edited, moved or renamed), where the difference is not chance (binomial) and most of it is
-    one of all lines together: a line may take over what another one did."""
-    from scipy import stats
-
+    (a statement that was edited, moved or renamed), where the difference is not chance and most of it is one of all
+    lines together: a line may take over what another one did."""
     if any(result.unrecorded for result in (*a, *b)):
         return {}
     steps, lines = (_steps(a), _steps(b)), (_counted(a), _counted(b))
@@ -214,10 +212,16 @@ def _at_new_lines(a: Results, b: Results) -> dict[tuple[str, str], AddedCount]:
     for place, new in only[1].items():
         gone, (of_a, of_b) = only[0][place], (side[place[0]] for side in steps)
         more, mean = (x[1][place] / of_b - x[0][place] / of_a for x in (whole, only))
-        test = stats.binomtest(new, new + gone, of_b / (of_a + of_b), alternative="greater")
-        if test.pvalue < CHANCE and more > mean / 2:
+        if more > mean / 2 and _more_than_chance(new, gone, of_b / (of_a + of_b)):
             found[place] = AddedCount(*place, round(mean, 6), round(mean, 6))
     return found
+
+
+def _more_than_chance(new: int, gone: int, share: float) -> bool:
+    """Whether ``new`` of all are more than the share of all steps explains (binomial, one-sided)."""
+    from scipy import stats  # most comparisons come without it
+
+    return float(stats.binomtest(new, new + gone, share, alternative="greater").pvalue) < CHANCE
 
 
 def _counted(results: Results) -> Counter[tuple[str, ...]]:
