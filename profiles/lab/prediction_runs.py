@@ -160,4 +160,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from schedbench.profiles.lab import prediction_runs  # other processes find ``run`` under this name alone
+
+    sys.exit(prediction_runs.main(sys.argv[1:]))
