@@ -160,6 +160,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from schedbench.profiles.lab import prediction_runs  # other processes find ``run`` under this name alone
+    from . import prediction_runs  # other processes find ``run`` under this name alone
 
     sys.exit(prediction_runs.main(sys.argv[1:]))
