@@ -51,9 +51,8 @@ class VerifiedRow(NamedTuple):
 class Explanation:
     """A known difference between the sources, with its bound.
 
-    ``what`` is the direction or counter that it is about, ``category`` that of the range, ``stream`` the stream; None
-    is any. The sources in ``missing`` may count less than the others: the most is explained up to ``factor`` times
-    their count plus ``extra``.
+    ``what`` is the direction or counter that it is about, ``category`` that of the range; None is any. The sources in
+    ``missing`` may count less than the others: the most is explained up to ``factor`` times their count plus ``extra``.
     """
 
     name: str
@@ -61,7 +60,6 @@ class Explanation:
     what: str
     missing: frozenset[Source]
     category: str | None = None
-    stream: str | None = None
     factor: float = 1.0
     extra: float = 0.0
 
@@ -69,8 +67,6 @@ class Explanation:
         if row.line.what.partition(" ")[0] != self.what:
             return False
         if self.category is not None and RANGES.get(row.line.range, "") != self.category:
-            return False
-        if self.stream not in (None, row.line.stream):
             return False
         counts = {source: found.times for source, found in row.counts.items() if found is not None}
         most = max(counts.values())
@@ -88,15 +84,6 @@ EXPLANATIONS: Final[Sequence[Explanation]] = (
         what="kernel",
         missing=frozenset(("predicted",)),
         factor=3.0,
-    ),
-    Explanation(
-        "allocation by torch's ops",
-        "the older relays' allocation has no kernels of its own; of torch's, a decode's is about 10, and a prompt's "
-        "with its page table about 45: up to eight kernels per predicted one of the schedule stream are explained",
-        what="kernel",
-        missing=frozenset(("predicted",)),
-        stream="schedule",
-        factor=8.0,
     ),
     Explanation(
         "copies inside a forward",

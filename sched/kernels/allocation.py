@@ -33,6 +33,7 @@ def runs(first: Tensor, lens: Tensor, total: int) -> Tensor:
         + INT64 * (num_tokens // page_size + seq_lens.shape[0] + num_tokens)
     ),
     integer=True,
+    triton=True,
 )
 def alloc_extend_slots(
     prefix_lens: Tensor,
@@ -67,6 +68,7 @@ def alloc_extend_slots(
     meta=lambda seq_lens: meta_tensor(seq_lens.shape[0]),
     cost=lambda seq_lens, last_loc: Work(nbytes(seq_lens, last_loc) + 2 * INT64 * seq_lens.shape[0]),
     integer=True,
+    triton=True,
 )
 def alloc_decode_slots(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
     """Slots [b] int64 of position seq_len - 1: behind ``last_loc``, or the first of the next free page."""
@@ -109,6 +111,7 @@ class _Extend(NamedTuple):
         *reads(*extend.tensors()),
     ),
     integer=True,
+    triton=True,
 )
 def _write_cache_indices(req_to_token: Written, extend: _Extend) -> None:
     table = req_to_token.view(-1)

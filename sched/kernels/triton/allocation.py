@@ -73,6 +73,17 @@ def _pages_before(prefix_lens, seq_lens, request, page_size: tl.constexpr):
     return pages, tokens
 
 
+@triton.jit
+def _slots_at(at, valid, begins, last, opened, free_pages, pages, page_size: tl.constexpr):
+    """Slots of the positions ``at`` of a request whose new tokens begin at ``begins``, behind the slot ``last``.
+    ``opened`` pages went to the requests before it."""
+    held = tl.cdiv(begins, page_size)
+    nth = tl.minimum(tl.maximum(opened + at // page_size - held, 0), pages - 1)
+    fresh = valid & (at // page_size >= held)
+    page = tl.load(free_pages + nth, mask=fresh, other=0)
+    return tl.where(fresh, page * page_size + at % page_size, last + 1 + at - begins)
+
+
 @triton.jit(
     do_not_specialize=["width", "pages"],
     do_not_specialize_on_alignment=["prefix", "prefix_lens", "seq_lens", "rows", "free_pages"],
@@ -107,14 +118,10 @@ def place_positions(
             at = first + tl.arange(0, block)
             cached = tl.load(prefix + at, mask=at < begins, other=0)
             tl.store(row + at, cached.to(table.dtype.element_ty), mask=at < begins)
-    held = tl.cdiv(begins, page_size)
     for first in range(begins + tl.program_id(1) * block, ends, stride):
         at = first + tl.arange(0, block)
         valid = at < ends
-        nth = tl.minimum(tl.maximum(opened + at // page_size - held, 0), pages - 1)
-        fresh = valid & (at // page_size >= held)
-        page = tl.load(free_pages + nth, mask=fresh, other=0)
-        slot = tl.where(fresh, page * page_size + at % page_size, last + 1 + at - begins)
+        slot = _slots_at(at, valid, begins, last, opened, free_pages, pages, page_size)
         tl.store(row + at, slot.to(table.dtype.element_ty), mask=valid)
         if slots is not None:
             tl.store(slots + tokens + at - begins, slot, mask=valid)
@@ -126,6 +133,98 @@ def place_extend(prompts):
     sizes = (prompts.req_to_token.shape[1], prompts.free_pages.shape[0], page_size, _PIECE)
     place_positions[(prompts.seq_lens.shape[0], _PIECES)](*tensors, slots, *sizes)
     return slots
+
+
+@triton.jit(
+    do_not_specialize=["pages"],
+    do_not_specialize_on_alignment=["prefix_lens", "seq_lens", "last_loc", "free_pages"],
+)
+def _alloc_extend(
+    prefix_lens,
+    seq_lens,
+    last_loc,
+    free_pages,
+    slots,
+    pages,
+    page_size: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    request = tl.program_id(0)
+    begins, ends = tl.load(prefix_lens + request), tl.load(seq_lens + request)
+    opened, tokens = _pages_before(prefix_lens, seq_lens, request, page_size)
+    last = tl.load(last_loc + request).to(tl.int64)
+    for first in range(begins + tl.program_id(1) * block, ends, tl.num_programs(1) * block):
+        at = first + tl.arange(0, block)
+        valid = at < ends
+        slot = _slots_at(at, valid, begins, last, opened, free_pages, pages, page_size)
+        tl.store(slots + tokens + at - begins, slot, mask=valid)
+
+
+def alloc_extend_slots(prefix_lens, seq_lens, last_loc, free_pages, page_size, num_tokens):
+    slots = torch.empty(num_tokens, dtype=torch.int64, device=seq_lens.device)
+    tensors = (prefix_lens, seq_lens, last_loc, free_pages, slots)
+    _alloc_extend[(seq_lens.shape[0], _PIECES)](*tensors, free_pages.shape[0], page_size, _PIECE)
+    return slots
+
+
+@triton.jit(
+    do_not_specialize=["b", "pages"],
+    do_not_specialize_on_alignment=["seq_lens", "last_loc", "free_pages"],
+)
+def _alloc_decode(
+    seq_lens, last_loc, free_pages, slots, b, pages, page_size: tl.constexpr, block: tl.constexpr
+) -> None:
+    opened = tl.full([], 0, tl.int32)
+    for first in range(0, b, block):
+        at = first + tl.arange(0, block)
+        valid = at < b
+        opens = valid & ((tl.load(seq_lens + at, mask=valid, other=0) - 1) % page_size == 0)
+        nth = opened + tl.cumsum(opens.to(tl.int32), 0) - 1
+        opened = tl.max(nth, 0) + 1
+        page = tl.load(free_pages + tl.minimum(tl.maximum(nth, 0), pages - 1), mask=opens, other=0)
+        last = tl.load(last_loc + at, mask=valid, other=0).to(tl.int64)
+        tl.store(slots + at, tl.where(opens, page * page_size, last + 1), mask=valid)
+
+
+def alloc_decode_slots(seq_lens, last_loc, free_pages, page_size):
+    b = seq_lens.shape[0]
+    slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
+    _alloc_decode[(1,)](seq_lens, last_loc, free_pages, slots, b, free_pages.shape[0], page_size, _BATCH)
+    return slots
+
+
+@triton.jit(
+    do_not_specialize=["width"],
+    do_not_specialize_on_alignment=["rows", "addresses", "prefix_lens", "seq_lens", "extend_lens", "slots"],
+)
+def _write_rows(
+    table,
+    rows,
+    addresses,
+    prefix_lens,
+    seq_lens,
+    extend_lens,
+    slots,
+    width,
+    block: tl.constexpr,
+) -> None:
+    request = tl.program_id(0)
+    begins, ends = tl.load(prefix_lens + request), tl.load(seq_lens + request)
+    row = table + tl.load(rows + request).to(tl.int64) * width
+    prefix = tl.load(addresses + request).to(tl.pointer_type(tl.int64))
+    slots += sum_before(extend_lens, request) - begins
+    for first in range(tl.program_id(1) * block, ends, tl.num_programs(1) * block):
+        at = first + tl.arange(0, block)
+        cached = tl.load(prefix + at, mask=at < begins, other=0)
+        fresh = tl.load(slots + at, mask=(at >= begins) & (at < ends), other=0)
+        entry = tl.where(at < begins, cached, fresh)
+        tl.store(row + at, entry.to(table.dtype.element_ty), mask=at < ends)
+
+
+def write_cache_indices(req_to_token, extend):
+    rows, _, *tensors = extend
+    grid = (rows.shape[0], _PIECES)
+    _write_rows[grid](req_to_token, rows, *tensors, req_to_token.shape[1], _PIECE)
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "seq_lens", "positions"])

@@ -20,6 +20,16 @@ RUNS = {
         *("engine.chunked_prefill_size=16", "engine.mixed_chunk=true", "workload.sampling.logprobs=true"),
         *("workload.sampling.temperature=0.7", "workload.sampling.top_p=0.9"),
     ],
+    "allocation of an older relay": [
+        *(
+            "mixed",
+            *sizes((20, 40), (2, 5)),
+            "engine.relay=pr25945",
+            "engine.page_size=4",
+            "workload.requests=4",
+        ),
+        *("engine.max_running_requests=2", "workload.shared_prefix={groups: 1, tokens: 16}"),
+    ],
     "hosted KV": ["hisparse", *sizes((60, 80), (2, 3)), "engine.relay=latest"],
     "chains of drafts": ["spec_v2", *sizes((8, 20), (3, 5))],
     "trees of drafts": [

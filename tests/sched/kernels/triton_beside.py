@@ -18,6 +18,7 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.scenarios.loader import load
 from schedbench.sched.kernels import declare
 from schedbench.sched.kernels.declare import triton_kernel
+from tests.sched.kernels.triton_cases.case import addressed
 
 SMALL = ("workload.requests=2", "workload.arrival.process=burst", "measure.warmup_requests=0")
 PADDED = (
@@ -60,7 +61,7 @@ def beside(entry: declare.Kernel, calls: Counter[str], wrong: Counter[str]) -> C
     def impl(*args: Any) -> Any:
         calls[entry.name] += 1
         given = copy_of(args)
-        found = launch(*given)
+        found = launch(*addressed(entry.name, given))
         expected = entry.impl(*args)
         pairs = zip_longest(tensors([found, given]), tensors([expected, list(args)]))
         wrong[entry.name] += any(differ(a, b, padded=entry.name in PADDED) for a, b in pairs)

@@ -14,7 +14,7 @@ import torch
 
 from schedbench.sched.kernels.declare import kernels, triton_kernel
 from tests.sched.kernels.triton_cases import attention, hosted, model, sampling, speculation, steps
-from tests.sched.kernels.triton_cases.case import Case, placed
+from tests.sched.kernels.triton_cases.case import Case, addressed, placed
 
 # Half of the last place of a number near 1, some places more for what is summed.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -37,7 +37,7 @@ def wrong(name: str, dtype: torch.dtype, run: Callable[..., Any], device: str = 
     # The same rounded numbers, in float64.
     truth = [placed(arg, torch.float64, "cpu") for arg in chosen.arguments(dtype)]
     expected = kernels()[chosen.op].impl(*truth)
-    found = run(*given)
+    found = run(*addressed(kernels()[chosen.op].name, given))
     if device == "cuda":
         torch.cuda.synchronize()
     pairs = [("result", found, expected)]

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 
 import torch
 
-from schedbench.sched.kernels.allocation import decode_inputs
+from schedbench.sched.kernels.allocation import (
+    _write_cache_indices,
+    alloc_decode_slots,
+    alloc_extend_slots,
+    decode_inputs,
+)
 from schedbench.sched.kernels.declare import kernels, triton_kernel
 from schedbench.sched.kernels.drafts import _draft_places, draft_topk
 from schedbench.sched.kernels.hot_buffers import previous_tokens
@@ -35,6 +40,9 @@ def launches(b: int) -> Iterator[tuple[Op, Arguments]]:
     yield score_tokens, (logits, *draw, True, rows)
     yield decode_positions, (lens,)
     yield decode_inputs, (buffer[0], rows, lens, table, None, 1)
+    yield alloc_extend_slots, (rows, lens, rows, buffer[0, b:], 4, 4)
+    yield alloc_decode_slots, (lens, rows, buffer[0, b:], 4)
+    yield _write_cache_indices, (table, rows, [], rows, rows, lens, lens, buffer[0, b:])
     yield previous_tokens, (buffer, buffer, buffer[0], rows, lens, 12)
     yield _draft_places, (table, rows, lens, 3, 64)
     yield draft_topk, (logits, 2)

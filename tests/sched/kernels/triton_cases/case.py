@@ -56,3 +56,16 @@ def floats(*shape: int, seed: int = 0) -> torch.Tensor:
 def table(rows: int, width: int) -> torch.Tensor:
     """Scattered slots, [rows, width] int32."""
     return torch.randint(1, 900, (rows, width), generator=torch.Generator().manual_seed(5)).to(INT32)
+
+
+def addressed(op: str, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments as a CUDA kernel receives them: with the addresses of cached prefixes, which other devices' runs do
+    not upload (``upload_prefix_pointers``)."""
+    if op != "write_cache_indices":
+        return args
+    table, rows, cached, addresses, prefix_lens, *rest = args
+    there = torch.zeros_like(addresses)
+    there[prefix_lens > 0] = torch.tensor([tensor.data_ptr() for tensor in cached], dtype=INT64).to(
+        there.device
+    )
+    return [table, rows, cached, there, prefix_lens, *rest]
