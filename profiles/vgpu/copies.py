@@ -16,7 +16,7 @@ from .engine import EventRecording, PeerEventRecording, StreamQueue
 from .executor import empty_strided
 from .factories import new
 from .tensor import DeviceTensor, is_pinned, pin, wrap
-from .torch_ops import clone, copy_
+from .torch_ops import cat, clone, copy_
 
 _FORM = ("dtype", "memory_format")
 _empty_like = torch.empty_like  # without the parameter that an emulated device adds
@@ -45,6 +45,18 @@ class CopyHandlers:
         source = args[0].held
         result = self._gpu.executor.compute(clone, (source,), kwargs)
         self._within(result, source)
+        return wrap(result)
+
+    def concatenate(self, sources: Sequence[torch.Tensor], dim: int) -> DeviceTensor:
+        """The tensors in new memory, each by a copy of its own."""
+        result = self._gpu.executor.compute(cat, (sources, dim), {})
+        if not result.numel():
+            self._gpu.runtime.now += self._gpu.runtime.torch_call
+        start = 0
+        for source in sources:
+            if source.numel():
+                self._within(result.narrow(dim, start, source.shape[dim]), source)
+                start += source.shape[dim]
         return wrap(result)
 
     def to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:

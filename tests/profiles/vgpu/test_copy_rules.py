@@ -221,6 +221,12 @@ def test_device_copies_are_memcpys_when_alike_and_contiguous(bench: Any, names: 
     assert kinds(lambda: x.zero_()) == [("memset", 24)]
     assert kinds(lambda: table[:, 0].zero_()) == [("kernel", 0)]
     assert kinds(lambda: x.view(2, 3)[0]) == []
+    assert kinds(lambda: torch.cat([x, x])) == [("kernel", 0)]
+    assert kinds(lambda: torch.cat([x])) == [("d2d", 24)]
+    assert kinds(lambda: torch.stack([x])) == [("d2d", 24)]
+    assert kinds(lambda: torch.cat([table.t()])) == [("kernel", 0)]
+    assert kinds(lambda: torch.cat([x, names["ids"]])) == [("d2d", 24), ("kernel", 0)]
+    assert kinds(lambda: torch.cat([x[:0]])) == []
     assert kinds(lambda: x.masked_fill(x > 2, 0.0)) == [("kernel", 0), ("d2d", 24), ("kernel", 0)]
     assert kinds(lambda: x.index_put((names["ids"],), x[:3])) == [("d2d", 24), ("kernel", 0)]
 
