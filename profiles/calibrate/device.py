@@ -36,6 +36,7 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
     """``probes`` are documents by name. A missing or partly failed one leaves its own constants out, and no others."""
     steps: Mapping[str, tuple[str, Callable[[HardwareProfile, Document], Found]]] = {
         "launches": ("costs", _launches),
+        "kernels of the engine": ("costs", _kernels),
         "graphs": ("costs", _graphs),
         "events": ("costs", _events),
         "pinned blocks": ("costs", _pinned),
@@ -54,22 +55,19 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
             missing.append(f"{what}: the probe {probe} does not have it ({type(error).__name__}: {error})")
         else:
             constants += [
-                FittedConstant(
-                    key, value, SPREAD * value, basis, old=reduce(getitem, key.split("."), values)["value"]
-                )
+                FittedConstant(key, value, SPREAD * value, basis, old=old and old["value"])
                 for key, value, basis in found
+                for old in [reduce(getitem, key.split("."), values)]
             ]
     return DeviceConstants(constants, missing)
 
 
 def _launches(base: HardwareProfile, costs: Document) -> Found:
     """The host time of a torch call and its launch, and the device time of a kernel and the gap after it."""
-    host, both = base.host, costs["launch"]["host_ns"]
-    whole = host.torch_call.value + host.launch.value
-    share = host.launch.value / whole if whole else 0.5
+    both, launch = costs["launch"]["host_ns"], _launch(base, costs)
     ns = f"{both['median']:.0f} ns in one, median of {both['n']:.0f} x.add_(1); torch's share as in the base"
-    yield "host.torch_call", both["median"] * (1 - share), ns
-    yield "host.launch", both["median"] * share, ns
+    yield "host.torch_call", both["median"] - launch, ns
+    yield "host.launch", launch, ns
     apart = costs["launch"]["device_ns"]
     node = fit(TimedSample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items()).b
     fixed = min(base.kernels.fixed.value, apart, node)
@@ -77,6 +75,26 @@ def _launches(base: HardwareProfile, costs: Document) -> Found:
     yield "kernels.fixed", fixed, ns
     yield "kernels.gap", apart - fixed, ns
     yield "kernels.graph_gap", node - fixed, ns
+
+
+def _kernels(base: HardwareProfile, costs: Document) -> Found:
+    """The host time of a Triton kernel before its launch."""
+    calls = {name: found["median"] for name, found in costs["engine_kernels"].items()}
+    each = ", ".join(f"{name} {ns:.0f} ns" for name, ns in calls.items())
+    whole = median(calls.values())
+    yield (
+        "host.kernel_call",
+        max(whole - _launch(base, costs), 0.0),
+        f"median of {each}; the launch taken off",
+    )
+
+
+def _launch(base: HardwareProfile, costs: Document) -> float:
+    """The launch's part of a torch call that launches, in ns, by its share in the base."""
+    host = base.host
+    whole = host.torch_call.value + host.launch.value
+    both: float = costs["launch"]["host_ns"]["median"]
+    return both * (host.launch.value / whole if whole else 0.5)
 
 
 def _graphs(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001

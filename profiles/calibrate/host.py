@@ -280,7 +280,7 @@ def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector
 def without_calls(hardware: HardwareProfile) -> HardwareProfile:
     """A profile without host time of calls, so that all time between calls is measured."""
     bare = without_own_time(hardware)
-    host = {name: quantity.model_copy(update={"value": 0.0}) for name, quantity in bare.host}
+    host = {name: quantity and quantity.model_copy(update={"value": 0.0}) for name, quantity in bare.host}
     memcpy = hardware.copies.host_memcpy.model_copy(update={"value": 1e18})
     return bare.model_copy(
         update={

@@ -19,7 +19,10 @@ from typing import Any, Final
 
 import torch
 
+from ...sched.kernels.allocation import decode_inputs
 from ...sched.kernels.attention import attention
+from ...sched.kernels.dense import rms_norm
+from ...sched.kernels.rows import decode_positions
 from ..cuda.machine import facts
 from ..record.environment import environment, version
 from ..record.files import write_whole
@@ -170,6 +173,7 @@ def costs_probe() -> dict[str, Any]:  # cuda-only
     small = torch.zeros(64, device="cuda")
     return {
         "launch": measured(partial(_launch, small)),
+        "engine_kernels": measured(_engine_kernels),
         "graphs": measured(partial(_graphs, small)),
         "events": measured(_events),
         "pinned": measured(lambda: {"hit": host_ns(torch.zeros(1024).pin_memory)}),
@@ -179,6 +183,22 @@ def costs_probe() -> dict[str, Any]:  # cuda-only
 def _launch(small: torch.Tensor) -> dict[str, Any]:  # cuda-only
     action = partial(small.add_, 1)
     return {"host_ns": host_ns(action, repeat=200), "device_ns": device_ns(action, repeat=100)}
+
+
+def _engine_kernels() -> dict[str, Any]:  # cuda-only
+    """Host time of kernels with few and with many arguments, through torch's dispatcher and Triton's launcher."""
+    b, width = 8, 256
+    ids = torch.arange(1, b + 1, device="cuda")
+    table = torch.zeros(b + 1, width, dtype=torch.int32, device="cuda")
+    x = torch.zeros(b, width, device="cuda")
+    actions: dict[str, Action] = {
+        "decode_positions": partial(decode_positions, ids),
+        "decode_inputs": partial(decode_inputs, ids.repeat(2), ids, ids, table, None, width),
+        "rms_norm": partial(rms_norm, x, x[0], 1e-6),
+    }
+    for action in actions.values():
+        action()  # compiles
+    return {name: host_ns(action, repeat=200) for name, action in actions.items()}
 
 
 def _graphs(small: torch.Tensor) -> dict[str, Any]:  # cuda-only

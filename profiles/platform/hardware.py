@@ -143,6 +143,7 @@ class HostCalls(ProfileModel):
     sync_return: Nanoseconds
     graph_launch: Nanoseconds
     pin_memory: Nanoseconds
+    kernel_call: Nanoseconds | None = None  # of a Triton kernel, in place of ``torch_call``; absent: as that
 
 
 class PhaseLine(ProfileModel):

@@ -38,9 +38,11 @@ class CounterfactualRuntime(Runtime):
         self._at_line: dict[int, bool] = {NO_SITE: False}
         self._last_step: int | None = None
 
-    def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
+    def kernel(
+        self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE, call: int | None = None
+    ) -> None:
         if not self._is_left_out():
-            super().kernel(name, duration, host_size=host_size, engine=engine)
+            super().kernel(name, duration, host_size=host_size, engine=engine, call=call)
 
     def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
         if not self._is_left_out():

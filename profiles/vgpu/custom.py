@@ -22,7 +22,7 @@ UNKNOWN = 10_000  # ns, for a kernel whose time follows from values that are not
 
 def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
     runtime, name, cost, fixed = gpu.runtime, kernel.name, kernel.cost, kernel.fixed_cost
-    costs = runtime.costs
+    costs, call = runtime.costs, runtime.kernel_call
     returns = len(kernel.op._schema.returns)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -40,9 +40,10 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
             work = cost(*held, **named) if named else cost(*held)
             size, flops, _, host_size, beside = work
             time = duration(costs, work, held) if flops or host_size else costs.memory(size)
-            runtime.kernel(name, time, host_size=host_size, engine=BESIDE if beside else COMPUTE)
+            engine = BESIDE if beside else COMPUTE
+            runtime.kernel(name, time, host_size=host_size, engine=engine, call=call)
         else:
-            runtime.kernel(name, UNKNOWN)
+            runtime.kernel(name, UNKNOWN, call=call)
         out = executor.launch(kernel, held, named)
         if not returns:
             return None
@@ -84,6 +85,7 @@ def launch_interpreted(kernel: InterpretedKernel, arguments: Sequence[torch.Tens
     """
     gpu = CURRENT.get()
     runtime = gpu.runtime
+    call = runtime.kernel_call
 
     def run(reached: object) -> None:  # noqa: ARG001
         kernel.run()
@@ -96,8 +98,8 @@ def launch_interpreted(kernel: InterpretedKernel, arguments: Sequence[torch.Tens
         if runtime.capture is not None:
             runtime.capture.variable(kernel, (), {})
         elif kernel.cost is None or not gpu.executor.eager:
-            runtime.kernel(kernel.name, UNKNOWN)
+            runtime.kernel(kernel.name, UNKNOWN, call=call)
         else:
             work = kernel.cost()
             time = runtime.costs.work(work, torch.float32)
-            runtime.kernel(kernel.name, time, host_size=work.host_bytes)
+            runtime.kernel(kernel.name, time, host_size=work.host_bytes, call=call)

@@ -83,7 +83,7 @@ _ENTRY_FUNCTIONS: tuple[tuple[Any, str], ...] = (
 def without_own_time(hardware: HardwareProfile) -> HardwareProfile:
     """The profile without the costs that are measured instead: phases, and torch's share of a call."""
     torch_call = hardware.host.torch_call.model_copy(update={"value": 0.0, "origin": "measured in the run"})
-    host = hardware.host.model_copy(update={"torch_call": torch_call})
+    host = hardware.host.model_copy(update={"torch_call": torch_call, "kernel_call": None})
     return hardware.model_copy(update={"host": host, "phases": {}})
 
 

@@ -94,6 +94,7 @@ class Runtime:
         self.capture: LaunchRecorder | None = None
         host = hardware.host
         self.torch_call = round(host.torch_call.value)
+        self.kernel_call = round((host.kernel_call or host.torch_call).value)
         self._launch = round(host.launch.value)
         self._copy_call = round(host.copy_call.value)
         self._event_record = round(host.event_record.value)
@@ -103,12 +104,15 @@ class Runtime:
         self._pin_memory = round(host.pin_memory.value)
         self._last_unreached = -1  # the time of the last query, where its answer was no
 
-    def kernel(self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE) -> None:
-        """Launch a kernel on the current stream. Kernels that need few multiprocessors share another ``engine``."""
+    def kernel(
+        self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE, call: int | None = None
+    ) -> None:
+        """Launch a kernel on the current stream. Kernels that need few multiprocessors share another ``engine``.
+        ``call`` is the host's time before the launch, by default that of a torch call."""
         if self.capture is not None:
             self.capture.node("kernel", name, duration, host_size=host_size)
             return
-        start = self.now + self.torch_call
+        start = self.now + (self.torch_call if call is None else call)
         self.now = now = start + self._launch
         stream, calls, site = self.stream, self._calls, self.sites.here(_FROM_OPS)
         where, step, forward = self.context

@@ -61,10 +61,10 @@ def test_kernels_of_a_prebuilt_batch(ask: Ask, state: str) -> None:
 
 
 def everywhere(result: Result, function: str) -> Counter[tuple[str, bool, str]]:
-    """Copies by what ``function`` does, in all steps: direction, blocking, memory."""
+    """Copies to and from the host by ``function``, in all steps: direction, blocking, memory."""
     found: Counter[tuple[str, bool, str]] = Counter()
     for row in result.copies:
-        if row.site is not None and place(row.site) == function:
+        if row.site is not None and place(row.site) == function and row.direction != "d2d":
             found[row.direction, row.blocking, row.host_memory] += row.count
     return found
 

@@ -22,6 +22,7 @@ def spread(ns: float) -> dict[str, float]:
 def costs() -> dict[str, Any]:
     return {
         "launch": {"host_ns": spread(3000), "device_ns": 2300},
+        "engine_kernels": {"small": spread(9000), "middle": spread(12000), "large": spread(20000)},
         "graphs": {
             str(n): {"host_ns": spread(5000 + 2 * n), "device_ns": 4000 + 1700 * n} for n in (10, 100, 500)
         },
@@ -94,6 +95,7 @@ def test_the_constants_of_a_known_machine_are_found(probes: dict[str, Any]) -> N
     expected = {
         "host.torch_call": 1000,  # a third of the whole, as in the base
         "host.launch": 2000,
+        "host.kernel_call": 10000,
         "kernels.fixed": 1500,
         "kernels.gap": 800,
         "kernels.graph_gap": 200,

@@ -51,9 +51,7 @@ class Host:
 def free(hardware: HardwareProfile) -> HardwareProfile:
     """Device calls cost the host nothing, so only measured time is left."""
     calls = hardware.host
-    nothing = {
-        name: getattr(calls, name).model_copy(update={"value": 0.0}) for name in type(calls).model_fields
-    }
+    nothing = {name: quantity and quantity.model_copy(update={"value": 0.0}) for name, quantity in calls}
     return without_own_time(hardware.model_copy(update={"host": calls.model_copy(update=nothing)}))
 
 

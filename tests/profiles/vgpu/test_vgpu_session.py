@@ -347,6 +347,26 @@ def test_a_custom_kernel_is_one_launch_with_its_own_cost(bench: Any) -> None:
     assert x.tolist() == [3.0] * 8
 
 
+@pytest.mark.parametrize("call", [None, 30_000.0])
+def test_the_call_of_a_custom_kernel_may_cost_another_time(
+    opened: Any, hardware: Any, call: float | None
+) -> None:
+    host = hardware.host
+    given = None if call is None else host.torch_call.model_copy(update={"value": call})
+    host = host.model_copy(update={"kernel_call": given})
+    with opened(hardware=hardware.model_copy(update={"host": host})) as bench:
+        x, pinned = torch.ones(8, device=bench.gpu.device), torch.zeros(8, pin_memory=True)
+
+        def cost(action: Callable[[], Any]) -> int:
+            before = bench.gpu.clock.now()
+            action()
+            return int(bench.gpu.clock.now() - before)
+
+        torch_call, launch = host.torch_call.value, host.launch.value
+        assert cost(lambda: x.add_(1)) == torch_call + launch
+        assert cost(lambda: session_test_scale(x, pinned, 3)) == (call or torch_call) + launch
+
+
 def test_an_op_without_elements_is_no_launch(bench: Any) -> None:
     """As in torch, the call takes its time on the host only."""
     empty, before = torch.empty(0, dtype=torch.int64, device=bench.gpu.device), bench.gpu.runtime.now
