@@ -30,6 +30,7 @@ METRICS: Final = (
 )
 GOAL: Final = 0.05  # of the median error
 CALLED: Final = 0.02  # the least relative difference that counts as a change
+HOST_TIMES: Final = "host_us_per_step"  # by range, in a result's environment
 # In the metric's unit. Where both values are below it there is no error, and a difference from 0 may not be above it.
 _NOISE: Final = {"exposed_stall_us_per_step": 1.0}
 
@@ -75,7 +76,20 @@ def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> Documen
         "findings": [cause for cause, applies in causes.items() if applies],
         "errors": errors,
         "changes": changes,
+        "host_us_per_step": [row for pair in pairs for row in _host_times(pair)],
     }
+
+
+def _host_times(pair: Pair) -> list[Document]:
+    """The host's time in each range, the largest difference first: they show of what an error consists."""
+    sides: list[Any] = [side.environment.get(HOST_TIMES, {}) for side in (pair.emulated, pair.measured)]
+    emulated, measured = sides
+    rows = [
+        {"scenario": pair.scenario, "state": pair.state, "range": name}
+        | {"emulated": emulated.get(name, 0.0), "measured": measured.get(name, 0.0)}
+        for name in {**emulated, **measured}
+    ]
+    return sorted(rows, key=lambda row: -abs(row["emulated"] - row["measured"]))
 
 
 def _error(pair: Pair, name: str) -> Document:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -22,7 +23,8 @@ from ...sched.relay.states import states
 from ..platform.pool import Workers, pool, use_workers
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
-from .prediction import file
+from ..record.timeline import Names, Range, Window
+from .prediction import HOST_TIMES, file
 
 Device = Literal["cuda", "vgpu"]
 
@@ -121,6 +123,34 @@ class FailedRun(NamedTuple):
     last: bool = False
 
 
+class HostTimes:
+    """Collects the scheduler's ranges."""
+
+    def __init__(self) -> None:
+        self._ranges: list[Range] = []
+
+    def begin(self) -> None:
+        self._ranges.clear()
+
+    def feed(self, window: Window) -> None:
+        self._ranges += window.ranges
+
+    def finish(self, names: Names) -> None: ...
+
+    def us_per_step(self) -> dict[str, float]:
+        """By range, without the ranges inside it; its calls and waits included."""
+        spent, enclosing = Counter[str](), list[Range]()
+        for span in sorted(self._ranges, key=lambda each: (each.start, -each.end)):
+            while enclosing and enclosing[-1].end <= span.start:
+                enclosing.pop()
+            spent[span.name] += span.end - span.start
+            if enclosing:
+                spent[enclosing[-1].name] -= span.end - span.start
+            enclosing.append(span)
+        steps = len({span.step for span in self._ranges})
+        return {name: ns / 1e3 / steps for name, ns in spent.items()}
+
+
 def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
     """Run one question and write its result. An exception is reported and leaves later questions unaffected, except
     for an error of the accelerator: after one, every later call of CUDA in this process fails."""
@@ -128,12 +158,15 @@ def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
     try:
         profile = [f"device.hardware={given.hardware.resolve()}"] if given.hardware else []
         asked = resolved(question, given.device, [*given.set, *profile])
-        result = execute(asked, asked.relays[0], options).result
+        host = HostTimes()
+        result = execute(asked, asked.relays[0], options, extra_sink=host).result
     except Exception as error:
         broken = isinstance(error.__cause__ or error, torch.AcceleratorError)
         return FailedRun(f"{question}: {type(error).__name__}: {error}", last=broken)
     if result.run.cancelled:
         return FailedRun(f"{question}: interrupted", last=True)
+    environment = {**result.environment, HOST_TIMES: host.us_per_step()}
+    result = result.model_copy(update={"environment": environment})
     result.write(given.folder / f"{file(*question, given.side)}.json")
     return FailedRun("")
 

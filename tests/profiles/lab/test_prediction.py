@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from schedbench.profiles.lab import prediction_runs
 from schedbench.profiles.lab.prediction import (
+    HOST_TIMES,
     METRICS,
     Pair,
     file,
@@ -16,6 +18,7 @@ from schedbench.profiles.lab.prediction import (
     main,
     prediction,
 )
+from schedbench.profiles.lab.prediction_runs import PredictionQuestion
 from schedbench.profiles.record.definitions import DEFINITIONS
 from schedbench.profiles.record.result import Abstained, Metric, Result
 
@@ -154,6 +157,32 @@ def test_pairs_are_read_from_the_files_of_the_stages(tmp_path: Path) -> None:
     assert main([str(tmp_path), "mixed:pr25945", "mixed:latest"]) == 1
     written = json.loads((tmp_path / "prediction.json").read_text())
     assert (written["median_error"], written["findings"][1:]) == (1.0, ["not run: mixed pr25945"])
+
+
+def test_the_host_times_of_an_emulated_run_are_compared(tmp_path: Path) -> None:
+    question = PredictionQuestion("mixed", "latest")
+    words = [str(question), "--device", "vgpu", "--folder", str(tmp_path), "--set", "workload.requests=4"]
+    for side in ("emulated", "measured"):
+        assert prediction_runs.run(question, prediction_runs.parse([*words, "--side", side])).reason == ""
+    (pair,), _ = gathered(tmp_path, [question])
+    rows = prediction([pair])["host_us_per_step"]
+    assert {"prepare", "model", "sample", "settle"} <= {row["range"] for row in rows}
+    assert all(row["emulated"] == row["measured"] >= 0 for row in rows)
+    # The host is the bottleneck of a tiny model: its ranges make up the steps.
+    steps = pair.emulated.metrics["step_ms"]
+    assert isinstance(steps, Metric)
+    assert sum(row["emulated"] for row in rows) == pytest.approx(1e3 * steps.values[0], rel=0.5)
+
+
+def test_the_largest_difference_of_host_times_comes_first() -> None:
+    host = [{"environment": {HOST_TIMES: times}} for times in ({"a": 5.0, "b": 1.0}, {"a": 6.0, "c": 9.0})]
+    emulated, measured = (run(step_ms=1.0).model_copy(update=each) for each in host)
+    rows = prediction([Pair("mixed", "latest", emulated, measured)])["host_us_per_step"]
+    assert [(row["range"], row["emulated"], row["measured"]) for row in rows] == [
+        ("c", 0.0, 9.0),
+        ("a", 5.0, 6.0),
+        ("b", 1.0, 0.0),
+    ]
 
 
 def test_a_pair_within_the_goal_passes(tmp_path: Path) -> None:
