@@ -124,6 +124,7 @@ class HostStopwatch(HostTime):
         self.is_running = False
         self._runtime = runtime
         self._paused = self._resumed = 0
+        self._cpu = 0  # the thread's processor time when the clock resumed
         self._last_reading = 0  # of ``_interrupted``
         self._paused_by_gc = False
         self._overhead = 0  # ns that one empty call advances the clock
@@ -163,18 +164,19 @@ class HostStopwatch(HostTime):
         self.is_running = False
         elapsed = now - self._resumed - self._overhead
         if elapsed > _LONG_INTERVAL:
+            off_processor = now - self._resumed - (time.thread_time_ns() - self._cpu)
             last, self._last_reading = self._last_reading, _interrupted()
-            elapsed -= max(self._last_reading - last, 0)  # every long interval ends with a reading
+            # Every long interval ends with a reading; what short ones before this one waited is in it, too.
+            elapsed -= max(min(self._last_reading - last, off_processor), 0)
         if elapsed > 0:
             self._runtime.now += elapsed
 
     def resume(self) -> None:
-        now = time.perf_counter_ns()
-        if now - self._paused > _LONG_INTERVAL:
+        if time.perf_counter_ns() - self._paused > _LONG_INTERVAL:
             self._last_reading = _interrupted()
-            now = time.perf_counter_ns()  # last, since the time of the reading is the tool's
+        self._cpu = time.thread_time_ns()
         self.is_running = True
-        self._resumed = now
+        self._resumed = time.perf_counter_ns()  # last, since the time of the readings is the tool's
 
     def _on_collection(self, phase: str, info: object) -> None:  # noqa: ARG002
         """The garbage collector's call before and after a pass."""

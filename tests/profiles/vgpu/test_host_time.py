@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile
+from schedbench.profiles.vgpu import host_time
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.executor import Executor
 from schedbench.profiles.vgpu.gpu import open_vgpu
@@ -304,6 +306,16 @@ def test_lost_processor_time_of_the_tool_is_not_subtracted_from_the_scheduler(ho
         busy(2_000_000)
 
     assert least(lambda: host.time(body)) == pytest.approx(2_000_000, rel=0.1)
+
+
+def test_short_waits_of_the_tool_are_not_subtracted_from_a_later_interval(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = count(
+        step=1_000_000_000
+    )  # a second between two readings, in intervals that are too short for one
+    monkeypatch.setattr(host_time, "_interrupted", lambda: next(readings))
+    assert least(lambda: host.time(lambda: busy(2_000_000))) == pytest.approx(2_000_000, rel=0.1)
 
 
 def test_entry_points_are_restored_afterwards(hardware: HardwareProfile) -> None:
