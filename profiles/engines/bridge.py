@@ -57,6 +57,7 @@ class RunBridge:
     def __init__(self, parts: SystemParts, *, speculates: bool = False) -> None:
         """A step of an engine that ``speculates`` has its draft and its draft extend beside it (``sched.batch``)."""
         self.requests: dict[str, Request] = {}  # that have not ended
+        self.lost = False  # a request
         self._speculates = speculates
         self.next_step, self._stride = (FIRST_STEP, STEP_STRIDE) if speculates else (0, 1)
         self.step = NO_STEP  # the one that has begun last
@@ -107,8 +108,7 @@ class RunBridge:
         found = exchange(self._link, share, status)
         source.apply(found)
         if not found.goes_on:
-            for request_id in list(self.requests):
-                self.end(request_id, LOST)
+            self._lose_all()
             if found.next_at is None:
                 raise AllEnded
             self._clock.sleep_until(found.next_at)
@@ -116,8 +116,7 @@ class RunBridge:
 
     def _arrived(self, idle: bool) -> Sequence[Request]:
         if idle:
-            for request_id in list(self.requests):
-                self.end(request_id, LOST)
+            self._lose_all()
         arrived = self._source.due(self._clock.now())
         if idle and not arrived:
             instant = self._source.next_at()
@@ -126,6 +125,11 @@ class RunBridge:
             self._clock.sleep_until(instant)
             arrived = self._source.due(self._clock.now())
         return arrived
+
+    def _lose_all(self) -> None:
+        for request_id in list(self.requests):
+            self.lost = True
+            self.end(request_id, LOST)
 
     def next_arrival(self) -> int | None:
         """When the next request arrives, ns; None after the last one."""

@@ -67,7 +67,10 @@ class SglangSystem(EngineSystem):
         try:
             self._loop.run()
         except AllEnded:
-            self._loop.require_free_memory()
+            if (
+                not self._bridge.lost
+            ):  # a lost request still holds its KV and row: the report is that it was lost
+                self._loop.require_free_memory()
 
     def forget(self) -> None:
         if self._transfers is not None:

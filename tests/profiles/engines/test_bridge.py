@@ -85,6 +85,7 @@ def test_an_unfinished_request_of_an_idle_scheduler_is_reported_lost() -> None:
     with pytest.raises(AllEnded):
         bridge.due(True)
     assert log.ends == [("r0", *LOST)]
+    assert bridge.lost
     assert source.ends == [("r0", 0)]
 
 

@@ -18,16 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from schedbench.profiles.check.examine import not_asked
 from schedbench.profiles.engines.adapter import adapter_named
-from schedbench.profiles.engines.bridge import wrap_methods
+from schedbench.profiles.engines.bridge import AllEnded, wrap_methods
 from schedbench.profiles.engines.client import EngineFailedError
 from schedbench.profiles.engines.failures import EngineFaultError
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.sglang.loop import WrappedLoop
+from schedbench.profiles.engines.sglang.system import SglangSystem
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.result import Hazards, Result
@@ -428,6 +430,15 @@ def test_kv_that_is_freed_twice_fails_the_run() -> None:
     )
     with pytest.raises(EngineFaultError, match="3 KV slots more are free than exist: some were freed twice"):
         loop.require_free_memory()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_a_lost_request_still_holds_is_not_called_a_leak(*, lost: bool) -> None:
+    system: Any = object.__new__(SglangSystem)
+    system._bridge = SimpleNamespace(lost=lost)
+    system._loop = Mock(run=Mock(side_effect=AllEnded))
+    system.run()
+    assert system._loop.require_free_memory.called is not lost
 
 
 @given
