@@ -15,6 +15,7 @@ from ...scenarios.combinations import MODES, overlaps, staged
 from ...sched.relay.choice import RelayChoice
 from ..engines.adapter import find_adapter
 from ..engines.names import parse_engine
+from ..judge.likeness import in_brief
 from ..measure.budget import Breach, Offender, RunOutcome, untested_text
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pays_from, prepare_pool, spread
@@ -30,7 +31,7 @@ from . import adversaries, drafts, tokens
 from .adversaries import Notice, Schedules
 from .contract import check_contract, speculating
 from .invariants import Invariants
-from .report import Check, Evidence, Report, in_brief, skipped, verdict
+from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt, with_section
 from .unproven import unproven, without_references
 

@@ -95,12 +95,6 @@ def verdict(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
     return Check(name, "passed", about)
 
 
-def in_brief(reason: str) -> str:
-    """The reason of a request's end in one line: an engine may give the whole state of a parser."""
-    line = reason.partition("\n")[0][:_LONGEST_REASON]
-    return line if line == reason else f"{line}…"
-
-
 def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.verdict == "failed")
 
@@ -108,8 +102,6 @@ def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
 def skipped(name: str, why: str) -> Check:
     return Check(name, "not applicable", why)
 
-
-_LONGEST_REASON: Final = 120  # of a request, in evidence
 
 # History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams; 1.3 has what is known;
 # 1.4 has interrupted checks.

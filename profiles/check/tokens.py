@@ -3,11 +3,8 @@ speculation."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
-from typing import Final
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import (
@@ -22,16 +19,15 @@ from ...scenarios.schema import (
 from ...scenarios.workload import params
 from ...sched.loop.event_loops import ABORTED
 from ...sched.relay.choice import RelayChoice, choose
-from ..judge.likeness import token_differences
+from ..judge.likeness import other_ends, token_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, RequestRow, Result
 from ..run.crash import Crash
-from .report import Check, Evidence, in_brief, skipped, verdict
+from .report import Check, Evidence, skipped, verdict
 from .runs import attempt_result
 
 NAME = "tokens"
-_NUMBERS: Final = re.compile(r"\d+")
 SHOWN = 3  # requests of those that differ
 
 
@@ -82,7 +78,10 @@ def promised(resolved: Resolved, relay: RelayChoice) -> bool:
 
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:
     """The first few requests with other tokens or another end."""
-    yield from islice(_ends(found, expected), SHOWN)
+    others = [Evidence(text) for text in other_ends(found, expected)]
+    yield from others[:SHOWN]
+    if len(others) > SHOWN:
+        yield Evidence(f"{len(others) - SHOWN} more requests ended otherwise")
     apart = [
         entry for entry in token_differences(found, expected) if not _aborted_later(entry, found, expected)
     ]
@@ -142,16 +141,6 @@ def _until(row: RequestRow, end: RequestRow) -> RequestRow:
     tokens = (row.token_ids or ())[: end.output_tokens]
     ended = {"status": end.status, "reason": end.reason, "output_tokens": len(tokens), "token_ids": tokens}
     return row.model_copy(update=ended)
-
-
-def _ends(found: Result, expected: Result) -> Iterator[Evidence]:
-    """Numbers in reasons are not compared: an engine may write times there."""
-    ends = {row.id: row for row in expected.requests}
-    for row in found.requests:
-        end = ends.get(row.id, row)
-        if (end.status, _NUMBERS.sub("", end.reason)) != (row.status, _NUMBERS.sub("", row.reason)):
-            here, there = (f"{one.status} ({in_brief(one.reason)})" for one in (row, end))
-            yield Evidence(f"request {row.id} ended {here} instead of {there}")
 
 
 def _plain(scenario: Scenario) -> Scenario:

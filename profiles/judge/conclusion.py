@@ -11,7 +11,7 @@ from ..record.result import Abstained
 from .compare import INTEREST, Comparison, same_times, shows_change
 from .effects import ADDABLE
 from .engagement import THRESHOLD
-from .likeness import Divergence
+from .likeness import Divergence, other_ends
 from .reasons import Reason
 from .verdict import MIN_SEEDS, Judgement
 
@@ -160,7 +160,11 @@ def firmness_text(judged: Judgement) -> str:
 def _tokens(found: Comparison) -> str:
     if found.trials.divergence is not None:
         return f"tokens differ, {divergence_text(found.trials.divergence)}"
-    return "tokens equal" if found.trials.tokens == "equal" else f"tokens: {found.trials.tokens}"
+    if found.trials.tokens != "equal":
+        return f"tokens: {found.trials.tokens}"
+    pairs = zip(*found.trials.results, strict=False)
+    ends = [text for a, b in pairs if a.scenario.seed == b.scenario.seed for text in other_ends(b, a)]
+    return f"tokens equal, but {listed(ends, 1)}" if ends else "tokens equal"
 
 
 def divergence_text(where: Divergence) -> str:

@@ -3,6 +3,7 @@ capacity of the engine; where tokens differ, which is the first that does."""
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ OWN: Final = "schedbench"  # the scheduler that is no other project's
 _FREE: Final = frozenset({"measure.repeat", "measure.seed"})  # the caller pairs runs of equal seeds
 _MISSING: Final = object()
 _LONGEST: Final = 300  # characters of a value in a message
+_LONGEST_REASON: Final = 120  # of the end of a request
+_NUMBERS: Final = re.compile(r"\d+")
 
 Steps = Mapping[str, Sequence[int]]
 
@@ -212,6 +215,22 @@ def token_differences(a: Result, b: Result) -> Iterator[tuple[str, int, int | No
             if x != y:
                 yield row.id, position, x, y
                 break
+
+
+def other_ends(found: Result, expected: Result) -> Iterator[str]:
+    """The requests that ended otherwise. Numbers in reasons are not compared: an engine may write times there."""
+    ends = {row.id: row for row in expected.requests}
+    for row in found.requests:
+        end = ends.get(row.id, row)
+        if (end.status, _NUMBERS.sub("", end.reason)) != (row.status, _NUMBERS.sub("", row.reason)):
+            here, there = (f"{one.status} ({in_brief(one.reason)})" for one in (row, end))
+            yield f"request {row.id} ended {here} instead of {there}"
+
+
+def in_brief(reason: str) -> str:
+    """The reason of a request's end in one line: an engine may give the whole state of a parser."""
+    line = reason.partition("\n")[0][:_LONGEST_REASON]
+    return line if line == reason else f"{line}…"
 
 
 def _step(steps: Steps | None, request: str, position: int) -> int | None:

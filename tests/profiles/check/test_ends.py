@@ -22,3 +22,10 @@ def test_ends_are_compared_by_status_and_by_reasons_without_their_numbers() -> N
     name = SAMPLE.requests[0].id
     expected = f"request {name} ended failed (no such token…) instead of refused ({'x' * 120}…)"
     assert evidence.says == expected
+
+
+def test_requests_that_ended_otherwise_are_counted() -> None:
+    sides = [[ending(status, "").requests[0] for _ in range(5)] for status in ("failed", "refused")]
+    rows = [[row.model_copy(update={"id": f"r{at}"}) for at, row in enumerate(side)] for side in sides]
+    found, expected = (SAMPLE.model_copy(update={"requests": tuple(side)}) for side in rows)
+    assert [one.says for one in differences(found, expected)][3:] == ["2 more requests ended otherwise"]

@@ -188,6 +188,14 @@ def test_a_new_sync_in_every_step_is_reported_apart(trials):
     assert judge(trials([100.0] * 5, a=more, b={"per_step.decode.forward.sync": tally})).added == []  # moved
 
 
+def test_requests_with_the_same_tokens_that_ended_otherwise_are_reported(trials, result):
+    rows = [row.model_dump(mode="json") for row in result().requests]
+    rows[0]["reason"] = "stop"
+    text = conclusion(judge(trials(b={"requests": rows})), a="x", b="y")
+    said = "tokens equal, but request r0 ended finished (stop) instead of finished (length) and 4 more; "
+    assert said in text
+
+
 def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
     """Line numbers do not identify it."""
 
