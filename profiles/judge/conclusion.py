@@ -16,6 +16,7 @@ from .reasons import Reason
 from .verdict import MIN_SEEDS, Judgement
 
 _SHOWN: Final = 3  # counts
+_ON_DEVICE: Final = ("d2d", "kernel")
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECODING: Final = ("decode", "verify")  # kinds of steps that make the tokens behind the first
 _DECIDED: Final = ("no change", "better", "worse")
@@ -30,7 +31,7 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     parts = [said, verdict, *(part(found) for part in (_metrics, _worth, _tokens, _engagement, _counts))]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
-        parts = [_hazards(found), f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), counts]
+        parts = [said, f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), counts]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_hazards(found), _verdict(found), _tokens(found)]
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
@@ -237,20 +238,28 @@ def _same(found: Comparison, steps: int, which: str = "steps") -> str:
 
 
 def _counts(found: Comparison) -> str:
-    """The largest changes per step. Steady decodes are among the decodes."""
+    """The largest changes per step. Steady decodes are among the decodes. Where the median steps have as many copies
+    between host and device and as many syncs, what else they do on the device comes first."""
     changed = [
-        (count, count.a.mean, count.b.mean)
+        (count, count.a, count.b)
         for count in found.counts
-        if count.a and count.b and count.counter in ADDABLE and "." not in count.kind
-        if count.a.mean != count.b.mean
+        if count.a and count.b and count.a.mean != count.b.mean and "." not in count.kind
     ]
-    changed.sort(key=lambda entry: -abs(entry[2] - entry[1]))
-    if not changed:
+    changed.sort(key=lambda entry: -abs(entry[2].mean - entry[1].mean))
+    counts = [entry for entry in changed if entry[0].counter in ADDABLE]
+    if all(a.median == b.median for _, a, b in counts):
+        medians = [entry for entry in changed if entry[1].median != entry[2].median]
+        counts = [entry for entry in medians if entry[0].counter in _ON_DEVICE] + counts
+    if not counts:
         alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
         which = " of the kinds of steps that both have" if alone else ""
         return f"copies and syncs per step equal{which}{_uncounted(found)}"
-    shown = [f"{one.kind} {one.stream} {one.counter} {a:.4g} -> {b:.4g}" for one, a, b in changed]
-    return f"per step {listed(shown, _SHOWN)}{_uncounted(found)}"
+    means = [
+        (f"{one.kind} {one.stream} {one.counter}", f"{a.mean:.4g}", f"{b.mean:.4g}") for one, a, b in counts
+    ]
+    shown = [f"{what} {a} -> {b}" for what, a, b in means if a != b]
+    said = f"per step {listed(shown, _SHOWN)}" if shown else "copies and syncs per step equal to four digits"
+    return f"{said}{_uncounted(found)}"
 
 
 def _uncounted(found: Comparison) -> str:

@@ -188,6 +188,25 @@ def test_a_new_sync_in_every_step_is_reported_apart(trials):
     assert judge(trials([100.0] * 5, a=more, b={"per_step.decode.forward.sync": tally})).added == []  # moved
 
 
+def test_a_new_sync_is_reported_where_too_few_steps_are_engaged(trials):
+    more = {"per_step.mixed.schedule.sync": {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 40}}
+    seen = trials([100.0] * 5, steps=(*STEPS[:-1], OTHER_STEPS[-1]), b=more)
+    text = conclusion(judge(seen, VerdictRules(min_engagement=11)), a="x", b="y")
+    assert "adds 1 blocking sync per mixed step; inconclusive: NOT_ENGAGED, engaged in 5 of 50" in text
+
+
+def test_what_the_median_step_does_on_the_device_comes_before_rare_copies(trials):
+    rare = {"max": 4, "mean": 0.26, "median": 0.0, "steps_with": 60}
+    launches = {"max": 30, "mean": 11.5, "median": 11.0, "steps_with": 700}
+    fewer = {"per_step.decode.schedule.h2d": rare, "per_step.decode.schedule.kernel": launches}
+    text = conclusion(judge(trials(b=fewer)), a="x", b="y")
+    assert "; per step decode schedule kernel 12.5 -> 11.5, decode schedule h2d 0.25 -> 0.26." in text
+    hardly = {"per_step.decode.schedule.h2d": rare | {"mean": 0.250001}}
+    assert "; copies and syncs per step equal to four digits." in conclusion(
+        judge(trials(b=hardly)), a="x", b="y"
+    )
+
+
 def test_requests_with_the_same_tokens_that_ended_otherwise_are_reported(trials, result):
     rows = [row.model_dump(mode="json") for row in result().requests]
     rows[0]["reason"] = "stop"
