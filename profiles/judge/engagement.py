@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -137,7 +137,8 @@ class StepEngagement(NamedTuple):
     - kinds: their batches differ, and with them bytes and numbers of rows, so those are left out. Of each kind, the
       share of steps whose rows are not matched by the other side's share: the total variation distance. A
       distance that other batches alone explain (chi-squared, p above 0.01) is none;
-    - totals: of stored results, which keep no steps. The largest difference in the count of any one source line;
+    - totals: of stored results and engines, which keep no steps. The largest difference in the count of any one source
+      line, or in a stream's kernels;
     - nothing: of stored results that recorded no source lines. There are no ``kinds``, and the engagement is unknown.
     """
 
@@ -196,9 +197,21 @@ def from_totals(a: Result, b: Result) -> StepEngagement:
         steps_a, steps_b = (side.steps()[kind] for side in (a, b))
         steps = min(steps_a, steps_b) or max(steps_a, steps_b)
         rows = {row for row in (*sums_a, *sums_b) if row[0] == kind}
-        rates = (abs(sums_a[row] / (steps_a or 1) - sums_b[row] / (steps_b or 1)) for row in rows)
-        kinds[kind] = DifferingShare(steps * min(max(rates, default=0.0), 1.0), steps)
+        rates = [abs(sums_a[row] / (steps_a or 1) - sums_b[row] / (steps_b or 1)) for row in rows]
+        rate = max([*rates, *_kernels(a, b, kind)], default=0.0)
+        kinds[kind] = DifferingShare(steps * min(rate, 1.0), steps)
     return StepEngagement("totals", kinds)
+
+
+def _kernels(a: Result, b: Result, kind: str) -> Iterator[float]:
+    """By how many kernels the steps differ on each stream, of which no lines are kept. Where the median steps have as
+    many, it is the batches that differ."""
+    found = [side.per_step[kind].streams for side in (a, b) if kind in side.per_step]
+    for stream in {stream for streams in found for stream in streams}:
+        counts = [streams.get(stream, {}).get("kernel") for streams in found]
+        medians, means = ([getattr(x, part) if x else 0.0 for x in counts] for part in ("median", "mean"))
+        if len(found) == 2 and medians[0] != medians[1]:
+            yield abs(means[0] - means[1])
 
 
 def _shapes(steps: Sequence[StepPrint], kind: str) -> Counter[str]:

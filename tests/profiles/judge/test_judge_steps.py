@@ -203,6 +203,11 @@ def test_stored_results_are_compared_by_their_totals(result):
     assert found.basis == "totals"
     assert found.percent == pytest.approx(100 * 70 / a.per_step["decode"].steps)
     assert from_totals(a, a).percent == 0
+    kernels = {"max": 303, "mean": 303.0, "median": 303.0, "steps_with": 700}
+    launched = from_totals(a, result({"per_step.decode.forward.kernel": kernels}))
+    assert launched.kinds["decode"].percent == 100
+    rarely = from_totals(a, result({"per_step.decode.forward.kernel": kernels | {"median": 302.0}}))
+    assert rarely.percent == 0
 
 
 @pytest.mark.parametrize("sides", [(True, False), (False, True), (True, True)])
