@@ -44,24 +44,24 @@ def examine_engine(
         unknown = f"interrupted: what {against.name} shows, too, is not taken out"
         checks = [*report.checks, Check(AGAINST, "not asked", unknown)]
         return replace(report, checks=checks, cancelled=True)
-    found = {_identity(check.name, one) for check in other.checks for one in check.evidence}
-    checks = [_without_known(check, found) for check in report.checks]
+    found = {_identity(check.name, one, other) for check in other.checks for one in check.evidence}
+    checks = [_without_known(check, found, report) for check in report.checks]
     return replace(report, checks=checks, against=against.name)
 
 
-def _without_known(check: Check, found: Collection[object]) -> Check:
-    known = tuple(one for one in check.evidence if _identity(check.name, one) in found)
+def _without_known(check: Check, found: Collection[object], report: Report) -> Check:
+    known = tuple(one for one in check.evidence if _identity(check.name, one, report) in found)
     if not known:
         return check
     new = [one for one in check.evidence if one not in known]
     return replace(verdict(check.name, new, about=f"nothing new; {len(known)} known"), known=known)
 
 
-def _identity(check: str, evidence: Evidence) -> object:
+def _identity(check: str, evidence: Evidence, report: Report) -> object:
     """Equal for the same evidence against two sources of an engine, in which lines may have moved, and whose runs may
-    have different numbers of steps."""
+    have different numbers of steps. The message of a run that failed has the source's name."""
     sites = [(site.file, site.function, site.statement) for site in evidence.sites]
-    return check, _COUNTS.sub("", evidence.says), *sites
+    return check, _COUNTS.sub("", evidence.says.replace(f"{report.engine}: ", "")), *sites
 
 
 def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report:

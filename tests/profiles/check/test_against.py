@@ -14,9 +14,9 @@ from schedbench.profiles.platform.resolve import Resolved, ask
 BASE = EngineChoice("toy:base")
 
 
-def report(asked: Resolved, *says: str) -> Report:
+def report(asked: Resolved, *says: str, name: str = "toy:branch") -> Report:
     checks = [Check("hazards", "failed", "", tuple(map(Evidence, says)))]
-    return Report(asked.relays[0], "toy:branch", checks, object())  # type: ignore[arg-type]
+    return Report(asked.relays[0], name, checks, object())  # type: ignore[arg-type]
 
 
 def examined(monkeypatch: pytest.MonkeyPatch, of_branch: Report, of_base: Report) -> Report:
@@ -45,6 +45,16 @@ def test_moved_lines_and_counts_of_steps_change_no_finding(
     )
     [found] = examined(monkeypatch, report(ask("mixed"), says), report(ask("mixed"), *base)).checks
     assert (found.verdict, len(found.known)) == (("passed", 1) if is_known else ("failed", 0))
+
+
+def test_a_failure_under_an_adversary_is_known_whatever_the_name_of_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    says = "adversary 0: {}: the run failed: IndexError: index 9"
+    asked = ask("mixed")
+    of_base = report(asked, says.format("toy:base"), name="toy:base")
+    [found] = examined(monkeypatch, report(asked, says.format("toy:branch")), of_base).checks
+    assert (found.verdict, len(found.known)) == ("passed", 1)
 
 
 def test_an_interruption_of_the_other_source_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
