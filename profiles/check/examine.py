@@ -290,6 +290,12 @@ def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
     return Report(relay, checks=[*first, found, *others], result=result, wall_s=time.perf_counter() - begin)
 
 
+_EARLY_ENDS = (
+    ("stop", "by a token", "--set workload.sampling.stop_token_ids=[...]"),
+    ("aborted", "by a client", "--set workload.abort.fraction=0.3"),
+)
+
+
 def not_asked(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) -> dict[str, str]:
     """In words, by what was left out. ``seeds`` are those of the adversaries that were chosen."""
     return {name: text for name, text in _parts(resolved, seeds, reports) if text}
@@ -308,7 +314,9 @@ def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) 
     if resolved.engine is not None:
         yield from OWN_ONLY.items()
         yield "the engine's own model runner", _own_runner_left_out(resolved, resolved.engine)
-        alone = any(report.failed and report.against is None and not report.cancelled for report in reports)
+        yield "ends of requests", _ends_left_out(reports)
+        unlike = (report for report in reports if report.failed and report.against is None)
+        alone = any(report.result is not None and not report.cancelled for report in unlike)
         yield "another source with the same findings", "--against ENGINE" if alone else ""
         return
     yield "relays", _all_but(list(dict.fromkeys(relay.state.name for relay in relays)))
@@ -325,6 +333,14 @@ def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> str:
     needs = getattr(adapter, "needs", lambda _: ())(owned.scenario)
     why = f", because {' and '.join(needs)}" if needs else " (--set engine.model_runner=own runs it)"
     return f"a stub took its place{why}"
+
+
+def _ends_left_out(reports: Sequence[Report]) -> str:
+    """A request that a token or a client ends is known to have ended a step later than one that is full."""
+    results = [report.result for report in reports if report.result is not None]
+    ends = {row.reason if row.status == "finished" else row.status for one in results for row in one.requests}
+    missing = [f"{how} ({key})" for end, how, key in _EARLY_ENDS if end not in ends]
+    return " and ".join(missing) if results else ""
 
 
 def _ran(seed: int, report: Report) -> bool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from schedbench.profiles.check.examine import not_asked
+from schedbench.profiles.check.report import Check, Report
 from schedbench.profiles.check.tokens import differences
+from schedbench.profiles.platform.engine_choice import EngineChoice
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.result import Result
 
 SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
@@ -29,3 +34,20 @@ def test_requests_that_ended_otherwise_are_counted() -> None:
     rows = [[row.model_copy(update={"id": f"r{at}"}) for at, row in enumerate(side)] for side in sides]
     found, expected = (SAMPLE.model_copy(update={"requests": tuple(side)}) for side in rows)
     assert [one.says for one in differences(found, expected)][3:] == ["2 more requests ended otherwise"]
+
+
+def test_an_engine_is_not_asked_for_ends_that_no_request_had() -> None:
+    asked = replace(ask("mixed"), engine=EngineChoice("mini-sglang:."))
+
+    def left_out(result: Result | None) -> dict[str, str]:
+        check = Check("run", "failed", "")
+        return not_asked(asked, (), [Report(asked.relays[0], "mini-sglang:.", [check], result)])
+
+    token, client = "by a token (--set workload.sampling.stop_token_ids=[...])", "by a client"
+    assert left_out(ending("finished", "length"))["ends of requests"].startswith(f"{token} and {client}")
+    assert left_out(ending("aborted", "gone"))["ends of requests"] == token
+    assert left_out(ending("finished", "stop"))["ends of requests"].startswith(client)
+    hint = "another source with the same findings"
+    assert hint in left_out(SAMPLE) and hint not in left_out(
+        None
+    )  # a run that broke off is asked of no other
