@@ -67,9 +67,7 @@ class SglangSystem(EngineSystem):
         try:
             self._loop.run()
         except AllEnded:
-            if (
-                not self._bridge.lost
-            ):  # a lost request still holds its KV and row: the report is that it was lost
+            if not self._bridge.lost:  # a lost request holds its memory, and is reported itself
                 self._loop.require_free_memory()
 
     def forget(self) -> None:
