@@ -107,8 +107,8 @@ def outputs_of(done: Pass, prepared: PreparedRun) -> Outputs | Abstained:
 
 
 def outputs_with(records: Sequence[RequestRecord], damage: Mapping[str, int], *, emulated: bool) -> Outputs:
-    """The digest of requests that ended: their tokens or embeddings, the damage to their KV tags and, of an emulated run,
-    the log probabilities that they asked for. On a GPU log probabilities depend on the batches."""
+    """The digest of requests that ended: their tokens or embeddings, the damage to their KV tags and, of an emulated
+    run, the log probabilities that they asked for. On a GPU log probabilities depend on the batches."""
 
     def values(record: RequestRecord) -> list[float]:
         logprobs = record.logprobs if emulated else ()
