@@ -34,11 +34,14 @@ def examine_engine(
     resolved: Resolved, seeds: Sequence[int], notice: Notice = silence, *, against: EngineChoice | None = None
 ) -> Report:
     """``seeds`` are those of the adversaries. Where a check fails, the source ``against`` is examined, too: evidence
-    that both show is known, and fails no check. Raises MachineError, EngineError."""
+    that both show is known, and fails no check but a run that crashed, which nothing could be asked of. Raises
+    MachineError, EngineError."""
     report = _examine(resolved, seeds, notice)
-    if against is None or not report.failed or report.result is None or report.cancelled:
+    if against is None or not report.failed or report.cancelled:
         return report
     notice(f"the same of {against.name}")
+    if report.result is None:
+        return _with_crash(report, replace(resolved, engine=against), against.name)
     other = _examine(replace(resolved, engine=against), seeds, notice)
     if other.cancelled:
         unknown = f"interrupted: what {against.name} shows, too, is not taken out"
@@ -47,6 +50,15 @@ def examine_engine(
     found = {_identity(check.name, one, other) for check in other.checks for one in check.evidence}
     checks = [_without_known(check, found, report) for check in report.checks]
     return replace(report, checks=checks, against=against.name)
+
+
+def _with_crash(report: Report, resolved: Resolved, against: str) -> Report:
+    wall_s = report.wall_s
+    with report.interruptible((AGAINST,)):
+        crashed = isinstance(attempt(resolved, report.relay, replace(_OPTIONS, hazards=True)), Crash)
+        about = f"the run of {against} {'crashes, too' if crashed else 'does not crash'}"
+        report.checks.append(Check(AGAINST, "not asked", about))
+    return replace(report, against=against, wall_s=wall_s + report.wall_s)
 
 
 def _without_known(check: Check, found: Collection[object], report: Report) -> Check:

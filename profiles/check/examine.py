@@ -291,7 +291,7 @@ def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
 
 
 _EARLY_ENDS = (
-    ("stop", "by a token", "--set workload.sampling.stop_token_ids=[...]"),
+    ("stop", "by a token", "--set workload.sampling={ignore_eos: false, stop_token_ids: [...]}"),
     ("aborted", "by a client", "--set workload.abort.fraction=0.3"),
 )
 
@@ -315,8 +315,7 @@ def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) 
         yield from OWN_ONLY.items()
         yield "the engine's own model runner", _own_runner_left_out(resolved, resolved.engine)
         yield "ends of requests", _ends_left_out(reports)
-        unlike = (report for report in reports if report.failed and report.against is None)
-        alone = any(report.result is not None and not report.cancelled for report in unlike)
+        alone = any(report.failed and report.against is None and not report.cancelled for report in reports)
         yield "another source with the same findings", "--against ENGINE" if alone else ""
         return
     yield "relays", _all_but(list(dict.fromkeys(relay.state.name for relay in relays)))

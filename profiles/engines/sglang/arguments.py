@@ -233,7 +233,9 @@ def _sampling(request: Request) -> Any:
         regex=regular_expression(given.grammar),
     )
     if hasattr(params, "normalize"):
-        params.normalize(None)
+        params.normalize(
+            object()
+        )  # a tokenizer, which a minimum length has to have, and only stop strings would use
     return params
 
 

@@ -10,6 +10,7 @@ from schedbench.profiles.check import engine
 from schedbench.profiles.check.report import Check, Evidence, Report
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
+from schedbench.profiles.run.crash import Crash
 
 BASE = EngineChoice("toy:base")
 
@@ -55,6 +56,18 @@ def test_a_failure_under_an_adversary_is_known_whatever_the_name_of_the_source(
     of_base = report(asked, says.format("toy:base"), name="toy:base")
     [found] = examined(monkeypatch, report(asked, says.format("toy:branch")), of_base).checks
     assert (found.verdict, len(found.known)) == ("passed", 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"), [(Crash("no", None), "crashes, too"), (object(), "does not crash")]
+)
+def test_a_crash_fails_and_the_other_source_is_run(
+    monkeypatch: pytest.MonkeyPatch, outcome: object, says: str
+) -> None:
+    monkeypatch.setattr(engine, "attempt", lambda *_: outcome)
+    found = examined(monkeypatch, replace(report(ask("mixed"), "crashed"), result=None), report(ask("mixed")))
+    assert found.failed and found.against == "toy:base"
+    assert found.checks[-1] == Check("against", "not asked", f"the run of toy:base {says}")
 
 
 def test_an_interruption_of_the_other_source_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,14 @@ from schedbench.profiles.engines.bridge import AllEnded, wrap_methods
 from schedbench.profiles.engines.client import EngineFailedError
 from schedbench.profiles.engines.failures import EngineFaultError
 from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.engines.sglang import arguments
 from schedbench.profiles.engines.sglang.loop import WrappedLoop
 from schedbench.profiles.engines.sglang.system import SglangSystem
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.result import Hazards, Result
-from schedbench.sched.request import Status
+from schedbench.sched.config import SamplingParams
+from schedbench.sched.request import Request, Status
 
 from .conftest import PYTHON, run_given
 
@@ -430,6 +433,16 @@ def test_kv_that_is_freed_twice_fails_the_run() -> None:
     )
     with pytest.raises(EngineFaultError, match="3 KV slots more are free than exist: some were freed twice"):
         loop.require_free_memory()
+
+
+def test_parameters_are_normalised_with_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, later releases refuse a minimum length."""
+    params = Mock()
+    module = SimpleNamespace(SamplingParams=lambda **_: params)
+    monkeypatch.setattr(arguments, "import_module", lambda _: module)
+    arguments._sampling(Request("r", array("q"), SamplingParams(min_new_tokens=4), 0))
+    [tokenizer] = params.normalize.call_args.args
+    assert tokenizer is not None
 
 
 @pytest.mark.parametrize("lost", [True, False])
