@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeGuard
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 
@@ -149,7 +149,8 @@ class ShadowTable:
         self._temporary: set[ShadowMemory] | None = None
         self._program = program
         self._free = FreeBlocks(program.clocks)
-        self._sources: WeakSet[ValueSource] = WeakSet()
+        # Not a WeakSet, whose methods are written in Python.
+        self._sources = set[ref[ValueSource]]()
 
     def block(self, tensor: torch.Tensor) -> Block:
         """The memory of a device tensor, shared with its views; allocated now if it is new to the table."""
@@ -238,12 +239,13 @@ class ShadowTable:
         if not self.memory.lasting:
             source.freeze()
             return
-        self._sources.add(source)
-        weak = ref(source)
+        weak = ref(source, self._sources.discard)
+        self._sources.add(weak)
         for shadow in values:
             shadow.add_dependent(weak)
 
     def release(self) -> None:
         """Release all tensors that footprints follow from."""
-        for source in list(self._sources):
-            source.drop()
+        for weak in list(self._sources):
+            if (source := weak()) is not None:
+                source.drop()

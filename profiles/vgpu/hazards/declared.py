@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....sched.kernels.declare import Access, Kernel
-from .blocks import NO_MEMORY, ShadowTable, device_tensors
+from .blocks import NO_MEMORY, SHADOW, DeviceMemory, ShadowTable, device_tensors
 from .footprints import CLOSED, Footprint, Grid, IndexedSource, Pieces, RowSelection, Scattered, copied
 from .shadow import ShadowMemory
 
@@ -139,7 +139,7 @@ class DeclaredFootprints:
 
     def pieces(self, call: KernelCall) -> Mapping[int, Scattered]:
         """The footprints that depend on values, which one evaluation of the declaration yields."""
-        declared = _KernelFootprint(call.selections)
+        declared = _KernelFootprint(call.selections, self._table.memory)
         self._table.depend(declared, call.values)
         return {a.order: Scattered(partial(declared.pieces, a.order)) for a in call.form.scattered}
 
@@ -186,7 +186,8 @@ class _KernelFootprint:
     """A kernel's footprint, evaluated when the first of its accesses is compared or the values are about to change.
     Accesses to the same rows of tensors of one geometry, such as keys and values, share their pieces."""
 
-    def __init__(self, selections: Callable[[], Selections]) -> None:
+    def __init__(self, selections: Callable[[], Selections], memory: DeviceMemory) -> None:
+        self._memory = memory
         self._present: Callable[[], Selections] | None = selections
         self._selections: Selections = {}
         self._pieces: dict[object, Pieces] = {}
@@ -194,13 +195,18 @@ class _KernelFootprint:
     def freeze(self) -> None:
         if self._present is not None:
             present, self._present = self._present(), None
-            # Those that share no memory with the kernel's arguments, too: a test for that takes longer than the copy.
             tensors = {id(t): t for _, selection in present.values() for t in selection if t is not None}
-            copies = {key: copied(tensor) for key, tensor in tensors.items()}
+            copies = {key: self._copied(tensor) for key, tensor in tensors.items()}
             self._selections = {
                 order: (grid, RowSelection(*[copies.get(id(tensor)) for tensor in selection]))
                 for order, (grid, selection) in present.items()
             }
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the declaration has computed is in memory that nobody else has, and is not copied."""
+        memory, storage = self._memory, tensor.untyped_storage()
+        shared = not memory.lasting or hasattr(storage, SHADOW) or memory.pinned(tensor)
+        return copied(tensor) if shared else tensor
 
     def drop(self) -> None:
         self._present, self._selections = None, {}

@@ -123,12 +123,12 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
 
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         begin = perf_counter_ns()
-        if written:
-            _announce(checker, [args[k] for k in written])
-        checker.spent += perf_counter_ns() - begin
         # ``device_at_work`` without a context manager, since this is the hottest path.
         before, checker.device_works = checker.device_works, True
         try:
+            if written:
+                _announce(checker, [args[k] for k in written])
+            checker.spent += perf_counter_ns() - begin
             out = handler(args, kwargs)
         finally:
             checker.device_works = before
@@ -150,8 +150,11 @@ def _announce(checker: HazardChecker, targets: Sequence[Any]) -> None:
 
 
 def _accesses(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any], *, write: bool) -> None:
-    for tensor in device_tensors(checker.memory, values):
-        checker.access(launch, tensor, write=write)
+    for value in values:
+        if checker.memory.on_device(value):
+            checker.access(launch, value, write=write)
+        elif isinstance(value, (list, tuple)):
+            _accesses(checker, launch, value, write=write)
 
 
 # fmt: off
