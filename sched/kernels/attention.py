@@ -114,7 +114,7 @@ def _cost(paged: PagedQueries, extend_lens: Tensor | None) -> Work:
 
 def _footprint(paged: PagedQueries, extend_lens: Tensor | None) -> tuple[Access, ...]:
     q, k_cache, v_cache, req_to_token, rows, seq_lens = paged
-    longest = int(seq_lens.max()) if seq_lens.numel() else 0
+    longest = max(seq_lens.tolist(), default=0)  # torch's maximum of few takes four times as long
     slots = req_to_token[:, :longest].index_select(0, rows)
     return (
         *reads(q, rows, seq_lens, extend_lens),
