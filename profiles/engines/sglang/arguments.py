@@ -233,9 +233,8 @@ def _sampling(request: Request) -> Any:
         regex=regular_expression(given.grammar),
     )
     if hasattr(params, "normalize"):
-        params.normalize(
-            object()
-        )  # a tokenizer, which a minimum length has to have, and only stop strings would use
+        tokenizer = object()  # which a minimum length needs, and stop strings alone would use
+        params.normalize(tokenizer)
     return params
 
 

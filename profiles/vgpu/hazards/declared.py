@@ -203,7 +203,7 @@ class _KernelFootprint:
             }
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the declaration has computed is in memory that nobody else has, and is not copied."""
+        """The tensor's values for later; what the declaration itself has computed is not written again, nor copied."""
         memory, storage = self._memory, tensor.untyped_storage()
         shared = not memory.lasting or hasattr(storage, SHADOW) or memory.pinned(tensor)
         return copied(tensor) if shared else tensor
