@@ -11,6 +11,7 @@ import torch
 
 from schedbench.profiles.record.timeline import FoundHazard
 from schedbench.profiles.vgpu.tensor import wrap
+from schedbench.sched.kernels.declare import Access, Work, kernel, reads
 from tests.profiles.vgpu.conftest import Scene
 
 
@@ -355,6 +356,38 @@ def test_disjoint_rows_of_a_pool_give_no_finding(scene: Scene, first: Any, secon
     with scene.on(scene.schedule):
         table[tuple(writes)] = 5
     assert scene.found == []
+
+
+def _reading(table: torch.Tensor, rows: torch.Tensor, selected: torch.Tensor) -> tuple[Access, ...]:
+    return (*reads(rows), Access(table, write=False, rows=selected))
+
+
+@kernel(cost=lambda: Work(1), footprint=lambda table, rows: _reading(table, rows, rows))
+def hazards_test_given(table: torch.Tensor, rows: torch.Tensor) -> None:
+    """Reads the rows of the table."""
+
+
+@kernel(cost=lambda: Work(1), footprint=lambda table, rows: _reading(table, rows, rows[:1]))
+def hazards_test_viewed(table: torch.Tensor, rows: torch.Tensor) -> None:
+    """Reads the first of the rows, which a view selects."""
+
+
+@kernel(cost=lambda: Work(1), footprint=lambda table, rows: _reading(table, rows, rows + 0))
+def hazards_test_computed(table: torch.Tensor, rows: torch.Tensor) -> None:
+    """Reads the rows of the table, which are computed."""
+
+
+@pytest.mark.parametrize("read", [hazards_test_given, hazards_test_viewed, hazards_test_computed])
+@pytest.mark.parametrize(("row", "found"), [(1, 1), (3, 0)])
+def test_a_kernels_rows_are_those_of_its_launch(scene: Scene, read: Any, row: int, found: int) -> None:
+    """Row 1 is read; 3 is written over the number later, on the same stream."""
+    table, rows, target = scene.zeros(4, 4), scene.settled([1]), scene.settled([row])
+    with scene.on(scene.forward):
+        read(table, rows)
+        rows.fill_(3)
+    with scene.on(scene.schedule):
+        table[target] = 5
+    assert len(scene.found) == found
 
 
 def test_a_second_replays_read_is_not_hidden_by_an_eager_read(scene: Scene) -> None:
