@@ -8,6 +8,7 @@ from ..record.conclusion import engine_name, listed
 
 Document = dict[str, Any]
 
+AGAINST = "against"
 _NAMED = 4  # relays, faults
 
 
@@ -46,7 +47,9 @@ def _of_reports(content: Document) -> str:
         failures = [
             f"{', '.join(_named(report, 'failed'))} with {relay_name(report)}" for report in failed[:_NAMED]
         ]
-        new = f"; not found in {failed[0]['against']}" if failed[0].get("against") else ""
+        new = f"not found in {failed[0]['against']}" if failed[0].get("against") else ""
+        crashed = (one["about"] for one in failed[0]["checks"] if one["name"] == AGAINST)
+        new = f"; {next(crashed, new)}" if new else ""
         return f"{name} FAILED: {'; '.join(failures)}{new}{_first_evidence(failed[0])}{unasked}"
     relays = listed([relay_name(report) for report in content["reports"]], _NAMED)
     first, *others = content["reports"]

@@ -18,12 +18,12 @@ from ..record.result import Abstained, Result
 from ..run.crash import Crash
 from . import adversaries, tokens
 from .adversaries import Notice
+from .conclusion import AGAINST
 from .examine import budget, hazards, run_ended, silence
 from .report import Check, Evidence, Report, skipped, verdict
 from .runs import attempt, attempt_result, with_section
 
 OVERLAP: Final = "overlap"
-AGAINST: Final = "against"
 _COUNTS: Final = re.compile(r"(?<=\.py):\d+|\d+(?= (?:steps|times|writes)\b)")
 # Of the checks that need the outcome of the watched run.
 _NAMES: Final = (tokens.NAME, OVERLAP, "hazards", "budget", adversaries.NAME)
@@ -57,7 +57,7 @@ def _with_crash(report: Report, resolved: Resolved, against: str) -> Report:
     with report.interruptible((AGAINST,)):
         crashed = isinstance(attempt(resolved, report.relay, replace(_OPTIONS, hazards=True)), Crash)
         about = f"the run of {against} {'crashes, too' if crashed else 'does not crash'}"
-        report.checks.append(Check(AGAINST, "not asked", about))
+        report.checks.append(Check(AGAINST, "not applicable", about))
     return replace(report, against=against, wall_s=wall_s + report.wall_s)
 
 

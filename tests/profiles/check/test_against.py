@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from pydantic_core import to_jsonable_python
 
 from schedbench.profiles.check import engine
+from schedbench.profiles.check.conclusion import conclusion
 from schedbench.profiles.check.report import Check, Evidence, Report
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
@@ -67,7 +69,16 @@ def test_a_crash_fails_and_the_other_source_is_run(
     monkeypatch.setattr(engine, "attempt", lambda *_: outcome)
     found = examined(monkeypatch, replace(report(ask("mixed"), "crashed"), result=None), report(ask("mixed")))
     assert found.failed and found.against == "toy:base"
-    assert found.checks[-1] == Check("against", "not asked", f"the run of toy:base {says}")
+    assert found.checks[-1] == Check("against", "not applicable", f"the run of toy:base {says}")
+    part = {
+        "engine": None,
+        "asked_engine": "b",
+        "against": found.against,
+        "checks": found.checks,
+        "unproven": (),
+    }
+    content = {"scenario": {"expanded": {"name": "mixed"}}, "reports": [to_jsonable_python(part)]}
+    assert conclusion(content) == f"mixed FAILED: hazards with b; the run of toy:base {says}; crashed."
 
 
 def test_an_interruption_of_the_other_source_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
