@@ -145,6 +145,23 @@ def test_other_percentiles_are_read_on_request() -> None:
     assert unasked["e2e_ms.p50"].value <= asked["e2e_ms.p90"].value
 
 
+@pytest.mark.parametrize(
+    ("changes", "syncs", "more"),
+    [
+        ({"host_memory": "pageable", "blocking": True}, None, [AddedCount("decode", "sync", 1.0, 1.0)]),
+        ({"host_memory": "pageable"}, None, []),
+        ({"host_memory": "pageable", "blocking": True}, (), []),  # the wait for an event has gone
+    ],
+)
+def test_a_copy_that_the_host_waits_for_inside_of_the_call_is_an_added_sync(result, changes, syncs, more):
+    a = result()
+    copies = tuple(
+        row.model_copy(update=changes) if row.host_memory == "pinned" else row for row in a.copies[:3]
+    )
+    b = a.model_copy(update={"copies": copies, "syncs": a.syncs if syncs is None else syncs})
+    assert added([a], [b]) == more
+
+
 def test_what_a_later_stage_adds_is_added(result):
     """The averages are of all ranks' steps, and what is added of the rank that adds most."""
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
