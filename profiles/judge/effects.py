@@ -170,7 +170,7 @@ class AddedCount(NamedTuple):
 def added(a: Results, b: Results) -> list[AddedCount]:
     """The copies and syncs of which B's steps have more than A's, all streams together, so that one that moves to
     another stream is not added: at least one more in the median step of any one rank, or more than by chance at lines
-    that only one side has. A copy that the host waits for inside of the call is a sync, too. Of steady decodes, what
+    that only one side has. A copy that the host waits for inside the call is a sync, too. Of steady decodes, what
     not all decodes have."""
     found = _at_new_lines(a, b)
     ranks = (zip(*(result.per_step_of_ranks for result in side), strict=False) for side in (a, b))
@@ -197,7 +197,7 @@ def _often(a: PerStep, b: PerStep) -> Iterator[AddedCount]:
 
 
 def _inside_copies(a: Results, b: Results) -> Iterator[AddedCount]:
-    """What the host waits for more often, where half a wait more per step is inside of copies."""
+    """What the host waits for more often, where half a wait more per step is inside copies."""
     kinds = {kind for kind, steps in _steps(a).items() if steps}
     (inside_a, all_a), (inside_b, all_b) = _waits(a), _waits(b)
     for kind in sorted(kinds & {*inside_b}):
@@ -207,7 +207,7 @@ def _inside_copies(a: Results, b: Results) -> Iterator[AddedCount]:
 
 
 def _waits(results: Results) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """The waits inside of copies per step of each kind, and these together with syncs. A copy waits inside to pageable
+    """The waits inside copies per step of each kind, and these together with syncs. A copy waits inside to pageable
     memory, and from more of it than is read at once: it blocks, and its line has no sync."""
     syncs: Counter[tuple[str, ...]] = Counter()
     blocking: Counter[tuple[str, ...]] = Counter()

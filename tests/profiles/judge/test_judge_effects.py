@@ -153,7 +153,7 @@ def test_other_percentiles_are_read_on_request() -> None:
         ({"host_memory": "pageable", "blocking": True}, (), []),  # the wait for an event has gone
     ],
 )
-def test_a_copy_that_the_host_waits_for_inside_of_the_call_is_an_added_sync(result, changes, syncs, more):
+def test_a_copy_that_the_host_waits_for_inside_the_call_is_an_added_sync(result, changes, syncs, more):
     a = result()
     copies = tuple(
         row.model_copy(update=changes) if row.host_memory == "pinned" else row for row in a.copies[:3]
