@@ -77,9 +77,9 @@ class TestPromptLengths:
         assert long > 1
 
     def test_the_sweep_reports_the_crossing(self) -> None:
-        plan = swept("off", 20000, 24000)
+        plan = swept("off", 24000, 28000)
         (crossing,) = crossings(plan, list(cells(plan, Runs(VGPU))))
-        assert (crossing.low, crossing.high, crossing.tone) == ("20000", "24000", "worse")
+        assert (crossing.low, crossing.high, crossing.tone) == ("24000", "28000", "worse")
 
     def test_with_the_barrier_there_is_none(self) -> None:
         short, long = added_us("top", 128, 8192)
