@@ -335,7 +335,8 @@ def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> str:
 
 
 def _ends_left_out(reports: Sequence[Report]) -> str:
-    """A request that a token or a client ends is known to have ended a step later than one that is full."""
+    """The ends that no request had. An overlapped loop learns that a token or a client has ended a request only after
+    the next step was launched, so that other code of the engine runs than at the end of a full request."""
     results = [report.result for report in reports if report.result is not None]
     ends = {row.reason if row.status == "finished" else row.status for one in results for row in one.requests}
     missing = [f"{how} ({key})" for end, how, key in _EARLY_ENDS if end not in ends]

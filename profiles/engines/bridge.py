@@ -57,7 +57,7 @@ class RunBridge:
     def __init__(self, parts: SystemParts, *, speculates: bool = False) -> None:
         """A step of an engine that ``speculates`` has its draft and its draft extend beside it (``sched.batch``)."""
         self.requests: dict[str, Request] = {}  # that have not ended
-        self.lost = False  # a request
+        self.lost = False  # whether the engine has lost a request
         self._speculates = speculates
         self.next_step, self._stride = (FIRST_STEP, STEP_STRIDE) if speculates else (0, 1)
         self.step = NO_STEP  # the one that has begun last

@@ -197,7 +197,8 @@ def _often(a: PerStep, b: PerStep) -> Iterator[AddedCount]:
 
 
 def _inside_copies(a: Results, b: Results) -> Iterator[AddedCount]:
-    """What the host waits for more often, where half a wait more per step is inside copies."""
+    """The syncs that B's steps have more of, waits inside copies included, where these grew by a half per step or
+    more."""
     kinds = {kind for kind, steps in _steps(a).items() if steps}
     (inside_a, all_a), (inside_b, all_b) = _waits(a), _waits(b)
     for kind in sorted(kinds & {*inside_b}):
@@ -207,8 +208,9 @@ def _inside_copies(a: Results, b: Results) -> Iterator[AddedCount]:
 
 
 def _waits(results: Results) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """The waits inside copies per step of each kind, and these together with syncs. A copy waits inside to pageable
-    memory, and from more of it than is read at once: it blocks, and its line has no sync."""
+    """For each kind of step: the waits inside copies per step, and all waits per step. A copy waits inside the call if
+    it writes pageable memory, or reads more of it than the driver stages at once. Such a copy blocks, and its line has
+    no sync."""
     syncs: Counter[tuple[str, ...]] = Counter()
     blocking: Counter[tuple[str, ...]] = Counter()
     for result in results:

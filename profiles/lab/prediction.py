@@ -81,7 +81,8 @@ def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> Documen
 
 
 def _host_times(pair: Pair) -> list[Document]:
-    """The host's time in each range, the largest difference first: they show of what an error consists."""
+    """The host's time in each range on both sides, the largest difference first. The rows show which part of a step
+    causes an error."""
     sides: list[Any] = [side.environment.get(HOST_TIMES, {}) for side in (pair.emulated, pair.measured)]
     emulated, measured = sides
     rows = [

@@ -124,7 +124,7 @@ class FailedRun(NamedTuple):
 
 
 class HostTimes:
-    """Collects the scheduler's ranges."""
+    """A sink that adds up the host's time by range of the scheduler."""
 
     def __init__(self) -> None:
         self._ranges: list[Range] = []
@@ -138,7 +138,7 @@ class HostTimes:
     def finish(self, names: Names) -> None: ...
 
     def us_per_step(self) -> dict[str, float]:
-        """By range, without the ranges inside it; its calls and waits included."""
+        """us by range. The time of an inner range does not count for the outer one; calls and waits count."""
         spent, enclosing = Counter[str](), list[Range]()
         for span in sorted(self._ranges, key=lambda each: (each.start, -each.end)):
             while enclosing and enclosing[-1].end <= span.start:

@@ -204,8 +204,8 @@ def _lists_in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> 
 
 
 def _concatenation(copies: CopyHandlers, name: str, one_kernel: Handler) -> Handler:
-    """``one_kernel`` where CUDA has one for all tensors; otherwise a copy of each (ATen's Shape.cu). What is stacked
-    is concatenated along a new dimension."""
+    """``one_kernel`` where CUDA has one for all tensors; otherwise a copy of each (ATen's Shape.cu). A stack is a
+    concatenation along a new dimension."""
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = unwrap(args[0])

@@ -203,7 +203,8 @@ class _KernelFootprint:
             }
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's values for later; what the declaration itself has computed is not written again, nor copied."""
+        """A copy of the tensor. A tensor that the declaration has computed is returned itself, since nothing writes to
+        its memory later."""
         memory, storage = self._memory, tensor.untyped_storage()
         shared = not memory.lasting or hasattr(storage, SHADOW) or memory.pinned(tensor)
         return copied(tensor) if shared else tensor
