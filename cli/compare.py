@@ -284,16 +284,18 @@ def _question(
     if name is None:
         raise UsageError("a scenario is needed unless both sides are stored results")
     from ..profiles.judge.likeness import LikenessError, unlike_questions
-    from ..profiles.judge.trials import Question
+    from ..profiles.judge.trials import Question, TrialRequest, resolved_for
     from ..profiles.platform.names import require_names
 
     question = Question.of(name, overrides)
+    here = [
+        (option, spec) for option, spec in (("--a", a), ("--b", b)) if spec.ref is None and not spec.stored
+    ]
     sides = []
-    for option, spec in (("--a", a), ("--b", b)):
-        if spec.ref is None and not spec.stored:
-            with arguments.typed_as(option, spec.varied):
-                sides.append(question.scenario(spec.overrides))
-                require_names(sides[-1])
+    for option, spec in here:
+        with arguments.typed_as(option, spec.varied):
+            sides.append(question.scenario(spec.overrides))
+            require_names(sides[-1])
     for scenario in sides or [question.scenario()]:
         if scenario.faults:
             raise scenario.source.refuse(
@@ -305,6 +307,9 @@ def _question(
         )
         if differences:
             raise LikenessError(differences)
+    for option, spec in here:  # last, since it imports torch
+        with arguments.typed_as(option, spec.varied):
+            resolved_for(question, TrialRequest(overrides=spec.overrides, engine=spec.engine))
     return question, (sides[0] if sides else question.scenario()).measure.seed
 
 

@@ -144,9 +144,9 @@ def _whole_runs(trace: Path | None) -> Iterator[tuple[str, str, float | None, _C
             yield name, "us", aim, partial(_step_us, running=running, state=state)
     plain, watched = (partial(_step_us, running=50, state="latest", hazards=on) for on in ("off", "on"))
     yield "step, 50 running, hazards on over off", "ratio", 1.5, lambda side: watched(side) / plain(side)
-    short, stages = _closed(64, 16, requests=2000), (*_closed(32, 32), *_PIPELINE)
-    yield "2,000 short requests", "s", None, lambda side: side.beyond_torch(*short)
-    yield "2,000 short requests, memory", "MiB", None, lambda side: side.schedbench("run", *short).mib
+    short, stages = _closed(64, 16, requests=10_000), (*_closed(32, 32), *_PIPELINE)
+    yield "10,000 short requests", "s", None, lambda side: side.beyond_torch(*short)
+    yield "10,000 short requests, memory", "MiB", None, lambda side: side.schedbench("run", *short).mib
     yield "eight stages", "s", None, lambda side: side.beyond_torch(*stages)
     if trace is not None:
         head = ("trace_mooncake", *_set(f"workload.trace={trace}", "workload.requests=1500"))

@@ -16,7 +16,8 @@ from .reasons import Reason
 from .verdict import MIN_SEEDS, Judgement
 
 _SHOWN: Final = 3  # counts
-_ON_DEVICE: Final = ("d2d", "kernel")
+# What copies are counted by besides their direction, and what the device does alone.
+_DETAILS: Final = ("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable", "d2d", "kernel")
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECODING: Final = ("decode", "verify")  # kinds of steps that make the tokens behind the first
 _DECIDED: Final = ("no change", "better", "worse")
@@ -239,7 +240,8 @@ def _same(found: Comparison, steps: int, which: str = "steps") -> str:
 
 def _counts(found: Comparison) -> str:
     """The largest changes per step. Steady decodes are among the decodes. Where the median steps have as many copies
-    between host and device and as many syncs, what else they do on the device comes first."""
+    between host and device and as many syncs, the host's memory of the copies and what else they do on the device come
+    first."""
     changed = [
         (count, count.a, count.b)
         for count in found.counts
@@ -249,7 +251,7 @@ def _counts(found: Comparison) -> str:
     counts = [entry for entry in changed if entry[0].counter in ADDABLE]
     if all(a.median == b.median for _, a, b in counts):
         medians = [entry for entry in changed if entry[1].median != entry[2].median]
-        counts = [entry for entry in medians if entry[0].counter in _ON_DEVICE] + counts
+        counts = [entry for entry in medians if entry[0].counter in _DETAILS] + counts
     if not counts:
         alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
         which = " of the kinds of steps that both have" if alone else ""

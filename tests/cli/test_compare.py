@@ -147,6 +147,7 @@ def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
         (["SCENARIO", "--engine", "sglang:folder"], "as in --a sglang:folder --b sglang:folder,KEY=VALUE"),
         (["SCENARIO", "--a", "nothing.json"], "No such file"),
         (["SCENARIO", "--a", "relay=nowhere"], "unknown relay state"),
+        (["SCENARIO", "--b", "relay.index=ring"], "--b: engine.relay.index: pr25945 with index=ring"),
     ],
 )
 def test_incomparable_sides_are_refused_before_any_run(run_command, scenario, arguments, message):

@@ -207,6 +207,15 @@ def test_what_the_median_step_does_on_the_device_comes_before_rare_copies(trials
     )
 
 
+def test_copies_from_other_memory_of_the_host_are_named(trials):
+    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
+    pinned, pageable = (
+        {f"per_step.decode.schedule.h2d_{memory}": tally} for memory in ("pinned", "pageable")
+    )
+    text = conclusion(judge(trials(a=pinned, b=pageable)), a="x", b="y")
+    assert "; per step decode schedule h2d_pageable 0 -> 1, decode schedule h2d_pinned 1 -> 0." in text
+
+
 def test_requests_with_the_same_tokens_that_ended_otherwise_are_reported(trials, result):
     rows = [row.model_dump(mode="json") for row in result().requests]
     rows[0]["reason"] = "stop"
