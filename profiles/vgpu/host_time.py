@@ -54,6 +54,7 @@ _OVERHEAD_ROUNDS, _OVERHEAD_CALLS = 20, 2000  # of empty calls
 # ns from which an interval is corrected for interruptions. Shorter ones had none, since operating systems assign slices
 # of milliseconds, and a reading would take longer than most of them.
 _LONG_INTERVAL = 100_000
+_READINGS = 3  # at most, since the thread may lose its processor right behind one
 
 # The ways in which the scheduler's code enters the virtual GPU: all methods of these classes, ...
 _ENTRY_CLASSES = (
@@ -172,8 +173,12 @@ class HostStopwatch(HostTime):
             self._runtime.now += elapsed
 
     def resume(self) -> None:
-        if time.perf_counter_ns() - self._paused > _LONG_INTERVAL:
-            self._last_reading = _interrupted()
+        since = self._paused
+        for _ in range(_READINGS):
+            now = time.perf_counter_ns()
+            if now - since <= _LONG_INTERVAL:
+                break
+            since, self._last_reading = now, _interrupted()
         self._cpu = time.thread_time_ns()
         self.is_running = True
         self._resumed = time.perf_counter_ns()  # last, since the time of the readings is the tool's

@@ -318,6 +318,24 @@ def test_short_waits_of_the_tool_are_not_subtracted_from_a_later_interval(
     assert least(lambda: host.time(lambda: busy(2_000_000))) == pytest.approx(2_000_000, rel=0.1)
 
 
+def test_a_wait_between_the_reading_and_the_interval_is_not_subtracted_from_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [20_000_000]
+    waited = 0
+
+    def interrupted_behind_the_reading() -> int:
+        nonlocal waited
+        reading = waited
+        if waits:
+            waited += waits.pop()
+            time.sleep(0.02)
+        return reading
+
+    monkeypatch.setattr(host_time, "_interrupted", interrupted_behind_the_reading)
+    assert host.time(lambda: time.sleep(0.02)) > 19_000_000
+
+
 def test_entry_points_are_restored_afterwards(hardware: HardwareProfile) -> None:
     before = vars(DeviceTensor)["__torch_dispatch__"], Event.record
     with open_vgpu(hardware) as gpu, measured(gpu):
