@@ -247,7 +247,7 @@ def _verdict(metric: Document, stated: Collection[str]) -> Text:
 
 
 def lines(found: Document, *, most: int) -> Table:
-    """Source lines whose copies or syncs per step changed."""
+    """Source lines whose copies, syncs or waits of streams per step changed."""
     compared = _moves_joined(found["lines"])
     changed = [line for line in compared if line["a"] != line["b"] or "moved_from" in line]
     equal = len(compared) - len(changed)
@@ -256,7 +256,7 @@ def lines(found: Document, *, most: int) -> Table:
     if _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
         figures |= _WORTH
-    return _sites("copies & syncs per step", caption, changed, figures, most=most)
+    return _sites("copies, syncs & stream waits per step", caption, changed, figures, most=most)
 
 
 def _moves_joined(found: list[Document]) -> list[Document]:

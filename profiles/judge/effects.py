@@ -13,6 +13,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
+from ..measure.counts import STREAM_WAIT
 from ..measure.steps import OUTSIDE, STEADY
 from ..record.definitions import DEFINITIONS, IDLE_PARTS, PERCENTILES, Definition, definition, full_name
 from ..record.result import (
@@ -306,9 +307,9 @@ def _tallies(parts: PerStep) -> dict[tuple[str, str, str], StepCounts]:
 
 
 def lines(a: Results, b: Results) -> list[LineEffect]:
-    """Source lines of steps, the largest difference first, and those of kinds that only one side has last. Lines are
-    matched by file, function and statement, since line numbers move; the statement's format does not count. Empty where
-    a side recorded no lines."""
+    """Source lines of steps, the largest difference first, waits of streams behind the others, and lines of kinds that
+    only one side has last. Lines are matched by file, function and statement, since line numbers move; the statement's
+    format does not count. Empty where a side recorded no lines."""
     if any(result.unrecorded for result in (*a, *b)):
         return []
     sites: dict[tuple[str, ...], SitePart | None] = {}
@@ -321,9 +322,9 @@ def lines(a: Results, b: Results) -> list[LineEffect]:
     return sorted(found, key=_order)
 
 
-def _order(line: LineEffect) -> tuple[bool, float]:
+def _order(line: LineEffect) -> tuple[bool, bool, float]:
     known = line.a is not None and line.b is not None
-    return not known, -abs((line.b or 0.0) - (line.a or 0.0))
+    return not known, line.what == STREAM_WAIT, -abs((line.b or 0.0) - (line.a or 0.0))
 
 
 def _steps(results: Results) -> Counter[str]:

@@ -31,7 +31,7 @@ class CopyLine(NamedTuple):
 
 
 class CallLine(NamedTuple):
-    """Syncs, and other calls that waited, that are alike."""
+    """Syncs, waits of streams, and other calls that the host waited in, that are alike."""
 
     site: int
     range: str
@@ -77,7 +77,7 @@ class LineTotals:
         self._exposed = exposed
 
     def fold(self, kind: str, copies: list[Op], calls: list[Call]) -> None:
-        """All copies and all copy, sync and waiting calls of one step. A copy belongs to the call that enqueued it; a
+        """All copies, and all counted and waiting calls of one step. A copy belongs to the call that enqueued it; a
         kernel copy and a node of a graph have no call of their own."""
         copying = deque(sorted([call for call in calls if call.kind == "copy"], key=_start))
         others = [call for call in calls if call.kind != "copy"]
@@ -110,7 +110,8 @@ _launched = itemgetter(Op._fields.index("launched"))
 
 COUNTS_LAG: Final = 8  # more than WAITING_LAG, since the exposed parts must be there when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
-_COUNTED: Final = frozenset(("sync", "copy"))  # kinds of calls; others count if they waited
+_COUNTED: Final = frozenset(("sync", "copy"))  # kinds of calls
+STREAM_WAIT: Final = "cudaStreamWaitEvent"  # counts, too; others count if they waited
 
 
 class CounterKey(NamedTuple):
@@ -158,8 +159,11 @@ class CountsSink:
                 entry.counts[op.stream, f"{op.kind}_{op.host_memory}"] += 1
             if op.kind in _COPIES and op.blocking:
                 entry.counts[op.stream, f"{op.kind}_blocking"] += 1
-        waited, kinds = calls.columns.waited, calls.columns.kind
-        for call in calls.at([at for at, kind in enumerate(kinds) if kind in _COUNTED or waited[at]]):
+        waited, names, kinds = calls.columns.waited, calls.columns.name, calls.columns.kind
+        counted = [
+            kind in _COUNTED or waited[at] or names[at] == STREAM_WAIT for at, kind in enumerate(kinds)
+        ]
+        for call in calls.at([at for at, counts in enumerate(counted) if counts]):
             entry = pending[call.step]
             entry.calls.append(call)
             if call.kind == "sync":

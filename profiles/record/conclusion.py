@@ -180,7 +180,8 @@ def _work(result: Document, site: Document) -> str:
     """What the line does how often in a step of the kind in which it does most; empty if it neither copies nor
     waits."""
     copies = [row for row in result["copies"] if row["site"] and _place(row["site"]) == _place(site)]
-    syncs = [row for row in result["syncs"] if row["site"] and _place(row["site"]) == _place(site)]
+    waits = [row for row in result["syncs"] if row["sync"] or row["host_us"]]
+    syncs = [row for row in waits if row["site"] and _place(row["site"]) == _place(site)]
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for row in copies or syncs:
         counts[row["kind"], _noun(row)] += row["count"]

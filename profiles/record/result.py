@@ -128,7 +128,7 @@ class CopyRow(ResultModel):
 
 
 class SyncRow(ResultModel):
-    """Syncs, and other calls that waited, of one source line."""
+    """Syncs, waits of streams, and other calls that the host waited in, of one source line."""
 
     site: SitePart | None
     range: str

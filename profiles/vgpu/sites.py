@@ -11,22 +11,23 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from ...sched import streams
 from ..record.timeline import NO_SITE, Site
 
-_OWN: Final = Path(__file__).resolve().parents[1]  # a watched program may lie beside this checkout
+# A watched program may lie beside this checkout.
+_UNWATCHED: Final = Path(__file__).resolve().parents[1], Path(streams.__file__).resolve()
 
 
 class Sites:
     """Source lines by small index, in the order of their first calls.
 
-    A line is watched if its file lies under one of ``watch`` (folders or files), neither under one of ``unwatched`` nor
-    in ``profiles/``, and is not in an environment of installed packages there. Files are named relative to the watched
-    folder's parent.
+    A line is watched if its file lies under one of ``watch`` (folders or files), is neither in ``profiles/`` nor a
+    helper of the scheduler's that all waits share, and is not in an environment of installed packages there. Files are
+    named relative to the watched folder's parent.
     """
 
-    def __init__(self, watch: Sequence[Path], unwatched: Sequence[Path] = ()) -> None:
+    def __init__(self, watch: Sequence[Path]) -> None:
         self._watch = tuple(path.resolve() for path in watch)
-        self._unwatched = (_OWN, *(path.resolve() for path in unwatched))
         # Indices by offset, of watched code; None for other code. By id, since hashing a code object hashes its
         # contents; all code objects are kept alive, so that no id is used twice.
         self._indices: dict[int, dict[int, int] | None] = {}
@@ -76,7 +77,7 @@ class Sites:
 
     def _is_watched(self, code: CodeType) -> bool:
         paths = _paths(code.co_filename)
-        if any(path.is_relative_to(own) for path in paths for own in self._unwatched):
+        if any(path.is_relative_to(own) for path in paths for own in _UNWATCHED):
             return False
         return any("site-packages" not in path.relative_to(root).parts for path, root in self._inside(code))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, TypeGuard
 
 import torch
 
-from ...sched import streams
 from .copies import CopyHandlers
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
@@ -28,9 +26,7 @@ class WatchedRuntime(Runtime):
 
     def __init__(self, inputs: RuntimeInputs) -> None:
         super().__init__(inputs)
-        # Not the line of a helper that all waits share, but its caller's.
-        places = Sites(inputs.watch, unwatched=[Path(streams.__file__)])
-        self.clocks = ProbedClocks(self.simulation.first, places)
+        self.clocks = ProbedClocks(self.simulation.first, Sites(inputs.watch))
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
         waits = super().copy(direction, size, pinned=pinned, blocking=blocking)

@@ -65,6 +65,26 @@ def test_all_results_are_stored(kept, document):
     assert document["comparison"]["engagement"]["percent"] > 90
 
 
+def test_the_line_of_a_barrier_is_named(cli, scenario):
+    given = [
+        "compare",
+        scenario,
+        "--a",
+        "relay=pr26425",
+        "--b",
+        "relay.barrier=top",
+        "--seeds",
+        "1",
+        "--quick",
+    ]
+    done = cli.invoke(app, [*given, "--set", "relay=pr26425", "--device", "vgpu", "--format", "json"])
+    changed = [line for line in json.loads(done.stdout)["comparison"]["lines"] if line["a"] != line["b"]]
+    wait, function = "cudaStreamWaitEvent", "barrier_at_top"
+    assert {(line["what"], line["site"]["function"], line["a"]) for line in changed} == {
+        (wait, function, 0.0)
+    }
+
+
 def test_emulated_verdicts_are_tested_under_draws(document):
     """The page and the conclusion state in how many draws the sign holds; the document has the range."""
     found = document["comparison"]
@@ -238,7 +258,7 @@ def test_a_page_has_all_its_parts(document):
     text = page(document)
     for part in (
         "headline",
-        "copies & syncs per step",
+        "copies, syncs & stream waits per step",
         "where the GPU waited",
         "other metrics",
         "counts per step",

@@ -78,6 +78,13 @@ def test_lines_are_matched_by_statement_and_counted_per_step(result):
     assert second.site.line == 99
 
 
+def test_waits_of_streams_come_behind_copies_and_syncs(result):
+    steps = {"per_step": {"decode": kind()}, "copies": []}
+    wait = sync(call="cudaStreamWaitEvent", sync=False, count=40)
+    found = lines([result(steps | {"syncs": []})], [result(steps | {"syncs": [wait, sync(call="new")]})])
+    assert [line.what for line in found] == ["new", "cudaStreamWaitEvent"]
+
+
 @pytest.mark.parametrize("role", ["decode", "pipeline"])
 def test_lines_are_per_step_of_all_ranks(result, role):
     abstained = {"value": None, "abstained": "not measured"}

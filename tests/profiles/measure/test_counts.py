@@ -123,6 +123,16 @@ def test_a_launch_that_waited_is_listed_but_not_as_a_sync(drawing):
     assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
 
 
+def test_waits_of_streams_are_listed_but_not_as_syncs(drawing):
+    decodes(drawing, 1)
+    for name in ("cudaEventRecord", "cudaStreamWaitEvent"):
+        drawing.call(0, 1, step=0, kind="event", name=name, site=7)
+    counts = count(drawing)
+    line = CallLine(7, "settle", "decode", SCHEDULE, "cudaStreamWaitEvent", False)
+    assert counts.lines.calls == {line: Cost(count=1)}
+    assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
+
+
 def test_copies_by_kernels_count_as_kernels_and_list_their_bytes(drawing):
     decodes(drawing, 1)
     drawing.op(1, 2, step=0, host_bytes=4096, site=3)
