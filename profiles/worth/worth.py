@@ -8,8 +8,10 @@ Each is a whole run, so that batches form as they would. Its tokens have to be t
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -90,32 +92,22 @@ def figures(result: Result, settles: EarlySettles) -> Figures:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A run of the question in which one place has a change, or takes ``extra`` ns longer in each step."""
-
-    question: Resolved
-    place: Place
-    change: Change | Literal["longer"]
-    extra: int = 0
-
-    def run(self) -> Figures:
-        question, changed = self.question, None
-        if isinstance(self.place, HostPhase):
-            factor = 0.5 if self.change == "half" else 1.0
-            hardware = _with_phase(question.hardware, self.place.name, factor, self.extra)
-            question = replace(question, hardware=hardware)
-        else:
-            assert self.change != "half"
-            site = self.place.site
-            changed = Counterfactual(site.file, site.line, self.change, self.extra)
-        options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
-        try:
-            result = execute(question, question.relays[0], options, extra_sink=settles).result
-        except TimelineError:
-            # Records of a step came after later steps had been settled: the host did not wait at all.
-            return Figures(None, None, None, None, None, "", sys.maxsize)
-        return figures(result, settles)
+def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], extra: int = 0) -> Figures:
+    """Run the question with a place changed, or with one that takes ``extra`` ns longer in each step."""
+    (place, change), changed = asked, None
+    if isinstance(place, HostPhase):
+        factor = 0.5 if change == "half" else 1.0
+        question = replace(question, hardware=_with_phase(question.hardware, place.name, factor, extra))
+    else:
+        assert change != "half"
+        changed = Counterfactual(place.site.file, place.site.line, change, extra)
+    options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
+    try:
+        result = execute(question, question.relays[0], options, extra_sink=settles).result
+    except TimelineError:
+        # Records of a step came after later steps had been settled: the host did not wait at all.
+        return Figures(None, None, None, None, None, "", sys.maxsize)
+    return figures(result, settles)
 
 
 def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) -> HardwareProfile:
@@ -134,23 +126,16 @@ def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) 
     return profile.model_copy(update={"phases": {**profile.phases, name: phase}})
 
 
-@dataclass(frozen=True, slots=True)
-class RoomSearch:
-    """Searches for the time per step by which a hidden place may take longer, to a factor of two."""
+def room(question: Resolved, base: Figures, place: Place) -> Room:
+    """Search for the time per step by which a hidden place may take longer, to a factor of two. The second time is None
+    where that of a whole step does not show."""
 
-    question: Resolved
-    place: Place
-    base: Figures
+    def shows(exponent: int) -> bool:
+        return tried(question, (place, "longer"), 1000 * 2**exponent).is_beaten_by(base)
 
-    def run(self) -> Room:
-        """The second time is None where that of a whole step does not show."""
-        low, high = -1, ceil(log2(self.base.step_us or 1.0)) + 1  # exponents of 2
-        limit = high
-        while high - low > 1:
-            middle = (low + high) // 2
-            found = Trial(self.question, self.place, "longer", 1000 * 2**middle).run()
-            low, high = (low, middle) if found.is_beaten_by(self.base) else (middle, high)
-        return float(2**low if low >= 0 else 0), None if high == limit else float(2**high)
+    limit = ceil(log2(base.step_us or 1.0)) + 1
+    first = bisect_left(range(limit), True, key=shows)
+    return float(2 ** (first - 1) if first else 0), None if first == limit else float(2**first)
 
 
 def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> Result:
@@ -206,17 +191,17 @@ class Gains:
         self._rooms: dict[Place, Room] = {}
 
     def ask(self, asked: Sequence[tuple[Place, Change]], each: MapFunction) -> None:
-        trials = [Trial(self._question, place, change) for place, change in asked]
-        ended = self._reported("counterfactual runs", each(Trial.run, trials), len(asked))
+        trials = each(partial(tried, self._question), asked)
+        ended = self._reported("counterfactual runs", trials, len(asked))
         for (place, change), found in zip(asked, ended, strict=True):
             self._found.setdefault(place, {})[change] = found
 
     def search(self, places: Sequence[Place], each: MapFunction) -> None:
         """Find out how much longer hidden places could take."""
-        searches = [RoomSearch(self._question, place, self._base) for place in places]
-        ended = self._reported("room of hidden lines and phases", each(RoomSearch.run, searches), len(places))
-        for place, room in zip(places, ended, strict=True):
-            self._rooms[place] = room
+        searches = each(partial(room, self._question, self._base), places)
+        ended = self._reported("room of hidden lines and phases", searches, len(places))
+        for place, found in zip(places, ended, strict=True):
+            self._rooms[place] = found
 
     def _reported(self, what: str, ended: Iterable[T], count: int) -> Iterator[T]:
         for number, found in enumerate(ended, start=1):
@@ -352,24 +337,21 @@ def with_worth(found: Sequence[LineEffect], a: AskedSide, b: AskedSide, notice: 
     """The lines, those that differ with the part of B's throughput against A's that each alone accounts for, in
     percent: what A gains without the line, less what B gains without it."""
     differing = {place for line in found if line.a != line.b and (place := _place(line)) is not None}
-    on_a = differing & {_place(line) for line in found if line.a}
-    on_b = differing & {_place(line) for line in found if line.b}
-    gains_a, gains_b = _gains(a, on_a, notice), _gains(b, on_b, notice)
+    on_a, on_b = {_place(line) for line in found if line.a}, {_place(line) for line in found if line.b}
+    without_a = dict.fromkeys(differing - on_a, 1.0) | _without(a, differing & on_a, notice)
+    without_b = dict.fromkeys(differing - on_b, 1.0) | _without(b, differing & on_b, notice)
     worth = {
-        place: 100 * ((1 + gains_a.get(place, 0.0) / 100) / (1 + gains_b.get(place, 0.0) / 100) - 1)
-        for place in differing
-        if (place not in on_a or place in gains_a) and (place not in on_b or place in gains_b)
+        place: 100 * (without_a[place] / without_b[place] - 1)
+        for place in without_a.keys() & without_b.keys()
     }
     return [
-        line
-        if line.a == line.b or (place := _place(line)) is None
-        else line._replace(worth_pct=worth.get(place))
+        line._replace(worth_pct=worth.get(place)) if line.a != line.b and (place := _place(line)) else line
         for line in found
     ]
 
 
-def _gains(side: AskedSide, places: Collection[LinePlace], notice: Notice) -> dict[LinePlace, float]:
-    """By how many percent the throughput of the side's run rises without each of the source lines alone. Lines without
+def _without(side: AskedSide, places: Collection[LinePlace], notice: Notice) -> dict[LinePlace, float]:
+    """The factor by which the throughput of the side's run rises without each of the source lines alone. Lines without
     which the run would not do the same work are left out. Raises what ``execute`` raises."""
     if side.question is None or not places:
         return {}
@@ -379,7 +361,7 @@ def _gains(side: AskedSide, places: Collection[LinePlace], notice: Notice) -> di
     with spread(len(lines), side.result.run.wall_s) as each:
         gains.ask([(line, "absent") for line in lines], each)
     return {
-        (row.site.file, row.site.line): row.output_throughput_pct
+        (row.site.file, row.site.line): 1 + row.output_throughput_pct / 100
         for row in gains.part().rows
         if row.site and row.output_throughput_pct is not None
     }

@@ -11,7 +11,7 @@ from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result, WorthRow
 from schedbench.profiles.worth.candidates import HostPhase, LineSurvey, SourceLine, phases, source_lines
-from schedbench.profiles.worth.worth import TOO_EARLY, Figures, Gains, RoomSearch, Trial, figures, worth
+from schedbench.profiles.worth.worth import TOO_EARLY, Figures, Gains, figures, room, tried, worth
 
 UPLOAD = "sched/relay/penalties.py"
 SHORT = ("workload.prompt_tokens=512", "workload.output_tokens=24")
@@ -104,13 +104,13 @@ def test_the_room_of_a_hidden_line_ends_where_a_figure_loses(penalised: BaseRun)
     low, high = row.room_us
     assert high == 2 * low
     base = penalised.figures
-    shown = [Trial(penalised.question, place, "longer", round(1e3 * us)).run() for us in (low, high)]
+    shown = [tried(penalised.question, (place, "longer"), round(1e3 * us)) for us in (low, high)]
     assert [found.is_beaten_by(base) for found in shown] == [False, True]
 
 
 def test_a_line_that_never_runs_has_unlimited_room(penalised: BaseRun) -> None:
     never = HostPhase("draft", 0.0)
-    assert RoomSearch(penalised.question, never, penalised.figures).run()[1] is None
+    assert room(penalised.question, penalised.figures, never)[1] is None
 
 
 def test_a_change_of_tokens_has_no_figures(penalised: BaseRun) -> None:
