@@ -12,7 +12,6 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple, cast
 
@@ -60,10 +59,7 @@ def known(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[CapturedRan
 def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int) -> CapturedSteps:
     """``spans`` are of one thread, in order of time; the log's clock starts at ``epoch``."""
     reader = _Reader([span for span in known(spans, meaning) if span.name], meaning)
-    launches = reader.launches()
-    settles = reader.settles(list(launches))
-    ranges = list(reader.ranges(launches, settles))
-    infos = reader.infos(launches)
+    ranges, infos = [*reader.ranges()], reader.infos()
     log = Log()
     for span, rule, step in ranges:
         name, of = (SLEEP, NO_STEP) if rule.category == "idle" else (rule.name, step)
@@ -71,116 +67,93 @@ def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int)
     log.ranges += [
         Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch) for start, end in reader.idle_rounds()
     ]
-    log.launched += [infos[step] for step in sorted(launches, key=lambda step: launches[step])]
-    settled = dict.fromkeys(settles[span] for span in sorted(settles, key=lambda span: span.start))
-    log.settled += [infos[step] for step in settled if step in infos]
+    settled = [step for *_, step in reader.settles]
+    log.launched += [infos[step] for _, step in reader.launches]
+    log.settled += [infos[step] for step in dict.fromkeys(settled) if step in infos]
     for at, context in _contexts(ranges):
         log.contexts.change(at - epoch, context)
     unknown_kinds = sum(str(info.kind) == UNKNOWN_KIND for info in infos.values())
-    instants = {step: at - epoch for step, at in launches.items()}
-    return CapturedSteps(log, instants, unknown_kinds, sum(step == NO_STEP for step in settles.values()))
+    instants = {step: at - epoch for at, step in reader.launches}
+    return CapturedSteps(log, instants, unknown_kinds, settled.count(NO_STEP))
 
 
-@dataclass(frozen=True, slots=True)
 class _Reader:
-    spans: Sequence[CapturedRange]
-    meaning: RangeMap
+    """``launches`` has the instant and the number of each step, ``settles`` the start and the end of each settling
+    range with the step that it belongs to, both in order of time."""
 
-    def launches(self) -> dict[int, int]:
-        """When each step was launched. Of several launches with one number the first counts."""
-        found = self._matching(self.meaning.steps.launch)
-        if self.meaning.steps.number == "order":
-            return {step: span.start for step, span in enumerate(found)}
-        steps: dict[int, int] = {}
-        for span in found:
-            if _payload(span) != NO_STEP:
-                steps.setdefault(_payload(span), span.start)
-        return steps
+    def __init__(self, spans: Sequence[CapturedRange], meaning: RangeMap) -> None:
+        self._spans, self._meaning = spans, meaning
+        self._is_numbered = meaning.steps.number == "payload"
+        self._launching = self._matching(meaning.steps.launch)
+        self._settling = self._matching(meaning.steps.settle)
+        steps: dict[int, int] = {}  # of several launches with one number the first counts
+        for at, span in enumerate(self._launching):
+            steps.setdefault(_payload(span) if self._is_numbered else at, span.start)
+        self.launches = sorted((at, step) for step, at in steps.items() if step != NO_STEP)
+        self.settles = sorted(
+            (span.start, span.end, step)
+            for span, step in zip(self._settling, self._settled_steps(), strict=True)
+        )
 
-    def settles(self, steps: Sequence[int]) -> dict[CapturedRange, int]:
-        """The step that each settling range belongs to."""
-        rule = self.meaning.steps
-        found = self._matching(rule.settle) if rule.settle else []
-        if rule.number == "payload":
-            return {span: _payload(span) for span in found}
-        unseen = self._unseen(found)
-        return {
-            span: steps[at - unseen] if 0 <= at - unseen < len(steps) else NO_STEP
-            for at, span in enumerate(found)
-        }
+    def _matching(self, pattern: str | None) -> list[CapturedRange]:
+        compiled = re.compile(pattern) if pattern else None
+        return [span for span in self._spans if compiled and compiled.fullmatch(span.name)]
 
-    def _unseen(self, settles: Sequence[CapturedRange]) -> int:
-        """The number of settling ranges of earlier steps than the capture's: as the map says, or as settlings outnumber
-        launches."""
-        starts = [span.start for span in self._matching(self.meaning.steps.launch)]
-        ahead = (at + 1 - bisect_left(starts, span.start) for at, span in enumerate(settles))
-        previous = int(self.meaning.steps.settles == "previous")
-        return max([previous, *ahead])
+    def _settled_steps(self) -> list[int]:
+        """The step that each settling range belongs to. The first ranges belong to steps from before the capture: as
+        many as the map says, or as settlings outnumber launches."""
+        if self._is_numbered:
+            return [_payload(span) for span in self._settling]
+        starts = [span.start for span in self._launching]
+        ahead = (at + 1 - bisect_left(starts, span.start) for at, span in enumerate(self._settling))
+        unseen = max([int(self._meaning.steps.settles == "previous"), *ahead])
+        steps = (at - unseen for at in range(len(self._settling)))
+        return [step if 0 <= step < len(starts) else NO_STEP for step in steps]
 
     def idle_rounds(self) -> Iterator[tuple[int, int]]:
         """Rounds of the loop in which nothing was launched and nothing settled."""
-        rule = self.meaning.steps
-        if rule.loop is None:
-            return
-        patterns = [rule.launch, *([rule.settle] if rule.settle else [])]
-        events = sorted(span.start for pattern in patterns for span in self._matching(pattern))
-        for start, end in pairwise(sorted(span.start for span in self._matching(rule.loop))):
+        events = sorted(span.start for span in (*self._launching, *self._settling))
+        rounds = sorted(span.start for span in self._matching(self._meaning.steps.loop))
+        for start, end in pairwise(rounds):
             if start < end and bisect_left(events, start) == bisect_left(events, end):
                 yield start, end
 
-    def ranges(
-        self, launches: Mapping[int, int], settles: Mapping[CapturedRange, int]
-    ) -> Iterator[MappedRange]:
-        rules = [(re.compile(rule.match), rule) for rule in self.meaning.ranges]
-        order = sorted((at, step) for step, at in launches.items())
-        settled = sorted((span.start, span.end, step) for span, step in settles.items())
-        for span in self.spans:
+    def ranges(self) -> Iterator[MappedRange]:
+        rules = [(re.compile(rule.match), rule) for rule in self._meaning.ranges]
+        for span in self._spans:
             rule = next((rule for pattern, rule in rules if pattern.fullmatch(span.name)), None)
             if rule is not None and span.end > span.start:
-                yield MappedRange(span, rule, self._step(span, rule, order, settled))
+                yield MappedRange(span, rule, self._step(span, rule))
 
-    def _step(
-        self,
-        span: CapturedRange,
-        rule: RangeRule,
-        launches: Sequence[tuple[int, int]],
-        settles: Sequence[tuple[int, int, int]],
-    ) -> int:
+    def _step(self, span: CapturedRange, rule: RangeRule) -> int:
         if rule.of == "none" or rule.category == "idle":
             return NO_STEP
-        if self.meaning.steps.number == "payload":
+        if self._is_numbered:
             return _payload(span)
         if rule.of == "settled":
-            at = bisect_right(settles, (span.start, _LAST, _LAST))
-            return settles[at - 1][2] if at else NO_STEP
-        at = bisect_right(launches, (span.start, _LAST))
+            at = bisect_right(self.settles, (span.start, _LAST, _LAST))
+            return self.settles[at - 1][2] if at else NO_STEP
+        at = bisect_right(self.launches, (span.start, _LAST))
         if rule.of == "next":
-            return launches[at][1] if at < len(launches) else NO_STEP
-        return launches[at - 1][1] if at else NO_STEP
+            return self.launches[at][1] if at < len(self.launches) else NO_STEP
+        return self.launches[at - 1][1] if at else NO_STEP
 
-    def infos(self, launches: Mapping[int, int]) -> dict[int, StepInfo]:
-        inside = self._inside(launches)
-        rules = [(re.compile(rule.match), rule) for rule in self.meaning.kinds]
-        return {step: _info(step, inside[step], rules) for step in launches}
+    def infos(self) -> dict[int, StepInfo]:
+        inside = self._inside()
+        rules = [(re.compile(rule.match), rule) for rule in self._meaning.kinds]
+        return {step: _info(step, inside[step], rules) for _, step in self.launches}
 
-    def _inside(self, launches: Mapping[int, int]) -> Mapping[int, list[CapturedRange]]:
+    def _inside(self) -> Mapping[int, list[CapturedRange]]:
         """The ranges and marks that may name a step's kind: those with its number, or those inside its launch."""
         found: defaultdict[int, list[CapturedRange]] = defaultdict(list)
-        if self.meaning.steps.number == "payload":
-            for span in self.spans:
+        ends = {span.start: span.end for span in self._launching}
+        for span in self._spans:
+            at = bisect_right(self.launches, (span.start, _LAST))
+            if self._is_numbered:
                 found[_payload(span)].append(span)
-            return found
-        order = sorted((at, step) for step, at in launches.items())
-        ends = {span.start: span.end for span in self._matching(self.meaning.steps.launch)}
-        for span in self.spans:
-            at = bisect_right(order, (span.start, _LAST))
-            if at and span.start <= ends[order[at - 1][0]]:
-                found[order[at - 1][1]].append(span)
+            elif at and span.start <= ends[self.launches[at - 1][0]]:
+                found[self.launches[at - 1][1]].append(span)
         return found
-
-    def _matching(self, pattern: str) -> list[CapturedRange]:
-        compiled = re.compile(pattern)
-        return [span for span in self.spans if compiled.fullmatch(span.name)]
 
 
 _LAST: Final = 2**63
