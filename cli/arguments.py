@@ -152,10 +152,25 @@ def resolved(
     engine: EngineChoice | None = None,
 ) -> Resolved:
     """Raises UsageError, ScenarioError, FaultError and RelayError."""
-    from ..profiles.platform.names import require_faults
+    from ..profiles.platform.names import refuse_mistyped, require_faults
 
     require_faults(faults)
-    found = _resolved(str(name), overrides, relay, budgets)
+    for budget in budgets:
+        if "=" not in budget:
+            raise UsageError(
+                f"--expect: expected KIND.STREAM.COUNTER=N, e.g. decode.steady.schedule.sync=0, got {budget!r}"
+            )
+    typed = [*with_relay(relay, overrides), *(f"expect.{budget}" for budget in budgets)]
+    with (
+        typed_as("--relay", ["engine.relay"] * (relay is not None)),
+        typed_as("--expect", ["expect"] * bool(budgets)),
+    ):
+        refuse_mistyped(str(name), typed)
+        from ..profiles.platform.resolve import ask
+
+        found = ask(str(name), typed)
+    for budget in budgets:
+        _refuse_unasked(budget, found)
     from ..profiles.check.faults import with_faults
 
     found = with_faults(found, faults)
@@ -165,16 +180,6 @@ def resolved(
         if given:
             raise UsageError(f"{option} is about the relay of our own scheduler: leave it out with --engine")
     return replace(found, engine=engine)
-
-
-def engine_choice(
-    name: str | None, python: str | None, wheels: Path | None, timeout: float | None
-) -> EngineChoice | None:
-    """The engine of another project, if one is named. Raises UsageError, EngineError."""
-    options = EngineOptions(python, wheels, timeout)
-    chosen = None if name is None else options.choice(name)
-    options.require_all([] if chosen is None else [chosen.name])
-    return chosen
 
 
 class EngineOptions(NamedTuple):
@@ -195,6 +200,12 @@ class EngineOptions(NamedTuple):
         return EngineChoice(
             str(engine), self.python or sys.executable, self.wheels or Path(), self.timeout or TIMEOUT_S
         )
+
+    def chosen(self, *names: str | None) -> list[EngineChoice | None]:
+        """All engines of the command, of which None is not named. Raises UsageError, EngineError."""
+        found = [None if name is None else self.choice(name) for name in names]
+        self.require_all([choice.name for choice in found if choice is not None])
+        return found
 
     def require_used(self, engines: Collection[str]) -> None:
         """Raises UsageError for an option that none of these engines, which are all of the command, uses."""
@@ -262,28 +273,6 @@ def with_relay(relay: str | None, overrides: Sequence[str]) -> list[str]:
         if text.partition("=")[0].strip() in ("relay", "engine.relay"):
             raise UsageError(f"--relay {relay} and --set {text} both choose the relay: leave one of them out")
     return [f"engine.relay={relay}", *overrides]
-
-
-def _resolved(name: str, overrides: Sequence[str], relay: str | None, budgets: Sequence[str]) -> Resolved:
-    from ..profiles.platform.names import refuse_mistyped
-
-    for budget in budgets:
-        if "=" not in budget:
-            raise UsageError(
-                f"--expect: expected KIND.STREAM.COUNTER=N, e.g. decode.steady.schedule.sync=0, got {budget!r}"
-            )
-    given = [*with_relay(relay, overrides), *(f"expect.{budget}" for budget in budgets)]
-    with (
-        typed_as("--relay", ["engine.relay"] * (relay is not None)),
-        typed_as("--expect", ["expect"] * bool(budgets)),
-    ):
-        refuse_mistyped(name, given)
-        from ..profiles.platform.resolve import ask
-
-        found = ask(name, given)
-    for budget in budgets:
-        _refuse_unasked(budget, found)
-    return found
 
 
 def budget_kind(budget: str) -> str:

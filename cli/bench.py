@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .arguments import Engine, EnginePython, EngineTimeout, EngineWheels, Form, engine_choice
+from .arguments import Engine, EngineOptions, EnginePython, EngineTimeout, EngineWheels, Form
 from .errors import GATE_FAILED, UNABLE, UsageError
 from .text import echo
 
@@ -32,7 +32,7 @@ def doctor(
     from ..profiles.lab.doctor import engine_checks, run_checks
     from .page import show_entries
 
-    other = engine_choice(engine, engine_python, engine_wheels, engine_timeout)
+    [other] = EngineOptions(engine_python, engine_wheels, engine_timeout).chosen(engine)
     checks = run_checks() if other is None else engine_checks(other)
     indent = 6 + max(len(check.name) for check in checks)
     lines = [

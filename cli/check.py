@@ -93,8 +93,10 @@ def check(
         raise UsageError("check needs a scenario, or --all-faults")
     if all_faults and (of_one or device == "cuda"):
         raise UsageError("--all-faults has its scenarios: only --seeds, --format and --output-dir go with it")
+    if against is not None and engine is None:
+        raise UsageError("--against is about sources of an engine: name one with --engine")
     engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
-    other, base = _engines(engine, against, engines)
+    other, base = engines.chosen(engine, against)
     from .answers import CheckAnswer
     from .console import status
 
@@ -113,17 +115,6 @@ def check(
             content = _examined(question, clock, notice, adversaries=adversaries, against=base, budgets=kinds)
     code = INTERRUPTED if content["run"]["cancelled"] else 0 if content["passed"] else GATE_FAILED
     return CheckAnswer(content, exit_code=code).kept(output_dir)
-
-
-def _engines(
-    engine: str | None, against: str | None, engines: arguments.EngineOptions
-) -> tuple[EngineChoice | None, EngineChoice | None]:
-    """The engine that is examined, and its other source. Raises UsageError, EngineError."""
-    if against is not None and engine is None:
-        raise UsageError("--against is about sources of an engine: name one with --engine")
-    examined, other = (None if name is None else engines.choice(name) for name in (engine, against))
-    engines.require_all([chosen.name for chosen in (examined, other) if chosen is not None])
-    return examined, other
 
 
 def _require_cuda(engine: str | None, *, adversaries: bool) -> None:

@@ -76,7 +76,7 @@ def run(
     failed; 130 interrupted, or 143 terminated, what there is was kept.
     """
     arguments.use_workers(jobs, executor)
-    other = arguments.engine_choice(engine, engine_python, engine_wheels, engine_timeout)
+    [other] = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout).chosen(engine)
     given = [*overrides, *arguments.settings(keys)]
     question = arguments.resolved(scenario, given, relay=relay, budgets=expect, faults=faults, engine=other)
     _require_world(question, world)
