@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from ..profiles.picture.model import KINDS, Kind, Lane, Scene
+from ..profiles.picture.model import KINDS, Lane, Scene
+from .strip import LOOKS
 
 Spec = dict[str, Any]
 ChartKind = Literal["line", "step", "bar", "interval"]
 Point = Mapping[str, str | float | None]
 
-_COLOURS: Final[Mapping[Kind, str]] = {
-    "phase": "#7aa6c2",
-    "stall": "#d1495b",
-    "kernel": "#4c9f70",
-    "copy": "#a06cd5",
-    "held": "#e0b04b",
-    "exposed_host": "#2f7fb5",
-    "exposed_stall": "#d1495b",
-    "launch_latency": "#b565a7",
-    "dependency": "#e0b04b",
-    "kernel_gap": "#8a8a8a",
-    "no_work": "#c4c4c4",
-}
 _LANE: Final = 22  # pixels
 _STEPS: Final = "step"  # the lane of the steps' numbers
 _CONFIG: Final[Spec] = {
@@ -151,7 +139,7 @@ def _bar_layer(x: Spec, y: Spec, scene: Scene) -> Spec:
     """Bars have an outline of their own colour, so that short ones do not vanish."""
     present = {piece.kind for lane in scene.lanes for piece in lane.slices}
     kinds = [kind for kind in KINDS if kind in present]
-    colour = {"domain": [KINDS[kind] for kind in kinds], "range": [_COLOURS[kind] for kind in kinds]}
+    colour = {"domain": [KINDS[kind] for kind in kinds], "range": [LOOKS[kind].colour for kind in kinds]}
     shown = {"field": "kind", "type": "nominal", "scale": colour}
     titles = {"name": "", "kind": "what", "took": "µs", "start": "from, µs", "step": "step", "line": "line"}
     tips = [{"field": field, "title": title or "name"} for field, title in titles.items()]

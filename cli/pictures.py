@@ -59,17 +59,16 @@ def _timelines(result: Result, folder: Path | None) -> dict[str, RecordedTimelin
 def side_by_side(a: Side, b: Side, seed: int) -> Picture:
     """A above B, from one more run of each; stored sides have the timelines beside them, if any."""
     from ..profiles.judge.worker import CrashError
-    from ..profiles.picture.draw import picture
-    from ..profiles.picture.model import stacked
+    from ..profiles.picture.draw import pictures
 
-    pictures = {}
+    found = {}
     for name, side in {"A": a, "B": b}.items():
         with TemporaryDirectory(prefix="schedbench-picture-") as folder:
             try:
-                pictures[name] = picture(_timelines(*side.recorded(seed, Path(folder))))
+                found[name] = _timelines(*side.recorded(seed, Path(folder)))
             except CrashError:
                 echo(f"no picture of {name}: that version cannot record its timeline", err=True)
-    return stacked({name: found for name, found in pictures.items() if found})
+    return pictures(found)
 
 
 def timeline_charts(found: Mapping[str, RecordedTimeline]) -> Iterator[Chart]:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.text import Text
 
@@ -16,18 +16,28 @@ from .text import cut_left, cut_right, number
 
 _LONGEST: Final = 7  # a stretch without events takes at most this part of the strip
 _WAITS: Final = 3  # that are named below a strip
-_LOOKS: Final[Mapping[Kind, tuple[str, str]]] = {
-    "phase": ("─", "cyan"),
-    "stall": ("░", "red"),
-    "kernel": ("█", "green"),
-    "copy": ("▒", "magenta"),
-    "held": ("·", "yellow"),
-    "exposed_host": ("w", "blue"),
-    "exposed_stall": ("s", "red"),
-    "launch_latency": ("l", "magenta"),
-    "dependency": ("e", "yellow"),
-    "kernel_gap": ("g", "white"),
-    "no_work": ("n", "white"),
+
+
+class Look(NamedTuple):
+    """The character and its style in a terminal, and the colour of a chart."""
+
+    sign: str
+    style: str
+    colour: str
+
+
+LOOKS: Final[Mapping[Kind, Look]] = {
+    "phase": Look("─", "cyan", "#7aa6c2"),
+    "stall": Look("░", "red", "#d1495b"),
+    "kernel": Look("█", "green", "#4c9f70"),
+    "copy": Look("▒", "magenta", "#a06cd5"),
+    "held": Look("·", "yellow", "#e0b04b"),
+    "exposed_host": Look("w", "blue", "#2f7fb5"),
+    "exposed_stall": Look("s", "red", "#d1495b"),
+    "launch_latency": Look("l", "magenta", "#b565a7"),
+    "dependency": Look("e", "yellow", "#e0b04b"),
+    "kernel_gap": Look("g", "white", "#8a8a8a"),
+    "no_work": Look("n", "white", "#c4c4c4"),
 }
 
 
@@ -37,7 +47,7 @@ def strips(picture: Picture, width: int) -> Iterator[Text]:
         yield Text()
         yield from strip(scene, width)
     kinds = {piece.kind for scene in picture for lane in scene.lanes for piece in lane.slices}
-    signs = [f"{_LOOKS[kind][0]} {name}" for kind, name in KINDS.items() if kind in kinds - {*CAUSES}]
+    signs = [f"{LOOKS[kind].sign} {name}" for kind, name in KINDS.items() if kind in kinds - {*CAUSES}]
     yield from _wrapped([*signs, "≈ cut"], width)
 
 
@@ -97,13 +107,13 @@ def _row(lane: Lane, axis: _Axis) -> Text:
         before = cells[at - 1] if at else None
         if before is None or before[1] is not cell[1]:
             begin = at
-        row.append(_sign(cell[1], at - begin), _LOOKS[cell[1].kind][1])
+        row.append(_sign(cell[1], at - begin), LOOKS[cell[1].kind].style)
     return row
 
 
 def _sign(piece: Slice, place: int) -> str:
     """A phase begins with its name."""
-    return piece.name[place] if piece.kind == "phase" and place < len(piece.name) else _LOOKS[piece.kind][0]
+    return piece.name[place] if piece.kind == "phase" and place < len(piece.name) else LOOKS[piece.kind].sign
 
 
 def _steps(scene: Scene, group: str, axis: _Axis, label: int) -> Text:
@@ -127,7 +137,7 @@ def _idle(scene: Scene, width: int) -> Iterator[Text]:
             for piece in lane.slices:
                 totals[piece.kind] += piece.end - piece.start
             parts = [
-                f"{_LOOKS[kind][0]} {KINDS[kind].removeprefix('idle: ')} {number(time / 1e3)} µs"
+                f"{LOOKS[kind].sign} {KINDS[kind].removeprefix('idle: ')} {number(time / 1e3)} µs"
                 for kind, time in totals.most_common()
             ]
             yield from _wrapped([f"{lane.label}: {parts[0]}", *parts[1:]], width)

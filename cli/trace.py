@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +43,8 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
         raise UsageError(f"{path}: the trace needs another name")
     found, result = _found(source, meaning, nsys)
     arrivals = _arrivals(result) if len(found) == 1 and result is not None else ()
-    drawn = {name: content(timeline, arrivals) for name, timeline in found.items()}
+    flows = count(1)
+    drawn = {name: content(timeline, arrivals, flows) for name, timeline in found.items()}
     echo(f"{path}: {draw(path, drawn):,} events")
     left_out = sum(timeline.left_out for timeline in found.values())
     if left_out:

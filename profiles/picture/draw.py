@@ -88,15 +88,25 @@ class TimelineView:
 
 
 def picture(timelines: Mapping[str, RecordedTimeline]) -> Picture:
-    """Scenes of a run, whose ranks have one clock. The steps are those of the first rank that has them."""
-    views = {name if len(timelines) > 1 else "": TimelineView(found) for name, found in timelines.items()}
-    chosen: dict[str, tuple[TimelineView, Sequence[StepInfo]]] = {}
-    for view in views.values():
-        for steps in representative(
-            [info for step, info in sorted(view.steps.items()) if step in view.forwards]
-        ):
-            chosen.setdefault("prompts" if steps[0].kind in _PROMPTS else "decodes", (view, steps))
-    return tuple(scene(views, view, steps) for view, steps in chosen.values())
+    """Scenes of a run, whose ranks have one clock."""
+    return pictures({"": timelines})
+
+
+def pictures(sides: Mapping[str, Mapping[str, RecordedTimeline]]) -> Picture:
+    """Scenes of several runs, in which steps of the same kind are above each other. The steps of a run are those of its
+    first rank that has them."""
+    found: dict[str, list[Excerpt]] = {}
+    for side, timelines in sides.items():
+        names = {rank: f"{side} {rank if len(timelines) > 1 else ''}".strip() for rank in timelines}
+        views = {names[rank]: TimelineView(timeline) for rank, timeline in timelines.items()}
+        chosen: dict[bool, tuple[TimelineView, Sequence[StepInfo]]] = {}
+        for view in views.values():
+            known = [info for step, info in sorted(view.steps.items()) if step in view.forwards]
+            for steps in representative(known):
+                chosen.setdefault(steps[0].kind in _PROMPTS, (view, steps))
+        for view, steps in chosen.values():
+            found.setdefault(steps[0].kind, []).append(_excerpt(side, views, view, steps))
+    return tuple(map(_scene, found.values()))
 
 
 def representative(steps: Sequence[StepInfo]) -> Iterator[Sequence[StepInfo]]:
@@ -117,40 +127,59 @@ def representative(steps: Sequence[StepInfo]) -> Iterator[Sequence[StepInfo]]:
 
 
 class Clip(NamedTuple):
-    """A stretch of time, which becomes a scene."""
+    """A stretch of time, and the instant from which its scene counts."""
 
     start: int
     end: int
+    zero: int
 
     def take(self, piece: Slice) -> Slice | None:
-        """The part of ``piece`` inside, counted from the start."""
+        """The part of ``piece`` inside, as the scene counts."""
         start, end = max(piece.start, self.start), min(piece.end, self.end)
-        return piece._replace(start=start - self.start, end=end - self.start) if start < end else None
+        return piece._replace(start=start - self.zero, end=end - self.zero) if start < end else None
 
 
-def scene(views: Mapping[str, TimelineView], chosen: TimelineView, steps: Sequence[StepInfo]) -> Scene:
-    """From the first host work for ``steps`` to the end of their last forward, on all ranks."""
+class Excerpt(NamedTuple):
+    """The part of a run that a scene shows. ``first``: the first forward kernel of its first step."""
+
+    title: str
+    ranks: Mapping[str, TimelineView]
+    start: int
+    first: int
+    end: int
+
+
+def _excerpt(
+    side: str, ranks: Mapping[str, TimelineView], chosen: TimelineView, steps: Sequence[StepInfo]
+) -> Excerpt:
+    """From the first host work for ``steps`` of one rank to the end of their last forward."""
     numbers = {info.step for info in steps}
-    end = max(chosen.forwards[step][1] for step in numbers)
+    starts, ends = zip(*(chosen.forwards[step] for step in numbers), strict=True)
     begun = [span.start for span in chosen.ranges if span.step in numbers and span.name != "settle"]
-    clip = Clip(min([*begun, *(chosen.forwards[step][0] for step in numbers)]), end)
-    lanes, arrows, boundaries = list[Lane](), list[Arrow](), list[Boundary]()
-    for group, view in views.items():
-        lanes += _lanes(group, view, clip)
-        arrows += _arrows(group, view, clip)
-        boundaries += [
-            Boundary(group, start - clip.start, step, view.steps[step].kind)
-            for step, (start, _) in sorted(view.forwards.items())
-            if clip.start < start < clip.end
-        ]
     kind = steps[0].kind + (" (steady)" if all(info.steady for info in steps) else "")
     which = f"step {steps[0].step}" if len(steps) == 1 else f"steps {steps[0].step} to {steps[-1].step}"
+    title = f"{side}: {kind}, {which}".removeprefix(": ")
+    return Excerpt(title, ranks, min([*begun, *starts]), chosen.forwards[steps[0].step][0], max(ends))
+
+
+def _scene(parts: Sequence[Excerpt]) -> Scene:
+    """The excerpts below each other, aligned at the first forward of each."""
+    lead = max(part.first - part.start for part in parts)
+    lanes, arrows, boundaries = list[Lane](), list[Arrow](), list[Boundary]()
+    for part in parts:
+        clip = Clip(part.start, part.end, part.first - lead)
+        for group, view in part.ranks.items():
+            lanes += _lanes(group, view, clip)
+            arrows += _arrows(group, view, clip)
+            boundaries += [
+                Boundary(group, start - clip.zero, step)
+                for step, (start, _) in sorted(view.forwards.items())
+                if clip.start < start < clip.end
+            ]
     labels = {lane.label for lane in lanes}
     shown = (arrow for arrow in arrows if arrow.source in labels and arrow.target in labels)
-    first = chosen.forwards[steps[0].step][0] - clip.start
-    return Scene(
-        f"{kind}, {which}", clip.end - clip.start, first, tuple(lanes), tuple(shown), tuple(boundaries)
-    )
+    title, end = "; ".join(part.title for part in parts), max(part.end - part.first for part in parts) + lead
+    return Scene(title, end, tuple(lanes), tuple(shown), tuple(boundaries))
 
 
 def _lanes(group: str, view: TimelineView, clip: Clip) -> Iterator[Lane]:
@@ -224,4 +253,4 @@ def _arrows(group: str, view: TimelineView, clip: Clip) -> Iterator[Arrow]:
         if isinstance(wait, Call):
             lane, waited, line = HOST, wait.waited, view.line(wait.site)
         source, target = (f"{group} {name}".strip() for name in (view.name(op.stream), lane))
-        yield Arrow(source, op.end - clip.start, target, wait.end - clip.start, waited, op.name, *line)
+        yield Arrow(source, op.end - clip.zero, target, wait.end - clip.zero, waited, op.name, *line)

@@ -6,7 +6,6 @@ Renderers derive from this and from nothing else. Instants are ns from the start
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from ..measure.waiting import Cause
@@ -76,63 +75,19 @@ class Boundary(NamedTuple):
     group: str
     at: int
     step: int
-    kind: str
 
 
 class Scene(NamedTuple):
-    """Consecutive steps of one kind. ``first``: the first forward kernel of the first of them."""
+    """Consecutive steps of one kind."""
 
     title: str
     end: int
-    first: int
     lanes: tuple[Lane, ...]
     arrows: tuple[Arrow, ...]
     boundaries: tuple[Boundary, ...]
 
 
 Picture = tuple[Scene, ...]
-
-
-def stacked(pictures: Mapping[str, Picture]) -> Picture:
-    """The scenes of several pictures of the same kinds of steps, the first picture above the others on one axis. Scenes
-    are aligned at the first forward of each."""
-    parts: dict[str, dict[str, Scene]] = {}
-    for group, picture in pictures.items():
-        for scene in picture:
-            kind = next(boundary.kind for boundary in scene.boundaries if boundary.at >= scene.first)
-            parts.setdefault(kind, {})[group] = scene
-    return tuple(map(_above, parts.values()))
-
-
-def _above(parts: Mapping[str, Scene]) -> Scene:
-    latest = max(scene.first for scene in parts.values())
-    moved = [_moved(scene, group, latest - scene.first) for group, scene in parts.items()]
-    return Scene(
-        "; ".join(f"{group}: {scene.title}" for group, scene in parts.items()),
-        max(scene.end for scene in moved),
-        latest,
-        tuple(chain.from_iterable(scene.lanes for scene in moved)),
-        tuple(chain.from_iterable(scene.arrows for scene in moved)),
-        tuple(chain.from_iterable(scene.boundaries for scene in moved)),
-    )
-
-
-def _moved(scene: Scene, group: str, by: int) -> Scene:
-    def named(label: str) -> str:
-        return f"{group} {label}".strip()
-
-    def later(slices: Iterable[Slice]) -> tuple[Slice, ...]:
-        return tuple(piece._replace(start=piece.start + by, end=piece.end + by) for piece in slices)
-
-    return scene._replace(
-        end=scene.end + by,
-        lanes=tuple(Lane(named(lane.group), lane.name, later(lane.slices)) for lane in scene.lanes),
-        arrows=tuple(
-            a._replace(source=named(a.source), target=named(a.target), start=a.start + by, end=a.end + by)
-            for a in scene.arrows
-        ),
-        boundaries=tuple(b._replace(group=named(b.group), at=b.at + by) for b in scene.boundaries),
-    )
 
 
 def counted(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

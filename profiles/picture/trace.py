@@ -85,9 +85,12 @@ class TraceContent(NamedTuple):
     counters: Sequence[TraceCounter]
 
 
-def content(timeline: RecordedTimeline, arrivals: Sequence[tuple[int, int]] = ()) -> TraceContent:
-    """``arrivals``: of each request, when it arrived and when it had its first token, counted from the first window."""
-    found = _Content(TimelineView(timeline))
+def content(
+    timeline: RecordedTimeline, arrivals: Sequence[tuple[int, int]] = (), flows: Iterator[int] | None = None
+) -> TraceContent:
+    """``arrivals``: of each request, when it arrived and when it had its first token, counted from the first window.
+    ``flows``: the numbers of flows, which the timelines of one trace share."""
+    found = _Content(TimelineView(timeline), flows or count(1))
     slices = sorted(found.slices(), key=lambda piece: (piece.start, -piece.end))
     begin = timeline.windows[0].start if timeline.windows else 0
     waiting = counted((begin + start, begin + end) for start, end in arrivals)
@@ -99,9 +102,9 @@ def content(timeline: RecordedTimeline, arrivals: Sequence[tuple[int, int]] = ()
 class _Content:
     """Builds the slices of one timeline. Flows are numbered by the slices that they lead to."""
 
-    def __init__(self, view: TimelineView) -> None:
+    def __init__(self, view: TimelineView, flows: Iterator[int]) -> None:
         self._view = view
-        self._flows = 0
+        self._flows = flows
 
     def named_tracks(self) -> Iterator[Track]:
         yield from (RANGES, CALLS)
@@ -179,9 +182,9 @@ class _Content:
         return piece
 
     def _flow(self, leads: list[int], to: list[int]) -> None:
-        self._flows += 1
-        leads.append(self._flows)
-        to.append(self._flows)
+        flow = next(self._flows)
+        leads.append(flow)
+        to.append(flow)
 
     def _steps(self) -> Iterator[TraceSlice]:
         """From the first to the last forward kernel of each step, without what overlaps the step before; and the idle
@@ -224,21 +227,12 @@ def draw(path: Path, timelines: Mapping[str, TraceContent]) -> int:
 
 def merged(timelines: Mapping[str, TraceContent]) -> Iterator[Event]:
     """The events of all ranks. A lone timeline needs no name."""
-    flows = 0
     for rank, (name, found) in enumerate(timelines.items()):
-        offset = rank * len(PROCESSES)
         for event in events(found, name if len(timelines) > 1 else ""):
-            event["pid"] += offset
+            event["pid"] += rank * len(PROCESSES)
             if event["name"] == "process_sort_index":
-                event["args"]["sort_index"] += offset
-            if "id" in event:
-                event["id"] += flows
+                event["args"]["sort_index"] = event["pid"]
             yield event
-        flows += _flows(found)
-
-
-def _flows(found: TraceContent) -> int:
-    return sum(len(piece.leads) for piece in found.slices)
 
 
 def events(found: TraceContent, rank: str = "") -> Iterator[Event]:
@@ -286,7 +280,7 @@ def _proto() -> Any:
 def packets(timelines: Mapping[str, TraceContent]) -> Iterator[Packet]:
     """Of each rank the tracks, then the events of each track in the order of time. A rank's groups of tracks have a
     parent, because the format orders only tracks that have one: they are shown in the order of their descriptors."""
-    numbers, flows = count(1), 0
+    numbers = count(1)
     for name, found in timelines.items():
         identities: dict[Track, int] = {}
         rank = next(numbers)
@@ -297,9 +291,8 @@ def packets(timelines: Mapping[str, TraceContent]) -> Iterator[Packet]:
             for track in (track for track in found.tracks if track.process == process):
                 identities[track] = next(numbers)
                 yield _described(identities[track], track.name, parent_uuid=group)
-        yield from _slice_packets(found.slices, identities, flows)
+        yield from _slice_packets(found.slices, identities)
         yield from _counter_packets(found, numbers, group)
-        flows += _flows(found)
 
 
 def _described(number: int, name: str, **fields: Any) -> Packet:
@@ -313,9 +306,7 @@ def _packet(**fields: Any) -> Packet:
     return _proto().TracePacket(trusted_packet_sequence_id=1, **fields)
 
 
-def _slice_packets(
-    slices: Sequence[TraceSlice], identities: Mapping[Track, int], flows: int
-) -> Iterator[Packet]:
+def _slice_packets(slices: Sequence[TraceSlice], identities: Mapping[Track, int]) -> Iterator[Packet]:
     """Begins and ends of the slices of each track as they nest."""
     track_event = _proto().TrackEvent
     opened: dict[Track, list[TraceSlice]] = {track: [] for track in identities}
@@ -324,7 +315,7 @@ def _slice_packets(
         while opened[track] and (until is None or opened[track][-1].end <= until):
             piece = opened[track].pop()
             event = track_event(type=track_event.TYPE_SLICE_END, track_uuid=identities[track])
-            event.terminating_flow_ids.extend(flows + flow for flow in piece.released)
+            event.terminating_flow_ids.extend(piece.released)
             yield _packet(timestamp=piece.end, track_event=event)
 
     for piece in slices:
@@ -335,8 +326,8 @@ def _slice_packets(
             track_uuid=identities[piece.track],
             name=piece.name,
             categories=[piece.category],
-            flow_ids=[flows + flow for flow in piece.leads],
-            terminating_flow_ids=[flows + flow for flow in piece.follows],
+            flow_ids=piece.leads,
+            terminating_flow_ids=piece.follows,
             debug_annotations=[_annotation(name, value) for name, value in piece.args.items()],
         )
         yield _packet(timestamp=piece.start, track_event=event)

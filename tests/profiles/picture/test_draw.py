@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.picture.draw import picture, representative
-from schedbench.profiles.picture.model import Arrow, Boundary, Picture, stacked
+from schedbench.profiles.picture.draw import picture, pictures, representative
+from schedbench.profiles.picture.model import Arrow, Boundary
 from schedbench.profiles.record.recording import RecordedTimeline
 from schedbench.profiles.record.timeline import Site
 from schedbench.sched.observe import StepInfo
@@ -57,7 +57,7 @@ def test_lanes_hold_all_work_from_the_first_host_range_to_the_last_forward(two_d
             ("launch_latency", "launch latency", 34_000, 36_000),
         ],
     }
-    assert scene.boundaries == (Boundary("", 6_000, 0, "decode"), Boundary("", 36_000, 1, "decode"))
+    assert scene.boundaries == (Boundary("", 6_000, 0), Boundary("", 36_000, 1))
 
 
 def test_an_arrow_leads_from_an_end_to_the_wait_for_it(two_decodes):
@@ -111,8 +111,7 @@ def test_two_pictures_are_aligned_at_their_first_forward(two_decodes):
     drawing.range(0, 9, step=0)
     drawing.forward(100, 110, step=0, launched=9)
     drawing.step(0, launched=10, settled=120, steady=True)
-    pictures: dict[str, Picture] = {"A": picture({"": two_decodes}), "B": picture({"": timeline(drawing)})}
-    (scene,) = stacked(pictures)
+    (scene,) = pictures({"A": {"": two_decodes}, "B": {"": timeline(drawing)}})
     first = {group: min(b.at for b in scene.boundaries if b.group == group) for group in ("A", "B")}
     assert first == {"A": 100_000, "B": 100_000}
     assert [lane.label for lane in scene.lanes] == [
