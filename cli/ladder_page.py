@@ -51,11 +51,9 @@ def as_csv(ladder: Document) -> str:
     for rung in ladder["rungs"]:
         result = rung["result"]
         switches = " ".join(f"{name}={value}" for name, value in result["relay"]["switches"].items())
-        counts = [repr(_median(result, *place)) for place in places]
+        counts = [_median(result, *place) for place in places]
         values = [mean_value(result, name) for name in metrics]
-        figures = ["" if value is None else repr(value) for value in values]
-        digest = result["outputs"].get("digest", "")
-        rows.append([result["relay"]["state"], switches, *counts, *figures, digest])
+        rows.append([result["relay"]["state"], switches, *counts, *values, result["outputs"].get("digest")])
     return to_csv(["relay", "switches", *map(".".join, places), *metrics, "digest"], rows)
 
 

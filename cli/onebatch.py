@@ -106,6 +106,4 @@ def as_csv(document: Document) -> str:
     from .page import to_csv
 
     fields = [*_COLUMNS, *_FIGURES, "digest", "refused"]
-    return to_csv(
-        fields, [["" if p[name] is None else p[name] for name in fields] for p in document["points"]]
-    )
+    return to_csv(fields, [[point[name] for name in fields] for point in document["points"]])

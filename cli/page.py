@@ -342,7 +342,8 @@ def tables_csv(page: Page) -> str:
     return to_csv(("table", "row", "name", "column", "value"), rows)
 
 
-def to_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def to_csv(header: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """None becomes an empty cell, and a number keeps all of its digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)

@@ -201,10 +201,10 @@ def csv_of(documents: Sequence[Document], *, only: str = "") -> str:
     """One row per metric, and per count of a kind and stream, of the run and then of each rank. Each row names its
     run, so that files of many runs can be joined. ``value`` is a distribution's mean and a count's median."""
     rows = (row for document in documents for row in _csv_rows(document) if row["metric"].startswith(only))
-    return to_csv(_CSV, ([row.get(name, "") for name in _CSV] for row in rows))
+    return to_csv(_CSV, (map(row.get, _CSV) for row in rows))
 
 
-def _csv_rows(document: Document) -> Iterator[dict[str, str]]:
+def _csv_rows(document: Document) -> Iterator[Document]:
     label, name = document["labels"], document["scenario"]["expanded"].get("name", "")
     run = {
         "scenario": str(name),
@@ -221,42 +221,36 @@ def _csv_rows(document: Document) -> Iterator[dict[str, str]]:
         yield run | {"metric": f"expect.{kind}", "abstained": f"not asked: {reason}"}
 
 
-def _metric_rows(part: Document) -> Iterator[dict[str, str]]:
+def _metric_rows(part: Document) -> Iterator[Document]:
     ranges = part.get("ranges", {}).get("metrics", {})
     for name, metric in part["metrics"].items():
         values, extent = metric.get("values"), ranges.get(name, {})
         figures = {figure: metric.get(figure) for figure in ("p50", "p90", "p95", "p99", "max")}
         yield {
             "metric": name,
-            "unit": metric.get("unit", ""),
-            "value": repr(sum(values) / len(values)) if values else "",
-            "abstained": metric.get("abstained", ""),
-            **{figure: repr(value) for figure, value in figures.items() if isinstance(value, float | int)},
-            **{end: repr(extent[end]) for end in ("low", "high") if extent},
+            "unit": metric.get("unit"),
+            "value": sum(values) / len(values) if values else None,
+            "abstained": metric.get("abstained"),
+            **{figure: value for figure, value in figures.items() if isinstance(value, float | int)},
+            **{end: extent.get(end) for end in ("low", "high")},
         }
 
 
-def _count_rows(part: Document) -> Iterator[dict[str, str]]:
+def _count_rows(part: Document) -> Iterator[Document]:
     for kind, streams in part["per_step"].items():
         for stream, counters in streams.items():
             if stream != "steps":
                 for counter, tally in counters.items():
-                    figures = {figure: repr(value) for figure, value in tally.items()}
-                    median = {"unit": "median/step", "value": figures["median"]}
-                    yield {"metric": f"{kind}.{stream}.{counter}", **median, **figures}
+                    median = {"unit": "median/step", "value": tally["median"]}
+                    yield {"metric": f"{kind}.{stream}.{counter}", **median, **tally}
 
 
-def _worth_rows(part: Document) -> Iterator[dict[str, str]]:
+def _worth_rows(part: Document) -> Iterator[Document]:
     """One row per figure that a counterfactual run changes: ``worth.PLACE.CHANGE.FIGURE``."""
     units = {"output_throughput_pct": "%", "ttft_ms": "ms", "tpot_ms": "ms", "idle_us_per_step": "us"}
     for row in part.get("worth", {}).get("rows", ()):
         site = row["site"]
         place = f"{site['file']}:{site['line']}" if site else f"phase {row['phase']}"
         for figure, unit in units.items():
-            value = row[figure]
-            yield {
-                "metric": f"worth.{place}.{row['change']}.{figure}",
-                "unit": unit,
-                "value": "" if value is None else repr(value),
-                "abstained": row["abstained"],
-            }
+            name = f"worth.{place}.{row['change']}.{figure}"
+            yield {"metric": name, "unit": unit, "value": row[figure], "abstained": row["abstained"]}

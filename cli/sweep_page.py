@@ -35,9 +35,8 @@ def as_csv(document: Document) -> str:
     sides = ["a", "b"] if _compares(document) else ["value"]
     rows = []
     for cell in document["cells"]:
-        values = [repr(value) for value in cell["values"]] or [""] * len(sides)
-        delta = "" if cell["delta_pct"] is None else repr(cell["delta_pct"])
-        rows.append([*cell["at"], *values, delta, *(cell.get(name) or "" for name in _TEXTS)])
+        values = cell["values"] or [None] * len(sides)
+        rows.append([*cell["at"], *values, cell["delta_pct"], *map(cell.get, _TEXTS)])
     return to_csv([*_keys(document), *sides, "delta_pct", *_TEXTS], rows)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from ....scenarios.yaml_files import YamlFiles
 
@@ -24,10 +24,6 @@ def _pattern(text: str) -> str:
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
     return text
-
-
-def _sequence(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 # A regular expression for the whole name of a range.
@@ -69,7 +65,7 @@ class KindRule(MapModel):
 
     match: Pattern
     kind: Name
-    payload: Annotated[tuple[int, ...], BeforeValidator(_sequence)] | None = None
+    payload: Annotated[tuple[int, ...], Field(strict=False)] | None = None
     size: Pattern | None = None
 
 
@@ -86,8 +82,8 @@ class RangeMap(MapModel):
     about: str = Field(max_length=2000)
     domain: str | None = Field(default=None, max_length=200)  # of NVTX; any without one
     steps: StepRule
-    ranges: Annotated[tuple[RangeRule, ...], BeforeValidator(_sequence)] = Field(min_length=1, max_length=200)
-    kinds: Annotated[tuple[KindRule, ...], BeforeValidator(_sequence)] = Field(default=(), max_length=200)
+    ranges: tuple[RangeRule, ...] = Field(strict=False, min_length=1, max_length=200)
+    kinds: tuple[KindRule, ...] = Field(default=(), strict=False, max_length=200)
     streams: StreamRule = StreamRule()
 
     @property
