@@ -7,8 +7,9 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -61,31 +62,26 @@ def progress() -> Console:
     return PrintableConsole(stderr=True, highlight=False)
 
 
+@dataclass(eq=False)
 class WorkLog:
     """Reports the progress of a long command, with the time left. ``N of M`` in a text: N of M parts have ended.
     ``apart``: the seconds so far that the parts to come do not take, such as an engine's import."""
 
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        *,
-        every: float = 0.0,
-        now: Callable[[], float] = time.monotonic,
-        apart: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self._write = write
-        self._apart = apart
-        self._every = every  # seconds between two texts that are written
-        self._now = now
-        self._written = self._since = now()
+    write: Callable[[str], None]
+    every: float = 0.0  # seconds between two texts that are written
+    now: Callable[[], float] = time.monotonic
+    apart: Callable[[], float] = lambda: 0.0
+
+    def __post_init__(self) -> None:
+        self._written = self._since = self.now()
         self._total = self._first = 0
 
     def __call__(self, text: str) -> None:
-        now = self._now()
-        left = self._left(text, now - self._apart())
-        if now - self._written >= self._every:
+        now = self.now()
+        left = self._left(text, now - self.apart())
+        if now - self._written >= self.every:
             self._written = now
-            self._write(f"{text}{left}")
+            self.write(f"{text}{left}")
 
     def _left(self, text: str, now: float) -> str:
         found = re.search(r"\b(\d+) of (\d+)\b", text)
@@ -142,14 +138,14 @@ def working(text: str, seconds: float = 0.0) -> Iterator[None]:
             _worked.append(time.monotonic() - began)
 
 
-class _Lasting:
+class _Lasting(NamedTuple):
     """Work that began at that time, with the seconds so far each time that it is drawn."""
 
-    def __init__(self, text: str, began: float) -> None:
-        self._text, self._began = text, began
+    text: str
+    began: float
 
     def __str__(self) -> str:
-        return f"{self._text}: {time.monotonic() - self._began:.0f} s"
+        return f"{self.text}: {time.monotonic() - self.began:.0f} s"
 
     def __rich__(self) -> Text:
         return Text(str(self))
@@ -166,28 +162,22 @@ def _in_status(console: Console, work: _Lasting) -> Iterator[None]:
             line.update(before)
 
 
+@dataclass(eq=False)
 class RunProgress(Observer):
     """An observer that draws the requests done, the time of the run, steps per second and the time left.
 
     ``now`` is wall time in seconds; ``clock`` is that of the run. Between refreshes a step costs one comparison.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        *,
-        total: int | None,
-        clock: Clock,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._console = console
-        self._total = total
-        self._clock = clock
-        self._now = now
-        self._began = now()
-        self._due = self._began + (PATIENCE_S if console.is_terminal else LINE_S)
-        self._steps = 0
-        self._done = 0
+    console: Console
+    total: int | None
+    clock: Clock
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._began = self.now()
+        self._due = self._began + (PATIENCE_S if self.console.is_terminal else LINE_S)
+        self._steps = self._done = 0
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -199,16 +189,16 @@ class RunProgress(Observer):
 
     def settled(self, info: StepInfo) -> None:  # noqa: ARG002
         self._steps += 1
-        now = self._now()
+        now = self.now()
         if now < self._due:
             return
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             self._due = now + REFRESH_S
             self._draw(now)
         else:
             self._due = now + LINE_S
-            self._console.print(
-                f"{self._done} of {self._total} requests, {self._clock.now() / 1e9:.2f} s of the run"
+            self.console.print(
+                f"{self._done} of {self.total} requests, {self.clock.now() / 1e9:.2f} s of the run"
             )
 
     def ended(self, request: Request) -> None:  # noqa: ARG002
@@ -216,13 +206,13 @@ class RunProgress(Observer):
 
     def _draw(self, now: float) -> None:
         if self._bar is None:
-            self._bar = _bar(self._console)
-            self._bar.add_task("run", total=self._total, run="", rate="")
+            self._bar = _bar(self.console)
+            self._bar.add_task("run", total=self.total, run="", rate="")
             self._bar.start()  # may be interrupted, and is then stopped as well
         self._bar.update(
             self._bar.task_ids[0],
             completed=self._done,
-            run=f"{self._clock.now() / 1e9:.2f} s",
+            run=f"{self.clock.now() / 1e9:.2f} s",
             rate=f"{self._steps / (now - self._began):,.0f} steps/s",
         )
         self._bar.refresh()
