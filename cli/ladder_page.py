@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +21,17 @@ _COUNTERS = ("h2d", "d2h", "sync", "kernel")
 _EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 _DIGITS = 6  # of a digest
 _LEAST = 0.1  # percent; lines that are worth less are not shown
-_SCHEDULE, _FORWARD = "schedule", "forward stream and tokens"
+_FORWARD = "forward stream and tokens"
+_Figures = Mapping[str, Callable[[Document], str]]
+_ON_SCHEDULE: _Figures = {
+    ">exposed\nµs/step": lambda result: number(_exposed(result)),
+    ">idle\nµs/step": lambda result: number(mean_value(result, "forward_idle_us_per_step")),
+    ">output\ntokens/s": lambda result: number(mean_value(result, "output_throughput")),
+}
+_ON_FORWARD: _Figures = {
+    ">occupied\n%": lambda result: percent(mean_value(result, "forward_occupancy")),
+    "tokens": lambda result: str(result["outputs"].get("digest", MISSING)[:_DIGITS]),
+}
 
 
 def page(ladder: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
@@ -31,9 +41,9 @@ def page(ladder: Document, width: int = WIDE, *, few: bool = False) -> Page:  # 
         f"run {ladder['scenario']['expanded']['name']}",
         [
             Lines([Text(line) for line in lines]),
-            table(ladder),
+            table(ladder, "the ladder", "schedule", _ON_SCHEDULE),
             *_worth(ladder),
-            forward_table(ladder),
+            table(ladder, _FORWARD, "forward", _ON_FORWARD),
             *charts(ladder),
         ],
         ladder["conclusion"],
@@ -64,30 +74,21 @@ def setting(ladder: Document) -> str:
     return f"{title}\n{kind} · {first['hardware']['name']} · {len(first['requests'])} requests each"
 
 
-def table(ladder: Document) -> Table:
-    """Of each rung the counts on the schedule stream, and what it did. Holds 80 columns."""
-    found = _rungs(ladder, "the ladder", _SCHEDULE)
-    for heading in ("exposed\nµs/step", "idle\nµs/step", "output\ntokens/s"):
-        found.add_column(heading, justify="right", no_wrap=True)
+def table(ladder: Document, title: str, stream: str, figures: _Figures) -> Table:
+    """Of each rung the counts on the stream, and figures. Holds 80 columns."""
+    kinds = _kinds(ladder)
+    caption = f"{' / '.join(_COUNTERS)}: median per step, {stream} stream"
+    headings = ("relay, barrier", *(f">{kind}".replace(".", "\n") for kind in kinds), *figures)
+    found = framed(title, *headings, caption=caption, no_wrap=True, tight=True)
+    found.columns[0].no_wrap = False
     for label, result in _results(ladder):
-        exposed = [mean_value(result, name) for name in _EXPOSED]
-        found.add_row(
-            *(label, *_counts(ladder, result, _SCHEDULE)),
-            number(None if None in exposed else sum(value or 0.0 for value in exposed)),
-            number(mean_value(result, "forward_idle_us_per_step")),
-            number(mean_value(result, "output_throughput")),
-        )
-    return found
-
-
-def forward_table(ladder: Document) -> Table:
-    found = _rungs(ladder, _FORWARD, "forward")
-    found.add_column("occupied\n%", justify="right", no_wrap=True)
-    found.add_column("tokens", no_wrap=True)
-    for label, result in _results(ladder):
-        counts = _counts(ladder, result, "forward")
-        occupied = percent(mean_value(result, "forward_occupancy"))
-        found.add_row(label, *counts, occupied, result["outputs"].get("digest", MISSING)[:_DIGITS])
+        counts = [
+            "/".join(number(whole(_median(result, kind, stream, counter))) for counter in _COUNTERS)
+            if kind in result["per_step"]
+            else MISSING
+            for kind in kinds
+        ]
+        found.add_row(label, *counts, *(figure(result) for figure in figures.values()))
     return found
 
 
@@ -123,26 +124,14 @@ def _results(ladder: Document) -> Iterator[tuple[str, Document]]:
         yield label, rung["result"]
 
 
-def _rungs(ladder: Document, title: str, stream: str) -> Table:
-    caption = f"{' / '.join(_COUNTERS)}: median per step, {stream} stream"
-    found = framed(title, "relay, barrier", caption=caption, tight=True)
-    for kind in _kinds(ladder):
-        found.add_column(kind.replace(".", "\n"), justify="right", no_wrap=True)
-    return found
-
-
-def _counts(ladder: Document, result: Document, stream: str) -> list[str]:
-    return [
-        "/".join(number(whole(_median(result, kind, stream, counter))) for counter in _COUNTERS)
-        if kind in result["per_step"]
-        else MISSING
-        for kind in _kinds(ladder)
-    ]
-
-
 def _kinds(ladder: Document) -> list[str]:
     """The kinds of steps that at least one rung has."""
     return [kind for kind in _KINDS if any(kind in rung["result"]["per_step"] for rung in ladder["rungs"])]
+
+
+def _exposed(result: Document) -> float | None:
+    exposed = [mean_value(result, name) for name in _EXPOSED]
+    return None if None in exposed else sum(value or 0.0 for value in exposed)
 
 
 def _median(result: Document, kind: str, stream: str, counter: str) -> float:
