@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import reduce
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -420,6 +422,11 @@ class Scenario(Section):
     def source(self) -> ScenarioSource:
         """Where the keys were written, for errors about values that turn out to be impossible later."""
         return self._source
+
+    def file(self, *key: str) -> Path | None:
+        """The file that the value at ``key`` names; None where there is no value."""
+        text = reduce(getattr, key, self)
+        return None if text is None else self._source.locate(key, str(text))
 
     @property
     def relays(self) -> tuple[RelaySection, ...]:

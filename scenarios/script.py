@@ -209,9 +209,8 @@ def _random(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Prompt:
 
 def _replay(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
     """The first ``requests`` of the trace, in order of their instants."""
-    workload = scenario.workload
-    assert workload.trace and workload.format
-    path = scenario.source.locate(("workload", "trace"), workload.trace)
+    workload, path = scenario.workload, scenario.file("workload", "trace")
+    assert path is not None and workload.format
     tokens = token_count(tokenizer_file(scenario))
     records, left_out = read(path, workload.format, limit=workload.requests, tokens=tokens)
     _refuse_unusable(records, path, vocab_size=vocab_size)

@@ -64,10 +64,10 @@ def estimated(text: str) -> int:
 
 def tokenizer_file(scenario: Scenario) -> Path | None:
     """The tokenizer in the model's folder, if the scenario's trace holds text and the folder has one."""
-    model = scenario.model.path
-    if model is None or scenario.workload.format != "sharegpt":
+    folder = scenario.file("model", "path")
+    if folder is None or scenario.workload.format != "sharegpt":
         return None
-    file = scenario.source.locate(("model", "path"), model) / TOKENIZER
+    file = folder / TOKENIZER
     return file if file.is_file() else None
 
 

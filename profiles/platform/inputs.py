@@ -36,9 +36,8 @@ def inputs(resolved: Resolved) -> tuple[InputPart, ...]:
     """The files that a run of the scenario reads. What cannot be read, or is no regular file, is left out: a pipe would
     be consumed, and the run itself reports a missing file."""
     scenario, found = resolved.scenario, list[InputPart]()
-    if scenario.workload.trace is not None:
-        trace = scenario.workload.trace
-        found += _file("workload.trace", trace, scenario.source.locate(("workload", "trace"), trace))
+    if (trace := scenario.file("workload", "trace")) is not None:
+        found += _file("workload.trace", str(scenario.workload.trace), trace)
     if (tokenizer := tokenizer_file(scenario)) is not None:
         found += _file("model.path", f"{scenario.model.path}/{TOKENIZER}", tokenizer)
     for relay in resolved.relays:

@@ -45,15 +45,12 @@ class Resolved:
     @property
     def checkpoint(self) -> Path | None:
         """The directory that the weights come from; None for a preset."""
-        path = self.scenario.model.path
-        return None if path is None else self.scenario.source.locate(("model", "path"), path)
+        return self.scenario.file("model", "path")
 
     @property
     def draft_checkpoint(self) -> Path | None:
         """The directory that the draft's weights come from; None for one made of the target's first layer."""
-        path = self.scenario.engine.speculative.draft
-        key = ("engine", "speculative", "draft")
-        return None if path is None else self.scenario.source.locate(key, path)
+        return self.scenario.file("engine", "speculative", "draft")
 
 
 def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
@@ -85,14 +82,13 @@ def resolve(scenario: Scenario) -> Resolved:
     named_by = [key for key in ("preset", "path") if getattr(scenario.model, key) is not None]
     model = attempt(("model", *named_by), lambda: _model(scenario))
     draft = attempt(("engine", "speculative", "draft"), lambda: model and _draft(scenario, model))
-    problems += [scenario.source.problem(*found) for found in _rank_findings(scenario, model)]
     hardware = attempt(("device", "hardware"), lambda: hardware_profile(scenario.device.hardware))
-    misnamed = (
+    findings = (
         *_misnamed(scenario),
-        *_hisparse_findings(scenario, model, hardware),
-        *_other_findings(scenario, model, hardware),
+        *(() if hardware is None else _hardware_findings(scenario, hardware)),
+        *(() if model is None else _model_findings(scenario, model)),
     )
-    problems += [scenario.source.problem(*found) for found in misnamed]
+    problems += [scenario.source.problem(*found) for found in findings]
     attempt(("workload", "trace"), lambda: _trace(scenario))
     attempt(("model", "path"), lambda: token_count(tokenizer_file(scenario)))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
@@ -105,44 +101,30 @@ def resolve(scenario: Scenario) -> Resolved:
 
 
 def _model(scenario: Scenario) -> ModelConfig:
-    wanted = scenario.model
-    if wanted.preset is None:
-        if wanted.path is None:
-            raise LookupError("required, but not given")
-        found = checkpoint.read_config(scenario.source.locate(("model", "path"), wanted.path))
-    elif wanted.preset in PRESETS:
+    wanted, folder = scenario.model, scenario.file("model", "path")
+    if wanted.preset is not None:
+        if wanted.preset not in PRESETS:
+            raise LookupError(unknown("preset", wanted.preset, sorted(PRESETS)))
         found = PRESETS[wanted.preset]
+    elif folder is not None:
+        found = checkpoint.read_config(folder)
     else:
-        raise LookupError(unknown("preset", wanted.preset, sorted(PRESETS)))
+        raise LookupError("required, but not given")
     if wanted.deeper_scale is not None:
         found = replace(found, deeper_scale=wanted.deeper_scale)
     return found if wanted.dtype == "auto" else replace(found, dtype_name=wanted.dtype)
 
 
 def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
-    spec = scenario.engine.speculative
-    if spec.algorithm == "none":
+    if speculation(scenario) is None:
         return None
-    if spec.draft is None:
-        return replace(model, num_layers=1)
-    return read_draft_config(scenario.source.locate(("engine", "speculative", "draft"), spec.draft), model)
-
-
-def _rank_findings(scenario: Scenario, model: ModelConfig | None) -> Iterator[tuple[KeyPath, str]]:
-    """More ranks than can share the model: the key to blame, and why."""
-    if model is None:
-        return
-    stages, wanted, most = scenario.engine.pipeline.stages, scenario.engine.data_parallel, most_ranks(model)
-    if stages > model.num_layers:
-        key = ("engine", "pipeline", "stages")
-        yield key, f"expected at most the model's {model.num_layers} layers, got {stages}"
-    if wanted.mlp == "shared" and wanted.ranks > most:
-        key = ("engine", "data_parallel", "ranks")
-        yield key, f"expected at most {most}, which share the columns of {model.name}, got {wanted.ranks}"
+    folder = scenario.file("engine", "speculative", "draft")
+    return replace(model, num_layers=1) if folder is None else read_draft_config(folder, model)
 
 
 def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """Relay states, switches and settings that do not exist: the key to blame, and what is wrong."""
+    """Relay states, switches and settings, and a case's metric, that do not exist: the key to blame, and what is
+    wrong."""
     at = ("engine", "relays" if scenario.engine.relays else "relay")
     for relay in scenario.relays:
         state = None
@@ -155,6 +137,8 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             shown = state if isinstance(state, UserState) else relay.state
             found = [wrong[switch]] if switch in wrong else refusals(shown, {switch: word(value)})
             yield from (((*at, switch), why) for why in found)
+    if scenario.case is not None and scenario.case.metric not in DEFINITIONS:
+        yield ("case", "metric"), unknown("metric", scenario.case.metric, list(DEFINITIONS))
 
 
 def _state(scenario: Scenario, relay: RelaySection) -> State | None:
@@ -172,9 +156,8 @@ def _relay(scenario: Scenario, relay: RelaySection) -> RelayChoice:
 
 
 def _trace(scenario: Scenario) -> None:
-    trace = scenario.workload.trace
-    if trace is not None:
-        path = scenario.source.locate(("workload", "trace"), trace)
+    path = scenario.file("workload", "trace")
+    if path is not None:
         try:
             path.stat()
         except (OSError, ValueError) as error:
@@ -188,43 +171,37 @@ def _grammar(scenario: Scenario, model: ModelConfig) -> None:
         GrammarCache(model.vocab_size, model.eos_token_ids).start(spec)
 
 
-def _hisparse_findings(
-    scenario: Scenario, model: ModelConfig | None, hardware: HardwareProfile | None
-) -> Iterator[tuple[KeyPath, str]]:
-    """Requirements of KV on the host on model, hardware and page size: the key to blame, and why. A model or hardware
-    that was not found is not checked."""
-    wanted = scenario.engine.hisparse
-    if not wanted.enabled:
-        return
-    if hardware is not None:
-        needed = ("pinned_memory", "side_streams", "events")
-        missing = [name.replace("_", " ") for name in needed if not getattr(hardware.available, name)]
-        if missing:
-            yield ("engine", "hisparse", "enabled"), f"{hardware.name} has no {', no '.join(missing)}"
-    if model is not None and model.indexer is None:
-        yield (
-            ("engine", "hisparse", "enabled"),
-            f"{model.name} attends to all tokens: it chooses none to be fetched from the host",
-        )
-    elif model is not None and model.indexer is not None:
-        yield from _buffer_sizes(wanted, model.indexer.top_k, scenario.engine.page_size)
-
-
-def _other_findings(
-    scenario: Scenario, model: ModelConfig | None, hardware: HardwareProfile | None
-) -> Iterator[tuple[KeyPath, str]]:
-    """A case's metric that does not exist. An encoder-decoder needs tokens of an encoder, and no other model has a use
-    for them. Divisions of split prefill that the hardware cannot hold."""
-    case, given = scenario.case, scenario.workload.encoder_tokens is not None
-    if case is not None and case.metric not in DEFINITIONS:
-        yield ("case", "metric"), unknown("metric", case.metric, list(DEFINITIONS))
-    if model is not None and given != bool(model.cross_layers):
-        has = f"{model.name} has no encoder" if given else f"required by {model.name}, which has an encoder"
-        yield ("workload", "encoder_tokens"), has
+def _hardware_findings(scenario: Scenario, hardware: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:
+    """What the hardware lacks: the key to blame, and why."""
+    needed = ("pinned_memory", "side_streams", "events") if scenario.engine.hisparse.enabled else ()
+    missing = [name.replace("_", " ") for name in needed if not getattr(hardware.available, name)]
+    if missing:
+        yield ("engine", "hisparse", "enabled"), f"{hardware.name} has no {', no '.join(missing)}"
     for place, division in enumerate(scenario.engine.split_prefill.divisions):
-        if hardware is not None and division.prefill + division.decode > hardware.gpu.multiprocessors:
+        if division.prefill + division.decode > hardware.gpu.multiprocessors:
             key = ("engine", "split_prefill", "divisions", place)
             yield key, f"{hardware.name} has {hardware.gpu.multiprocessors} multiprocessors"
+
+
+def _model_findings(scenario: Scenario, model: ModelConfig) -> Iterator[tuple[KeyPath, str]]:
+    """What does not fit the model: the key to blame, and why. An encoder-decoder needs tokens of an encoder, and no
+    other model has a use for them."""
+    engine, given = scenario.engine, scenario.workload.encoder_tokens is not None
+    stages, parallel, most = engine.pipeline.stages, engine.data_parallel, most_ranks(model)
+    if stages > model.num_layers:
+        key = ("engine", "pipeline", "stages")
+        yield key, f"expected at most the model's {model.num_layers} layers, got {stages}"
+    if parallel.mlp == "shared" and parallel.ranks > most:
+        key = ("engine", "data_parallel", "ranks")
+        yield key, f"expected at most {most}, which share the columns of {model.name}, got {parallel.ranks}"
+    if engine.hisparse.enabled and model.indexer is None:
+        key = ("engine", "hisparse", "enabled")
+        yield key, f"{model.name} attends to all tokens: it chooses none to be fetched from the host"
+    elif engine.hisparse.enabled and model.indexer is not None:
+        yield from _buffer_sizes(engine.hisparse, model.indexer.top_k, engine.page_size)
+    if given != bool(model.cross_layers):
+        has = f"{model.name} has no encoder" if given else f"required by {model.name}, which has an encoder"
+        yield ("workload", "encoder_tokens"), has
 
 
 def _buffer_sizes(wanted: HiSparse, top_k: int, page_size: int) -> Iterator[tuple[KeyPath, str]]:
