@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
@@ -57,48 +58,40 @@ class Achieved(NamedTuple):
     left_out: int = 0
 
 
+@dataclass(slots=True)
 class Workload:
     """One pass over the requests of a scenario. Another pass needs another workload.
 
-    Open arrivals come from ``upcoming``. In a closed loop ``upcoming`` has the first request of every client,
-    and ``on_end`` returns the next request when one has ended. ``aborts`` has, by request id, the number of output
-    tokens after which its client disconnects.
+    Open arrivals come from ``upcoming``. In a closed loop, which has ``clients``, ``upcoming`` has the first request of
+    every client, and ``on_end`` returns the next request when one has ended. ``aborts`` has, by request id, the number
+    of output tokens after which its client disconnects.
     """
 
-    def __init__(
-        self,
-        template: Template,
-        *,
-        instants: Counts,
-        clients: int | None,
-        aborts: Mapping[str, int],
-        achieved: Achieved,
-    ) -> None:
-        self._template = template
-        self._instants = instants
-        self._clients = clients  # of a closed loop
-        self._taken = 0
-        self.aborts = aborts
-        self.achieved = achieved
+    request: Template
+    instants: Counts
+    clients: int | None
+    aborts: Mapping[str, int]
+    achieved: Achieved
+    _taken: int = field(default=0, init=False)
 
     def __len__(self) -> int:
-        return len(self._instants)
+        return len(self.instants)
 
     def upcoming(self) -> Iterator[Request]:
         """The requests that do not wait for the end of another, by arrival. Each is built when it is taken."""
-        first = len(self) if self._clients is None else min(self._clients, len(self))
+        first = len(self) if self.clients is None else min(self.clients, len(self))
         while self._taken < first:
-            yield self._take(int(self._instants[self._taken]))
+            yield self._take(int(self.instants[self._taken]))
 
     def on_end(self, request: Request, now: int) -> Request | None:  # noqa: ARG002
         """The next request of the client of ``request``, sent at ``now`` (ns); None when there is none left."""
-        if self._clients is None or self._taken == len(self):
+        if self.clients is None or self._taken == len(self):
             return None
         return self._take(now)
 
     def _take(self, arrival: int) -> Request:
         self._taken += 1
-        return self._template(self._taken - 1, arrival)
+        return self.request(self._taken - 1, arrival)
 
 
 def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -> Workload:
@@ -108,20 +101,16 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     """
     script = script_of(scenario, vocab_size=vocab_size, seed=seed)
     encoder_tokens = _encoder_tokens(scenario, size=len(script), seed=seed)
-    prompt_tokens = np.minimum(script.prompt_tokens + encoder_tokens, context_len - 1)
+    whole = script.prompt_tokens + encoder_tokens
+    prompt_tokens = np.minimum(whole, context_len - 1)
     output_tokens = np.minimum(script.output_tokens, context_len - prompt_tokens)
-    clipped = (prompt_tokens < script.prompt_tokens + encoder_tokens) | (output_tokens < script.output_tokens)
+    clipped = (prompt_tokens < whole) | (output_tokens < script.output_tokens)
+    fitting = replace(script, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     prompts, outputs = script.requested or (None, None)
     arrival = _arrival(scenario, script)
     instants = np.zeros(len(script), dtype=np.int64) if script.instants is None else script.instants
     return Workload(
-        _template(
-            script,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            encoder_tokens=encoder_tokens,
-            encoder=partial(text, seed, RandomStream.ENCODER, vocab_size=vocab_size),
-        ),
+        _template(fitting, encoder_tokens, partial(text, seed, RandomStream.ENCODER, vocab_size=vocab_size)),
         instants=arrivals(arrival, instants, rng=stream(seed, RandomStream.ARRIVAL)),
         clients=arrival.concurrency if isinstance(arrival, ClosedArrivals) else None,
         aborts=_aborts(scenario, size=len(script), seed=seed),
@@ -159,24 +148,18 @@ def _encoder_tokens(scenario: Scenario, *, size: int, seed: int) -> Counts:
     return draw(wanted, size, rng=stream(seed, RandomStream.ENCODER_TOKENS))
 
 
-def _template(
-    script: Script,
-    *,
-    prompt_tokens: Counts,
-    output_tokens: Counts,
-    encoder_tokens: Counts,
-    encoder: Callable[..., Counts],
-) -> Template:
-    """``prompt_tokens`` count those of the ``encoder``, which makes the ids of a key and a length."""
+def _template(script: Script, encoder_tokens: Counts, encoder: Callable[..., Counts]) -> Template:
+    """The prompts' lengths count the tokens of the ``encoder``, which makes the ids of a key and a length."""
 
     def request(index: int, arrival: int) -> Request:
-        first = min(int(encoder_tokens[index]), int(prompt_tokens[index]) - 1)
-        prompt = script.prompt(index, int(prompt_tokens[index]) - first)
+        length = int(script.prompt_tokens[index])
+        first = min(int(encoder_tokens[index]), length - 1)
+        prompt = script.prompt(index, length - first)
         return Request(
             id=request_id(index),
             origin_input_ids=packed(encoder(key=index, length=first)) + prompt if first else prompt,
             encoder_len=first,
-            sampling=params(script.sampling(index), max_new_tokens=int(output_tokens[index])),
+            sampling=params(script.sampling(index), max_new_tokens=int(script.output_tokens[index])),
             arrival=arrival,
             index=index,
         )
