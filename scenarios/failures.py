@@ -70,6 +70,11 @@ def tags(scenario: Scenario, sender: str, receiver: str) -> Sequence[str]:
     return (*onward, *(("output",) if index != count - 2 else ()))
 
 
+def sends(role: str, tag: str) -> bool:
+    """Whether a worker of that role, or a router, sends messages with the tag."""
+    return any(sender == role and tag in found for (sender, _), found in _TAGS.items())
+
+
 def words(failure: Failure) -> str:
     """An entry of the script, in words."""
     if failure.dies is not None:

@@ -4,13 +4,13 @@ scripts one, at the n-th range, send or receive of a phase."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
-from ...scenarios.failures import rank_names, role_of
+from ...scenarios.failures import rank_names, role_of, sends
 from ...scenarios.schema import Scenario
 from ...sched.data_parallel.sync import PartitionedSource, RankShare
 from ...sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, RankLayout
@@ -29,34 +29,12 @@ class DiedError(Exception):
     """This rank was killed, as the scenario scripts it."""
 
 
-class _Trigger(NamedTuple):
-    """A range that opens, a message that is about to be sent, or a message that has been received."""
+_Kind = Literal["range", "send", "receive"]
+_Trigger = tuple[_Kind, str]
+"""A range that opens, a message that is about to be sent, or a message that has been received."""
 
-    kind: Literal["range", "send", "receive"]
-    name: str
-
-
-_TRIGGERS: Final[Mapping[str, Mapping[str, Sequence[_Trigger]]]] = {
-    "stage": {
-        "proxies": (_Trigger("send", PROXY),),
-        "tokens": (_Trigger("range", "copy"),),
-    },
-    "rank": {},
-    "replica": {"requests": (_Trigger("receive", REQUEST),), "ended": (_Trigger("send", ENDED),)},
-    "prefill": {
-        "requests": (_Trigger("receive", REQUEST),),
-        "bootstrap": (_Trigger("receive", HANDSHAKE),),
-        "transfer": (_Trigger("send", KV),),
-    },
-    "decode": {
-        "requests": (_Trigger("receive", REQUEST),),
-        "bootstrap": (_Trigger("send", HANDSHAKE),),
-        "transfer": (_Trigger("receive", KV),),
-        "ended": (_Trigger("send", ENDED),),
-    },
-    "router": {"requests": (_Trigger("send", REQUEST),), "ended": (_Trigger("receive", ENDED),)},
-}
 _FORWARDS: Final = ("model", "draft")  # ranges that a step on the device begins with
+_MESSAGES: Final = {"requests": REQUEST, "bootstrap": HANDSHAKE, "transfer": KV, "ended": ENDED}
 
 
 class FaultInjector(Observer):
@@ -79,7 +57,7 @@ class FaultInjector(Observer):
         self.check("range", name)
         return super().range(name, step, size)
 
-    def check(self, kind: Literal["range", "send", "receive"], name: str) -> None:
+    def check(self, kind: _Kind, name: str) -> None:
         """Count a trigger. Raises DiedError when the script kills the rank here."""
         for index, (dies, triggers) in self._schedule.items() if self.armed else ():
             if (kind, name) not in triggers:
@@ -103,12 +81,22 @@ def inject_faults(
 
 
 def _triggers(rank: str, phase: str) -> Sequence[_Trigger]:
+    """With what a phase of that rank begins: a range of that name, unless it is a message."""
+    role = role_of(rank)
     if phase == "forward":
-        return [_Trigger("range", name) for name in _FORWARDS]
-    # Requests enter at the first stage: it only sends them.
-    if (role_of(rank), phase) == ("stage", "requests"):
-        return [_Trigger("send" if rank == "stage 0" else "receive", REQUESTS)]
-    return _TRIGGERS[role_of(rank)].get(phase) or [_Trigger("range", phase)]
+        return [("range", name) for name in _FORWARDS]
+    if role == "stage":
+        # Requests enter at the first stage: it only sends them.
+        requests: _Trigger = ("send" if rank == "stage 0" else "receive", REQUESTS)
+        named: dict[str, _Trigger] = {
+            "requests": requests,
+            "proxies": ("send", PROXY),
+            "tokens": ("range", "copy"),
+        }
+        return [named.get(phase, ("range", phase))]
+    if phase in _MESSAGES:
+        return [("send" if sends(role, _MESSAGES[phase]) else "receive", _MESSAGES[phase])]
+    return [("range", phase)]
 
 
 class _FaultInjectingLink:
