@@ -141,7 +141,7 @@ def calibrate(
         ],
         "missing": [
             *device.missing,
-            *(f"phase {phase}: no run met it" for phase in base.phases if phase not in times.phases),
+            *(f"phase {phase}: no run met it" for phase in base.phases if (phase, None) not in times.samples),
         ],
         "through_torch_ns": times.through_torch,
         "outside_us_per_step": times.outside_us,

@@ -46,15 +46,15 @@ _CALLS, _REPEATS = 500, 9  # of the torch calls that through_torch times
 _THROUGH_TORCH = ("launch", "copy")  # the calls that torch makes
 # By phase and kind of step, None for all kinds.
 FittedLines = dict[tuple[str, StepKind | None], FittedLine]
+PhaseSamples = dict[tuple[str, StepKind | None], list[TimedSample]]
 
 
 class OwnTimes(NamedTuple):
-    """Samples by phase, and by phase and kind of step. ``outside`` is the time of the whole run in ranges outside all
-    phases, in ns."""
+    """Every sample is there for all kinds, and for the kind of its step if that was known. ``outside`` is the time of
+    the whole run in ranges outside all phases, in ns."""
 
-    phases: dict[str, list[TimedSample]]
+    samples: PhaseSamples
     outside: float
-    kinds: dict[tuple[str, StepKind], list[TimedSample]]
 
 
 class PhaseCollector(Observer):
@@ -104,40 +104,26 @@ def own_times(
     """``through_torch`` is the time of torch's own part of a device call, in ns, which no record contains. ``kind_of``
     returns the kind of a range's step, for samples by kind."""
     spent = _calls_within(ranges, calls, through_torch)
-    owners, own, outside = dict(_owners(ranges, phases)), defaultdict[int, float](float), 0.0
-    exclusive = {index: span.end - span.start - spent[index] for index, span in enumerate(ranges)}
-    for index, (parent, _) in owners.items():
-        if parent is not None:
-            exclusive[parent] -= ranges[index].end - ranges[index].start
-    for index, (_, owner) in owners.items():
-        if owner is None:
-            outside += exclusive[index]
-        else:
-            own[owner] += exclusive[index]
-    found = defaultdict[str, list[TimedSample]](list)
-    by_kind = defaultdict[tuple[str, StepKind], list[TimedSample]](list)
-    for index, ns in own.items():
-        span = ranges[index]
-        sample, kind = TimedSample(span.size, max(ns, 0.0)), kind_of(span)
-        found[span.name].append(sample)
-        if kind is not None:
-            by_kind[span.name, kind].append(sample)
-    return OwnTimes(dict(found), outside, dict(by_kind))
-
-
-def _owners(
-    ranges: Sequence[Range], phases: Collection[str]
-) -> Iterator[tuple[int, tuple[int | None, int | None]]]:
-    """Each range with the enclosing range, and the range of the phase that it belongs to; None if there is none."""
-    enclosing: list[tuple[int, int | None]] = []
+    own = defaultdict[int | None, float](float)  # by the range of the phase, None outside all phases
+    enclosing: list[tuple[int, int | None]] = []  # each with the range of the phase that it belongs to
     for index in sorted(range(len(ranges)), key=lambda i: (ranges[i].start, -ranges[i].end, -i)):
         span = ranges[index]
         while enclosing and not _within(span, ranges[enclosing[-1][0]]):
             enclosing.pop()
-        parent, phase = enclosing[-1] if enclosing else (None, None)
-        owner = index if span.name in phases else phase
+        around = enclosing[-1][1] if enclosing else None
+        owner = index if span.name in phases else around
+        if enclosing:
+            own[around] -= span.end - span.start
+        own[owner] += span.end - span.start - spent[index]
         enclosing.append((index, owner))
-        yield index, (parent, owner)
+    outside = own.pop(None, 0.0)
+    samples = defaultdict[tuple[str, StepKind | None], list[TimedSample]](list)
+    for phase, ns in own.items():
+        assert phase is not None
+        span = ranges[phase]
+        for kind in dict.fromkeys((None, kind_of(span))):
+            samples[span.name, kind].append(TimedSample(span.size, max(ns, 0.0)))
+    return OwnTimes(dict(samples), outside)
 
 
 def _within(inner: Range, outer: Range) -> bool:
@@ -175,12 +161,11 @@ class CalibrationRun:
 
 class HostTimes(NamedTuple):
     """``through_torch``: ns of torch's own part of a call on a device tensor, which no sample contains.
-    ``outside_us``: time per step in ranges that are no phase. ``kinds``: samples of steps whose kind was known."""
+    ``outside_us``: time per step in ranges that are no phase."""
 
-    phases: dict[str, list[TimedSample]]
+    samples: PhaseSamples
     through_torch: float
     outside_us: float
-    kinds: dict[tuple[str, StepKind], list[TimedSample]] = {}  # noqa: RUF012 - never written
 
 
 def calibration_runs(batches: Sequence[int], prompts: Sequence[int]) -> list[CalibrationRun]:
@@ -229,8 +214,7 @@ def measure(
     only."""
     plan, silent = list(plan), without_calls(hardware)
     through = through_torch(silent)
-    phases, outside, steps = defaultdict[str, list[TimedSample]](list), 0.0, 0
-    kinds = defaultdict[tuple[str, StepKind], list[TimedSample]](list)
+    samples, outside, steps = defaultdict[tuple[str, StepKind | None], list[TimedSample]](list), 0.0, 0
     for _ in range(rounds):
         for run in plan:
             notify(run)
@@ -243,26 +227,22 @@ def measure(
                 kind_of=collector.kind_of,
             )
             outside, steps = outside + found.outside, steps + count
-            for name in run.phases if run.kind is None else ():
-                phases[name] += found.phases.get(name, ())
-            for (name, kind), samples in found.kinds.items():
-                if name in run.phases and run.kind in (None, kind):
-                    kinds[name, kind] += samples
-    return HostTimes(
-        {name: samples for name, samples in phases.items() if samples},
-        through,
-        outside / 1e3 / steps if steps else 0.0,
-        dict(kinds),
-    )
+            for name in run.phases:
+                for key in found.samples:
+                    if key[0] == name and run.kind in (None, key[1]):
+                        samples[key] += found.samples[key]
+    return HostTimes(dict(samples), through, outside / 1e3 / steps if steps else 0.0)
 
 
 def fit_lines(times: HostTimes) -> FittedLines:
     """The lines of all phases; after them, for the phases that open once a step's kind is known, those of its kinds."""
-    lines: FittedLines = {(name, None): fit(samples) for name, samples in times.phases.items()}
-    for (name, kind), samples in sorted(times.kinds.items()):
-        if name not in _BEFORE_PLANNING and kind in _FITTED_KINDS and (name, "decode") in times.kinds:
-            lines[name, kind] = fit(samples)
-    return lines
+    phases = [key for key in times.samples if key[1] is None]
+    kinds = [
+        (name, kind)
+        for name, kind in sorted(times.samples.keys() - phases)
+        if name not in _BEFORE_PLANNING and kind in _FITTED_KINDS and (name, "decode") in times.samples
+    ]
+    return {key: fit(times.samples[key]) for key in (*phases, *kinds)}
 
 
 def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector, int]:

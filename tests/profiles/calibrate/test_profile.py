@@ -8,7 +8,7 @@ import pytest
 
 from schedbench.profiles.calibrate.calibration import Provenance, calibrated, phase_constants, to_yaml
 from schedbench.profiles.calibrate.fit import TimedSample
-from schedbench.profiles.calibrate.host import HostTimes, calibration_runs, fit_lines
+from schedbench.profiles.calibrate.host import HostTimes, PhaseSamples, calibration_runs, fit_lines
 from schedbench.profiles.platform.hardware import HardwareError, load
 from schedbench.profiles.platform.resolve import ask
 
@@ -16,8 +16,8 @@ BASE = load("h200")
 BY = Provenance("an Unknown CPU: 3 GHz", "2026-01-02")
 TIMES = HostTimes(
     {
-        "admit": [TimedSample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
-        "sample": [TimedSample(8, 700), TimedSample(8, 800), TimedSample(8, 900)],
+        ("admit", None): [TimedSample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
+        ("sample", None): [TimedSample(8, 700), TimedSample(8, 800), TimedSample(8, 900)],
     },
     through_torch=2500.0,
     outside_us=1.0,
@@ -46,8 +46,8 @@ def test_other_constants_are_those_of_the_base_profile(written: Path) -> None:
     found = load(written)
     for part in ("kernels", "copies", "host", "available", "links"):
         assert getattr(found, part) == getattr(BASE, part)
-    assert {name: phase for name, phase in found.phases.items() if name not in TIMES.phases} == {
-        name: phase for name, phase in BASE.phases.items() if name not in TIMES.phases
+    assert {name: phase for name, phase in found.phases.items() if (name, None) not in TIMES.samples} == {
+        name: phase for name, phase in BASE.phases.items() if (name, None) not in TIMES.samples
     }
     assert list(found.phases) == list(BASE.phases)
     assert found.name == "here"
@@ -77,14 +77,14 @@ def test_calibration_runs_resolve(batches: tuple[int, ...]) -> None:
 
 
 def test_the_line_of_a_kind_is_written_beside_the_phases_own(tmp_path: Path) -> None:
-    kinds = {
+    kinds: PhaseSamples = {
         ("sample", "decode"): [TimedSample(n, 500 + 10 * n) for n in (1, 4, 16)],
         ("sample", "prefill"): [TimedSample(n, 9000) for n in (1, 4, 16)],
         ("admit", "prefill"): [TimedSample(1, 1)],  # opens before a step's kind is known
         ("draft", "prefill"): [TimedSample(1, 1)],  # there are no decodes to differ from
     }
     path = tmp_path / "here.yaml"
-    constants = phase_constants(BASE, fit_lines(TIMES._replace(kinds=kinds)))  # type: ignore[arg-type]
+    constants = phase_constants(BASE, fit_lines(TIMES._replace(samples=TIMES.samples | kinds)))
     path.write_text(to_yaml(calibrated(BASE, constants, BY, name="here")))
     found = load(path)
     lines = {kind: (line.a.value, line.b.value) for kind, line in found.phases["sample"].kinds.items()}
