@@ -21,7 +21,7 @@ from ..record.environment import environment, tool
 from ..record.result import Result
 from ..run.crash import Crash, crash_of
 from ..run.declared_hazards import hazards as hazards_of
-from ..run.machines import open_machine
+from ..run.machines import Options, open_machine
 from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batches
 from ..run.runner import GatedSink
 from . import tokens
@@ -167,7 +167,7 @@ def examine_one_batch(resolved: Resolved, relay: RelayChoice) -> Report:
 
 def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:
     try:
-        with open_machine("vgpu", question, GatedSink(), hazards=True) as machine:
+        with open_machine("vgpu", question, GatedSink(), Options(hazards=True)) as machine:
             [times] = run_batches(question, machine, relay, [shape_of(question)])
             found = hazards_of(machine, (), decoded=True)
     except Exception as error:

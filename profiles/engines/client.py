@@ -18,8 +18,9 @@ from ...sched.relay.choice import RelayChoice
 from ..platform.engine_choice import EngineChoice, working
 from ..platform.resolve import Resolved
 from ..record.result import Result
+from ..run.machines import Options
 from ..run.rank_context import RankContext
-from ..run.task import Options, RankReport, RouterReport
+from ..run.task import RankReport, RouterReport
 from .adapter import find_adapter
 from .failures import STACKS, Answer, Stack, packed, unpacked
 from .names import EngineError, parse_engine

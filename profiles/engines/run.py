@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from ...sched.observe import StepKind
@@ -25,11 +26,11 @@ from ..programs.triton_kernels import (
 from ..record.provenance import EdgePart
 from ..record.result import Result
 from ..record.timeline import Names, Window
-from ..run.machines import one_thread, open_machine
+from ..run.machines import Options, one_thread, open_machine
 from ..run.rank_context import RankContext
 from ..run.runner import GatedSink
 from ..run.system import System, SystemParts
-from ..run.task import Options, RankReport, RunTask
+from ..run.task import RankReport, RunTask
 from ..vgpu.device import CURRENT
 from ..vgpu.engine import QUEUES, Simulation
 from ..vgpu.gpu import open_vgpu, patched
@@ -109,15 +110,9 @@ def run_on_engine(
             # Streams are numbered apart from other stages', for the hazard checker.
             simulation = Simulation(gap=gap, first=context.rank * QUEUES)
             stack.enter_context(patched(hazards=options.hazards))
-        machine = open_machine(
-            "vgpu",
-            resolved,
-            sink,
-            hazards=options.hazards,
-            adversary=options.adversary,
-            watch=[engine.source.watched],
-            simulation=simulation,
-        )
+        counted = replace(options, counted=True)  # the kinds of steps are known from the timeline
+        watch = [engine.source.watched]
+        machine = open_machine("vgpu", resolved, sink, counted, watch=watch, simulation=simulation)
         opened = stack.enter_context(machine)
         program, kernels = stack.enter_context(_answered(resolved.hardware))
         if isinstance(link, StageLink):

@@ -13,9 +13,9 @@ from ..platform.own_process import between_runs
 from ..platform.resolve import Resolved
 from ..record.result import Result
 from ..run.compose import Guard
-from ..run.machines import device_kind
+from ..run.machines import Options, device_kind
 from ..run.runner import ExtraSink, ObserverFactory, unobserved
-from ..run.task import Options, RunTask
+from ..run.task import RunTask
 from .join import join
 from .specs import rank_specs
 from .threads import run_alone, run_threads

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -220,19 +221,12 @@ def _open_rank(
         with open_cuda(resolved, sink, None) as machine:
             yield machine, machine.clock, TensorStaging(machine.device)
     else:
-        hazards = options.hazards and not spec.is_router
+        options = replace(options, hazards=options.hazards and not spec.is_router)
         # Streams are numbered apart from other ranks', for the hazard checker.
         simulation = Simulation(gap=round(resolved.hardware.kernels.gap.value), first=rank * QUEUES)
         with (
-            patched(hazards=hazards),
-            open_machine(
-                "vgpu",
-                resolved,
-                sink,
-                hazards=hazards,
-                adversary=options.adversary,
-                simulation=simulation,
-            ) as machine,
+            patched(hazards=options.hazards),
+            open_machine("vgpu", resolved, sink, options, simulation=simulation) as machine,
         ):
             yield None if spec.is_router else machine, machine.clock, VirtualStaging(CURRENT.get())
 

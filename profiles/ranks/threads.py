@@ -29,16 +29,8 @@ PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for anothe
 
 def run_alone(task: RunTask) -> Report:
     """Run the only rank. Raises MachineError."""
-    options, sink = task.options, GatedSink()
-    with open_machine(
-        task.kind,
-        task.resolved,
-        sink if options.counted else None,
-        hazards=options.hazards,
-        adversary=options.adversary,
-        keep_trace=options.keep_trace,
-        counterfactual=options.counterfactual,
-    ) as machine:
+    sink = GatedSink()
+    with open_machine(task.kind, task.resolved, sink, task.options) as machine:
         return task.run(machine, sink, ALONE)
 
 
@@ -61,17 +53,10 @@ def run_threads(task: RunTask, specs: Sequence[RankSpec]) -> tuple[list[Report],
 def _run_rank(
     task: RunTask, spec: RankSpec, member: Member, router: MessageRouter, profile: LinkProfile
 ) -> Report:
-    resolved, options, sink = task.resolved, task.options, GatedSink()
+    resolved, sink = task.resolved, GatedSink()
+    options = replace(task.options, hazards=task.options.hazards and not spec.is_router)
     simulation = SharedSimulation(gap=round(resolved.hardware.kernels.gap.value), member=member)
-    with open_machine(
-        "vgpu",
-        resolved,
-        sink if options.counted else None,
-        hazards=options.hazards and not spec.is_router,
-        adversary=options.adversary,
-        simulation=simulation,
-        counterfactual=options.counterfactual,
-    ) as machine:
+    with open_machine("vgpu", resolved, sink, options, simulation=simulation) as machine:
         gpu = CURRENT.get()
         member.attach(simulation, lambda: gpu.runtime.now)
         clock = WorldClock(gpu, member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +28,30 @@ from ..vgpu.host_time import measured, without_own_time
 DeviceKind = Literal["cuda", "vgpu"]
 DeviceChoice = Literal["auto"] | DeviceKind
 NO_ADVERSARY: Final = "an adversary decides when work is done; a real device does so itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``hazards``: whether accesses that nothing orders are recorded; it costs time. ``adversary``: number of one that
+    does all work of the virtual GPU late. ``traced``: whether a real device's second, counting pass is run;
+    ``keep_trace``: where its trace is kept. ``counterfactual``: a change of the virtual GPU's times; the result's
+    counts are of that run. ``counted``: whether the virtual GPU's timeline is kept; without it, a result has requests,
+    tokens and hazards alone."""
+
+    device: DeviceChoice = "auto"
+    save_tokens: bool = False
+    command: str = ""
+    hazards: bool = False
+    adversary: int | None = None
+    world: Literal["virtual", "distributed"] = "virtual"  # of a scenario with several ranks
+    traced: bool = True
+    keep_trace: Path | None = None
+    record: Path | None = None  # folder that gets every rank's timeline
+    counterfactual: Counterfactual | None = None
+    counted: bool = True
+
+
+_DEFAULTS: Final = Options()
 
 
 def device_kind(kind: DeviceChoice, scenario: Scenario) -> DeviceKind:
@@ -62,29 +87,25 @@ def _emulated_only(scenario: Scenario) -> str:
 def open_machine(
     kind: DeviceKind,
     resolved: Resolved,
-    sink: Sink | None,
+    sink: Sink,
+    options: Options = _DEFAULTS,
     *,
-    hazards: bool = False,
-    adversary: int | None = None,
-    keep_trace: Path | None = None,
     simulation: Simulation | None = None,
     watch: Sequence[Path] | None = None,
-    counterfactual: Counterfactual | None = None,
 ) -> Iterator[Machine]:
-    """The machine until the block ends. A virtual GPU keeps no timeline without a ``sink``. With ``hazards`` accesses
-    that nothing orders are recorded; on the virtual GPU the ``adversary`` of that number delays all work.
-    ``keep_trace``: where CUDA's trace of the counting pass is kept. ``simulation``: of one virtual GPU among several,
-    around all of which the caller has ``patched`` torch. ``watch``: the folders and files whose source lines are
-    recorded, by default the scheduler's and those of its relays. ``counterfactual``: a change of the virtual GPU's
-    times. Raises MachineError."""
+    """The machine until the block ends. ``simulation``: of one virtual GPU among several, around all of which the
+    caller has ``patched`` torch. ``watch``: the folders and files whose source lines are recorded, by default the
+    scheduler's and those of its relays. Raises MachineError."""
     if kind == "cuda":
-        if adversary is not None:
+        if options.adversary is not None:
             raise MachineError(NO_ADVERSARY)
-        assert sink is not None, "only a virtual GPU keeps no timeline"
         from ..cuda.machine import open_cuda, open_cuda_with_hazards  # which a virtual GPU does not need
 
-        on_cuda = open_cuda_with_hazards(resolved, sink) if hazards else open_cuda(resolved, sink, keep_trace)
-        with on_cuda as machine:
+        with (
+            open_cuda_with_hazards(resolved, sink)
+            if options.hazards
+            else open_cuda(resolved, sink, options.keep_trace)
+        ) as machine:
             yield machine
         return
     capacity.check(resolved)
@@ -95,12 +116,12 @@ def open_machine(
         open_vgpu(
             hardware if modelled else without_own_time(hardware),
             values=scenario.device.values,
-            sink=sink,
-            hazards=hazards,
-            adversary=adversary,
+            sink=sink if options.counted else None,
+            hazards=options.hazards,
+            adversary=options.adversary,
             simulation=simulation,
             watch=_scheduler_sources(resolved) if watch is None else watch,
-            counterfactual=counterfactual,
+            counterfactual=options.counterfactual,
         ) as gpu,
         nullcontext(HostTime()) if modelled else measured(gpu) as host,
     ):
@@ -116,7 +137,7 @@ def open_machine(
             peek=attrgetter("held"),
             environment={},
             host=host,
-            hazards=gpu.watcher if hazards else None,
+            hazards=gpu.watcher if options.hazards else None,
         )
 
 

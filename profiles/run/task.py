@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ...sched.disagg.router import run_router
 from ...sched.observe import Clock, Observer
@@ -20,12 +19,11 @@ from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.recording import RESULT, TimelineRecording, timeline_file
 from ..record.result import OWN_CLOCKS, RequestRow, Result
-from ..vgpu.counterfactual import Counterfactual
 from .compose import Guard
 from .crash import broken_on_purpose
 from .document import measured, result_of, run_part, uncounted, untimed
 from .feed import Feed, measured_workload, warmup_workload
-from .machines import DeviceChoice, DeviceKind
+from .machines import DeviceKind, Options
 from .rank_context import DiedError, RankContext, align
 from .runner import ExtraSink, GatedSink, ObserverFactory, OwnSystem, PreparedRun, unobserved
 from .system import MakeSystem, ObserverGroup
@@ -55,26 +53,6 @@ def _row(request: Request, start: int) -> RequestRow:
             "reason": request.reason,
         }
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """``hazards``: whether to watch for them; it costs time. ``adversary``: number of one that does all work late.
-    ``traced``: whether a real device's second, counting pass is run; ``keep_trace``: where its trace is kept.
-    ``counterfactual``: a change of the virtual GPU's times; the result's counts are of that run. ``counted``: whether
-    the virtual GPU's timeline is kept; without it, a result has requests, tokens and hazards alone."""
-
-    device: DeviceChoice = "auto"
-    save_tokens: bool = False
-    command: str = ""
-    hazards: bool = False
-    adversary: int | None = None
-    world: Literal["virtual", "distributed"] = "virtual"  # of a scenario with several ranks
-    traced: bool = True
-    keep_trace: Path | None = None
-    record: Path | None = None  # folder that gets every rank's timeline
-    counterfactual: Counterfactual | None = None
-    counted: bool = True
 
 
 class RankReport(NamedTuple):

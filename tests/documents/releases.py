@@ -31,8 +31,8 @@ from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.recording import FILE, RecordedTimeline, read_recording
 from schedbench.profiles.record.result import CopyRow, Hazards, Outputs, Result, SitePart
+from schedbench.profiles.run.machines import Options
 from schedbench.profiles.run.rank_context import ALONE
-from schedbench.profiles.run.task import Options
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCENARIO: Final = ("mixed", ("workload.requests=16", "engine.model_runner=own"))

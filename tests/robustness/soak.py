@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.run.machines import open_machine
+from schedbench.profiles.run.machines import Options, open_machine
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.invariants import check, lost_tokens
@@ -101,7 +101,7 @@ def main(requests: int, *, hazards: bool) -> None:
     torch.set_num_threads(1)
     question = ask("mixed", [*BUSY, f"workload.requests={requests}"])
     sink, reporter = GatedSink(), MemoryReporter(requests)
-    with open_machine("vgpu", question, sink, hazards=hazards) as machine:
+    with open_machine("vgpu", question, sink, Options(hazards=hazards)) as machine:
         bench = PreparedRun(question, machine, question.relays[0], sink)
         bench.warm_up()
         bench.measure(lambda *_: nullcontext(reporter))
