@@ -41,47 +41,40 @@ class Load(NamedTuple):
         return Load(self.bytes + times * other.bytes, self.flops + times * other.flops)
 
 
-class DecodeLoad(NamedTuple):
-    """The load of a decode: of the step, of each of its requests, and of each position that they attend to."""
+UnitLoads = Mapping[str, Load]
+"""The load of one unit of each amount."""
 
-    step: Load
-    request: Load
-    position: Load
 
-    def of(self, *, steps: float, requests: float, positions: float) -> Load:
-        """The load of ``steps`` decodes with that many requests and positions in total."""
-        return Load(0, 0).plus(self.step, steps).plus(self.request, requests).plus(self.position, positions)
+def total(per_unit: UnitLoads, **amounts: float) -> Load:
+    """The load of these amounts, in each of which it is linear."""
+    whole = Load(0, 0)
+    for name, amount in amounts.items():
+        whole = whole.plus(per_unit[name], amount)
+    return whole
 
 
 @cache
-def decode_load(model: ModelConfig) -> DecodeLoad:
-    """Every declared cost is linear in requests and positions, so that three batches determine it."""
+def decode_load(model: ModelConfig) -> UnitLoads:
+    """The load of a decode for each of ``steps``, of their ``requests``, and of the ``positions`` that these attend to.
+    Every declared cost is linear in requests and positions, so that three batches determine it."""
     decoder = _decoder(model)
     one, two, longer = (_load(decoder, lengths) for lengths in ((1,), (1, 1), (2,)))
     position = longer.plus(one, -1)
     request = two.plus(one, -1).plus(position, -1)
-    return DecodeLoad(one.plus(request, -1).plus(position, -1), request, position)
-
-
-class PromptLoad(NamedTuple):
-    """Operations for each token of a prompt, each pair of a token and a position that it sees, and each request."""
-
-    token: float
-    pair: float
-    request: float
-
-    def of(self, *, tokens: float, pairs: float, requests: float) -> float:
-        return self.token * tokens + self.pair * pairs + self.request * requests
+    step = one.plus(request, -1).plus(position, -1)
+    return {"steps": step, "requests": request, "positions": position}
 
 
 @cache
-def prompt_load(model: ModelConfig) -> PromptLoad:
-    """A prompt of n tokens has n(n + 1)/2 pairs, so that three prompts determine the costs."""
+def prompt_load(model: ModelConfig) -> UnitLoads:
+    """The load of prompts for each of their ``tokens``, of the ``pairs`` of a token and a position that it sees, and of
+    the ``requests``; only its operations are linear in these. A prompt of n tokens has n(n + 1)/2 pairs, so that three
+    prompts determine the costs."""
     decoder = _decoder(model)
-    one, two, three = (_load(decoder, (n,), prompts=True).flops for n in (1, 2, 3))
-    pair = three - 2 * two + one
-    token = two - one - 2 * pair
-    return PromptLoad(token, pair, one - token - pair)
+    one, two, three = (_load(decoder, (n,), prompts=True) for n in (1, 2, 3))
+    pair = three.plus(two, -2).plus(one)
+    token = two.plus(one, -1).plus(pair, -2)
+    return {"tokens": token, "pairs": pair, "requests": one.plus(token, -1).plus(pair, -1)}
 
 
 def _decoder(model: ModelConfig) -> Decoder:
@@ -143,7 +136,7 @@ class _CostCounter(TorchFunctionMode):
 
 @computes(*_DECODE_METRICS)
 def decode_metrics(
-    load: DecodeLoad,
+    load: UnitLoads,
     hardware: HardwareProfile,
     records: Iterable[RequestRecord],
     *,
@@ -156,10 +149,10 @@ def decode_metrics(
     ns = spans.mean * steps if steps else 0
     if not (context and requests and ns):
         return {name: Abstained(abstained="no decode ran") for name in _DECODE_METRICS}
-    total = load.of(steps=steps, requests=requests, positions=context * requests)
+    done = total(load, steps=steps, requests=requests, positions=context * requests)
     peak = hardware.kernels.memory_bandwidth.value * hardware.kernels.efficiency.memory.value
-    rates = (total.bytes / ns, total.flops / ns / 1e3)
-    values = (requests / steps, *rates, 1e3 * total.bytes / peak / steps)
+    rates = (done.bytes / ns, done.flops / ns / 1e3)
+    values = (requests / steps, *rates, 1e3 * done.bytes / peak / steps)
     return {
         name: plain(name, value, exact=exact) for name, value in zip(_DECODE_METRICS, values, strict=True)
     }
@@ -178,7 +171,7 @@ def _context(records: Iterable[RequestRecord]) -> float:
 
 @computes(_PROMPT_METRIC)
 def prompt_metrics(
-    load: PromptLoad, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str, exact: bool
+    load: UnitLoads, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str, exact: bool
 ) -> Metrics:
     """``spans`` are those of prefills. ``why_not`` is the reason for which their work is not known, or empty."""
     ns = spans.mean * len(spans) if len(spans) else 0
@@ -188,7 +181,7 @@ def prompt_metrics(
         return {_PROMPT_METRIC: Abstained(abstained=why)}
     tokens = sum(record.prompt_tokens - record.cached_tokens for record in records)
     pairs = sum(_pairs(record.prompt_tokens) - _pairs(record.cached_tokens) for record in records)
-    flops = load.of(tokens=tokens, pairs=pairs, requests=len(records))
+    flops = total(load, tokens=tokens, pairs=pairs, requests=len(records)).flops
     return {_PROMPT_METRIC: plain(_PROMPT_METRIC, flops / ns / 1e3, exact=exact)}
 
 
