@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,16 @@ from numpy.typing import NDArray
 from .records import BLOCK, TraceError, TraceRecord
 from .schema import Scenario
 from .traces import read, token_count, tokenizer_file
-from .workload_schema import Distribution, Fixed, LogNormal, Normal, Sampling, Uniform, WorkloadSection
+from .workload_schema import (
+    Distribution,
+    Fixed,
+    LogNormal,
+    Normal,
+    Sampling,
+    Summary,
+    Uniform,
+    WorkloadSection,
+)
 
 Counts = NDArray[np.int64]
 Prompt = Callable[[int, int], "array[int]"]
@@ -31,14 +39,6 @@ _Z95 = 1.6448536269514722  # the standard normal's 95th percentile
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
 _SHIFTS = [np.array(shift, dtype=np.uint64) for shift in (30, 27, 31)]
 _FACTORS = [np.array(factor, dtype=np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
-
-
-class Summary(NamedTuple):
-    """Of token counts."""
-
-    mean: float
-    p50: float
-    p95: float
 
 
 def summarise(counts: Counts) -> Summary:
@@ -177,7 +177,7 @@ def _drawn(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Script:
     size, shared = workload.requests, workload.shared_prefix
     prefix = shared.tokens if shared else 0
     own = draw(workload.prompt_tokens, size, rng=stream(seed, RandomStream.PROMPT_TOKENS))
-    prompts = Summary(*(figure + prefix for figure in requested(workload.prompt_tokens)))
+    prompts = Summary(*(figure + prefix for figure in astuple(requested(workload.prompt_tokens))))
     return Script(
         prompt_tokens=own + prefix,
         output_tokens=draw(workload.output_tokens, size, rng=stream(seed, RandomStream.OUTPUT_TOKENS)),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,16 @@ from ..sched.config import SamplingParams
 from ..sched.request import Request
 from .problems import show
 from .schema import Scenario
-from .script import Counts, RandomStream, Script, Summary, draw, packed, script_of, stream, summarise, text
+from .script import Counts, RandomStream, Script, draw, packed, script_of, stream, summarise, text
 from .workload_schema import (
+    Achieved,
     Arrival,
     BurstArrivals,
     ClosedArrivals,
     ConstantArrivals,
     GammaArrivals,
     GrammarSection,
+    Lengths,
     PoissonArrivals,
     RecordedArrivals,
     Sampling,
@@ -38,24 +40,6 @@ _REQUEST = re.compile(r"r(0|[1-9][0-9]{0,8})")
 
 Template = Callable[[int, int], Request]
 """(index, arrival) to a fresh request."""
-
-
-class Lengths(NamedTuple):
-    """Lengths of prompts or outputs, in tokens. ``requested`` is None for a trace."""
-
-    requested: Summary | None
-    achieved: Summary
-
-
-class Achieved(NamedTuple):
-    """``clipped`` requests were shortened so that prompt and output fit the model's context. ``left_out`` records of a
-    trace have no prompt or no output."""
-
-    requests: int
-    prompt_tokens: Lengths
-    output_tokens: Lengths
-    clipped: int
-    left_out: int = 0
 
 
 @dataclass(slots=True)

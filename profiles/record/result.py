@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from ...scenarios.problems import dotted, show
+from ...scenarios.workload_schema import Achieved
 from .conclusion import conclusion
 from .definitions import Direction
 from .files import write_whole
@@ -180,33 +181,6 @@ class RankPart(ResultModel):
     critical_path: Mapping[str, CriticalPathPart] = {}
 
 
-class SummaryPart(ResultModel):
-    """Of token counts."""
-
-    mean: Number
-    p50: Number
-    p95: Number
-
-
-class LengthsPart(ResultModel):
-    """``requested`` is that of the distribution; None for a trace."""
-
-    requested: SummaryPart | None
-    achieved: SummaryPart
-
-
-class WorkloadPart(ResultModel):
-    """The lengths that were drawn, or found in a trace, before the run; also of a run that was interrupted.
-    ``clipped`` requests were shortened to fit the model's context; ``left_out`` records of a trace, among those that
-    were read, have no prompt or no output."""
-
-    requests: Count
-    prompt_tokens: LengthsPart
-    output_tokens: LengthsPart
-    clipped: Count
-    left_out: Count = 0
-
-
 class RequestRow(ResultModel):
     """Instants are ns of the run's clock."""
 
@@ -310,7 +284,7 @@ class Result(ResultModel):
     environment: dict[str, JsonValue]
     labels: Labels
     scenario: ScenarioPart
-    workload: WorkloadPart | Abstained
+    workload: Achieved | Abstained
     relay: RelayPart
     hardware: HardwarePart
     metrics: dict[str, Metric | Abstained]

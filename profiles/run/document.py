@@ -17,7 +17,7 @@ from ..platform.machine import Machine
 from ..platform.resolve import speculation, speculation_depth
 from ..record.environment import environment, tool
 from ..record.provenance import RunPart, ScenarioPart
-from ..record.result import Abstained, Outputs, RequestRow, Result, WorkloadPart, digest
+from ..record.result import Abstained, Outputs, RequestRow, Result, digest
 from .declared_hazards import hazards, ordering
 from .runner import Pass, PreparedRun, unobserved
 from .system import System
@@ -172,7 +172,7 @@ def result_of(
         },
         labels=machine.labels.model_copy(update={"acceptance": acceptance, "world": world}),
         scenario=ScenarioPart(expanded=scenario.expanded(), sha256=scenario.sha256),
-        workload=WorkloadPart.model_validate(done.achieved, from_attributes=True),
+        workload=done.achieved,
         relay=system.relay_part(),
         hardware=machine.hardware,
         hazards=hazards(

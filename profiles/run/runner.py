@@ -17,7 +17,8 @@ import torch
 
 from ...scenarios.combinations import overlaps, staged
 from ...scenarios.schema import Scenario
-from ...scenarios.workload import Achieved, Workload
+from ...scenarios.workload import Workload
+from ...scenarios.workload_schema import Achieved
 from ...sched.link import LinkError
 from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.event_loops import run_deferred, run_overlapped, run_serial
