@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from ...sched.observe import Clock, StepInfo
+from ...sched.observe import StepInfo
 from ..record.timeline import NO_SITE, Range, Site
 from ..vgpu.ledger import NO_CONTEXT, LedgerContext
 from ..vgpu.sites import Sites
@@ -60,27 +60,6 @@ class Log:
     settled: list[StepInfo] = field(default_factory=list)
     contexts: History[LedgerContext] = field(default_factory=lambda: History(NO_CONTEXT))
     calls: History[CallRecord] = field(default_factory=lambda: History(NO_CALL))
-
-
-class LoggedRange:
-    """A range of the scheduler, logged when it closes."""
-
-    __slots__ = ("_clock", "_context", "_enclosing", "_log", "_size", "_start")
-
-    def __init__(self, log: Log, clock: Clock, context: LedgerContext, size: int) -> None:
-        self._log, self._clock, self._context, self._size = log, clock, context, size
-
-    def __enter__(self) -> None:
-        contexts = self._log.contexts
-        self._enclosing = contexts.current
-        self._start = now = self._clock.now()
-        contexts.change(now, self._context)
-
-    def __exit__(self, *raised: object) -> None:
-        now = self._clock.now()
-        self._log.contexts.change(now, self._context.after(self._enclosing))
-        name, step, _ = self._context
-        self._log.ranges.append(Range(name, step, self._size, self._start, now))
 
 
 SPIN = 100_000  # ns; time.sleep returns tens of microseconds late, so the end of a wait is spun

@@ -194,9 +194,7 @@ class StepRecorder(Observer):
         self._settled.append(info)
 
     def deliver(self, sink: Sink, start: int, end: int) -> None:
-        sink.feed(
-            Window(start, end, ranges=[], ops=[], calls=[], launched=self._launched, settled=self._settled)
-        )
+        sink.feed(Window(start, end, launched=self._launched, settled=self._settled))
         self._launched, self._settled = [], []
 
 

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 from ...sched.observe import Clock, Observer, StepInfo
 from ..platform.machine import Counting
-from ..record.timeline import NO_SITE, Op, Sink, Window
+from ..record.timeline import NO_SITE, Op, Range, Sink, Window
 from ..vgpu.ledger import LedgerContext
 from ..vgpu.sites import Sites
 from .calls import BlockingCalls, CallSites
 from .join import JoinInputs, join
 from .kineto import KinetoRow
-from .log import Log, LoggedRange, StreamTable, WallClock
+from .log import Log, StreamTable, WallClock
 
 # Ranges that end a step's forward. Of several, the latest counts.
 LAST_RANGES = frozenset(("publish", "draft"))
@@ -45,9 +45,7 @@ class CudaObserver(Observer):
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
         context = self.log.contexts.current.inside(name, step)
-        if self.spans is None or not context.forward:
-            return LoggedRange(self.log, self._clock, context, size)
-        return _SpannedRange(self.log, self._clock, context, size, self.spans)
+        return LoggedRange(self.log, self._clock, context, size, self.spans if context.forward else None)
 
     def stream(self, name: str, stream: Any) -> None:
         self._streams.announce(name, self._handle(stream))
@@ -61,23 +59,33 @@ class CudaObserver(Observer):
             self.spans.settled(info.step)
 
 
-class _SpannedRange(LoggedRange):
-    """A forward range of a timed pass: a step's first one begins its span, and one of ``LAST_RANGES`` ends it."""
+class LoggedRange:
+    """A range of the scheduler, logged when it closes. A forward range of a timed pass has ``spans``: a step's first
+    one begins its span, and one of ``LAST_RANGES`` ends it."""
 
-    __slots__ = ("_spans",)
+    __slots__ = ("_clock", "_context", "_enclosing", "_log", "_size", "_spans", "_start")
 
-    def __init__(self, log: Log, clock: Clock, context: LedgerContext, size: int, spans: StepSpans) -> None:
-        super().__init__(log, clock, context, size)
+    def __init__(
+        self, log: Log, clock: Clock, context: LedgerContext, size: int, spans: StepSpans | None
+    ) -> None:
+        self._log, self._clock, self._context, self._size = log, clock, context, size
         self._spans = spans
 
     def __enter__(self) -> None:
-        super().__enter__()
-        self._spans.open(self._context.step)
+        contexts = self._log.contexts
+        self._enclosing = contexts.current
+        self._start = now = self._clock.now()
+        contexts.change(now, self._context)
+        if self._spans is not None:
+            self._spans.open(self._context.step)
 
-    def __exit__(self, *raised: Any) -> None:
-        if self._context.range in LAST_RANGES:
-            self._spans.close(self._context.step)
-        super().__exit__(*raised)
+    def __exit__(self, *raised: object) -> None:
+        name, step, _ = self._context
+        if self._spans is not None and name in LAST_RANGES:
+            self._spans.close(step)
+        now = self._clock.now()
+        self._log.contexts.change(now, self._context.after(self._enclosing))
+        self._log.ranges.append(Range(name, step, self._size, self._start, now))
 
 
 BATCH = 128  # events are read each time that so many steps have settled

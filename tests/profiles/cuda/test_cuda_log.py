@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedbench.profiles.cuda.kineto import rows
-from schedbench.profiles.cuda.log import NO_CONTEXT, History, Log, LoggedRange, StreamTable, WallClock
+from schedbench.profiles.cuda.log import NO_CONTEXT, History, Log, StreamTable, WallClock
 from schedbench.profiles.cuda.machine import driver, streams_in_order, this_thread
+from schedbench.profiles.cuda.watch import LoggedRange
 
 
 @given(st.lists(st.integers(0, 30), max_size=20).map(sorted), st.integers(-1, 31))
@@ -29,9 +30,9 @@ def test_a_history_holds_the_last_change_before_an_instant(instants, asked):
 def test_the_end_of_a_range_restores_the_outer_one(clock):
     log = Log()
     outer = NO_CONTEXT.inside("model", 1)
-    with LoggedRange(log, clock, outer, 4):
+    with LoggedRange(log, clock, outer, 4, None):
         inner = log.contexts.current.inside("mine", 1)
-        with LoggedRange(log, clock, inner, 2):
+        with LoggedRange(log, clock, inner, 2, None):
             assert log.contexts.current == inner
         assert log.contexts.current == outer
     assert log.contexts.current == ("", 1, False), "what follows belongs to the step, and to no range"
