@@ -160,8 +160,8 @@ def _hisparse(resolved: Resolved) -> HiSparseConfig | None:
 
 def compose(parts: SystemParts) -> Composition:
     """Raises CheckpointError when a checkpoint of the scenario cannot be read."""
-    resolved, choice, machine, observer, clock, source, sampler, guard, context = parts
-    config = engine_config(resolved, machine, context)
+    resolved, observer, guard, context = parts.resolved, parts.observer, parts.guard, parts.context
+    config = engine_config(resolved, parts.machine, context)
     streams = _streams(config, observer)
     # On the schedule stream, for which every forward waits: no stream waits for the default one.
     with streams.on(streams.schedule):
@@ -169,23 +169,21 @@ def compose(parts: SystemParts) -> Composition:
         longest = config.context_len + (0 if config.speculative is None else config.speculative.overhang)
         slots = ReqToTokenPool(config.max_running_requests, longest, device=config.device)
         allocator = _allocator(config, config.logical_tokens)
-        relay = _relay(choice, config, streams, slots, observer=observer, guard=guard)
+        relay = _relay(parts, config, streams, slots)
         pages = relay.context.pages
         model = model_parts(resolved, config, pages, context)
         on_device = _allocator(config, config.kv_tokens)
         tier = kv_tier(model.host, allocator, on_device, slots=slots, streams=streams, observer=observer)
     shares_prefixes = config.radix_cache and context.computes_prompts
     cache = (RadixCache if shares_prefixes else ChunkCache)(slots, allocator)
-    sampler = sampler or Sampler()
+    sampler = parts.sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner: Model = ModelRunner(model.decoder, config, context.proxies(resolved.model, model.tags))
         worker = draft_worker(
             resolved, config, model, sampler=sampler, cache=cache, observer=observer, pages=pages
         )
-    outbox, inbox = _transfer(
-        resolved, context, model.port, tier, worker, cache=cache, streams=streams, observer=observer
-    )
+    outbox, inbox = _transfer(parts, model.port, tier, worker, cache, streams)
     engine = Engine(
         config=config,
         slots=slots,
@@ -196,8 +194,8 @@ def compose(parts: SystemParts) -> Composition:
         sampler=sampler,
         grammars=_Grammars(config),
         relay=relay,
-        source=context.source(source),
-        clock=clock,
+        source=context.source(parts.source),
+        clock=parts.clock,
         observer=observer,
         layers=resolved.model.num_layers,
         worker=worker if guard is None or worker is None else guard.worker(worker),
@@ -207,7 +205,7 @@ def compose(parts: SystemParts) -> Composition:
         outbox=outbox,
         inbox=inbox,
     )
-    name_pools(machine, engine)
+    name_pools(parts.machine, engine)
     buffers = None if model.host is None else model.host.buffers
     return Composition(_scheduler_class(config, context)(engine), model.tags, buffers)
 
@@ -220,15 +218,8 @@ def _streams(config: EngineConfig, observer: Observer) -> Streams:
     return streams
 
 
-def _relay(
-    choice: RelayChoice,
-    config: EngineConfig,
-    streams: Streams,
-    slots: ReqToTokenPool,
-    *,
-    observer: Observer,
-    guard: Guard | None,
-) -> Relay:
+def _relay(parts: SystemParts, config: EngineConfig, streams: Streams, slots: ReqToTokenPool) -> Relay:
+    choice, guard = parts.relay, parts.guard
     mode = None if config.speculative is None else config.speculative.mode
     row = choice.row(overlap=config.overlap, speculation=mode, staged=config.stages > 1)
     drafts = choice.draft_row(mode)
@@ -236,7 +227,7 @@ def _relay(
         row if guard is None else guard.row(row),
         config,
         streams=streams,
-        observer=observer,
+        observer=parts.observer,
         req_to_token=slots.req_to_token,
         drafts=drafts if guard is None or drafts is None else guard.draft_row(drafts),
     )
@@ -249,29 +240,26 @@ def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
 
 
 def _transfer(
-    resolved: Resolved,
-    context: RankContext,
+    parts: SystemParts,
     port: KVPort | HostKVPort,
     tier: KVTier,
     worker: Worker | None,
-    *,
     cache: PrefixCache,
     streams: Streams,
-    observer: Observer,
 ) -> tuple[Outbox | None, Inbox | None]:
     """The outbox of a prefill worker, the inbox of a decode worker; neither where one worker computes prompts and
     decodes them."""
+    context, scenario = parts.context, parts.resolved.scenario
     if context.place is None or context.link is None or context.place.role == "replica":
         return None, None
-    scenario = resolved.scenario
     if isinstance(port, KVPort) and worker is not None and worker.kv is not None:
         port = port.with_pool(worker.kv)
     way: KVGateway = KVPort(None) if scenario.engine.disaggregation.transfer == "fake" else port
     components = DisaggComponents(context.place, context.link, way, cache, streams)
     if context.place.role == "prefill":
-        return Outbox(components, observer, overlapped=overlaps(scenario)), None
+        return Outbox(components, parts.observer, overlapped=overlaps(scenario)), None
     reserve = scenario.engine.disaggregation.reserved_decode_tokens
-    return None, Inbox(components, observer, tier=tier, reserve=reserve)
+    return None, Inbox(components, parts.observer, tier=tier, reserve=reserve)
 
 
 def _scheduler_class(config: EngineConfig, context: RankContext) -> type[Scheduler]:
