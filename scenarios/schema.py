@@ -424,7 +424,7 @@ class Scenario(Section):
         return self._source
 
     def file(self, *key: str) -> Path | None:
-        """The file that the value at ``key`` names; None where there is no value."""
+        """The file or folder that the value at ``key`` names; None where there is no value."""
         text = reduce(getattr, key, self)
         return None if text is None else self._source.locate(key, str(text))
 

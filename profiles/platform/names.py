@@ -9,7 +9,7 @@ from typing import Final
 from ...scenarios.loader import PartialScenarioError
 from ...scenarios.loader import load as load_scenario
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, meant, show, touches, unknown
-from ...scenarios.schema import RelaySection, Scenario
+from ...scenarios.schema import Scenario
 from ...sched.model.names import PRESET_NAMES
 from ...sched.relay.names import FAULT_NAMES, SWITCH_VALUES
 from .hardware import HardwareError, load
@@ -41,7 +41,7 @@ def refuse_mistyped(name: str, overrides: Sequence[str] = ()) -> None:
         scenario = load_scenario(name, overrides)
     except PartialScenarioError as error:
         scenario, problems = error.rest, error.problems
-    found = [*problems, *(one for one in _misnamed(scenario) if not touches(one, problems))]
+    found = [*problems, *(one for one in misnamed(scenario) if not touches(one, problems))]
     if found and not any(path in scenario.source.places for path in _CHECKED_LATER):
         raise ScenarioError(found)
 
@@ -55,7 +55,7 @@ def load_named(name: str, overrides: Sequence[str] = ()) -> Scenario:
 
 def require_names(scenario: Scenario) -> None:
     """Raises ScenarioError."""
-    if found := list(_misnamed(scenario)):
+    if found := list(misnamed(scenario)):
         raise ScenarioError(found)
 
 
@@ -67,7 +67,7 @@ def require_faults(names: Sequence[str]) -> None:
             raise FaultError(f"no fault {name!r}{hint}")
 
 
-def _misnamed(scenario: Scenario) -> Iterator[Problem]:
+def misnamed(scenario: Scenario) -> Iterator[Problem]:
     """Presets, hardware profiles, switches and settings that do not exist."""
     preset, problem = scenario.model.preset, scenario.source.problem
     if preset is not None and preset not in PRESET_NAMES:
@@ -77,20 +77,11 @@ def _misnamed(scenario: Scenario) -> Iterator[Problem]:
     except HardwareError as error:
         yield problem(("device", "hardware"), str(error))
     at = ("engine", "relays" if scenario.engine.relays else "relay")
-    for relay in scenario.relays:
-        for switch, why in wrong_settings(relay).items():
-            yield problem((*at, switch), why)
-
-
-def wrong_settings(relay: RelaySection) -> dict[str, str]:
-    """By switch, what is wrong with its name or its setting."""
-    found = {}
-    for switch, value in relay.switches.items():
+    for switch, value in (entry for relay in scenario.relays for entry in relay.switches.items()):
         if switch not in SWITCH_VALUES:
-            found[switch] = unknown("relay switch", switch, list(SWITCH_VALUES))
+            yield problem((*at, switch), unknown("relay switch", switch, list(SWITCH_VALUES)))
         elif word(value) not in SWITCH_VALUES[switch]:
-            found[switch] = f"expected {either(SWITCH_VALUES[switch])}, got {show(value)}"
-    return found
+            yield problem((*at, switch), f"expected {either(SWITCH_VALUES[switch])}, got {show(value)}")
 
 
 def word(value: bool | int | float | str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from ...scenarios.loader import PartialScenarioError, load
-from ...scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
+from ...scenarios.problems import KeyPath, ScenarioError, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, RelaySection, Scenario, Speculative
 from ...scenarios.traces import token_count, tokenizer_file
 from ...scenarios.workload import params
@@ -25,7 +25,7 @@ from ..record.definitions import DEFINITIONS
 from .engine_choice import EngineChoice
 from .hardware import HardwareError, HardwareProfile
 from .hardware import load as hardware_profile
-from .names import word, wrong_settings
+from .names import misnamed, word
 from .user_files import UserState, user_state
 
 T = TypeVar("T")
@@ -69,12 +69,14 @@ def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
 
 def resolve(scenario: Scenario) -> Resolved:
     """Find everything that the scenario names. Raises ScenarioError with every name that was not found."""
-    problems: list[Problem] = []
+    problems = [*misnamed(scenario)]
 
     def attempt(path: KeyPath, find: Callable[[], T]) -> T | None:
         try:
             return find()
-        except (HardwareError, GrammarError, checkpoint.CheckpointError, LookupError) as error:
+        except HardwareError:
+            return None  # whose name is among the problems
+        except (GrammarError, checkpoint.CheckpointError, LookupError) as error:
             problems.append(scenario.source.problem(path, str(error.args[0])))
         return None
 
@@ -84,7 +86,7 @@ def resolve(scenario: Scenario) -> Resolved:
     draft = attempt(("engine", "speculative", "draft"), lambda: model and _draft(scenario, model))
     hardware = attempt(("device", "hardware"), lambda: hardware_profile(scenario.device.hardware))
     findings = (
-        *_misnamed(scenario),
+        *_refused_names(scenario),
         *(() if hardware is None else _hardware_findings(scenario, hardware)),
         *(() if model is None else _model_findings(scenario, model)),
     )
@@ -100,19 +102,18 @@ def resolve(scenario: Scenario) -> Resolved:
     return Resolved(scenario, model, draft, hardware, relays)
 
 
-def _model(scenario: Scenario) -> ModelConfig:
+def _model(scenario: Scenario) -> ModelConfig | None:
+    """None for a preset that does not exist, whose name is among the problems."""
     wanted, folder = scenario.model, scenario.file("model", "path")
     if wanted.preset is not None:
-        if wanted.preset not in PRESETS:
-            raise LookupError(unknown("preset", wanted.preset, sorted(PRESETS)))
-        found = PRESETS[wanted.preset]
+        found = PRESETS.get(wanted.preset)
     elif folder is not None:
         found = checkpoint.read_config(folder)
     else:
         raise LookupError("required, but not given")
-    if wanted.deeper_scale is not None:
+    if found is not None and wanted.deeper_scale is not None:
         found = replace(found, deeper_scale=wanted.deeper_scale)
-    return found if wanted.dtype == "auto" else replace(found, dtype_name=wanted.dtype)
+    return found if found is None or wanted.dtype == "auto" else replace(found, dtype_name=wanted.dtype)
 
 
 def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
@@ -122,9 +123,9 @@ def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
     return replace(model, num_layers=1) if folder is None else read_draft_config(folder, model)
 
 
-def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """Relay states, switches and settings, and a case's metric, that do not exist: the key to blame, and what is
-    wrong."""
+def _refused_names(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Relay states that do not exist, settings that a state refuses, and a case's metric that does not exist: the key
+    to blame, and what is wrong."""
     at = ("engine", "relays" if scenario.engine.relays else "relay")
     for relay in scenario.relays:
         state = None
@@ -132,11 +133,9 @@ def _misnamed(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
             state = _state(scenario, relay)
         except RelayError as error:
             yield at, str(error)
-        wrong = wrong_settings(relay)
+        shown = state if isinstance(state, UserState) else relay.state
         for switch, value in relay.switches.items():
-            shown = state if isinstance(state, UserState) else relay.state
-            found = [wrong[switch]] if switch in wrong else refusals(shown, {switch: word(value)})
-            yield from (((*at, switch), why) for why in found)
+            yield from (((*at, switch), why) for why in refusals(shown, {switch: word(value)}))
     if scenario.case is not None and scenario.case.metric not in DEFINITIONS:
         yield ("case", "metric"), unknown("metric", scenario.case.metric, list(DEFINITIONS))
 

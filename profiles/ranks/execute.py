@@ -8,7 +8,7 @@ from ...scenarios.combinations import MODES, findings
 from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice
 from ..measure.budget import RunOutcome, asked, breaches, untested
-from ..platform.inputs import inputs
+from ..platform.inputs import scenario_part
 from ..platform.own_process import between_runs
 from ..platform.resolve import Resolved
 from ..record.result import Result
@@ -36,7 +36,7 @@ def execute(
     CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's faults broke it; EngineError and
     EngineFailedError of an engine of another project."""
     between_runs()
-    read = inputs(resolved)  # before the run, which may outlast an edit
+    scenario = scenario_part(resolved)  # before the run, which may outlast an edit
     if resolved.engine is not None:
         from ..engines.client import run_engine
 
@@ -47,9 +47,8 @@ def execute(
         _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
         result = _own(RunTask(resolved, relay, options, kind, observe, extra_sink, guard))
-    result = result.model_copy(update={"scenario": result.scenario.model_copy(update={"inputs": read})})
     budget, not_asked = asked(result)
-    result = result.model_copy(update={"not_asked": not_asked})
+    result = result.model_copy(update={"scenario": scenario, "not_asked": not_asked})
     return RunOutcome(result, tuple(breaches(budget, result)), tuple(untested(budget, result)))
 
 
