@@ -1,7 +1,8 @@
-"""The kinds of value a scenario is made of."""
+"""The kinds of value a scenario is made of, and the lengths that its requests then have."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema
@@ -55,3 +56,36 @@ Limit = Annotated[
     _also({"const": "none"}),
 ]
 Several: TypeAlias = Annotated[tuple[T, ...], Field(strict=False)]  # lists, as YAML has them, are no tuples
+
+
+Tokens = Annotated[float, Field(ge=0, le=1e150)]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of token counts."""
+
+    mean: Tokens
+    p50: Tokens
+    p95: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of prompts or outputs, in tokens. ``requested`` is that of the distribution; None for a trace."""
+
+    requested: Summary | None
+    achieved: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Achieved:
+    """The lengths that were drawn, or found in a trace, before the run; also of a run that was interrupted.
+    ``clipped`` requests were shortened so that prompt and output fit the model's context; ``left_out`` records of a
+    trace, among those that were read, have no prompt or no output."""
+
+    requests: Count
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    clipped: Count
+    left_out: Count = 0

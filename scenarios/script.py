@@ -17,19 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .fields import Summary
 from .records import BLOCK, TraceError, TraceRecord
 from .schema import Scenario
 from .traces import read, token_count, tokenizer_file
-from .workload_schema import (
-    Distribution,
-    Fixed,
-    LogNormal,
-    Normal,
-    Sampling,
-    Summary,
-    Uniform,
-    WorkloadSection,
-)
+from .workload_schema import Distribution, Fixed, LogNormal, Normal, Sampling, Uniform, WorkloadSection
 
 Counts = NDArray[np.int64]
 Prompt = Callable[[int, int], "array[int]"]

@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 
 from ..sched.config import SamplingParams
 from ..sched.request import Request
+from .fields import Achieved, Lengths
 from .problems import show
 from .schema import Scenario
 from .script import Counts, RandomStream, Script, draw, packed, script_of, stream, summarise, text
 from .workload_schema import (
-    Achieved,
     Arrival,
     BurstArrivals,
     ClosedArrivals,
     ConstantArrivals,
     GammaArrivals,
     GrammarSection,
-    Lengths,
     PoissonArrivals,
     RecordedArrivals,
     Sampling,

@@ -1,8 +1,7 @@
-"""The ``workload`` section: the requests, their lengths, and their arrival; and the lengths that they then have."""
+"""The ``workload`` section: the requests, their lengths, and their arrival."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -225,36 +224,3 @@ class WorkloadSection(Section):
     """A file of recorded requests, instead of the lengths."""
     format: TraceFormat | None = None
     """The format of the trace."""
-
-
-Tokens = Annotated[float, Field(ge=0, le=1e150)]
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Of token counts."""
-
-    mean: Tokens
-    p50: Tokens
-    p95: Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths of prompts or outputs, in tokens. ``requested`` is that of the distribution; None for a trace."""
-
-    requested: Summary | None
-    achieved: Summary
-
-
-@dataclass(frozen=True, slots=True)
-class Achieved:
-    """The lengths that were drawn, or found in a trace, before the run; also of a run that was interrupted.
-    ``clipped`` requests were shortened so that prompt and output fit the model's context; ``left_out`` records of a
-    trace, among those that were read, have no prompt or no output."""
-
-    requests: Count
-    prompt_tokens: Lengths
-    output_tokens: Lengths
-    clipped: Count
-    left_out: Count = 0

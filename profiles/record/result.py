@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final, Literal, Self
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
+from ...scenarios.fields import Achieved
 from ...scenarios.problems import dotted, show
-from ...scenarios.workload_schema import Achieved
 from .conclusion import conclusion
 from .definitions import Direction
 from .files import write_whole

@@ -16,9 +16,9 @@ from typing import Protocol
 import torch
 
 from ...scenarios.combinations import overlaps, staged
+from ...scenarios.fields import Achieved
 from ...scenarios.schema import Scenario
 from ...scenarios.workload import Workload
-from ...scenarios.workload_schema import Achieved
 from ...sched.link import LinkError
 from ...sched.loop.chunk_sizes import size_chunks
 from ...sched.loop.event_loops import run_deferred, run_overlapped, run_serial
