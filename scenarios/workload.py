@@ -41,7 +41,7 @@ Template = Callable[[int, int], Request]
 """(index, arrival) to a fresh request."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Workload:
     """One pass over the requests of a scenario. Another pass needs another workload.
 
