@@ -26,13 +26,11 @@ PROMPTS = "prompts pass unchanged"
 
 class Violation(NamedTuple):
     """``promise`` is the invariant in a few words, ``field`` the field of the batch or the buffer, ``says`` a
-    sentence."""
+    sentence with the step or the request."""
 
     promise: str
     field: str
     says: str
-    step: int | None = None
-    request: str | None = None
 
 
 class Violations:
@@ -72,7 +70,7 @@ def _misallocated(batch: ScheduleBatch, lengths: list[int]) -> Iterator[Violatio
     for req, given, meant in zip(batch.reqs, lengths, batch.seq_lens_cpu.tolist(), strict=True):
         if given != meant:
             text = f"step {batch.step} allocates request {req.id}'s slot by length {given}, not {meant}"
-            yield Violation("slots are allocated by the host's lengths", "seq_lens", text, batch.step, req.id)
+            yield Violation("slots are allocated by the host's lengths", "seq_lens", text)
 
 
 def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
@@ -84,7 +82,7 @@ def row_counts(batch: ScheduleBatch, name: str) -> Iterator[Violation]:
     if odd:
         rows = ", ".join(f"{field}: {count}" for field, count in odd.items())
         text = f"{name} has other rows than its {batch.batch_size} requests ({_some(batch.reqs)}): {rows}"
-        yield Violation("a row for each request", next(iter(odd)), text, batch.step)
+        yield Violation("a row for each request", next(iter(odd)), text)
 
 
 def mirrors(
@@ -96,24 +94,24 @@ def mirrors(
     sentinels: bool = False,
     settled: bool = True,
 ) -> Iterator[Violation]:
-    """Compare device values with their host mirrors, and these with the requests. ``lengths``: whether the device's
-    lengths are compared. ``sentinels``: whether negative ones stand for lengths that the next forward looks up.
-    ``settled``: whether the host's lengths are those of the requests."""
-    if batch.is_empty or any(True for _ in row_counts(batch, name)):
+    """Compare device values with their host mirrors, and these with the requests, where each request has a row.
+    ``lengths``: whether the device's lengths are compared. ``sentinels``: whether negative ones stand for lengths that
+    the next forward looks up. ``settled``: whether the host's lengths are those of the requests."""
+    odd = list(row_counts(batch, name))
+    yield from odd
+    if batch.is_empty or odd:
         return
     rows, lens = getattr(batch, "req_pool_indices_cpu", None), getattr(batch, "seq_lens_cpu", None)
     if rows is None:
         field = "req_pool_indices_cpu"
-        yield Violation("mirrors equal device values", field, f"{name} has no {field}", batch.step)
+        yield Violation("mirrors equal device values", field, f"{name} has no {field}")
         return
     yield from _unlike_device(batch, name, "req_pool_indices", rows, peek)
-    for req, row in _running(batch, rows):
-        yield from _unlike_request(batch, name, req, "req_pool_indices_cpu", row, req.req_pool_idx)
+    yield from _unlike_requests(batch, name, "req_pool_indices_cpu", "req_pool_idx")
     if lens is not None and lengths:
         yield from _unlike_device(batch, name, "seq_lens", lens, peek, sentinels=sentinels)
     if lens is not None and settled:
-        for req, length in _running(batch, lens):
-            yield from _unlike_request(batch, name, req, "seq_lens_cpu", length, req.kv_committed_len)
+        yield from _unlike_requests(batch, name, "seq_lens_cpu", "kv_committed_len")
 
 
 def untouched(batch: ScheduleBatch, before: torch.Tensor | None) -> Iterator[Violation]:
@@ -121,16 +119,10 @@ def untouched(batch: ScheduleBatch, before: torch.Tensor | None) -> Iterator[Vio
     after = getattr(batch, "seq_lens_cpu", None)
     if before is not None and after is not None and not torch.equal(before, after):
         text = f"the forward of step {batch.step} left lengths {after.tolist()} of {before.tolist()}"
-        yield Violation("a forward leaves its batch's lengths alone", "seq_lens_cpu", text, batch.step)
+        yield Violation("a forward leaves its batch's lengths alone", "seq_lens_cpu", text)
     if batch.prefill_input_ids_cpu is not None:
         text = f"after the forward of step {batch.step} its batch has {len(batch.prefill_input_ids_cpu)} staged ids"
-        yield Violation("a staged prompt is uploaded once", "prefill_input_ids_cpu", text, batch.step)
-
-
-def _running(batch: ScheduleBatch, rows: torch.Tensor) -> Iterator[tuple[Request, int]]:
-    for req, value in zip(batch.reqs, rows.tolist(), strict=True):
-        if req.status is Status.RUNNING:
-            yield req, value
+        yield Violation("a staged prompt is uploaded once", "prefill_input_ids_cpu", text)
 
 
 def _unlike_device(
@@ -148,26 +140,16 @@ def _unlike_device(
     pairs = zip(batch.reqs, peek(device).tolist(), mirror.tolist(), strict=True)
     for req, here, there in pairs:
         if here != there and not (sentinels and here < 0):
-            yield Violation(
-                "mirrors equal device values",
-                field,
-                f"{name}: {field} of request {req.id} is {here} on the device and {there} in {field}_cpu",
-                batch.step,
-                req.id,
-            )
+            text = f"{name}: {field} of request {req.id} is {here} on the device and {there} in {field}_cpu"
+            yield Violation("mirrors equal device values", field, text)
 
 
-def _unlike_request(
-    batch: ScheduleBatch, name: str, req: Request, field: str, mirror: int, value: int | None
-) -> Iterator[Violation]:
-    if mirror != value:
-        yield Violation(
-            "mirrors equal the requests' values",
-            field,
-            f"{name}: {field} is {mirror} for request {req.id}, which has {value}",
-            batch.step,
-            req.id,
-        )
+def _unlike_requests(batch: ScheduleBatch, name: str, field: str, attribute: str) -> Iterator[Violation]:
+    for req, mirror in zip(batch.reqs, getattr(batch, field).tolist(), strict=True):
+        value = getattr(req, attribute)
+        if req.status is Status.RUNNING and mirror != value:
+            text = f"{name}: {field} is {mirror} for request {req.id}, which has {value}"
+            yield Violation("mirrors equal the requests' values", field, text)
 
 
 def _some(reqs: list[Request]) -> str:
@@ -215,7 +197,7 @@ class Forward:
 
     def violation(self, promise: str, field: str, token: Token, text: str) -> Violation:
         sentence = f"step {self.batch.step}, request {token.request.id}, position {token.position}: {text}"
-        return Violation(promise, field, sentence, self.batch.step, token.request.id)
+        return Violation(promise, field, sentence)
 
 
 def forward_violations(forward: Forward) -> Iterator[Violation]:
@@ -236,7 +218,7 @@ def _token_counts(forward: Forward, count: int) -> Iterator[Violation]:
         length = getattr(forward.view, field).shape[0]
         if length != count:
             text = f"step {step} has {count} tokens but {length} {field}"
-            yield Violation("as many inputs as tokens", field, text, step)
+            yield Violation("as many inputs as tokens", field, text)
 
 
 def _lengths(forward: Forward) -> Iterator[Violation]:
@@ -249,14 +231,14 @@ def _lengths(forward: Forward) -> Iterator[Violation]:
                 text = (
                     f"step {batch.step}: the model is given {field} {value} for request {req.id}, not {meant}"
                 )
-                yield Violation("the model has the host's rows and lengths", field, text, batch.step, req.id)
+                yield Violation("the model has the host's rows and lengths", field, text)
     # Kernels on the host read the lengths; those of a GPU rely on the bounds.
     bounds = {"max_seq_len": view.seq_lens, "max_extend_len": view.extend_lens}
     for field, lengths in bounds.items():
         longest = 0 if lengths is None else max(forward.peek(lengths).tolist(), default=0)
         if getattr(view, field) < longest:
             text = f"step {batch.step}: {field} is {getattr(view, field)}, less than a length of {longest}"
-            yield Violation("the host's bounds hold all lengths", field, text, batch.step)
+            yield Violation("the host's bounds hold all lengths", field, text)
 
 
 def _ids(forward: Forward, tokens: Sequence[Token]) -> Iterator[Violation]:

@@ -149,7 +149,7 @@ def followed(scripted: ScriptedEngine, script: Script) -> Sequence[Violation]:
         crash = _attempted(_do, scripted, act)
         if crash:
             text = f"action {number} ({act}) crashed: {crash}"
-            return [*scripted.found, Violation("every step can be made", act.verb, text, number)]
+            return [*scripted.found, Violation("every step can be made", act.verb, text)]
     return scripted.found
 
 

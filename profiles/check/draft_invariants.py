@@ -101,10 +101,10 @@ class DraftWatch:
             where = f"step {batch.step}, request {req.id}: its draft starts"
             if row != req.req_pool_idx:
                 text = f"{where} in row {row}, and the request's is {req.req_pool_idx}"
-                yield Violation(LEFT, "req_pool_indices", text, batch.step, req.id)
+                yield Violation(LEFT, "req_pool_indices", text)
             elif length != start.length:
                 text = f"{where} at length {start.length}, and its last extend ended at {length}"
-                yield Violation(LEFT, "seq_lens", text, batch.step, req.id)
+                yield Violation(LEFT, "seq_lens", text)
             else:
                 yield from _stale(batch, req, start, parts)
 
@@ -125,7 +125,7 @@ def _stale(
                 f"step {batch.step}, request {req.id}, length {start.length}: its draft starts from {name} "
                 f"that its last extend did not leave"
             )
-            yield Violation(LEFT, name, text, batch.step, req.id)
+            yield Violation(LEFT, name, text)
 
 
 def _mirrored(batch: ScheduleBatch, lens: list[int], longest: int) -> Iterator[Violation]:
@@ -134,6 +134,6 @@ def _mirrored(batch: ScheduleBatch, lens: list[int], longest: int) -> Iterator[V
         where = f"step {batch.step}, request {req.id}: its verify starts at length {length}"
         if mirrored is not None and mirrored != length:
             text = f"{where} on the device and {mirrored} in seq_lens_cpu"
-            yield Violation(LENGTHS, "seq_lens_cpu", text, batch.step, req.id)
+            yield Violation(LENGTHS, "seq_lens_cpu", text)
         if length > longest:
-            yield Violation(BOUND, "longest", f"{where}, and its bound is {longest}", batch.step, req.id)
+            yield Violation(BOUND, "longest", f"{where}, and its bound is {longest}")

@@ -209,7 +209,6 @@ class _InvariantObserver(Observer):
         for name, batch in batches.items():
             # While other microbatches run, one of them may have a later chunk of this batch's prompt.
             exact = settled and not (self._scheduler.parked and batch.chunked_req is not None)
-            self._violations.add(row_counts(batch, _named(name, batch)))
             self._violations.add(
                 mirrors(batch, _named(name, batch), self.peek, lengths=settled, sentinels=True, settled=exact)
             )
@@ -223,7 +222,7 @@ class _InvariantObserver(Observer):
             scheduler.engine.tier.check(self.peek)
         except MemoryInvariantError as error:
             text = f"before step {scheduler.next_step}: {error}"
-            yield Violation("every page and row is in one place", "kv", text, scheduler.next_step)
+            yield Violation("every page and row is in one place", "kv", text)
 
     # ---- tokens that a step was given before the host had them --------------------------------------------------
 
@@ -252,9 +251,7 @@ class _InvariantObserver(Observer):
         for request in requests:
             if request.finished:
                 text = f"request {request.id} got a token after it had ended"
-                self._violations.add(
-                    [Violation("a request ends once", "output_ids", text, request=request.id)]
-                )
+                self._violations.add([Violation("a request ends once", "output_ids", text)])
             self._compare(request)
 
     def retracted(self, request: Request) -> None:
@@ -283,7 +280,7 @@ class _InvariantObserver(Observer):
         self._ended[request.id] += 1
         if self._ended[request.id] > 1:
             text = f"request {request.id} ended {self._ended[request.id]} times"
-            self._violations.add([Violation("a request ends once", "status", text, request=request.id)])
+            self._violations.add([Violation("a request ends once", "status", text)])
         self._violations.add(_misended(request, self._scheduler.engine.config))
         if request.sampling.grammar is not None and request.reason in ("length", "stop"):
             self._violations.add(_disallowed(request, self._grammars.compile(request.sampling.grammar)))
@@ -326,7 +323,7 @@ def _misended(request: Request, config: EngineConfig) -> Iterator[Violation]:
     if len(output) > meant or early or unstopped:
         stop = "no stop token" if first is None else f"its first stop token as number {first}"
         text = f"request {request.id} ended ({request.reason}) with {len(output)} of at most {most} tokens, and {stop}"
-        yield Violation("a request ends where it asked to", "output_ids", text, request=request.id)
+        yield Violation("a request ends where it asked to", "output_ids", text)
 
 
 def _disallowed(request: Request, grammar: GrammarState) -> Iterator[Violation]:
@@ -338,7 +335,7 @@ def _disallowed(request: Request, grammar: GrammarState) -> Iterator[Violation]:
             grammar.accept_token(token)
         except GrammarError:
             text = f"request {request.id}: its grammar does not allow token {token} as number {place} of its output"
-            yield Violation("a grammar allows the tokens", "output_ids", text, request=request.id)
+            yield Violation("a grammar allows the tokens", "output_ids", text)
             return
 
 
@@ -350,7 +347,7 @@ def _misfed(request: Request, known: Sequence[tuple[Token, int, int]]) -> Iterat
                 f"step {step}, request {request.id}, position {token.position}: row {token.row} of the relay "
                 f"gave token {value}, but {meant} was sampled for it"
             )
-            yield Violation("a step is fed the tokens that were sampled", "input_ids", text, step, request.id)
+            yield Violation("a step is fed the tokens that were sampled", "input_ids", text)
 
 
 def _holders(scheduler: Scheduler) -> list[Request]:

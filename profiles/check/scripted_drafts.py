@@ -137,7 +137,7 @@ class ScriptedDrafter:
         if value != meant:
             step = self._launching().step
             text = f"step {step}, request {req.id}: its draft {doing} {value}, not {meant}"
-            self._report(Violation(promise, field, text, step, req.id))
+            self._report(Violation(promise, field, text))
 
     def _extended(self, reqs: Sequence[Request]) -> DraftState:
         ends = [(req, self.lengths[req]) for req in reqs]

@@ -125,7 +125,7 @@ class WrongMirror(Damaging):
 def test_a_wrong_mirror_is_reported_with_its_request() -> None:
     violations = found(WrongMirror())
     violation = violations["mirrors equal device values", "seq_lens"]
-    assert violation.request and f"seq_lens of request {violation.request} is " in violation.says
+    assert re.search(r"seq_lens of request r\d+ is ", violation.says)
     assert ("mirrors equal the requests' values", "seq_lens_cpu") in violations
 
 
@@ -141,9 +141,7 @@ def test_another_token_than_sampled_is_reported_with_its_row(overlap: str) -> No
     guard = OtherToken()
     violations = found(guard, f"engine.overlap={overlap}")
     [violation] = [v for (promise, _), v in violations.items() if promise.startswith("a step is fed")]
-    assert violation.step == guard.step and violation.request
-    assert f"step {guard.step}, request {violation.request}, position " in violation.says
-    assert "of the relay gave token" in violation.says
+    assert re.match(rf"step {guard.step}, request r\d+, position .* of the relay gave token", violation.says)
 
 
 class OtherSlot(Damaging):
@@ -214,8 +212,8 @@ def test_a_request_that_ends_twice_is_reported() -> None:
 
 def test_the_first_violation_of_a_kind_is_reported_and_others_are_counted() -> None:
     violations = Violations()
-    violations.add(Violation("rows", "seq_lens", f"step {step}", step) for step in range(4))
-    violations.add([Violation("rows", "input_ids", "step 9", 9)])
+    violations.add(Violation("rows", "seq_lens", f"step {step}") for step in range(4))
+    violations.add([Violation("rows", "input_ids", "step 9")])
     assert [violation.says for violation in violations.found()] == ["step 0 (and 3 more like it)", "step 9"]
 
 
