@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -146,21 +147,22 @@ def _scripts(*, speculating: bool) -> Mapping[str, Script]:
 def followed(scripted: ScriptedEngine, script: Script) -> Sequence[Violation]:
     """The violations of the engine's row in a script, up to a crash."""
     for number, act in enumerate(script):
-        crash = _attempted(_do, scripted, act)
-        if crash:
-            text = f"action {number} ({act}) crashed: {crash}"
-            return [*scripted.found, Violation("every step can be made", act.verb, text)]
+        with _attempted("every step can be made", act.verb, f"action {number} ({act}) crashed") as crashes:
+            _do(scripted, act)
+        if crashes:
+            return [*scripted.found, *crashes]
     return scripted.found
 
 
-def _attempted(call: Callable[..., None], *arguments: object) -> str:
-    """How the call crashed, if it did."""
+@contextmanager
+def _attempted(promise: str, field: str, says: str) -> Iterator[Sequence[Violation]]:
+    """Has the violation that a crash of the block is, if it crashed."""
+    crashes: list[Violation] = []
     try:
         with torch.no_grad():
-            call(*arguments)
+            yield crashes
     except Exception as error:
-        return str(crash_of(error))
-    return ""
+        crashes.append(Violation(promise, field, f"{says}: {crash_of(error)}"))
 
 
 def _do(scripted: ScriptedEngine, act: BatchAction) -> None:
@@ -190,38 +192,30 @@ def _prompt(length: int) -> list[int]:
 
 def _negative_ids(scripted: ScriptedEngine) -> Iterator[Violation]:
     """Negative ids stand for input other than text. All rows of the relay are in use when the prompt passes."""
-    crash = _attempted(_pass_negative_ids, scripted)
+    with _attempted(ANY_PROMPT, "input_ids", "a prompt with ids below zero") as crashes:
+        scripted.prefill([_prompt(4)] * 3)
+        scripted.decode()
+        scripted.prefill([[7, -1, -3, -2, 8]])
     for violation in scripted.found:
         yield violation._replace(promise=ANY_PROMPT) if violation.promise == PROMPTS else violation
-    if crash:
-        yield Violation(ANY_PROMPT, "input_ids", f"a prompt with ids below zero: {crash}")
-
-
-def _pass_negative_ids(scripted: ScriptedEngine) -> None:
-    scripted.prefill([_prompt(4)] * 3)
-    scripted.decode()
-    scripted.prefill([[7, -1, -3, -2, 8]])
+    yield from crashes
 
 
 def _sides(scripted: ScriptedEngine, *, left: bool, right: bool) -> Iterator[Violation]:
     """Merge two batches, each with or without its tokens; then decode."""
     promise = "batches with their tokens are merged" if left and right else BARE_SIDE
     says = f"merging a batch {_with(left)} its tokens with one {_with(right)}"
-    crash = _attempted(_merge_sides, scripted, left, right)
+    with _attempted(promise, "input_ids", says) as crashes:
+        scripted.prefill([_prompt(5), _prompt(3)])
+        scripted.decode()
+        scripted.prefill([_prompt(4)])
+        assert scripted.last is not None
+        _set_tokens(scripted.running, present=left)
+        _set_tokens(scripted.last, present=right)
+        scripted.decode()
     for violation in scripted.found:
         yield violation._replace(promise=promise, says=f"{says}: {violation.says}")
-    if crash:
-        yield Violation(promise, "input_ids", f"{says}: {crash}")
-
-
-def _merge_sides(scripted: ScriptedEngine, left: bool, right: bool) -> None:
-    scripted.prefill([_prompt(5), _prompt(3)])
-    scripted.decode()
-    scripted.prefill([_prompt(4)])
-    assert scripted.last is not None
-    _set_tokens(scripted.running, present=left)
-    _set_tokens(scripted.last, present=right)
-    scripted.decode()
+    yield from crashes
 
 
 def _with(present: bool) -> str:
@@ -241,9 +235,9 @@ def _no_rows(relay: Relay) -> Iterator[Violation]:
     promise = "a step without requests changes nothing"
     futures = relay.context.futures
     before = {name: value.clone() for name, value in vars(futures).items() if torch.is_tensor(value)}
-    crash = _attempted(_step_without_requests, relay)
-    if crash:
-        yield Violation(promise, "stash", f"a step without requests: {crash}")
+    with _attempted(promise, "stash", "a step without requests") as crashes:
+        _step_without_requests(relay)
+    yield from crashes
     for name, value in before.items():
         if not torch.equal(getattr(futures, name), value):
             yield Violation(promise, name, f"a step without requests writes to {name}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ...sched.batch import DraftInput, DraftState, ForwardBatch, ScheduleBatch
-from ...sched.request import Request, Status
+from ...sched.request import Status
 from ...sched.speculate.drafter import DraftRows, Tree, VerifiedChains
 from ...sched.speculate.worker import DraftRunner
 from .batch_invariants import Peek, Violation
@@ -98,34 +98,22 @@ class DraftWatch:
             length, parts = self._left.get(row, (None, ()))
             if req.status is not Status.RUNNING:  # ended before the launch; its drafts are not used
                 continue
-            where = f"step {batch.step}, request {req.id}: its draft starts"
+            where = f"step {batch.step}, request {req.id}"
             if row != req.req_pool_idx:
-                text = f"{where} in row {row}, and the request's is {req.req_pool_idx}"
+                text = f"{where}: its draft starts in row {row}, and the request's is {req.req_pool_idx}"
                 yield Violation(LEFT, "req_pool_indices", text)
             elif length != start.length:
-                text = f"{where} at length {start.length}, and its last extend ended at {length}"
-                yield Violation(LEFT, "seq_lens", text)
-            else:
-                yield from _stale(batch, req, start, parts)
+                at = f"at length {start.length}, and its last extend ended at {length}"
+                yield Violation(LEFT, "seq_lens", f"{where}: its draft starts {at}")
+            elif len(start.parts) == len(parts):  # floating-point work is not skipped
+                for name in start.differing(start._replace(parts=parts)):
+                    text = f"its draft starts from {name} that its last extend did not leave"
+                    yield Violation(LEFT, name, f"{where}, length {length}: {text}")
 
 
 def _copies(state: DraftState, peek: Peek) -> list[torch.Tensor]:
     """Copies of the parts that have values."""
     return [part.clone() for part in map(peek, state) if part.device.type != "meta"]
-
-
-def _stale(
-    batch: ScheduleBatch, req: Request, start: DraftStart, left: tuple[torch.Tensor, ...]
-) -> Iterator[Violation]:
-    if len(start.parts) != len(left):  # floating-point work is skipped
-        return
-    for name, part, meant in zip(DraftState._fields, start.parts, left, strict=False):
-        if not torch.equal(part, meant):
-            text = (
-                f"step {batch.step}, request {req.id}, length {start.length}: its draft starts from {name} "
-                f"that its last extend did not leave"
-            )
-            yield Violation(LEFT, name, text)
 
 
 def _mirrored(batch: ScheduleBatch, lens: list[int], longest: int) -> Iterator[Violation]:
