@@ -17,7 +17,6 @@ from ...sched.relay.choice import RelayChoice
 from ...sched.relay.faults import awaited_faults
 from ..platform.pool import pool
 from ..platform.resolve import Resolved, ask
-from ..record.environment import environment, tool
 from ..record.result import Result
 from ..run.crash import Crash, crash_of
 from ..run.declared_hazards import hazards as hazards_of
@@ -27,7 +26,7 @@ from ..run.runner import GatedSink
 from . import tokens
 from .examine import Examiner, hazards
 from .faults import FaultScenario, fault_scenarios, with_faults
-from .report import SCHEMA_VERSION, Check, Document, Evidence, Report, concluded, failed, skipped, verdict
+from .report import SHOWN, Check, Document, Evidence, Report, concluded, failed, skipped, verdict
 
 
 class FaultVerdict(NamedTuple):
@@ -130,22 +129,18 @@ def _loop(scenario: FaultScenario, question: Resolved) -> str:
 
 
 def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document:
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "tool": tool(),
-        "run": run,
-        "environment": environment(),
-        "passed": all(caught.passed for caught in found),
-        "faults": [
+    return concluded(
+        run,
+        passed=all(caught.passed for caught in found),
+        faults=[
             caught._asdict() | {"clean": caught.clean, "caught_by": [check.name for check in caught.by]}
             for caught in found
         ],
-        "awaited": [
+        awaited=[
             {"name": fault.name, "reference": fault.reference, "feature": fault.feature}
             for fault in awaited_faults().values()
         ],
-    }
-    return concluded(content)
+    )
 
 
 # ---- a static batch ---------------------------------------------------------------------------------------------
@@ -188,5 +183,5 @@ def _differences(times: BatchTimes, reference: Result | Crash) -> Iterator[Evide
         yield Evidence(f"the reference crashed: {reference}")
         return
     apart = [row.id for row in reference.requests if list(row.token_ids or ()) != list(times.outputs[row.id])]
-    for request in apart[: tokens.SHOWN]:
+    for request in apart[:SHOWN]:
         yield Evidence(f"request {request} got other tokens than the scheduler gives it")

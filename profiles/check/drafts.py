@@ -17,12 +17,11 @@ from ..record.result import Metric
 from ..run.crash import Crash
 from .draft_invariants import DraftStart
 from .invariants import Invariants
-from .report import Check, Evidence, skipped, verdict
+from .report import Check, Evidence, first_of, skipped, verdict
 from .runs import attempt, with_section
 from .tokens import promised
 
 NAME = "drafts"
-SHOWN = 3  # requests of those that differ
 
 
 class DraftStarts(NamedTuple):
@@ -74,9 +73,7 @@ def _why_not(resolved: Resolved, relay: RelayChoice) -> str:
 
 def _differences(found: DraftStarts, expected: DraftStarts, names: Sequence[str]) -> Iterator[Evidence]:
     apart = [text for name in names for text in islice(_request_differences(name, found, expected), 1)]
-    yield from (Evidence(text) for text in apart[:SHOWN])
-    if len(apart) > SHOWN:
-        yield Evidence(f"{len(apart) - SHOWN} more requests draft from something else")
+    yield from first_of(apart, "draft from something else")
 
 
 def _request_differences(name: str, found: DraftStarts, expected: DraftStarts) -> Iterator[str]:

@@ -95,6 +95,13 @@ def verdict(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
     return Check(name, "passed", about)
 
 
+def first_of(found: Sequence[str], more: str) -> Iterator[Evidence]:
+    """What was found of the first few requests; ``more`` says what the others do."""
+    yield from map(Evidence, found[:SHOWN])
+    if len(found) > SHOWN:
+        yield Evidence(f"{len(found) - SHOWN} more requests {more}")
+
+
 def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.verdict == "failed")
 
@@ -106,6 +113,7 @@ def skipped(name: str, why: str) -> Check:
 # History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams; 1.3 has what is known;
 # 1.4 has interrupted checks.
 SCHEMA_VERSION: Final = "1.4"
+SHOWN: Final = 3  # requests of those that differ
 
 Document = dict[str, Any]
 
@@ -115,22 +123,19 @@ def document(
 ) -> Document:
     """All checks of all relays with their evidence. ``scenario`` and ``run`` are as in a result document. An
     interrupted check has not passed."""
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "tool": tool(),
-        "run": run,
-        "environment": environment(),
-        "scenario": scenario,
-        "passed": not (run["cancelled"] or any(report.failed for report in reports)),
-        "reports": [_report(report) for report in reports],
-        "not_asked": not_asked,
-    }
-    return concluded(content)
+    return concluded(
+        run,
+        scenario=scenario,
+        passed=not (run["cancelled"] or any(report.failed for report in reports)),
+        reports=[_report(report) for report in reports],
+        not_asked=not_asked,
+    )
 
 
-def concluded(content: Document) -> Document:
+def concluded(run: Document, **content: Any) -> Document:
     """The document of checks with its conclusion, as plain dicts, lists and scalars."""
-    plain: Document = to_jsonable_python(content)
+    head = {"schema_version": SCHEMA_VERSION, "tool": tool(), "run": run, "environment": environment()}
+    plain: Document = to_jsonable_python(head | content)
     return plain | {"conclusion": conclusion(plain)}
 
 

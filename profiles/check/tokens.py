@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import (
-    DataParallel,
-    Disaggregation,
-    HiSparse,
-    RelaySection,
-    Scenario,
-    Speculative,
-    SplitPrefill,
-)
+from ...scenarios.schema import EngineSection, RelaySection, Scenario
 from ...scenarios.workload import params
 from ...sched.loop.event_loops import ABORTED
 from ...sched.relay.choice import RelayChoice, choose
@@ -24,11 +16,15 @@ from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, RequestRow, Result
 from ..run.crash import Crash
-from .report import Check, Evidence, skipped, verdict
+from .report import Check, Evidence, first_of, skipped, verdict
 from .runs import attempt_result
 
 NAME = "tokens"
-SHOWN = 3  # requests of those that differ
+# What the reference run goes without, by keys of ``engine`` that are off by default.
+_PLAIN = (
+    *("relays", "mixed_chunk", "policy", "hisparse", "speculative", "disaggregation", "data_parallel"),
+    *("deferred", "split_prefill", "model_runner"),
+)
 
 
 def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, reference: Result | Crash) -> Check:
@@ -78,23 +74,23 @@ def promised(resolved: Resolved, relay: RelayChoice) -> bool:
 
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:
     """The first few requests with other tokens or another end."""
-    others = [Evidence(text) for text in other_ends(found, expected)]
-    yield from others[:SHOWN]
-    if len(others) > SHOWN:
-        yield Evidence(f"{len(others) - SHOWN} more requests ended otherwise")
+    yield from first_of(list(other_ends(found, expected)), "ended otherwise")
     apart = [
-        entry for entry in token_differences(found, expected) if not _aborted_later(entry, found, expected)
+        _difference(*entry)
+        for entry in token_differences(found, expected)
+        if not _aborted_later(entry, found, expected)
     ]
-    for request, position, token, meant in apart[:SHOWN]:
-        here, there = ("none" if x is None else x for x in (token, meant))
-        yield Evidence(f"request {request}, output token {position}: {here} instead of {there}")
-    if len(apart) > SHOWN:
-        yield Evidence(f"{len(apart) - SHOWN} more requests differ")
+    yield from first_of(apart, "differ")
     if not apart and found.outputs != expected.outputs and not _aborted_at_other_tokens(found, expected):
         yield Evidence(
             "the tokens are the same, but an embedding or a log probability differs, or a tag of a finished request's"
             " KV does not add up"
         )
+
+
+def _difference(request: str, position: int, token: int | None, meant: int | None) -> str:
+    here, there = ("none" if x is None else x for x in (token, meant))
+    return f"request {request}, output token {position}: {here} instead of {there}"
 
 
 def _aborted_later(entry: tuple[str, int, int | None, int | None], found: Result, expected: Result) -> bool:
@@ -144,21 +140,9 @@ def _until(row: RequestRow, end: RequestRow) -> RequestRow:
 
 
 def _plain(scenario: Scenario) -> Scenario:
-    changes = {
-        "relay": RelaySection(state="latest"),
-        "relays": (),
-        "overlap": False,
-        "radix_cache": False,
-        "mixed_chunk": False,
-        "policy": "fcfs",
-        "hisparse": HiSparse(),
-        "speculative": Speculative(),
-        "disaggregation": Disaggregation(),
-        "data_parallel": DataParallel(),
-        "deferred": False,
-        "split_prefill": SplitPrefill(),
-        "model_runner": "stub",
-    }
+    off = EngineSection()
+    changes = {"relay": RelaySection(state="latest"), "overlap": False, "radix_cache": False}
+    changes |= {name: getattr(off, name) for name in _PLAIN}
     return scenario.model_copy(
         update={
             "engine": scenario.engine.model_copy(update=changes),
