@@ -29,18 +29,7 @@ from .hisparse import arguments as hisparse_arguments
 _SKIP: Final = "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM"
 _SMOOTH: Final = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 _FOREVER: Final = 1e9  # s
-# Arguments by which a scenario decides what is scheduled: a run without them would be of another scenario.
-_DECISIVE: Final = (
-    *(
-        "max_total_tokens",
-        "max_running_requests",
-        "chunked_prefill_size",
-        "max_prefill_tokens",
-        "enable_mixed_chunk",
-    ),
-    *("schedule_policy", "schedule_conservativeness", "context_length", "disable_radix_cache"),
-    *("disable_overlap_schedule", "page_size", "grammar_backend"),
-)
+# Of modes' arguments, by their beginnings, those that decide what is scheduled.
 _DECISIVE_BEGINNINGS: Final = (
     *("speculative", "disaggregation_mode", "pp_", "enable_dynamic"),
     *("enable_hisparse", "hisparse_config"),
@@ -53,25 +42,14 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
     kind = import_module("sglang.srt.server_args").ServerArgs
     engine, rows = resolved.scenario.engine, config.max_running_requests
     own = MODES["own model runner"].on(resolved.scenario)
-    wanted = {
+    decisive = _decisive(resolved, config)
+    others = {
         "model_path": str(model),
         "skip_tokenizer_init": True,
         "device": "cuda",
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
-        "grammar_backend": "llguidance" if MODES["grammar"].on(resolved.scenario) else "none",
         "mem_fraction_static": 0.5,
-        "max_total_tokens": config.kv_tokens,
-        "max_running_requests": rows,
-        "chunked_prefill_size": -1 if config.chunked_prefill_size is None else config.chunked_prefill_size,
-        "max_prefill_tokens": config.max_prefill_tokens,
-        "enable_mixed_chunk": config.mixed_chunk,
-        "schedule_policy": config.policy,
-        "schedule_conservativeness": config.schedule_conservativeness,
-        "context_length": config.context_len,
-        "disable_radix_cache": not engine.radix_cache,
-        "disable_overlap_schedule": staged(resolved.scenario) or not overlaps(resolved.scenario),
-        "page_size": config.page_size,
         "random_seed": config.seed,
         "load_format": "dummy",
         "dtype": _dtype(resolved, own=own),
@@ -90,8 +68,8 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
     }
     more = _speculation(config.speculative, model) | _worker(engine, role) | _stages(engine)
     more |= hisparse_arguments(engine, resolved.model)
-    wanted |= more | (shared := _data_ranks(engine, config))
-    decisive = {*_DECISIVE, *(name for name in more if name.startswith(_DECISIVE_BEGINNINGS))}
+    decisive |= {name: value for name, value in more.items() if name.startswith(_DECISIVE_BEGINNINGS)}
+    wanted = decisive | others | more | (shared := _data_ranks(engine, config))
     known = inspect.signature(kind).parameters
     if "cuda_graph_max_bs_decode" in known:
         del wanted["cuda_graph_max_bs"]
@@ -100,13 +78,31 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
             args = fitted(kind, **wanted)
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise EngineError(f"SGLang refuses the scenario: {error} ({_raised_by(error)})") from error
-    for name in decisive - shared.keys():
+    for name in decisive.keys() - shared.keys():
         if (kept := getattr(args, name, None)) != wanted[name]:
             raise EngineError(
                 f"SGLang takes {kept!r} for its argument {name}, which it sets itself ({setters.get(name)});"
                 f" the scenario needs {wanted[name]!r}"
             )
     return args
+
+
+def _decisive(resolved: Resolved, config: EngineConfig) -> dict[str, Any]:
+    """By these a scenario decides what is scheduled: a run without them would be of another scenario."""
+    return {
+        "grammar_backend": "llguidance" if MODES["grammar"].on(resolved.scenario) else "none",
+        "max_total_tokens": config.kv_tokens,
+        "max_running_requests": config.max_running_requests,
+        "chunked_prefill_size": -1 if config.chunked_prefill_size is None else config.chunked_prefill_size,
+        "max_prefill_tokens": config.max_prefill_tokens,
+        "enable_mixed_chunk": config.mixed_chunk,
+        "schedule_policy": config.policy,
+        "schedule_conservativeness": config.schedule_conservativeness,
+        "context_length": config.context_len,
+        "disable_radix_cache": not resolved.scenario.engine.radix_cache,
+        "disable_overlap_schedule": staged(resolved.scenario) or not overlaps(resolved.scenario),
+        "page_size": config.page_size,
+    }
 
 
 def _raised_by(error: BaseException) -> str:

@@ -10,10 +10,10 @@ import torch
 
 from ....sched.link import FOREVER, LinkError
 from ....sched.observe import StepKind, StreamName
-from ....sched.request import Status
+from ....sched.request import Request, Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
-from ..bridge import EndOfRequest, RunBridge, ranged, wrap_methods
+from ..bridge import AllEnded, EndOfRequest, EngineSystem, ranged, wrap_methods
 from ..failures import EngineFaultError
 from .arguments import aborted, tokenized
 from .eagle import wrap_worker
@@ -39,22 +39,20 @@ _QUEUES: Final = (
 )
 
 
-class WrappedLoop:
-    """The loop of ``scheduler``: its methods take requests from ``reports``; steps, tokens and ends go to it."""
+class SglangLoop(EngineSystem):
+    """SGLang's loop as a system. ``scheduler`` is SGLang's, whose methods ``wrap_loop`` has take requests from the run,
+    and give steps, tokens and ends to it."""
 
-    def __init__(
-        self,
-        parts: SystemParts,
-        scheduler: Any,
-        bridge: RunBridge,
-        reports: Any,
-        transfers: KVTransfers | None,
-    ) -> None:
-        self._observer = parts.observer
-        self._role = None if parts.context.place is None else parts.context.place.role
-        self._stage = parts.context.stage
+    scheduler: Any
+
+    def __init__(self, parts: SystemParts) -> None:
         self._spec = speculative_config(parts.resolved.scenario.engine.speculative)
-        self._scheduler, self._bridge, self._reports, self._transfers = scheduler, bridge, reports, transfers
+        super().__init__(parts, speculates=self._spec is not None)
+        context = parts.context
+        self._role = None if context.place is None else context.place.role
+        self._stage = context.stage
+        linked = self._role is not None and context.link is not None
+        self._transfers = KVTransfers(parts, self._bridge) if linked else None
         self._decode_kind: StepKind = "decode" if self._spec is None else "verify"
         self._turns = 0  # of the loop since the last step
         self._named = False  # the streams
@@ -62,15 +60,28 @@ class WrappedLoop:
         self._gone: list[Any] = []  # messages of clients that have gone
         self._aborted: dict[str, str] = {}  # their requests, and why each was aborted
         self._accepted: set[str] = set()  # requests that were in a batch without having been refused
-        self._wrap_batches()
-        self._wrap_scheduler()
-
-    def abort(self, request_id: str, reason: str) -> None:
-        self._gone.append(aborted(request_id))
-        self._aborted[request_id] = reason
 
     def run(self) -> None:
-        scheduler, self._named = self._scheduler, False
+        try:
+            self._run_loop()
+        except AllEnded:
+            if not self._bridge.lost:  # a lost request holds its memory, and is reported itself
+                self._require_free_memory()
+
+    def forget(self) -> None:
+        if self._transfers is not None:
+            self._transfers.forget()
+        self._aborted.clear()
+        self._accepted.clear()
+        with torch.cuda.stream(self._schedule_stream):  # as in SGLang's loop, whose writes it follows
+            self.scheduler.flush_cache()
+
+    def abort(self, request: Request, reason: str) -> None:
+        self._gone.append(aborted(request.id))
+        self._aborted[request.id] = reason
+
+    def _run_loop(self) -> None:
+        scheduler, self._named = self.scheduler, False
         if hasattr(scheduler, "run_event_loop"):
             scheduler.run_event_loop()
         else:
@@ -78,13 +89,13 @@ class WrappedLoop:
             loop = loop if self._stage is None else "event_loop_pp"
             getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
-    def require_free_memory(self) -> None:
+    def _require_free_memory(self) -> None:
         """Raises EngineFaultError if KV slots or rows are in use after all requests have ended, or more are free than
         exist. SGLang has a check of its own, which its overlapped loop does not reach here. Stages of a pipeline and
         workers of a pair are not checked: they may hold memory for messages that are on their way."""
         if self._role is not None or self._stage is not None:
             return
-        rows = self._scheduler.req_to_token_pool
+        rows = self.scheduler.req_to_token_pool
         used = {"KV slots": self._used_tokens(), "rows": rows.size - rows.available_size()}
         if twice := [f"{-count} {what}" for what, count in used.items() if count < 0]:
             found = f"{' and '.join(twice)} more are free than exist: some were freed twice"
@@ -93,14 +104,9 @@ class WrappedLoop:
         if any(used.values()):
             raise EngineFaultError(f"all requests have ended, and {found}")
 
-    def forget(self) -> None:
-        self._aborted.clear()
-        self._accepted.clear()
-        with torch.cuda.stream(self._schedule_stream):  # as in SGLang's loop, whose writes it follows
-            self._scheduler.flush_cache()
-
-    def _wrap_scheduler(self) -> None:
-        scheduler = self._scheduler
+    def wrap_loop(self) -> None:
+        self._wrap_batches()
+        scheduler = self.scheduler
         receiver = getattr(scheduler, "request_receiver", scheduler)
         wrap_methods(
             type(receiver), {"recv_requests": self._receive}
@@ -145,12 +151,12 @@ class WrappedLoop:
 
     def _capture_outputs(self) -> None:
         """Take the messages that would go to clients: of them, the ends of requests that never ran."""
-        channels = getattr(self._scheduler, "ipc_channels", self._scheduler)
+        channels = getattr(self.scheduler, "ipc_channels", self.scheduler)
         for name in ("send_to_tokenizer", "send_to_detokenizer"):
             getattr(channels, name).send_output = self._sent
 
     def _receive(self, original: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list[Any]:
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         if not self._named:
             self._name_streams()
         with self._reports.range("receive", 0):
@@ -173,13 +179,13 @@ class WrappedLoop:
         """Called in the loop, whose current stream is the schedule stream."""
         self._named, self._schedule_stream = True, torch.cuda.current_stream()
         for name in _STREAMS:
-            if (stream := getattr(self._scheduler, f"{name}_stream", None)) is not None:
-                self._observer.stream(name, stream)
-        coordinator = getattr(self._scheduler, "hisparse_coordinator", None)
+            if (stream := getattr(self.scheduler, f"{name}_stream", None)) is not None:
+                self._parts.observer.stream(name, stream)
+        coordinator = getattr(self.scheduler, "hisparse_coordinator", None)
         for name, attribute in _HOSTED_STREAMS:
             if coordinator is not None:
-                self._observer.stream(name, getattr(coordinator, attribute))
-        self._observer.stream("schedule", self._schedule_stream)
+                self._parts.observer.stream(name, getattr(coordinator, attribute))
+        self._parts.observer.stream("schedule", self._schedule_stream)
 
     def _await_transfers(self, transfers: KVTransfers) -> bool:
         """Every request waits for the other worker: sleep, unless something has happened lately that SGLang has not
@@ -202,20 +208,20 @@ class WrappedLoop:
             return self._turns <= 2 * self._stage.microbatches
         names = ("last_batch", "chunked_req")
         return bool(
-            self._scheduler.running_batch.reqs or any(getattr(self._scheduler, name, None) for name in names)
+            self.scheduler.running_batch.reqs or any(getattr(self.scheduler, name, None) for name in names)
         )
 
     def _staging(self) -> bool:
         """Whether a prompt's KV is on its way to the host."""
-        coordinator = getattr(self._scheduler, "hisparse_coordinator", None)
+        coordinator = getattr(self.scheduler, "hisparse_coordinator", None)
         return coordinator is not None and bool(coordinator.ack_staging_queue)
 
     def _queued(self, name: str) -> bool:
-        queue = getattr(self._scheduler, name, None)
+        queue = getattr(self.scheduler, name, None)
         return bool(getattr(queue, "queue", queue))
 
     def _waiting(self) -> int:
-        return len(self._scheduler.waiting_queue)
+        return len(self.scheduler.waiting_queue)
 
     def _preallocate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Rows and pages for the KV that a decode worker will get."""
@@ -313,7 +319,7 @@ class WrappedLoop:
         return EndOfRequest(status, message or "aborted by SGLang")
 
     def _used_tokens(self) -> int:
-        pool, cache = self._scheduler.token_to_kv_pool_allocator, self._scheduler.tree_cache
+        pool, cache = self.scheduler.token_to_kv_pool_allocator, self.scheduler.tree_cache
         pool = getattr(pool, "logical_attn_allocator", pool)
         return int(pool.size - pool.available_size() - cache.evictable_size())
 

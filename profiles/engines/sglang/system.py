@@ -16,11 +16,8 @@ from typing import Any
 import torch
 
 from ....scenarios.combinations import MODES
-from ....sched.request import Request
-from ...platform.resolve import speculative_config
 from ...run.compose import engine_config
 from ...run.system import SystemParts, TagAudit
-from ..bridge import AllEnded, EngineSystem
 from ..model import model_folder, tokenizer
 from ..names import EngineError
 from .arguments import server_args
@@ -29,27 +26,22 @@ from .data_ranks import group_of_ranks, require_shares, synchronised
 from .edge import fake_transfers, fitted, groups_of_one
 from .grammar import install_grammars
 from .hisparse import sparse_model
-from .loop import WrappedLoop
+from .loop import SglangLoop
 from .own_runner import OwnRunner
 from .runner import RunnerStub
-from .transfer import KVTransfers
 
 
-class SglangSystem(EngineSystem):
+class SglangSystem(SglangLoop):
     def __init__(self, parts: SystemParts) -> None:
-        spec = speculative_config(parts.resolved.scenario.engine.speculative)
-        super().__init__(parts, speculates=spec is not None)
-        self._role = None if parts.context.place is None else parts.context.place.role
-        self._stage, self._share = parts.context.stage, parts.context.share
+        super().__init__(parts)
+        self._share = parts.context.share
         # The first stage sends aborts on, and so does a decode worker.
         sends_prompts = self._role == "prefill" and parts.context.link is not None
         self.aborts = not sends_prompts and (self._stage is None or self._stage.is_first)
-        self.simulated = spec is not None and spec.acceptance is not None
+        self.simulated = self._spec is not None and self._spec.acceptance is not None
         runner = OwnRunner if MODES["own model runner"].on(parts.resolved.scenario) else RunnerStub
         self.runner = runner(parts, self._bridge, self._reports)
         self.defaults = self.runner.defaults
-        link = parts.context.link
-        self._transfers = None if self._role is None or link is None else KVTransfers(parts, self._bridge)
         self.scheduler = self._opened()
         self.overlapped = self.scheduler.enable_overlap
         torch.cuda.synchronize()  # a server has done all work of its start long before the first request
@@ -58,25 +50,8 @@ class SglangSystem(EngineSystem):
         self.scheduler.tokenizer = tokenizer(parts.resolved.model)
         if MODES["grammar"].on(parts.resolved.scenario):
             install_grammars(self.scheduler, parts.resolved.model)
-        self._loop = WrappedLoop(parts, self.scheduler, self._bridge, self._reports, self._transfers)
+        self.wrap_loop()
         self._name()
-
-    # ---- as a system ---------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        try:
-            self._loop.run()
-        except AllEnded:
-            if not self._bridge.lost:  # a lost request holds its memory, and is reported itself
-                self._loop.require_free_memory()
-
-    def forget(self) -> None:
-        if self._transfers is not None:
-            self._transfers.forget()
-        self._loop.forget()
-
-    def abort(self, request: Request, reason: str) -> None:
-        self._loop.abort(request.id, reason)
 
     def audit(self) -> TagAudit | None:
         runner = self._model_runner

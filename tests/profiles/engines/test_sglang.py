@@ -30,8 +30,7 @@ from schedbench.profiles.engines.client import EngineFailedError
 from schedbench.profiles.engines.failures import EngineFaultError
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.sglang import arguments
-from schedbench.profiles.engines.sglang.loop import WrappedLoop
-from schedbench.profiles.engines.sglang.system import SglangSystem
+from schedbench.profiles.engines.sglang.loop import SglangLoop
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.record.result import Hazards, Result
@@ -284,7 +283,7 @@ def test_a_method_with_another_name_is_no_step_that_is_not_counted() -> None:
 
 def test_a_request_that_sglang_accepts_and_then_aborts_of_its_own_accord_has_failed() -> None:
     ends: dict[str, Any] = {}
-    loop: Any = object.__new__(WrappedLoop)
+    loop: Any = object.__new__(SglangLoop)
     loop._reports, loop._accepted, loop._aborted = (
         SimpleNamespace(end=ends.__setitem__),
         set(),
@@ -426,13 +425,13 @@ def test_an_item_in_the_preparation_of_a_decode_is_found(broken: Path) -> None:
 def test_kv_that_is_freed_twice_fails_the_run() -> None:
     pool = SimpleNamespace(size=8, available_size=lambda: 11)
     rows, cache = SimpleNamespace(size=2, available_size=lambda: 2), SimpleNamespace(evictable_size=lambda: 0)
-    loop: Any = object.__new__(WrappedLoop)
+    loop: Any = object.__new__(SglangLoop)
     loop._role = loop._stage = None
-    loop._scheduler = SimpleNamespace(
+    loop.scheduler = SimpleNamespace(
         req_to_token_pool=rows, token_to_kv_pool_allocator=pool, tree_cache=cache
     )
     with pytest.raises(EngineFaultError, match="3 KV slots more are free than exist: some were freed twice"):
-        loop.require_free_memory()
+        loop._require_free_memory()
 
 
 def test_parameters_are_normalised_with_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,11 +446,12 @@ def test_parameters_are_normalised_with_a_tokenizer(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_what_a_lost_request_still_holds_is_not_called_a_leak(*, lost: bool) -> None:
-    system: Any = object.__new__(SglangSystem)
+    system: Any = object.__new__(SglangLoop)
     system._bridge = SimpleNamespace(lost=lost)
-    system._loop = Mock(run=Mock(side_effect=AllEnded))
+    system._run_loop = Mock(side_effect=AllEnded)
+    system._require_free_memory = Mock()
     system.run()
-    assert system._loop.require_free_memory.called is not lost
+    assert system._require_free_memory.called is not lost
 
 
 @given
