@@ -1,4 +1,4 @@
-"""Kernels of speculation: their declared shapes and footprints, and their results compared with plain loops."""
+"""Kernels of speculation compared with plain loops."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.sched.kernels import drafts, rows, verify
+from schedbench.sched.kernels import drafts, verify
 from schedbench.sched.kernels.attention import attention, tree_attention
-from schedbench.sched.kernels.declare import Work, kernels
 
 INT32, INT64 = torch.int32, torch.int64
 B, D, STEPS, VOCAB = 3, 5, 3, 11
@@ -36,80 +35,6 @@ def tree_args() -> list[Any]:
     caches = [floats(200, 2, 8), floats(201, 2, 8)[:200]]
     rows = ROWS.repeat_interleave(D)
     return [floats(B * D, 4, 8), *caches, TABLE, rows, lens, branches, counts.view(-1), 0.25, 40]
-
-
-flat = TABLE.view(-1)
-CASES: dict[str, tuple[torch._ops.OpOverload, list[Any]]] = {
-    "draft_topk": (drafts.draft_topk, [floats(4, VOCAB), 3]),
-    "rotate_ids": (drafts.rotate_ids, [ids(9), ids(B), torch.tensor([4, 3, 2], dtype=INT32)]),
-    "draft_places": (drafts._draft_places, [flat, ROWS, LENS, 4, 40]),
-    "write_rows": (drafts._write_rows, [flat, ROWS, LENS, torch.tensor([2, 0, 3]), ids(5, below=99), 40]),
-    "place_ahead": (
-        drafts._place_ahead,
-        [flat, ROWS, LENS, LENS + 6, torch.arange(50, 90), 1, 18, 40],
-    ),
-    "place_ahead in pages": (
-        drafts._place_ahead,
-        [flat, ROWS, LENS, LENS + 6, torch.arange(50, 90), 4, 18, 40],
-    ),
-    "pick_accepted": (drafts.pick_accepted, [floats(B * D, 7), torch.tensor([1, 5, 2], dtype=INT32)]),
-    "pick_bonus": (drafts.pick_bonus, [ids(B * D), torch.tensor([1, 5, 2], dtype=INT32)]),
-    "stage_rows": (rows.stage_rows, [ids(6, 2), ids(3, 2), 5]),
-    "build_tree": (
-        verify.build_tree,
-        [floats(B, 6).exp(), ids(B, 6), torch.tensor([[-1, -1, 0, 0, 1, 1]] * B), ids(B), 4],
-    ),
-    "tree_paths": (verify.tree_paths, [PARENTS, STEPS + 2]),
-    "tree_links": (verify.tree_links, [PARENTS]),
-    "accept_drafts": (verify.accept_drafts, [ids(B, D), PARENTS, ids(B * D), STEPS + 1]),
-    "accept_drafts of a chain": (verify.accept_drafts, [ids(B, D), None, ids(B * D), D]),
-    "accept_simulated": (
-        verify.accept_simulated,
-        [torch.zeros(4, dtype=INT64), ROWS, ids(B), ids(B * D), D, 2.5, False, 0],
-    ),
-    "path_tokens": (verify.path_tokens, [ids(B, D), verify.tree_paths(PARENTS, STEPS + 2)[0]]),
-    "along_paths": (verify.along_paths, [floats(B, VOCAB), floats(B, 1), ids(B * D, 2), True]),
-    "count_accepted": (verify.count_accepted, [floats(B, VOCAB), floats(B, 1), ids(B, 4), False]),
-    "tree_attention": (tree_attention, tree_args()),
-}
-
-
-def fresh(args: list[Any]) -> list[Any]:
-    return [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
-
-
-def listed(result: Any) -> list[torch.Tensor]:
-    if result is None:
-        return []
-    return [result] if isinstance(result, torch.Tensor) else list(result)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_meta_has_the_shapes_of_the_results(case: str) -> None:
-    op, args = CASES[case]
-    results, outlines = listed(op(*fresh(args))), listed(kernels()[op].meta(*args))
-    assert [(r.shape, r.dtype) for r in results] == [(o.shape, o.dtype) for o in outlines]
-    assert {o.device.type for o in outlines} <= {"meta"}
-    if kernels()[op].integer:
-        assert not any(r.is_floating_point() for r in results)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_writes_are_declared_and_costs_are_positive(case: str) -> None:
-    op, args = CASES[case]
-    used = fresh(args)
-    accesses, cost = kernels()[op].footprint(*used), kernels()[op].cost
-    assert cost is not None and cost(*used) > Work(0)
-    op(*used)
-    for before, after in zip(args, used, strict=True):
-        if not isinstance(after, torch.Tensor):
-            continue
-        declared = [access for access in accesses if access.tensor is after]
-        assert declared, "an argument without a declared access"
-        changed = (before != after).view(len(before), -1).any(1).nonzero().flatten().tolist()
-        if changed:
-            rows = next(access.rows for access in declared if access.write)
-            assert rows is None or set(changed) <= set(rows.flatten().tolist())
 
 
 def test_draft_topk_sorts_tokens_by_probability() -> None:

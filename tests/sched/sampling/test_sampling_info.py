@@ -206,26 +206,11 @@ def _in_kernel_order(info: SamplingInfo) -> tuple[torch.Tensor, ...]:
     return rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps, rows.sampling_seeds
 
 
-def test_kernels_declare_their_outputs_costs_and_footprints() -> None:
+def test_kernels_declare_their_costs() -> None:
     b, vocab = 4, 70
     logits, ids = torch.randn(b, vocab), torch.arange(b)
     column, words = torch.ones(b, 1), torch.full((b, 3), -1, dtype=torch.int32)
     draw = Draw(logits, column, ids.int(), column[:, 0], column[:, 0], ids, ids, words, False)
-    calls: dict[Any, tuple[Any, ...]] = {
-        sample: draw,
-        sample_tagged: (*draw, ids),
-        score_tokens: (*draw, ids),
-        sample_greedy: (logits, words),
-        sample_greedy_tagged: (logits, None, ids),
-    }
-    for op, args in calls.items():
-        kernel = kernels()[op]
-        made, promised = kernel.impl(*args), kernel.meta(*args)
-        pairs = zip(made, promised, strict=True) if isinstance(made, tuple) else [(made, promised)]
-        for value, meta in pairs:
-            assert (meta.device.type, meta.shape, meta.dtype) == ("meta", value.shape, value.dtype)
-        assert [a.tensor for a in kernel.footprint(*args)] == [x for x in args if isinstance(x, torch.Tensor)]
-        assert not any(access.write for access in kernel.footprint(*args))
     logits_bytes, row_bytes = 4 * b * vocab, b * (4 + 4 + 4 + 4 + 8 + 8 + 12)
     assert kernels()[sample_greedy].cost(logits, words).bytes == logits_bytes + 12 * b + 8 * b
     assert kernels()[sample_greedy_tagged].cost(logits, None, ids).bytes == logits_bytes + 8 * b
