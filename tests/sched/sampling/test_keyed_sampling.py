@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schedbench.sched.kernels.declare import kernels
@@ -22,11 +21,9 @@ from schedbench.sched.kernels.sampling import (
     sample_tagged,
     score_tokens,
 )
+from tests.sched.sampling.rows import draw_of
 
-MakeDraw = Callable[..., Draw]
 WORD32, WORD64 = (1 << 32) - 1, (1 << 64) - 1
-
-shared_fixtures = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def splitmix64(word: int) -> int:
@@ -78,10 +75,10 @@ def test_noise_is_gumbel_and_uncorrelated_along_every_axis() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("varies", ["request", "position"])
-def test_draws_follow_the_distribution(make_draw: MakeDraw, varies: str, temperature: float) -> None:
+def test_draws_follow_the_distribution(varies: str, temperature: float) -> None:
     draws = 20_000
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5, 0.5, -3.0, 1.5]])
-    draw = make_draw(logits.expand(draws, -1), temperature=temperature)
+    draw = draw_of(logits.expand(draws, -1), temperature=temperature)
     if varies == "position":
         draw = draw._replace(seeds=torch.full((draws,), row_seed(9, 9)))
     else:
@@ -92,10 +89,10 @@ def test_draws_follow_the_distribution(make_draw: MakeDraw, varies: str, tempera
     assert chi_square < 40.5  # the 1 - 1e-6 quantile for 7 degrees of freedom
 
 
-def varied_draw(make_draw: MakeDraw, *, rows: int, vocab: int, dtype: torch.dtype) -> Draw:
+def varied_draw(*, rows: int, vocab: int, dtype: torch.dtype) -> Draw:
     """Every kind of row in one batch, filters and greedy rows included."""
     logits = torch.randn((rows, vocab), generator=torch.Generator().manual_seed(vocab), dtype=dtype)
-    return make_draw(
+    return draw_of(
         logits,
         temperature=[(0.0, 1.0, 0.6, 1.7)[i % 4] for i in range(rows)],
         top_k=[(0, 5, 0, 40, 0)[i % 5] for i in range(rows)],
@@ -112,9 +109,9 @@ def picked(draw: Draw, rows: torch.Tensor) -> Draw:
 @pytest.mark.wide
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_does_not_depend_on_its_batch(make_draw: MakeDraw, threads: int, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_its_batch(threads: int, dtype: torch.dtype) -> None:
     torch.set_num_threads(threads)
-    whole = varied_draw(make_draw, rows=70, vocab=1003, dtype=dtype)
+    whole = varied_draw(rows=70, vocab=1003, dtype=dtype)
     ids = sample(*whole)
     scores = score_tokens(*whole, ids)
     generator = torch.Generator().manual_seed(threads)
@@ -135,8 +132,8 @@ def test_noise_bits_do_not_depend_on_the_batch(threads: int) -> None:
         assert torch.equal(gumbel_noise(seeds[i : i + 1], positions[i : i + 1], 1003)[0], whole[i])
 
 
-def test_unused_filters_and_full_masks_change_nothing(make_draw: MakeDraw) -> None:
-    draw = make_draw(torch.randn((50, 97), generator=torch.Generator().manual_seed(0)) * 8)
+def test_unused_filters_and_full_masks_change_nothing() -> None:
+    draw = draw_of(torch.randn((50, 97), generator=torch.Generator().manual_seed(0)) * 8)
     ids = sample(*draw)
     assert torch.equal(ids, sample(*draw._replace(filtered=True)))
     full = torch.full((50, 4), -1, dtype=torch.int32)
@@ -155,7 +152,7 @@ def kept_by_definition(logits: list[float], top_k: int, top_p: float, min_p: flo
     return kept
 
 
-@shared_fixtures
+@settings(max_examples=60)
 @given(
     logits=st.lists(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 1.0, 2.0, 2.25]), min_size=3, max_size=12),
     top_k=st.integers(0, 6),
@@ -163,11 +160,11 @@ def kept_by_definition(logits: list[float], top_k: int, top_p: float, min_p: flo
     min_p=st.sampled_from([0.0, 0.011, 0.13, 0.41, 0.97]),
 )
 def test_filters_follow_their_definitions(
-    make_draw: MakeDraw, logits: list[float], top_k: int, top_p: float, min_p: float
+    logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
     rows = 1500
     kept = kept_by_definition(logits, top_k, top_p, min_p)
-    draw = make_draw(
+    draw = draw_of(
         torch.tensor([logits]).expand(rows, -1), top_k=top_k, top_p=top_p, min_p=min_p, filtered=True
     )
     drawn = set(sample(*draw).tolist())
@@ -176,27 +173,27 @@ def test_filters_follow_their_definitions(
     assert drawn >= {i for i in kept if math.exp(logits[i]) / mass > 0.02}
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it(make_draw: MakeDraw) -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = torch.zeros((2000, 4))
-    drawn = {p: set(sample(*make_draw(logits, top_p=p)).tolist()) for p in (0.25, 0.5, 0.501, 0.75)}
+    drawn = {p: set(sample(*draw_of(logits, top_p=p)).tolist()) for p in (0.25, 0.5, 0.501, 0.75)}
     assert drawn == {0.25: {0}, 0.5: {0, 1}, 0.501: {0, 1, 2}, 0.75: {0, 1, 2}}
 
 
-def test_greedy_rows_take_the_lowest_of_the_largest(make_draw: MakeDraw) -> None:
+def test_greedy_rows_take_the_lowest_of_the_largest() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [5.0, 5.0, 5.0, 5.0], [-1.0, -2.0, -1.0, -0.5]])
-    draw = make_draw(logits, temperature=[0.0, 0.0, 0.0], top_k=2)
+    draw = draw_of(logits, temperature=[0.0, 0.0, 0.0], top_k=2)
     assert sample_greedy(logits, None).tolist() == [1, 0, 3]
     assert sample(*draw).tolist() == [1, 0, 3]
     assert sample(*draw._replace(filtered=False)).tolist() == [1, 0, 3]
 
 
-@shared_fixtures
+@settings(max_examples=60)
 @given(st.lists(st.sets(st.integers(0, 69), min_size=1), min_size=1, max_size=5))
-def test_only_allowed_ids_are_chosen(make_draw: MakeDraw, allowed: list[set[int]]) -> None:
+def test_only_allowed_ids_are_chosen(allowed: list[set[int]]) -> None:
     words = [[sum(1 << i % 32 for i in ids if i // 32 == word) for word in range(3)] for ids in allowed]
     mask = torch.tensor(words).to(torch.int32)
     logits = torch.randn((len(allowed), 70), generator=torch.Generator().manual_seed(len(allowed)))
-    draw = make_draw(logits, vocab_mask=mask, top_p=0.9, top_k=3)
+    draw = draw_of(logits, vocab_mask=mask, top_p=0.9, top_k=3)
     greedy = [max(ids, key=lambda i: (logits[row, i].item(), -i)) for row, ids in enumerate(allowed)]
     assert sample_greedy(logits, mask).tolist() == greedy
     assert all(token in ids for token, ids in zip(sample(*draw).tolist(), allowed, strict=True))
@@ -210,7 +207,7 @@ def test_only_allowed_ids_are_chosen(make_draw: MakeDraw, allowed: list[set[int]
     assert sample_greedy_tagged(logits, mask, fingerprint).tolist() == tagged
 
 
-def test_tagged_ids_need_no_logits_and_spread_evenly(make_draw: MakeDraw) -> None:
+def test_tagged_ids_need_no_logits_and_spread_evenly() -> None:
     rows, vocab = 20_000, 16
     logits = torch.empty_strided((rows, vocab), (vocab, 1), dtype=torch.float32, device="meta")
     fingerprint = torch.arange(rows) - rows // 2
@@ -218,13 +215,13 @@ def test_tagged_ids_need_no_logits_and_spread_evenly(make_draw: MakeDraw) -> Non
     assert kernels()[sample_greedy_tagged].integer and kernels()[sample_tagged].integer
     counts = torch.bincount(ids, minlength=vocab)
     assert ((counts - rows / vocab) ** 2 / (rows / vocab)).sum().item() < 56.5  # 1 - 1e-6 for 15 degrees
-    draw = make_draw(torch.zeros((rows, vocab)))._replace(logits=logits)
+    draw = draw_of(torch.zeros((rows, vocab)))._replace(logits=logits)
     assert torch.equal(kernels()[sample_tagged].impl(*draw, fingerprint), ids)
 
 
-def test_scores_are_log_probability_and_margin(make_draw: MakeDraw) -> None:
+def test_scores_are_log_probability_and_margin() -> None:
     logits = torch.tensor([[1.0, 4.0, 2.5, -3.0], [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]])
-    draw = make_draw(
+    draw = draw_of(
         logits, temperature=[0.0, 0.5, 0.5], vocab_mask=torch.tensor([[15], [15], [7]], dtype=torch.int32)
     )
     ids = sample(*draw)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.sched.config import EngineConfig, SamplingParams
+from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.penalties import PenalizerOrchestrator
-from schedbench.sched.request import Request
+from tests.sched.sampling.rows import CONFIG, penalties_of
 
-MakeRequests = Callable[..., list[Request]]
 F32 = np.float32
 
 PARAMS = st.just(SamplingParams()) | st.builds(
@@ -50,9 +48,9 @@ class PlainRow:
         return logits
 
 
-def plain_penalised(rows: list[PlainRow], logits: torch.Tensor, config: EngineConfig) -> torch.Tensor:
+def plain_penalised(rows: list[PlainRow], logits: torch.Tensor) -> torch.Tensor:
     penalised = [
-        row.penalised(line.numpy(), config.eos_token_ids) for row, line in zip(rows, logits, strict=True)
+        row.penalised(line.numpy(), CONFIG.eos_token_ids) for row, line in zip(rows, logits, strict=True)
     ]
     return torch.tensor(np.stack(penalised))
 
@@ -61,15 +59,12 @@ def some_logits(rows: int, vocab: int) -> torch.Tensor:
     return torch.randn((rows, vocab), generator=torch.Generator().manual_seed(rows)) * 3
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(st.data())
-def test_rows_follow_the_batch(
-    config: EngineConfig, make_requests: MakeRequests, data: st.DataObject
-) -> None:
+def test_rows_follow_the_batch(data: st.DataObject) -> None:
     def joining() -> tuple[PenalizerOrchestrator, list[PlainRow]]:
         params = data.draw(st.lists(PARAMS, min_size=1, max_size=3))
-        requests = make_requests(params)
-        return PenalizerOrchestrator.from_requests(requests, config=config), [PlainRow(p) for p in params]
+        return penalties_of(params), [PlainRow(p) for p in params]
 
     penalties, rows = joining()
     for _ in range(data.draw(st.integers(1, 8))):
@@ -88,8 +83,8 @@ def test_rows_follow_the_batch(
             penalties.merge(other)
             rows += more
         assert penalties.is_required == any(row.params.penalised for row in rows)
-        logits = some_logits(len(rows), config.vocab_size)
-        expected = plain_penalised(rows, logits, config)
+        logits = some_logits(len(rows), CONFIG.vocab_size)
+        expected = plain_penalised(rows, logits)
         accumulated = logits.clone()
         penalties.accumulate().apply(accumulated)
         penalties.apply(logits)
@@ -97,67 +92,57 @@ def test_rows_follow_the_batch(
         torch.testing.assert_close(accumulated, expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(rows=st.lists(st.tuples(PARAMS, st.lists(TOKENS, max_size=12)), min_size=1, max_size=4))
-def test_a_returning_request_keeps_its_exact_penalties(
-    config: EngineConfig, make_requests: MakeRequests, rows: list[tuple[SamplingParams, list[int]]]
-) -> None:
+def test_a_returning_request_keeps_its_exact_penalties(rows: list[tuple[SamplingParams, list[int]]]) -> None:
     params, outputs = zip(*rows, strict=True)
-    returned = PenalizerOrchestrator.from_requests(make_requests(params, outputs), config=config, exact=True)
-    forgetful = PenalizerOrchestrator.from_requests(make_requests(params, outputs), config=config)
-    fresh, *others = (
-        PenalizerOrchestrator.from_requests(make_requests([p]), config=config, exact=True) for p in params
-    )
+    returned = penalties_of(params, outputs, exact=True)
+    forgetful = penalties_of(params, outputs)
+    fresh, *others = (penalties_of([p], exact=True) for p in params)
     for alone, done in zip((fresh, *others), outputs, strict=True):
         for token in done:
             alone.cumulate_output_tokens(torch.tensor([token]))
     for alone in others:
         fresh.merge(alone)
     for penalties, seen in ((returned, outputs), (fresh, outputs), (forgetful, [[] for _ in outputs])):
-        logits = some_logits(len(rows), config.vocab_size)
+        logits = some_logits(len(rows), CONFIG.vocab_size)
         plain = [PlainRow(p, list(done)) for p, done in zip(params, seen, strict=True)]
-        expected = plain_penalised(plain, logits, config)
+        expected = plain_penalised(plain, logits)
         penalties.apply(logits)
         assert torch.equal(logits, expected)
 
 
-def test_a_copy_counts_the_same_tokens_and_keeps_its_rows(
-    config: EngineConfig, make_requests: MakeRequests
-) -> None:
+def test_a_copy_counts_the_same_tokens_and_keeps_its_rows() -> None:
     params = [SamplingParams(presence_penalty=1.0), SamplingParams(min_new_tokens=2)]
-    live = PenalizerOrchestrator.from_requests(make_requests(params), config=config, exact=True)
+    live = penalties_of(params, exact=True)
     copied = live.copy()
     copied.cumulate_output_tokens(torch.tensor([4, 5]))
     live.filter([1], torch.tensor([1]))
-    logits = torch.zeros((1, config.vocab_size))
+    logits = torch.zeros((1, CONFIG.vocab_size))
     live.apply(logits)
     assert logits[0, 2] == -torch.inf and logits[0, 5] == 0
     live.cumulate_output_tokens(torch.tensor([6]))
-    both = torch.zeros((2, config.vocab_size))
+    both = torch.zeros((2, CONFIG.vocab_size))
     copied.apply(both)
     assert both[0, 4] == -1 and both[1, 2] == -torch.inf
 
 
-def test_accumulated_penalties_do_not_see_later_tokens(
-    config: EngineConfig, make_requests: MakeRequests
-) -> None:
+def test_accumulated_penalties_do_not_see_later_tokens() -> None:
     params = [SamplingParams(frequency_penalty=0.5, repetition_penalty=2.0)]
-    penalties = PenalizerOrchestrator.from_requests(make_requests(params), config=config)
+    penalties = penalties_of(params)
     before = penalties.accumulate()
     penalties.cumulate_output_tokens(torch.tensor([4]))
-    logits = torch.ones((1, config.vocab_size))
+    logits = torch.ones((1, CONFIG.vocab_size))
     before.apply(logits)
     assert torch.equal(logits, torch.ones_like(logits))
 
 
 @pytest.mark.parametrize("empty_side", ["self", "other"])
-def test_merging_with_no_rows(config: EngineConfig, make_requests: MakeRequests, empty_side: str) -> None:
-    some = PenalizerOrchestrator.from_requests(
-        make_requests([SamplingParams(min_new_tokens=3, presence_penalty=1.0)]), config=config
-    )
-    none = PenalizerOrchestrator.from_requests([], config=config)
+def test_merging_with_no_rows(empty_side: str) -> None:
+    some = penalties_of([SamplingParams(min_new_tokens=3, presence_penalty=1.0)])
+    none = penalties_of([])
     left, right = (none, some) if empty_side == "self" else (some, none)
     left.merge(right)
-    logits = torch.zeros((1, config.vocab_size))
+    logits = torch.zeros((1, CONFIG.vocab_size))
     left.apply(logits)
     assert logits[0, 7] == -torch.inf

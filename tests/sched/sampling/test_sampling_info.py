@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from schedbench.sched.batch import ModelOutput
-from schedbench.sched.config import EngineConfig, SamplingParams
+from schedbench.sched.config import SamplingParams
 from schedbench.sched.kernels.declare import Access, kernels
 from schedbench.sched.kernels.sampling import (
     Draw,
@@ -28,8 +26,7 @@ from schedbench.sched.model.grammar import GrammarCache
 from schedbench.sched.model.sampling import Sampler, SamplingInfo, host_rows, packed_words, unpacked
 from schedbench.sched.model.upload import pack, unpack
 from schedbench.sched.request import Request
-
-MakeRequests = Callable[..., list[Request]]
+from tests.sched.sampling.rows import CONFIG, OpRecord, info_of, requests
 
 VARIED = [
     SamplingParams(),
@@ -43,19 +40,19 @@ def seq_lens_of(info: SamplingInfo) -> torch.Tensor:
     return torch.arange(3, 3 + len(info.params))
 
 
-def test_parameters_are_uploaded_as_they_are(config: EngineConfig, make_requests: MakeRequests) -> None:
-    rows = SamplingInfo.from_requests(make_requests(VARIED), config=config).tensors
+def test_parameters_are_uploaded_as_they_are() -> None:
+    rows = info_of(VARIED).tensors
     assert torch.equal(rows.temperatures, torch.tensor([[0.0], [0.7], [1.2], [0.0]]))
     assert torch.equal(rows.top_ps, torch.tensor([1.0, 0.9, 1.0, 1.0]))
     assert torch.equal(rows.top_ks, torch.tensor([301, 301, 5, 301], dtype=torch.int32))
     assert torch.equal(rows.min_ps, torch.tensor([0.0, 0.0, 0.1, 0.0]))
-    assert rows.sampling_seeds.tolist() == [row_seed(config.seed, i) for i in range(4)]
+    assert rows.sampling_seeds.tolist() == [row_seed(CONFIG.seed, i) for i in range(4)]
 
 
-def test_packed_rows_are_views_of_the_same_values(config: EngineConfig, make_requests: MakeRequests) -> None:
-    requests = make_requests(VARIED)
-    words = torch.from_numpy(packed_words(host_rows(requests, config)).copy())
-    columns = SamplingInfo.from_requests(requests, config=config).tensors
+def test_packed_rows_are_views_of_the_same_values() -> None:
+    reqs = requests(VARIED)
+    words = torch.from_numpy(packed_words(host_rows(reqs, CONFIG)).copy())
+    columns = SamplingInfo.from_requests(reqs, config=CONFIG).tensors
     for packed, column in zip(unpacked(words), columns, strict=True):
         assert packed.dtype == column.dtype
         assert torch.equal(packed, column)
@@ -76,38 +73,36 @@ def test_packing_keeps_shapes_and_dtypes() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_rows_filter_and_merge(config: EngineConfig, make_requests: MakeRequests, packed: bool) -> None:
-    requests = make_requests(VARIED)
+def test_rows_filter_and_merge(packed: bool) -> None:
+    reqs = requests(VARIED)
 
     def info(chosen: list[Request]) -> SamplingInfo:
-        made = SamplingInfo.from_requests(chosen, config=config)
-        words = torch.from_numpy(packed_words(host_rows(chosen, config)).copy())
+        made = SamplingInfo.from_requests(chosen, config=CONFIG)
+        words = torch.from_numpy(packed_words(host_rows(chosen, CONFIG)).copy())
         return replace(made, rows=(words,)) if packed else made
 
-    rows = info(requests)
+    rows = info(reqs)
     before = rows.tensors.temperatures
     rows.filter([2, 0], torch.tensor([2, 0]))
     assert before.shape == (4, 1)
     assert rows.needs.filters and not rows.needs.greedy
-    rows.merge(info(requests[1:2]))
+    rows.merge(info(reqs[1:2]))
     assert rows.params == (VARIED[2], VARIED[0], VARIED[1]) and rows.grammars == (None,) * 3
-    expected = SamplingInfo.from_requests([requests[i] for i in (2, 0, 1)], config=config).tensors
+    expected = SamplingInfo.from_requests([reqs[i] for i in (2, 0, 1)], config=CONFIG).tensors
     for got, want in zip(rows.tensors, expected, strict=True):
         assert torch.equal(got, want)
     rows.filter([1], torch.tensor([1]))
     assert rows.needs.greedy and not rows.needs.filters
 
 
-def test_a_greedy_row_needs_no_filter(config: EngineConfig, make_requests: MakeRequests) -> None:
+def test_a_greedy_row_needs_no_filter() -> None:
     params = [SamplingParams(top_k=5, top_p=0.5), SamplingParams(temperature=1.0)]
-    assert not SamplingInfo.from_requests(make_requests(params), config=config).needs.filters
+    assert not info_of(params).needs.filters
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_overlap_and_serial_penalise_alike(
-    config: EngineConfig, make_requests: MakeRequests, exact: bool
-) -> None:
-    info = SamplingInfo.from_requests(make_requests(VARIED), config=config, exact=exact)
+def test_overlap_and_serial_penalise_alike(exact: bool) -> None:
+    info = info_of(VARIED, exact=exact)
     for token in (5, 6, 6):
         assert info.penalizer_orchestrator is not None
         info.penalizer_orchestrator.cumulate_output_tokens(torch.full((4,), token))
@@ -121,10 +116,8 @@ def test_overlap_and_serial_penalise_alike(
     assert torch.equal(serial, forked) or not exact
 
 
-def test_counting_in_the_forwards_copy_reaches_the_batch(
-    config: EngineConfig, make_requests: MakeRequests
-) -> None:
-    info = SamplingInfo.from_requests(make_requests(VARIED), config=config, exact=True)
+def test_counting_in_the_forwards_copy_reaches_the_batch() -> None:
+    info = info_of(VARIED, exact=True)
     copied = info.copy_for_forward()
     assert copied.penalizer_orchestrator is not None
     copied.penalizer_orchestrator.cumulate_output_tokens(torch.tensor([4, 4, 4, 4]))
@@ -133,16 +126,14 @@ def test_counting_in_the_forwards_copy_reaches_the_batch(
     assert logits[:, 4].tolist() == pytest.approx([1.0, 1.0, 0.5, 1 / 1.2])
 
 
-def test_a_steady_greedy_step_is_one_launch(
-    config: EngineConfig, make_requests: MakeRequests, op_record: Any
-) -> None:
-    info = SamplingInfo.from_requests(make_requests([SamplingParams()] * 3), config=config)
+def test_a_steady_greedy_step_is_one_launch() -> None:
+    info = info_of([SamplingParams()] * 3)
     output, seq_lens = ModelOutput(torch.randn(3, 301)), seq_lens_of(info)
-    with op_record:
+    with OpRecord() as record:
         copied = info.copy_for_forward()
         copied.update_vocab_mask()
         Sampler().sample(output, copied, seq_lens)
-    assert op_record.names == ["sample_greedy"]
+    assert record.names == ["sample_greedy"]
 
 
 LAUNCHES = {
@@ -154,31 +145,27 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("case", LAUNCHES)
-def test_launches_of_a_steady_exact_step(
-    config: EngineConfig, make_requests: MakeRequests, op_record: Any, case: str
-) -> None:
+def test_launches_of_a_steady_exact_step(case: str) -> None:
     params, expected = LAUNCHES[case]
-    info = SamplingInfo.from_requests(make_requests([params] * 3), config=config, exact=True)
+    info = info_of([params] * 3, exact=True)
     output, seq_lens = ModelOutput(torch.randn(3, 301)), seq_lens_of(info)
-    with op_record:
+    with OpRecord() as record:
         copied = info.copy_for_forward()
         ids = Sampler().sample(output, copied, seq_lens)
         if copied.penalizer_orchestrator is not None:
             copied.penalizer_orchestrator.cumulate_output_tokens(ids)
     assert (copied.penalizer_orchestrator is None) == (not params.penalised)
-    assert [name for name in op_record.names if name not in ("unsqueeze", "view")] == expected
+    assert [name for name in record.names if name not in ("unsqueeze", "view")] == expected
 
 
-def test_nothing_waits_for_the_device(
-    config: EngineConfig, make_requests: MakeRequests, op_record: Any
-) -> None:
+def test_nothing_waits_for_the_device() -> None:
     """Runs everything between two uploads, with the torch code inside the kernels dispatched one by one."""
-    info = SamplingInfo.from_requests(make_requests(VARIED), config=config)
-    joining = SamplingInfo.from_requests(make_requests(VARIED[1:]), config=config)
+    info = info_of(VARIED)
+    joining = info_of(VARIED[1:])
     keep = torch.tensor([3, 1, 2])
     mask = torch.full((3, 10), -1, dtype=torch.int32)
     output = ModelOutput(torch.randn(3, 301))
-    with op_record:
+    with OpRecord() as record:
         info.filter([3, 1, 2], keep)
         assert info.penalizer_orchestrator is not None
         info.penalizer_orchestrator.cumulate_output_tokens(keep)
@@ -198,7 +185,7 @@ def test_nothing_waits_for_the_device(
             (withhold_stops, (output.logits, output.logits, keep.view(3, 1), keep.view(3, 1))),
         ):
             kernels()[op].impl(*args)
-    assert "sample" in op_record.names and "sort" in op_record.names
+    assert "sample" in record.names and "sort" in record.names
 
 
 def _in_kernel_order(info: SamplingInfo) -> tuple[torch.Tensor, ...]:
@@ -223,11 +210,9 @@ def test_kernels_declare_their_costs() -> None:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_a_fingerprint_decides_the_token(
-    config: EngineConfig, make_requests: MakeRequests, greedy: bool
-) -> None:
+def test_a_fingerprint_decides_the_token(greedy: bool) -> None:
     params = SamplingParams(temperature=0.0 if greedy else 1.0)
-    info = SamplingInfo.from_requests(make_requests([params] * 3), config=config)
+    info = info_of([params] * 3)
     fingerprint, seq_lens = torch.tensor([5, 6, 5]), seq_lens_of(info)
     first = Sampler().sample(ModelOutput(torch.randn(3, 301), fingerprint), info, seq_lens)
     again = Sampler().sample(ModelOutput(torch.randn(3, 301), fingerprint), info, seq_lens + 1)
@@ -235,12 +220,10 @@ def test_a_fingerprint_decides_the_token(
     assert first[0] == first[2] != first[1]
 
 
-def test_the_mask_holds_each_rows_grammar(config: EngineConfig, make_requests: MakeRequests) -> None:
-    requests = make_requests([SamplingParams(), SamplingParams(temperature=1.0)])
-    requests[1].grammar = GrammarCache(config.vocab_size, config.eos_token_ids).start(
-        ("choice", ("yes", "yet"))
-    )
-    info = SamplingInfo.from_requests(requests, config=config)
+def test_the_mask_holds_each_rows_grammar() -> None:
+    reqs = requests([SamplingParams(), SamplingParams(temperature=1.0)])
+    reqs[1].grammar = GrammarCache(CONFIG.vocab_size, CONFIG.eos_token_ids).start(("choice", ("yes", "yet")))
+    info = SamplingInfo.from_requests(reqs, config=CONFIG)
     assert info.needs.grammar
     info.update_vocab_mask()
     assert info.vocab_mask is not None and info.vocab_mask.shape == (2, 10)
