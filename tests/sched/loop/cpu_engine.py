@@ -17,7 +17,7 @@ from schedbench.sched.loop.engine import Engine
 from schedbench.sched.loop.event_loops import run_overlapped, run_serial
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.cache import ChunkCache, RadixCache
-from schedbench.sched.memory.pools import KVPool, PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
 from schedbench.sched.memory.tier import KVTier
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
@@ -30,6 +30,7 @@ from schedbench.sched.relay.context import UNSTASHED, FutureMap, FutureRing
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.request import Request
 from schedbench.sched.streams import Streams
+from tests.sched.model.stages import kv_pool
 
 CPU = torch.device("cpu")
 PLAIN = Capabilities(pinned_memory=False, side_streams=False, events=True, graphs=False)
@@ -202,15 +203,7 @@ class EngineRun:
         if self.recall:
             return RecallRunner(pages, self.config.kv_tokens + self.config.page_size)
         shape = PRESETS[self.model]
-        kv = KVPool(
-            num_layers=shape.num_layers,
-            tokens=self.config.kv_tokens,
-            page_size=self.config.page_size,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            dtype=shape.dtype,
-            device=CPU,
-        )
+        kv = kv_pool(shape, self.config.kv_tokens, page_size=self.config.page_size)
         weights = seeded_weights(shape, seed=0, device=CPU)
         return Decoder(shape, weights, kv=kv, req_to_token=pages)
 

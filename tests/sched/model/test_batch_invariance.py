@@ -5,9 +5,8 @@ into extends, scattered pages, other requests, one thread and two."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch
 from schedbench.sched.kernels import compiled
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.weights import Weights, seeded_weights
+from tests.sched.model.stages import ModelStage, decoder_stage
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 30, 63, 64, 65, 129)
@@ -26,7 +26,7 @@ def sequences(vocab_size: int) -> list[list[int]]:
     return [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def one_by_one(stage: Any, tokens: list[list[int]]) -> Truth:
+def one_by_one(stage: ModelStage, tokens: list[list[int]]) -> Truth:
     truth: Truth = {}
     for i, ids in enumerate(tokens):
         sequence = stage.enter(ids)
@@ -47,7 +47,9 @@ def schedule(rng: random.Random, left: list[int]) -> Iterator[list[tuple[int, in
         yield parts
 
 
-def differing(stage: Any, tokens: list[list[int]], truth: Truth, rng: random.Random) -> list[tuple[int, int]]:
+def differing(
+    stage: ModelStage, tokens: list[list[int]], truth: Truth, rng: random.Random
+) -> list[tuple[int, int]]:
     order = rng.sample(range(len(tokens)), len(tokens))
     entered = {i: stage.enter(tokens[i]) for i in order}
     wrong = []
@@ -78,19 +80,19 @@ def differing(stage: Any, tokens: list[list[int]], truth: Truth, rng: random.Ran
     ],
 )
 def test_no_schedule_changes_a_bit(
-    preset: str, dtype: torch.dtype, numba: bool, stage: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    preset: str, dtype: torch.dtype, numba: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not numba:
         monkeypatch.setattr(compiled, "_compiled", lambda _: None)
     config = replace(PRESETS[preset], dtype_name=str(dtype).removeprefix("torch."))
     weights: Weights = seeded_weights(config, seed=1, device=CPU)
     tokens = sequences(config.vocab_size)
-    truth = one_by_one(stage(config, weights), tokens)
+    truth = one_by_one(decoder_stage(config, weights), tokens)
 
     wrong = []
     for seed in range(4):
         torch.set_num_threads(2 if seed < 2 else 1)
-        busy = stage(config, weights, page_size=(1, 16)[seed % 2], seed=seed)
+        busy = decoder_stage(config, weights, page_size=(1, 16)[seed % 2], seed=seed)
         wrong += [(seed, *key) for key in differing(busy, tokens, truth, random.Random(seed))]
 
     assert wrong == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import transformers
 
 from schedbench.sched.model.checkpoint import load_weights, read_config
+from tests.sched.model.stages import decoder_stage
 
 pytestmark = pytest.mark.wide
 
@@ -76,27 +76,25 @@ def build(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_those_of_transformers(
-    name: str, tmp_path: Path, stage: Callable[..., Any]
-) -> None:
+def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)
 
     config = read_config(tmp_path)
-    ours = stage(config, load_weights(tmp_path, config, device=CPU)).greedy(PROMPT, 24)
+    ours = decoder_stage(config, load_weights(tmp_path, config, device=CPU)).greedy(PROMPT, 24)
 
     assert config.eos_token_ids == (97, 98)
     assert ours == greedy(model, PROMPT, 24)
     assert len(set(ours)) > 3
 
 
-def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path, stage: Callable[..., Any]) -> None:
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     model = build("llama")
     model.save_pretrained(tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
 
     config = read_config(tmp_path)
-    ours = stage(config, load_weights(tmp_path, config, device=CPU)).greedy(PROMPT, 12)
+    ours = decoder_stage(config, load_weights(tmp_path, config, device=CPU)).greedy(PROMPT, 12)
 
     assert ours == greedy(model, PROMPT, 12)
 

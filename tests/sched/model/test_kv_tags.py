@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from schedbench.sched.batch import ForwardBatch, ModelOutput
 from schedbench.sched.kernels.tags import ROTATION
 from schedbench.sched.model.tags import TaggedDecoder, TagPool, audit
+from tests.sched.model.stages import bare_stage
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -30,11 +30,11 @@ class EmptyModel:
 class TaggedStage:
     """A stage whose model computes only tags."""
 
-    def __init__(self, stage: Any, *, page_size: int = 1, seed: int = 0) -> None:
+    def __init__(self, *, page_size: int = 1, seed: int = 0) -> None:
         self.pool = TagPool(slots=8 * CONTEXT + page_size, context_len=CONTEXT, device=CPU)
         self.table = torch.zeros(9, CONTEXT, dtype=torch.int32)
         model = TaggedDecoder(EmptyModel(), pool=self.pool, req_to_token=self.table)
-        self.stage = stage(model, self.table, page_size=page_size, seed=seed)
+        self.stage = bare_stage(model, self.table, page_size=page_size, seed=seed)
 
     def run(self, *parts: tuple[Any, int]) -> list[int]:
         return self.output(self.stage.batch(parts))
@@ -51,15 +51,10 @@ class TaggedStage:
         return audit(self.pool, self.table[sequence.row, : sequence.cached].numpy())
 
 
-@pytest.fixture(scope="module")
-def scene(bare_stage: Any) -> Callable[..., TaggedStage]:
-    return lambda **kwargs: TaggedStage(bare_stage, **kwargs)
-
-
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 16]))
 @settings(max_examples=20)
-def test_one_fingerprint_per_prefix(scene: Callable[..., TaggedStage], seed: int, page_size: int) -> None:
-    rng, truth, mixed = random.Random(seed), scene(seed=1), scene(page_size=page_size, seed=seed)
+def test_one_fingerprint_per_prefix(seed: int, page_size: int) -> None:
+    rng, truth, mixed = random.Random(seed), TaggedStage(seed=1), TaggedStage(page_size=page_size, seed=seed)
     texts = [[rng.randrange(1000) for _ in range(rng.randint(1, 100))] for _ in range(4)]
     entered = [mixed.stage.enter(text) for text in texts]
     while left := [s for s in entered if s.cached < len(s.tokens)]:
@@ -79,10 +74,10 @@ def truth_of(scene: TaggedStage, tokens: list[int]) -> int:
 
 @given(at=st.integers(0, 89), change=st.integers(1, 2**31))
 @settings(max_examples=30)
-def test_any_other_token_changes_it(scene: Callable[..., TaggedStage], at: int, change: int) -> None:
+def test_any_other_token_changes_it(at: int, change: int) -> None:
     other = [*PROMPT[:at], PROMPT[at] + change, *PROMPT[at + 1 :]]
 
-    assert scene().whole(PROMPT) != scene().whole(other)
+    assert TaggedStage().whole(PROMPT) != TaggedStage().whole(other)
 
 
 def wrong_slot(scene: TaggedStage, sequence: Any, at: int) -> None:
@@ -113,8 +108,8 @@ DAMAGES = [wrong_slot, swapped_slots, overwritten_slot, stale_slot]
 @pytest.mark.parametrize("damage", DAMAGES)
 @given(at=st.integers(0, 79))
 @settings(max_examples=25)
-def test_damage_changes_the_next_extend(scene: Callable[..., TaggedStage], damage: Any, at: int) -> None:
-    broken = scene()
+def test_damage_changes_the_next_extend(damage: Any, at: int) -> None:
+    broken = TaggedStage()
     sequence = broken.stage.enter(PROMPT)
     broken.run((sequence, 80))
     assert broken.audit(sequence) == 0
@@ -122,17 +117,15 @@ def test_damage_changes_the_next_extend(scene: Callable[..., TaggedStage], damag
     damage(broken, sequence, at)
 
     assert broken.audit(sequence) != 0
-    assert broken.run((sequence, 10)) != [scene().whole(PROMPT)]
+    assert broken.run((sequence, 10)) != [TaggedStage().whole(PROMPT)]
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("damage", DAMAGES)
 @given(at=st.integers(0, 59))
 @settings(max_examples=15)
-def test_damage_changes_one_of_the_next_sixteen_decodes(
-    scene: Callable[..., TaggedStage], damage: Any, at: int
-) -> None:
-    broken, intact = scene(), scene()
+def test_damage_changes_one_of_the_next_sixteen_decodes(damage: Any, at: int) -> None:
+    broken, intact = TaggedStage(), TaggedStage()
     sick, sound = broken.stage.enter(PROMPT), intact.stage.enter(PROMPT)
     broken.run((sick, 60))
     intact.run((sound, 60))
@@ -144,8 +137,8 @@ def test_damage_changes_one_of_the_next_sixteen_decodes(
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_a_wrong_length_changes_it(scene: Callable[..., TaggedStage], shift: int) -> None:
-    broken, intact = scene(), scene()
+def test_a_wrong_length_changes_it(shift: int) -> None:
+    broken, intact = TaggedStage(), TaggedStage()
     sick, sound = broken.stage.enter(PROMPT), intact.stage.enter(PROMPT)
     broken.run((sick, 20))
     intact.run((sound, 20))
@@ -155,8 +148,8 @@ def test_a_wrong_length_changes_it(scene: Callable[..., TaggedStage], shift: int
     assert broken.output(batch) != intact.run((sound, 1))
 
 
-def test_padding_does_not_change_other_requests(scene: Callable[..., TaggedStage]) -> None:
-    padded, plain = scene(), scene()
+def test_padding_does_not_change_other_requests() -> None:
+    padded, plain = TaggedStage(), TaggedStage()
     first, second = padded.stage.enter(PROMPT), plain.stage.enter(PROMPT)
     padded.run((first, 40))
     plain.run((second, 40))
@@ -169,10 +162,8 @@ def test_padding_does_not_change_other_requests(scene: Callable[..., TaggedStage
     assert padded.audit(first) == 0
 
 
-def test_indices_out_of_range_raise_no_error_and_change_the_fingerprint(
-    scene: Callable[..., TaggedStage],
-) -> None:
-    wild = scene()
+def test_indices_out_of_range_raise_no_error_and_change_the_fingerprint() -> None:
+    wild = TaggedStage()
     sequence = wild.stage.enter(PROMPT)
     wild.run((sequence, 30))
     batch = wild.stage.batch([(sequence, 1)])
@@ -180,7 +171,7 @@ def test_indices_out_of_range_raise_no_error_and_change_the_fingerprint(
     batch.out_cache_loc -= 10**12
     batch.input_ids += 10**12
 
-    assert wild.output(batch) != [scene().whole(PROMPT[:31])]
+    assert wild.output(batch) != [TaggedStage().whole(PROMPT[:31])]
 
 
 def test_an_empty_request_is_intact() -> None:

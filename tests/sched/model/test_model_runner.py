@@ -17,7 +17,6 @@ from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from schedbench.sched.config import Capabilities, EngineConfig
 from schedbench.sched.kernels.rows import decode_positions, extend_positions
-from schedbench.sched.memory.pools import KVPool
 from schedbench.sched.model import runner
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
@@ -26,6 +25,7 @@ from schedbench.sched.model.tags import TaggedDecoder, TagPool
 from schedbench.sched.model.weights import empty_weights, seeded_weights
 from tests.acceptance.runs import resolved
 from tests.profiles.recorders import WindowRecorder
+from tests.sched.model.stages import decoder_stage, kv_pool
 
 CONFIG = replace(PRESETS["tiny-llama"], num_layers=1, max_positions=128)
 CONTEXT, ROWS = 96, 6
@@ -43,15 +43,7 @@ class ModelOnDevice:
     def model(self) -> Model:
         """Returns a model with the same weights each time and its own cache."""
         device = self.gpu.device
-        kv = KVPool(
-            num_layers=CONFIG.num_layers,
-            tokens=ROWS * CONTEXT,
-            page_size=1,
-            num_kv_heads=CONFIG.num_kv_heads,
-            head_dim=CONFIG.head_dim,
-            dtype=CONFIG.dtype,
-            device=device,
-        )
+        kv = kv_pool(CONFIG, ROWS * CONTEXT, device=device)
         if self.values == "real":
             weights = seeded_weights(CONFIG, seed=0, device=device)
             return Decoder(CONFIG, weights, kv=kv, req_to_token=self.table)
@@ -201,9 +193,9 @@ def test_an_extend_is_eager(on_device: Callable[..., Any]) -> None:
         assert "stage_decode" not in at.observe(lambda: runner.forward(batch))
 
 
-def test_the_host_has_no_graphs(stage: Callable[..., Any]) -> None:
+def test_the_host_has_no_graphs() -> None:
     cpu = torch.device("cpu")
-    scene = stage(CONFIG, seeded_weights(CONFIG, seed=0, device=cpu))
+    scene = decoder_stage(CONFIG, seeded_weights(CONFIG, seed=0, device=cpu))
     runner = ModelRunner(scene.model, EngineConfig(device=cpu, capabilities=Capabilities()))
     sequence = scene.enter([1, 2, 3])
     runner.forward(scene.batch([(sequence, 2)]))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.weights import Weights, empty_weights, seeded_weights
+from tests.sched.model.stages import decoder_stage
 
 CPU = torch.device("cpu")
 TINY = ["tiny-llama", "tiny-qwen3"]
@@ -66,9 +65,9 @@ def test_presets_have_the_published_size(preset: str, billions: float) -> None:
 
 
 @pytest.mark.parametrize("preset", TINY)
-def test_an_old_token_changes_the_new_ones(preset: str, stage: Callable[..., Any]) -> None:
+def test_an_old_token_changes_the_new_ones(preset: str) -> None:
     config = PRESETS[preset]
-    scene = stage(config, seeded_weights(config, seed=0, device=CPU))
+    scene = decoder_stage(config, seeded_weights(config, seed=0, device=CPU))
     prompt = torch.randint(0, config.vocab_size, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     base = scene.greedy(prompt, 32)
 
