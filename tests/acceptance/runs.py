@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,13 @@ from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.record.result import Metric, Outputs, Result
+from schedbench.profiles.record.result import Hazards, Metric, Outputs, Result
 from schedbench.profiles.run.document import outputs_of
 from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
+from schedbench.sched.relay.states import states
 
 # ``mixed`` where the claim does not need its size: a burst, so that steps mix; long outputs, so that decodes outgrow
 # a KV pool that held their prompts.
@@ -50,6 +52,12 @@ SHORTER = dict.fromkeys(
     ("workload.output_tokens={dist: uniform, min: 4, max: 16}",),
 )
 
+
+def each_state(*soon: str) -> list[Any]:
+    """The states of the relay: those in ``soon`` in ``make test``, all in ``make wide``."""
+    return [name if name in soon else pytest.param(name, marks=pytest.mark.wide) for name in states()]
+
+
 Listener = Callable[[Machine, Scheduler], Observer]
 """Makes an observer that may look into the machine and the scheduler."""
 
@@ -72,6 +80,11 @@ def outcome_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> 
     return guarded(question, Invariants(), hazards=hazards)
 
 
+def executed(question: Resolved, **options: Any) -> RunOutcome:
+    """Runs a question, whatever its run shows."""
+    return execute(question, question.relays[0], Options(device="vgpu", **options))
+
+
 def guarded(question: Resolved, guard: Invariants, *, hazards: bool = False) -> RunOutcome:
     options = Options(device="vgpu", save_tokens=True, hazards=hazards or _watching.get())
     found = execute(question, question.relays[0], options, guard=guard)
@@ -82,6 +95,12 @@ def guarded(question: Resolved, guard: Invariants, *, hazards: bool = False) -> 
 
 def result_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> Result:
     return outcome_of(scenario, *overrides, hazards=hazards).result
+
+
+def hazards_in(outcome: RunOutcome) -> Hazards:
+    """What a run that was checked for hazards shows."""
+    assert isinstance(outcome.result.hazards, Hazards)
+    return outcome.result.hazards
 
 
 def digest(scenario: str | Path, *overrides: str) -> str:

@@ -19,10 +19,9 @@ from schedbench.sched.relay.tokens import keep_list
 from schedbench.sched.request import Request
 from tests.acceptance.cells import FORWARD, SCHEDULE, Copy, copies, steps
 from tests.acceptance.plain import PlainModel, requests
-from tests.acceptance.runs import digest, digest_of, resolved, result_of, statuses
+from tests.acceptance.runs import digest, digest_of, each_state, resolved, result_of, statuses
 
 SIZE, MASK = 16, 511
-SOME = ("pr25774-before", "pr25774", "pr25945", "latest")
 
 
 class PlainDiffusion:
@@ -121,9 +120,7 @@ def latest_digest() -> str:
     return digest("block_diffusion", *NONE)
 
 
-@pytest.mark.parametrize(
-    "state", [name if name in SOME else pytest.param(name, marks=pytest.mark.wide) for name in states()]
-)
+@pytest.mark.parametrize("state", each_state("pr25774-before", "pr25774", "pr25945", "latest"))
 def test_tokens_are_downloaded_by_request_and_not_relayed(state: str) -> None:
     result = result_of("block_diffusion", *NONE, f"engine.relay={state}", hazards=True)
     found = copies(result, "prefill")

@@ -38,18 +38,9 @@ def plain(*overrides: str) -> Result:
     return result_of("pause", *overrides, UNCONTROLLED, "engine.overlap=false", "engine.relay=latest")
 
 
-LATELY = {"pr25945", "latest"}
-
-
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("loop", "state"),
-    [
-        pytest.param(loop, state, marks=() if loop == LOOPS[0] or state in LATELY else pytest.mark.wide)
-        for loop in LOOPS
-        for state in states()
-    ],
-)
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("state", states())
 def test_a_pause_changes_no_token_in_any_state(loop: str, state: str) -> None:
     result = result_of("pause", *FEW, loop, f"engine.relay={state}", hazards=True)
     assert result.outputs == plain(*FEW).outputs
@@ -74,7 +65,7 @@ def test_a_pause_changes_no_token_in_any_mode(mode: str) -> None:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("scenario", ["spec_v1", "spec_v2", "hisparse", "embedding", "penalties"])
-@pytest.mark.parametrize("state", ["latest", pytest.param("pr25945", marks=pytest.mark.wide)])
+@pytest.mark.parametrize("state", ["latest", "pr25945"])
 def test_a_pause_changes_no_token_of_another_scenario(scenario: str, state: str) -> None:
     few = ("workload.requests=3", "measure.warmup_requests=0", f"engine.relay={state}")
     short = () if scenario == "embedding" else ("workload.output_tokens={dist: uniform, min: 6, max: 12}",)

@@ -8,13 +8,12 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
 from schedbench.sched.disagg.inbox import Inbox
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
 from tests.acceptance.client_aborts import AbortOnce, assert_only_one_aborted, run_with_abort
-from tests.acceptance.runs import SMALL, resolved
+from tests.acceptance.runs import SMALL, executed, resolved
 
 FEW = (*SMALL, "workload.requests=12", "device.values=none")
 TIGHT = ("engine.disaggregation={mode: pair, reserved_decode_tokens: 4}", "engine.kv_tokens=1600")
@@ -43,5 +42,4 @@ def test_an_abort_in_any_phase_ends_one_request_once(phase: str) -> None:
 
 @cache
 def whole() -> Result:
-    question = resolved("mixed", *FEW, *TIGHT)
-    return execute(question, question.relays[0], Options(device="vgpu", save_tokens=True)).result
+    return executed(resolved("mixed", *FEW, *TIGHT), save_tokens=True).result

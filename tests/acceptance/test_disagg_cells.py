@@ -5,7 +5,6 @@ sampling parameters."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ from tests.acceptance.cells import (
     waits,
     waits_of,
 )
-from tests.acceptance.test_ladder_cells import COLUMNS
+from tests.acceptance.runs import each_state
 
 PAIR = "engine.disaggregation={mode: pair}"
 PREBUILT: Copies = {
@@ -36,12 +35,6 @@ PREBUILT: Copies = {
 LATEST: Copies = {Copy("_send", SCHEDULE, "h2d", "pinned nb"): 2}
 # Kernels: a sum and two stores where lengths are published and tokens stashed, one store where tokens are.
 KERNELS = {"pr25944": 3, "pr25945": 1, "latest": 1}
-
-
-def each_state(*soon: str) -> list[Any]:
-    """The states in ``soon``, and the others in ``make wide``."""
-    states = (*COLUMNS, "latest")
-    return [state if state in soon else pytest.param(state, marks=pytest.mark.wide) for state in states]
 
 
 @pytest.mark.parametrize("overlap", ["true", pytest.param("false", marks=pytest.mark.wide)])

@@ -12,9 +12,16 @@ import pytest
 
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.ranks import nixl
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Abstained, Hazards, Metric, Result
-from tests.acceptance.runs import digest, digest_of, plain_environment, resolved, result_of, statuses
+from tests.acceptance.runs import (
+    digest,
+    digest_of,
+    executed,
+    plain_environment,
+    resolved,
+    result_of,
+    statuses,
+)
 
 PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
@@ -31,8 +38,7 @@ wide = pytest.mark.wide
 
 def processes(scenario: str, *overrides: str) -> Result:
     question = resolved(scenario, *FEW, *overrides)
-    options = Options(device="vgpu", world="distributed", hazards=True, save_tokens=True)
-    return execute(question, question.relays[0], options).result
+    return executed(question, world="distributed", hazards=True, save_tokens=True).result
 
 
 @cache
@@ -45,15 +51,15 @@ def alone(scenario: str) -> str:
     ("scenario", "way"),
     [
         ("mixed", (PAIR, *CHUNKS)),
-        pytest.param("spec_v2", (PAIR,), marks=wide),
+        ("spec_v2", (PAIR,)),
         pytest.param("mixed", (NIXL,), marks=pytest.mark.nixl),
-        pytest.param("mixed", (FOUR, "engine.disaggregation.transfer=nixl"), marks=(pytest.mark.nixl, wide)),
-        pytest.param("mixed", (FOUR,), marks=wide),
-        pytest.param("mixed", (FOUR, *CHUNKS, "engine.overlap=false"), marks=wide),
-        pytest.param("mixed", (PAIR, "engine.relay=pr25944", "engine.mixed_chunk=false"), marks=wide),
-        pytest.param("spec_v1", (PAIR,), marks=wide),
-        pytest.param("hisparse", (PAIR, "engine.relay=latest"), marks=wide),
-        pytest.param("spec_v2", (FOUR, "engine.overlap=false"), marks=wide),
+        pytest.param("mixed", (FOUR, "engine.disaggregation.transfer=nixl"), marks=pytest.mark.nixl),
+        ("mixed", (FOUR,)),
+        ("mixed", (FOUR, *CHUNKS, "engine.overlap=false")),
+        ("mixed", (PAIR, "engine.relay=pr25944", "engine.mixed_chunk=false")),
+        ("spec_v1", (PAIR,)),
+        ("hisparse", (PAIR, "engine.relay=latest")),
+        ("spec_v2", (FOUR, "engine.overlap=false")),
     ],
 )
 def test_the_tokens_are_those_of_one_worker(scenario: str, way: tuple[str, ...]) -> None:

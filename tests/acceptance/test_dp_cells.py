@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.record.result import Hazards, Metric, RankPart, Result
+from schedbench.profiles.record.result import Metric, RankPart, Result
 from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.data_parallel.sync import RankStatus
 from schedbench.sched.loop.workers import DataRank
 from schedbench.sched.relay.choice import choose
-from schedbench.sched.relay.states import states
-from tests.acceptance.runs import resolved, result_of
+from tests.acceptance.runs import each_state, hazards_in, outcome_of, resolved, result_of
 from tests.conftest import RunCommand
 
 IDLING = "faults/idling"
@@ -45,9 +44,7 @@ def steps(rank: RankPart) -> dict[str, int]:
     return {kind: counts.steps for kind, counts in rank.per_step.items() if kind != "decode.steady"}
 
 
-@pytest.mark.parametrize(
-    "state", [name if name in SOME else pytest.param(name, marks=pytest.mark.wide) for name in states()]
-)
+@pytest.mark.parametrize("state", each_state(*SOME))
 def test_an_idle_step_does_no_work(state: str) -> None:
     """Nothing is uploaded, launched or stashed; the overlapped loop waits for the event of its empty result."""
     assert idle(run(f"engine.relay={state}", EAGER, NONE)) == {"forward": {"sync": {1}}}
@@ -85,13 +82,7 @@ def test_all_ranks_make_as_many_steps() -> None:
 @pytest.mark.parametrize(
     "launches", [pytest.param((), marks=pytest.mark.wide), SHARED], ids=["graphs", "shared"]
 )
-@pytest.mark.parametrize(
-    "state",
-    [
-        name if name in ("pr25774", "pr25945") else pytest.param(name, marks=pytest.mark.wide)
-        for name in states()
-    ],
-)
+@pytest.mark.parametrize("state", each_state("pr25774", "pr25945"))
 def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[str, ...]) -> None:
     """Each declared hazard appears on some rank, and no other hazard on any."""
     crowd = (
@@ -99,8 +90,8 @@ def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[
         "workload.arrival=burst",
         "workload.output_tokens={dist: uniform, min: 4, max: 40}",
     )
-    found = result_of(IDLING, *crowd, f"engine.relay={state}", *launches, hazards=True).hazards
-    assert isinstance(found, Hazards) and not found.findings
+    found = hazards_in(outcome_of(IDLING, *crowd, f"engine.relay={state}", *launches, hazards=True))
+    assert not found.findings
     assert found.known == choose(state, {}).known_hazards()
 
 

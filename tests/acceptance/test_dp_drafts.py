@@ -6,10 +6,8 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Abstained, Result
-from schedbench.sched.relay.states import states
-from tests.acceptance.runs import digest_of, resolved, result_of, statuses, value
+from tests.acceptance.runs import digest_of, each_state, executed, resolved, result_of, statuses, value
 from tests.conftest import RunCommand
 
 FEW = (
@@ -43,9 +41,7 @@ def reference(mode: str) -> tuple[str, float]:
         pytest.param("v2", "false", marks=pytest.mark.wide),
     ],
 )
-@pytest.mark.parametrize(
-    "state", [name if name in SOON else pytest.param(name, marks=pytest.mark.wide) for name in states()]
-)
+@pytest.mark.parametrize("state", each_state(*SOON))
 def test_tokens_and_acceptance_equal_those_of_one_rank(state: str, mode: str, overlap: str) -> None:
     result = two_ranks(mode, state, overlap)
     assert statuses(result) == {"finished"}
@@ -66,8 +62,7 @@ def test_an_idle_step_drafts_nothing(state: str) -> None:
 
 def test_acceptance_is_reported_where_times_abstain() -> None:
     """As in a run of one engine, because acceptance counts tokens."""
-    question = resolved("spec_v2", *FEW, *ALONE, TWO)
-    found = execute(question, question.relays[0], Options(device="vgpu", adversary=0)).result
+    found = executed(resolved("spec_v2", *FEW, *ALONE, TWO), adversary=0).result
     assert isinstance(found.metrics["ttft_ms"], Abstained)
     assert value(found, "accept_length") == reference("v2")[1]
 

@@ -6,9 +6,8 @@ from functools import cache
 
 import pytest
 
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import digest, digest_of, resolved, result_of, statuses, value
+from tests.acceptance.runs import digest, digest_of, executed, resolved, result_of, statuses, value
 
 SMALL = (
     "model.preset=tiny-deep",
@@ -129,8 +128,7 @@ def test_ranks_without_requests_take_part_in_every_step() -> None:
 def test_processes_give_the_same_tokens_and_counts(launches: str) -> None:
     """The same ranks run as processes over gloo."""
     knobs = (*SMALL, TWO, *LAUNCHES[launches])
-    question = resolved("mixed", *knobs)
-    apart = execute(question, question.relays[0], Options(device="vgpu", world="distributed")).result
+    apart = executed(resolved("mixed", *knobs), world="distributed").result
     together = result_of("mixed", *knobs)
     assert digest_of(apart) == digest_of(together) == alone()
     assert [rank.per_step for rank in apart.ranks] == [rank.per_step for rank in together.ranks]

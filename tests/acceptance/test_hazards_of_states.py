@@ -32,7 +32,7 @@ from schedbench.sched.relay.states import (
     STAGED_LATE,
     states,
 )
-from tests.acceptance.runs import SMALL, resolved
+from tests.acceptance.runs import SMALL, executed, hazards_in, resolved
 from tests.conftest import RunCommand
 
 # Some requests end while others decode, and prompts are computed beside both.
@@ -50,13 +50,7 @@ PAGED = "engine.page_size=16"
 
 
 def watched(scenario: str, *overrides: str, hazards: bool = True) -> RunOutcome:
-    question = resolved(scenario, *overrides)
-    return execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
-
-
-def found(outcome: RunOutcome) -> Hazards:
-    assert isinstance(outcome.result.hazards, Hazards)
-    return outcome.result.hazards
+    return executed(resolved(scenario, *overrides), hazards=hazards)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +68,17 @@ def found(outcome: RunOutcome) -> Hazards:
 )
 def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
     outcome = watched("mixed", *CROWD, LATEST, *overrides)
-    assert found(outcome) == Hazards() and not outcome.undeclared
+    assert hazards_in(outcome) == Hazards() and not outcome.undeclared
 
 
 @pytest.mark.parametrize("scenario", ["penalties", "grammar", "retraction", "shared_prefix"])
 def test_latest_shows_no_hazard_in_other_scenarios(scenario: str) -> None:
-    assert found(watched(scenario, LATEST, "workload.requests=4")) == Hazards()
+    assert hazards_in(watched(scenario, LATEST, "workload.requests=4")) == Hazards()
 
 
 def test_a_state_shows_exactly_its_declared_hazards() -> None:
     outcome = watched("mixed", *CROWD)
-    assert found(outcome).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not outcome.undeclared
+    assert hazards_in(outcome).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not outcome.undeclared
 
 
 @pytest.mark.parametrize(
@@ -100,7 +94,7 @@ def test_a_state_shows_exactly_its_declared_hazards() -> None:
 )
 def test_states_without_the_barrier_show_their_declared_hazards(state: str, dead: tuple[str, ...]) -> None:
     outcome = watched("mixed", *CROWD, f"engine.relay={state}")
-    assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
+    assert hazards_in(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
 @pytest.mark.parametrize(
@@ -109,14 +103,14 @@ def test_states_without_the_barrier_show_their_declared_hazards(state: str, dead
 )
 def test_fused_preparation_shows_hazards_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
     outcome = watched("mixed", *CROWD, f"engine.relay={relay}")
-    assert found(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
+    assert hazards_in(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
 
 
 @pytest.mark.parametrize("values", ["real", "none"])
 def test_a_dead_publish_is_found_with_its_line(values: str) -> None:
     publishing = broken("latest", publish=tokens.publish_next_lengths)
     question = resolved("mixed", *CROWD, f"device.values={values}")
-    [finding] = found(execute(question, publishing, Options(device="vgpu", hazards=True))).findings
+    [finding] = hazards_in(execute(question, publishing, Options(device="vgpu", hazards=True))).findings
     assert (finding.resource, finding.second) == ("new_seq_lens_buf", None)
     assert finding.first.site and finding.first.site.statement.startswith("self.new_seq_lens_buf[rows] =")
     assert finding.missing.endswith(" writes, is never read")
@@ -138,7 +132,7 @@ def test_tokens_without_a_later_decode_are_no_finding(state: str, overlap: str) 
 def test_penalties_race_with_their_count_without_a_barrier(state: str) -> None:
     relay = f"engine.relay={{state: {state}, barrier: off, penalties: upstream}}"
     outcome = watched("penalties", relay, "workload.requests=8")
-    assert PENALTY_STATE in found(outcome).known and not outcome.undeclared
+    assert PENALTY_STATE in hazards_in(outcome).known and not outcome.undeclared
 
 
 @pytest.mark.parametrize(
@@ -160,8 +154,8 @@ def test_a_state_shows_exactly_its_declared_hazards_under_speculation(state: str
     for sampling in ("{temperature: 0.0}", "{frequency_penalty: 0.5}"):
         # With exact penalties the schedule stream waits for the forward whenever rows change.
         outcome = watched("faults/mixing", *overrides, f"workload.sampling={sampling}")
-        assert not outcome.undeclared, found(outcome)
-        shown |= set(found(outcome).known)
+        assert not outcome.undeclared, hazards_in(outcome)
+        shown |= set(hazards_in(outcome).known)
     assert shown == set(choose(state, {"barrier": barrier}).known_hazards(speculation="v2"))
 
 
@@ -199,7 +193,7 @@ def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
 
 
 def run_with(choice: RelayChoice) -> Hazards:
-    return found(execute(resolved("mixed", *CROWD), choice, Options(device="vgpu", hazards=True)))
+    return hazards_in(execute(resolved("mixed", *CROWD), choice, Options(device="vgpu", hazards=True)))
 
 
 def test_dropped_references_show_as_freed_blocks() -> None:
@@ -264,7 +258,7 @@ def test_tokens_stashed_on_the_wrong_stream_are_no_slot_reuse() -> None:
 def test_a_pipeline_stage_frees_indices_that_a_gather_still_reads() -> None:
     """A pipeline's loop keeps no references; the overlapped loop's ring keeps the indices for two launches."""
     staged = watched("faults/staging", "engine.relay=pr25945")
-    assert STAGED_LATE in found(staged).known and not staged.undeclared
+    assert STAGED_LATE in hazards_in(staged).known and not staged.undeclared
     assert STAGED_LATE not in choose("pr25945", {}).known_hazards()
 
 
@@ -315,5 +309,5 @@ def calls(tokens: int, *, hazards: bool) -> int:
     length = f"workload.output_tokens={{dist: fixed, value: {tokens}}}"
     question = resolved("overlap_on", *FIFTY, length, LATEST, NONE)
     with Profile() as profile:
-        execute(question, question.relays[0], Options(device="vgpu", hazards=hazards))
+        executed(question, hazards=hazards)
     return sum(entry.callcount for entry in profile.getstats())

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import HazardFinding, Hazards
 from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.relay.states import SLOT_REUSE, states
-from tests.acceptance.runs import OUTGROWING, resolved
+from tests.acceptance.runs import OUTGROWING, executed, hazards_in, resolved
 
 pytestmark = pytest.mark.wide
 
@@ -19,10 +18,7 @@ SMALL = (*OUTGROWING, "engine.max_running_requests=4")
 
 
 def hazards_of(*overrides: str) -> Hazards:
-    question = resolved("hisparse", *SMALL, *overrides)
-    found = execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result.hazards
-    assert isinstance(found, Hazards)
-    return found
+    return hazards_in(executed(resolved("hisparse", *SMALL, *overrides), hazards=True))
 
 
 @pytest.mark.parametrize("values", ["real", "none"])

@@ -120,7 +120,6 @@ def test_counts_up_to_the_interrupt_are_kept(kept: Result) -> None:
     assert kept.copies
 
 
-@pytest.mark.wide
 def test_sigterm_keeps_the_result_like_ctrl_c(tmp_path: Path) -> None:
     run = Interrupted(*LONG, "--output-dir", tmp_path, under_way=some_are_done, by=signal.SIGTERM)
     assert run.code == 143
@@ -128,7 +127,6 @@ def test_sigterm_keeps_the_result_like_ctrl_c(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["result.json", "timeline.jsonl.gz"]
 
 
-@pytest.mark.wide
 def test_disaggregated_workers_end_together(tmp_path: Path) -> None:
     pair = "engine.disaggregation={mode: pair, decode: 2}"
     run = Interrupted(*LONG, "--set", pair, "--output-dir", tmp_path, under_way=some_are_done)
@@ -137,7 +135,6 @@ def test_disaggregated_workers_end_together(tmp_path: Path) -> None:
     assert {request.status for request in result.requests} == {"finished", "cancelled"}
 
 
-@pytest.mark.wide
 def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
     """Each request is reported once, by the rank that had it."""
     ranks = ("--set", "engine.data_parallel.ranks=2", "--output-dir", tmp_path)
@@ -148,7 +145,6 @@ def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
     assert Counter(request.id for request in result.requests).most_common(1)[0][1] == 1
 
 
-@pytest.mark.wide
 def test_processes_end_together_when_one_gets_the_signal(tmp_path: Path) -> None:
     def timelines_grow(_: Interrupted) -> None:
         until(lambda: len([file for file in tmp_path.iterdir() if file.stat().st_size > 10_000]) == 2)

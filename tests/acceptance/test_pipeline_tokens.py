@@ -11,13 +11,13 @@ import pytest
 
 from schedbench.cli.result_page import page
 from schedbench.profiles.check.faults import fault_scenario
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.faults import faults
 from schedbench.sched.relay.states import states
 from tests.acceptance.runs import (
     digest,
     digest_of,
+    executed,
     outcome_of,
     resolved,
     result_of,
@@ -133,8 +133,7 @@ def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
     """The same ranks run as processes over gloo."""
     question = resolved("mixed", *SMALL, f"engine.pipeline.stages={stages}", "workload.arrival=burst")
     together, apart = (
-        execute(question, question.relays[0], Options(device="vgpu", world=world, hazards=True)).result
-        for world in ("virtual", "distributed")
+        executed(question, world=world, hazards=True).result for world in ("virtual", "distributed")
     )
     assert digest_of(apart) == digest_of(together) == alone("workload.arrival=burst")
     assert len(apart.ranks) == stages and statuses(apart) == {"finished"}
@@ -148,10 +147,7 @@ def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
 def test_processes_show_the_hazards_of_virtual_time() -> None:
     """A message carries its sender's clock, because only messages order the streams of different stages."""
     question = fault_scenario(faults()["stage-tokens-unawaited"]).broken()
-    results = [
-        execute(question, question.relays[0], Options(device="vgpu", world=world, hazards=True)).result
-        for world in ("virtual", "distributed")
-    ]
+    results = [executed(question, world=world, hazards=True).result for world in ("virtual", "distributed")]
     assert isinstance(results[0].hazards, Hazards) and results[0].hazards.findings
     assert set(results[1].hazards.findings) == set(results[0].hazards.findings)
     assert "\nundeclared hazards\n" in printed(page(results[1].document(), 100))

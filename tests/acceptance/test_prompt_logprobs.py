@@ -18,14 +18,8 @@ UNSCORED = ("workload.sampling.logprobs=false", "workload.sampling.prompt_logpro
 TARGETS = Copy("_prompt_targets", FORWARD, "h2d", "pageable nb")
 
 
-OFTEN = ("pr25774-before", "pr25945-before", "pr25945", "latest")
-
-
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    "state",
-    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.wide) for name in states()],
-)
+@pytest.mark.parametrize("state", states())
 def test_copies_of_a_step_in_every_state(state: str) -> None:
     """No step is mixed; besides the tokens a prefill downloads its own log probabilities and the prompts'."""
     relay = f"engine.relay={state}"

@@ -7,12 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Abstained, Result
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
-from tests.acceptance.runs import prepared_run, resolved, result_of, statuses, value
+from tests.acceptance.runs import executed, prepared_run, resolved, result_of, statuses, value
 
 pytestmark = pytest.mark.wide
 
@@ -155,13 +154,8 @@ def test_contradictory_settings_are_refused(reason: str) -> None:
 
 def test_auto_overlaps_v2_and_not_v1() -> None:
     def overlapped(mode: str) -> Result:
-        question = resolved(
-            "spec_v2",
-            *SMALL,
-            "engine.overlap=auto",
-            f"engine.speculative={{algorithm: eagle, mode: {mode}}}",
-        )
-        return execute(question, question.relays[0], Options(device="vgpu")).result
+        worker = f"engine.speculative={{algorithm: eagle, mode: {mode}}}"
+        return executed(resolved("spec_v2", *SMALL, "engine.overlap=auto", worker)).result
 
     assert set(overlapped("v1").per_step["verify"].streams) == {"schedule"}
     assert "forward" in overlapped("v2").per_step["verify"].streams
@@ -189,4 +183,4 @@ def test_trees_that_only_engines_may_run_are_refused_of_our_own_scheduler(
 ) -> None:
     question = resolved("spec_v2", *overrides)
     with pytest.raises(ScenarioError, match=reason):
-        execute(question, question.relays[0], Options(device="vgpu"))
+        executed(question)

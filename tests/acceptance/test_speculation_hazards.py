@@ -6,10 +6,9 @@ import pytest
 
 from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.examine import Examiner
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import resolved
+from tests.acceptance.runs import executed, hazards_in, resolved
 
 pytestmark = pytest.mark.wide
 
@@ -28,10 +27,7 @@ V2 = ("engine.speculative={algorithm: eagle, mode: v2}",)
 
 
 def found(*overrides: str) -> Hazards:
-    question = resolved("mixed", *SMALL, *overrides)
-    hazards = execute(question, question.relays[0], Options(device="vgpu", hazards=True)).result.hazards
-    assert isinstance(hazards, Hazards)
-    return hazards
+    return hazards_in(executed(resolved("mixed", *SMALL, *overrides), hazards=True))
 
 
 @pytest.mark.parametrize("state", states())

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Outputs, Result
 from schedbench.scenarios.failures import phases, rank_names
-from tests.acceptance.runs import outcome_of, resolved
+from tests.acceptance.runs import executed, outcome_of, resolved
 
 FEW = (
     "model.preset=tiny-deep",
@@ -57,8 +56,7 @@ def deaths(world: str, *counts: int) -> Iterator[Death]:
 @cache
 def whole(*overrides: str) -> Result:
     """Returns the same run without faults."""
-    question = resolved("mixed", *FEW, *overrides)
-    return execute(question, question.relays[0], Options(device="vgpu", save_tokens=True)).result
+    return executed(resolved("mixed", *FEW, *overrides), save_tokens=True).result
 
 
 def broken(script: str, *overrides: str) -> Result:

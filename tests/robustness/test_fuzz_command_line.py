@@ -50,7 +50,6 @@ def assert_exit_code(*overrides: str, form: str = "json") -> None:
     assert code_of("run", "mixed", *settings, "--format", form) in range(5)
 
 
-@pytest.mark.wide
 @rounds(12)
 @given(
     st.lists(st.tuples(st.sampled_from(KEYS), LIKELY | VALUES), min_size=1, max_size=2),

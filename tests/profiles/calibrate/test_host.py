@@ -48,7 +48,6 @@ def test_phases_have_the_sizes_of_the_batches(times: HostTimes) -> None:
     assert {sample.n for sample in times.samples["flatten", None]} == {32, 128}
 
 
-@pytest.mark.wide
 def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, times: HostTimes) -> None:
     """Two milliseconds of processor time and one per request are added to the phase's own time."""
     place = prepare.fused_tokens

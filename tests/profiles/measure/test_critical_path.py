@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.measure.critical_path import CriticalPathSink
 from schedbench.profiles.measure.waiting import WaitingSink
-from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import IdlePart, Result
+from tests.acceptance.runs import executed, resolved
 
 COPY = 2
 
@@ -101,8 +100,7 @@ def results() -> dict[str, Result]:
     }  # fmt: skip
     found = {}
     for name, overrides in more.items():
-        question = ask(name.removesuffix("_serial"), (*few, *overrides))
-        found[name] = execute(question, question.relays[0], Options(device="vgpu")).result
+        found[name] = executed(resolved(name.removesuffix("_serial"), *few, *overrides)).result
     return found
 
 

@@ -23,6 +23,7 @@ from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.profiles.vgpu import host_time
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer, StepInfo
+from tests.acceptance.runs import executed
 
 # Runs that several tests examine are made once.
 pytestmark = [pytest.mark.wide, pytest.mark.xdist_group("measured host")]
@@ -181,7 +182,7 @@ def test_numpy_flattens_prompts_faster_than_a_list() -> None:
 
 def results(*overrides: str) -> Sequence[Result]:
     question = ask("overlap_on", [*STEADY, *TINY, *overrides])
-    return [execute(question, question.relays[0], Options(device="vgpu")).result for _ in range(2)]
+    return [executed(question).result for _ in range(2)]
 
 
 def test_measured_runs_are_labelled_and_never_exact() -> None:

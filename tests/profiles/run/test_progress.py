@@ -11,7 +11,6 @@ import pytest
 from schedbench.cli.errors import WORKLOAD_FAILED, exit_code
 from schedbench.cli.run import exit_code as outcome_exit_code
 from schedbench.profiles.check.examine import run_ended
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.ranks.virtual_link import VirtualLink
 from schedbench.profiles.run import runner, system
 from schedbench.profiles.run.system import SHORTEST_WAIT, NoProgressError, ProgressWatch
@@ -19,7 +18,7 @@ from schedbench.sched.disagg.layout import KV
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import NO_STEP, SLEEP, LogicalClock, StepInfo
 from schedbench.sched.request import Request, Status
-from tests.acceptance.runs import resolved
+from tests.acceptance.runs import executed, resolved
 
 FEW = ("workload.requests=3", "workload.arrival=burst", "measure.warmup_requests=0")
 
@@ -60,8 +59,7 @@ def test_a_loop_without_progress_ends(
 ) -> None:
     monkeypatch.setattr(runner, "run_overlapped", loop)
     monkeypatch.setattr(system, limit, 200)
-    question = resolved("mixed", *FEW)
-    outcome = execute(question, question.relays[0], Options(device="vgpu", hazards=True))
+    outcome = executed(resolved("mixed", *FEW), hazards=True)
     failure = outcome.result.run.failure
     assert failure is not None and failure.startswith("no request advances: since step 0") and says in failure
     assert "none of 3 unfinished requests got a token (r0 is waiting, with 0 tokens)" in failure
@@ -76,7 +74,7 @@ def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.Mon
     monkeypatch.setattr(system, "MOST_TURNS", 200)
     question = resolved("mixed", *FEW[:2])
     with pytest.raises(NoProgressError) as stuck:
-        execute(question, question.relays[0], Options(device="vgpu"))
+        executed(question)
     assert exit_code(stuck.value) == WORKLOAD_FAILED
 
 
@@ -126,8 +124,7 @@ def test_waiting_and_idle_ranks_count_as_progress(monkeypatch: pytest.MonkeyPatc
             watch.range("receive", 0, 0)
 
     monkeypatch.setattr(runner, "run_overlapped", loop)
-    question = resolved("mixed", *FEW)
-    assert not execute(question, question.relays[0], Options(device="vgpu")).result.run.failure
+    assert not executed(resolved("mixed", *FEW)).result.run.failure
 
 
 def test_a_worker_that_polls_for_a_lost_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +134,5 @@ def test_a_worker_that_polls_for_a_lost_message_ends(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(VirtualLink, "wait", polling)
     monkeypatch.setattr(system, "MOST_TURNS", 2000)
     lost = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 3}]"
-    question = resolved("faults/parting", "engine.overlap=true", lost)
-    failure = execute(question, question.relays[0], Options(device="vgpu")).result.run.failure
+    failure = executed(resolved("faults/parting", "engine.overlap=true", lost)).result.run.failure
     assert failure is not None and "no request advances" in failure

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.sched.batch import ForwardBatch, ForwardMode, ModelOutput
@@ -23,7 +22,7 @@ from schedbench.sched.model.decoder import Decoder, Model
 from schedbench.sched.model.runner import ModelRunner, graph_sizes
 from schedbench.sched.model.tags import TaggedDecoder, TagPool
 from schedbench.sched.model.weights import empty_weights, seeded_weights
-from tests.acceptance.runs import resolved
+from tests.acceptance.runs import executed, resolved
 from tests.profiles.recorders import WindowRecorder
 from tests.sched.model.stages import decoder_stage, kv_pool
 
@@ -151,8 +150,7 @@ def test_a_run_captures_no_graph_beyond_its_requests(
         return capture(config, sizes, prepare)
 
     monkeypatch.setattr(runner, "capture_graphs", noted)
-    question = resolved("overlap_on", "workload.requests=3", f"measure.warmup_requests={warmup}")
-    execute(question, question.relays[0], Options(device="vgpu"))
+    executed(resolved("overlap_on", "workload.requests=3", f"measure.warmup_requests={warmup}"))
     assert max(captured) == most
 
 
