@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from schedbench.profiles.record.result import Result, SitePart
 
@@ -38,10 +38,12 @@ UPLOADS: Copies = {
     # temperature, top_p, top_k, min_p, and the seed that keyed sampling adds
     Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
 }
-PROMPT: Copies = {Copy("resolve_late", FORWARD, "h2d", "pinned nb"): 1}
+# #25945 moves the prompt's copy from the schedule stream to the forward stream.
+PROMPT_NOW = Copy("upload_now", SCHEDULE, "h2d", "pinned nb")
+PROMPT_LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
 EXTEND_LENS: Copies = {Copy("_extend_rows", FORWARD, "h2d", "pageable nb"): 2}
 RESULT: Copies = {Copy("_hand_on", FORWARD, "d2h", "pinned nb"): 1}
-PREFILL = UPLOADS | PROMPT | EXTEND_LENS | RESULT
+PREFILL = UPLOADS | {PROMPT_LATE: 1} | EXTEND_LENS | RESULT
 
 # A request without a cached prefix, where pages are longer than one token: -1 for its last slot.
 LAST_LOC = Copy("last_locations", SCHEDULE, "h2d", "pageable B")
@@ -93,9 +95,31 @@ def waits_of(copies: Copies) -> Waits:
     return found
 
 
-def table_of(columns: Sequence[str], table: Mapping[Copy, str], state: str) -> Copies:
-    """Returns one state's column of a table: a row has a number for each column; dots only separate groups."""
-    place = columns.index(state)
+# The ladder's tables: a row is one copy, a column one state. The columns after the dot are states that only stand
+# between two pull requests.
+COLUMNS = (
+    "pr25774-before", "pr25774", "pr25944", "pr26020", "pr26425", "pr25945-before", "pr25945",
+    "pr25944-before", "pr26425-before",
+)  # fmt: skip
+Table = Mapping[Copy, str]
+PROMPTS: Table = {
+    PROMPT_NOW: "1 1 1 1 1 1 0 . 1 1",
+    PROMPT_LATE: "0 0 0 0 0 0 1 . 0 0",
+}
+# Rows that remain, and the sum of their lengths: .item() reads a number through a pinned buffer of torch's own.
+LEAVING: Table = {
+    KEEP: "1 1 1 1 1 1 1 . 1 1",
+    Copy("_sum_lengths", SCHEDULE, "d2h", "pinned B"): "1 1 0 0 0 0 0 . 0 0",
+}
+
+
+def everywhere(copies: Copies) -> Table:
+    return {copy: " ".join([str(count)] * len(COLUMNS)) for copy, count in copies.items()}
+
+
+def column(table: Table, state: str) -> Copies:
+    """Returns one state's column: a row has a number for each column."""
+    place = COLUMNS.index(state)
     cells = {copy: int(row.replace(".", " ").split()[place]) for copy, row in table.items()}
     return {copy: count for copy, count in cells.items() if count}
 
@@ -104,7 +128,10 @@ def times(count: int, copies: Copies) -> Copies:
     return {copy: count * each for copy, each in copies.items()}
 
 
-def on_one_stream(copies: Copies) -> Copies:
+T = TypeVar("T")
+
+
+def on_one_stream(copies: Mapping[Copy, T]) -> dict[Copy, T]:
     return {copy._replace(stream=SCHEDULE): count for copy, count in copies.items()}
 
 

@@ -17,7 +17,7 @@ from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
 from schedbench.sched.relay.tokens import keep_list
 from schedbench.sched.request import Request
-from tests.acceptance.cells import FORWARD, SCHEDULE, Copy, copies, steps
+from tests.acceptance.cells import FORWARD, PROMPT_LATE, PROMPT_NOW, SCHEDULE, Copy, copies, steps
 from tests.acceptance.plain import PlainModel, requests
 from tests.acceptance.runs import digest, digest_of, each_state, resolved, result_of, statuses
 
@@ -124,9 +124,8 @@ def latest_digest() -> str:
 def test_tokens_are_downloaded_by_request_and_not_relayed(state: str) -> None:
     result = result_of("block_diffusion", *NONE, f"engine.relay={state}", hazards=True)
     found = copies(result, "prefill")
-    late = Copy("resolve_late", SCHEDULE, "h2d", "pinned nb")
-    now = late._replace(function="upload_now")
     count = steps(result, "prefill")
+    late, now = PROMPT_LATE._replace(stream=SCHEDULE), PROMPT_NOW
     assert found.get(late if state == "pr25945" else now) == count
     assert found.get(now if state == "pr25945" else late) is None
     assert digest_of(result) == latest_digest()

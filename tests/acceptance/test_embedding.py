@@ -12,6 +12,8 @@ from schedbench.sched.relay.states import states
 from tests.acceptance.cells import (
     EXTEND_LENS,
     FORWARD,
+    PROMPT_LATE,
+    PROMPT_NOW,
     SCHEDULE,
     UPLOADS,
     Copies,
@@ -57,8 +59,6 @@ def test_no_setting_changes_an_embedding(setting: str) -> None:
 
 
 FIXED = ("device.values=none", "engine.radix_cache=false", "engine.chunked_prefill_size=none")
-NOW: Copies = {Copy("upload_now", SCHEDULE, "h2d", "pinned nb"): 1}
-LATE: Copies = {Copy("resolve_late", FORWARD, "h2d", "pinned nb"): 1}
 EMBEDDED: Copies = {Copy("launch_embedding", FORWARD, "d2h", "pinned nb"): 1}
 READ: Copies = {Copy("settle_embedding", SCHEDULE, "d2h", "pageable B"): 1}
 
@@ -67,7 +67,7 @@ READ: Copies = {Copy("settle_embedding", SCHEDULE, "d2h", "pageable B"): 1}
 @pytest.mark.parametrize("state", [name for name in states() if name != "latest"])
 def test_copies_of_a_step_in_every_state(state: str) -> None:
     """#25945 moves the prompt's copy to the forward stream; the rest is as in any prefill."""
-    prompt = LATE if state == "pr25945" else NOW
+    prompt = {PROMPT_LATE if state == "pr25945" else PROMPT_NOW: 1}
     result = result_of("embedding", *FIXED, f"engine.relay={state}", hazards=True)
     count = steps(result, "prefill")
     assert copies(result, "prefill") == times(count, UPLOADS | EXTEND_LENS | prompt | EMBEDDED)

@@ -14,6 +14,8 @@ from schedbench.sched.relay.states import states
 from tests.acceptance.cells import (
     EXTEND_LENS,
     FORWARD,
+    PROMPT_LATE,
+    PROMPT_NOW,
     RESULT,
     SCHEDULE,
     UPLOADS,
@@ -133,8 +135,6 @@ def test_a_forward_equals_whole_matrices() -> None:
 
 # ---- copies ------------------------------------------------------------------------------------------------
 
-NOW = Copy("upload_now", SCHEDULE, "h2d", "pinned nb")
-LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
 # The lengths of the encoder's and of the decoder's part; the encoder's ids.
 STRIPPED: Copies = {
     Copy("_uploaded", SCHEDULE, "h2d", "pinned nb"): 2,
@@ -146,7 +146,7 @@ FIXED = (*FEW, "device.values=none", "engine.cuda_graph=false")
 @pytest.mark.parametrize("state", [name for name in states() if name != "latest"])
 def test_copies_of_a_prefill_in_every_state(state: str) -> None:
     """Before #25945 the whole prompt is uploaded, and then the stripped one; after it, the stripped one alone."""
-    prompt = {LATE: 1} if state == "pr25945" else {NOW: 2}
+    prompt = {PROMPT_LATE: 1} if state == "pr25945" else {PROMPT_NOW: 2}
     result = result_of("encoder_decoder", *FIXED, f"engine.relay={state}")
     expected = UPLOADS | EXTEND_LENS | STRIPPED | prompt | RESULT
     assert copies(result, "prefill") == times(steps(result, "prefill"), expected)
@@ -156,7 +156,7 @@ def test_latest_strips_before_it_stages() -> None:
     result = result_of("encoder_decoder", *FIXED, "engine.relay=latest")
     found = copies(result, "prefill")
     count = steps(result, "prefill")
-    assert found[NOW] == count
+    assert found[PROMPT_NOW] == count
     assert found[Copy("_uploaded", SCHEDULE, "h2d", "pinned nb")] == count
     assert not any(copy.how.endswith("B") for copy in found)
 

@@ -1,23 +1,25 @@
-"""The ladder's table: for each state, every copy between host and device, and every wait, of each kind of step. A row
-is one copy, a column one state, a number how often a step of the kind makes it. The columns after the dot are states
-that only stand between two pull requests."""
+"""The ladder's table: for each state, every copy between host and device, and every wait, of each kind of step. A
+number is how often a step of the kind makes the copy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
+    COLUMNS,
     EXTEND_LENS,
     FORWARD,
     FREED_PAGES,
     KEEP,
     LAST_LOC,
     LATEST_TOKENS,
+    LEAVING,
     PENALTIES,
+    PROMPT_NOW,
+    PROMPTS,
     READ,
     RESULT,
     SCHEDULE,
@@ -28,56 +30,28 @@ from tests.acceptance.cells import (
     Copies,
     Copy,
     Requests,
+    Table,
+    column,
     copies,
+    everywhere,
     on_one_stream,
     steps,
-    table_of,
     times,
     waits,
     waits_of,
 )
 
-COLUMNS = (
-    "pr25774-before", "pr25774", "pr25944", "pr26020", "pr26425", "pr25945-before", "pr25945",
-    "pr25944-before", "pr26425-before",
-)  # fmt: skip
-
-PROMPT_NOW = Copy("upload_now", SCHEDULE, "h2d", "pinned nb")
-PROMPT_LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
 # What a decode's slots are allocated by, and what a mixed step's running part gets back.
 MIRRORED_LENS = Copy("allocate_by_mirror", SCHEDULE, "h2d", "pageable nb")
 RESTORED_LENS = Copy("mix_restoring_lengths", SCHEDULE, "h2d", "pageable nb")
-# .item(): torch reads a number through a pinned buffer of its own.
-SUMMED_LENS = Copy("_sum_lengths", SCHEDULE, "d2h", "pinned B")
-
-Table = Mapping[Copy, str]
-
-
-def everywhere(copies: Copies) -> Table:
-    return {copy: " ".join([str(count)] * len(COLUMNS)) for copy, count in copies.items()}
-
-
-def column(table: Table, state: str) -> Copies:
-    return table_of(COLUMNS, table, state)
-
-
-PROMPT: Table = {
-    PROMPT_NOW: "1 1 1 1 1 1 0 . 1 1",
-    PROMPT_LATE: "0 0 0 0 0 0 1 . 0 0",
-}
 ALLOCATION: Table = {MIRRORED_LENS: "0 0 1 0 0 0 0 . 0 0"}
 RESTORING: Table = {RESTORED_LENS: "0 0 1 0 0 0 0 . 0 0"}
-PREFILL = {**everywhere(UPLOADS | EXTEND_LENS | RESULT), **PROMPT}
+PREFILL = {**everywhere(UPLOADS | EXTEND_LENS | RESULT), **PROMPTS}
 DECODE = {**everywhere(RESULT), **ALLOCATION}
 MIXED = {**PREFILL, **ALLOCATION, **RESTORING}
-LEAVING: Table = {
-    KEEP: "1 1 1 1 1 1 1 . 1 1",
-    SUMMED_LENS: "1 1 0 0 0 0 0 . 0 0",
-}
 SERIAL_PREFILL = {
     **everywhere(on_one_stream(UPLOADS | EXTEND_LENS) | {READ: 1}),
-    PROMPT_NOW: "1 1 1 1 1 1 0 . 1 1",
-    PROMPT_LATE._replace(stream=SCHEDULE): "0 0 0 0 0 0 1 . 0 0",
+    **on_one_stream(PROMPTS),
 }
 SERIAL_DECODE = everywhere({READ: 1})
 SERIAL_PENALTIES: Table = {**SERIAL_DECODE, LATEST_TOKENS: "0 0 0 0 0 0 1 . 0 0"}

@@ -9,7 +9,7 @@ import pytest
 from schedbench.profiles.ranks.join import APART
 from schedbench.profiles.record.result import Abstained, Metric, RankPart, Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.cells import Copy, copies, steps, waits
+from tests.acceptance.cells import PROMPT_LATE, PROMPT_NOW, READ, copies, steps, waits
 from tests.acceptance.runs import result_of
 
 STAGES = 3
@@ -22,9 +22,6 @@ SCENARIO = (
     "workload.requests=5",
     "workload.output_tokens={dist: uniform, min: 2, max: 8}",
 )
-READ = Copy("_host_tokens", "schedule", "d2h", "pageable B")
-PROMPT_NOW = Copy("upload_now", "schedule", "h2d", "pinned nb")
-PROMPT_LATE = Copy("resolve_late", "forward", "h2d", "pinned nb")
 
 
 OWN = ("step_ms", "forward_ms", "forward_occupancy", "gpu_busy", "host_stall_us_per_step")

@@ -1,22 +1,25 @@
 """Speculation's part of the ladder's table: every copy between host and device, and every wait, of each kind of step.
-As in ``test_ladder_cells`` a row is one copy, a column one state, a number how often a step of the kind makes it."""
+As in ``test_ladder_cells`` a number is how often a step of the kind makes the copy."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
 
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
+    COLUMNS,
     EXTEND_LENS,
     FORWARD,
     FREED_PAGES,
     KEEP,
     LAST_LOC,
     LATEST_TOKENS,
+    LEAVING,
+    PROMPT_NOW,
+    PROMPTS,
     READ,
     SCHEDULE,
     STAGGERED,
@@ -25,11 +28,13 @@ from tests.acceptance.cells import (
     Ask,
     Copies,
     Copy,
+    Table,
     Waits,
+    column,
     copies,
+    everywhere,
     on_one_stream,
     steps,
-    table_of,
     times,
     waits,
     waits_of,
@@ -37,19 +42,10 @@ from tests.acceptance.cells import (
 
 wide = pytest.mark.wide
 
-COLUMNS = (
-    "pr25774-before", "pr25774", "pr25944", "pr26020", "pr26425", "pr25945-before", "pr25945",
-    "pr25944-before", "pr26425-before",
-)  # fmt: skip
-Table = Mapping[Copy, str]
-
 EAGLE = ("model={preset: tiny-llama-eagle}", "engine.cuda_graph=false")
 V1 = (*EAGLE, "engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1}")
 V2 = (*EAGLE, "engine.speculative={algorithm: eagle, mode: v2}")
 
-SUMMED_LENS = Copy("_sum_lengths", SCHEDULE, "d2h", "pinned B")
-PROMPT_NOW = Copy("upload_now", SCHEDULE, "h2d", "pinned nb")
-PROMPT_LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
 # The results of both kinds of step are downloaded together.
 RESULT = Copy("_copied", FORWARD, "d2h", "pinned nb")
 # The draft's forward batch sends lengths of its own.
@@ -58,20 +54,6 @@ DRAFT_LENS = Copy("lens_uploaded", FORWARD, "h2d", "pageable nb")
 
 def on_schedule(copy: Copy) -> Copy:
     return copy._replace(stream=SCHEDULE)
-
-
-def column(table: Table, state: str) -> Copies:
-    return table_of(COLUMNS, table, state)
-
-
-def everywhere(copies: Copies) -> Table:
-    return {copy: " ".join([str(count)] * len(COLUMNS)) for copy, count in copies.items()}
-
-
-LEAVING: Table = {
-    KEEP: "1 1 1 1 1 1 1 . 1 1",
-    SUMMED_LENS: "1 1 0 0 0 0 0 . 0 0",
-}
 
 
 @pytest.fixture(params=COLUMNS)
@@ -105,8 +87,7 @@ ROTATION: Table = {
 }
 V1_PREFILL: Table = {
     **everywhere(on_one_stream(UPLOADS | EXTEND_LENS) | {READ: 1}),
-    PROMPT_NOW: "1 1 1 1 1 1 0 . 1 1",
-    on_schedule(PROMPT_LATE): "0 0 0 0 0 0 1 . 0 0",
+    **on_one_stream(PROMPTS),
 }
 
 
@@ -186,8 +167,7 @@ V2_VERIFY: Table = {**ENDS, **HOST_LENGTHS, **everywhere({RESULT: 2})}
 V2_PAGED_VERIFY: Table = {**PAGED_ENDS, **HOST_LENGTHS, **everywhere({RESULT: 2})}
 V2_PREFILL: Table = {
     **everywhere(UPLOADS | EXTEND_LENS | {RESULT: 1}),
-    PROMPT_NOW: "1 1 1 1 1 1 0 . 1 1",
-    PROMPT_LATE: "0 0 0 0 0 0 1 . 0 0",
+    **PROMPTS,
 }
 
 

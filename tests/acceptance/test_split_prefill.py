@@ -14,7 +14,7 @@ from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Clock, Observer, StepInfo
 from schedbench.sched.relay.states import SPLIT_TOKENS, states
 from schedbench.sched.request import Request
-from tests.acceptance.cells import FORWARD, READ, SCHEDULE, Copies, Copy, copies, steps, times
+from tests.acceptance.cells import PROMPT_LATE, PROMPT_NOW, READ, Copies, copies, steps, times
 from tests.acceptance.runs import digest_observed, resolved, result_of, value
 
 FEW = ("device.values=none", "workload.requests=8", "measure.warmup_requests=0")
@@ -142,10 +142,7 @@ def test_split_prefill_shortens_the_longest_gap_between_tokens() -> None:
     assert longest_gap() < longest_gap(WHOLE, "engine.overlap=false")
 
 
-PROMPT = {
-    False: Copy("upload_now", SCHEDULE, "h2d", "pinned nb"),
-    True: Copy("resolve_late", FORWARD, "h2d", "pinned nb"),
-}
+PROMPT = {False: PROMPT_NOW, True: PROMPT_LATE}
 
 
 @pytest.mark.parametrize("state", ["pr25774-before", "pr25774", "pr25945-before", "pr25945"])
