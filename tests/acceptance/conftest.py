@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import Ask
 from tests.acceptance.runs import result_of, watch_runs_of
+from tests.sched.model.checkpoints import CONFIG, SHAPES
 
-HIDDEN, INNER, VOCAB = 16, 24, 300
+VOCAB = 300
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,42 +29,13 @@ def checkpoint(tmp_path: Path) -> Path:
     """A folder with a Llama of one layer and random weights."""
     folder = tmp_path / "llama"
     folder.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 3,
-        "torch_dtype": "float32",
-    }
+    config = CONFIG | {"vocab_size": VOCAB, "max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
-    weights = {name: torch.randn(shape, generator=generator) / 4 for name, shape in _shapes().items()}
+    shapes = SHAPES | dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (VOCAB, 16))
+    weights = {name: torch.randn(shape, generator=generator) / 4 for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors")
     return folder
-
-
-def _shapes() -> dict[str, tuple[int, ...]]:
-    attention, mlp = "model.layers.0.self_attn.", "model.layers.0.mlp."
-    return {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "lm_head.weight": (VOCAB, HIDDEN),
-        "model.layers.0.input_layernorm.weight": (HIDDEN,),
-        "model.layers.0.post_attention_layernorm.weight": (HIDDEN,),
-        f"{attention}q_proj.weight": (HIDDEN, HIDDEN),
-        f"{attention}k_proj.weight": (HIDDEN // 2, HIDDEN),
-        f"{attention}v_proj.weight": (HIDDEN // 2, HIDDEN),
-        f"{attention}o_proj.weight": (HIDDEN, HIDDEN),
-        f"{mlp}gate_proj.weight": (INNER, HIDDEN),
-        f"{mlp}up_proj.weight": (INNER, HIDDEN),
-        f"{mlp}down_proj.weight": (HIDDEN, INNER),
-    }
 
 
 def _run_trace(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.record.result import Abstained, Metric, Result
+from schedbench.profiles.record.result import Abstained
 from tests.acceptance.runs import SMALL, digest, digest_of, result_of, statuses, value
 
 PAIR = "engine.disaggregation={mode: pair}"
@@ -112,17 +112,11 @@ def test_sampling_state_is_kept_between_workers(scenario: str) -> None:
     assert digest(scenario, *few, PAIR) == digest(scenario, *few)
 
 
-def mean(result: Result, name: str) -> float:
-    metric = result.metrics[name]
-    assert isinstance(metric, Metric)
-    return metric.values[0]
-
-
 def test_parts_of_the_time_to_first_token_add_up() -> None:
     result = result_of("mixed", *FEWER, FOUR, NONE)
     parts = ("queue_ms", "prefill_ms", "transfer_ms", "decode_queue_ms")
-    assert sum(mean(result, name) for name in parts) == pytest.approx(mean(result, "ttft_ms"), abs=1e-6)
-    assert all(mean(result, name) > 0 for name in parts)
+    assert sum(value(result, name) for name in parts) == pytest.approx(value(result, "ttft_ms"), abs=1e-6)
+    assert all(value(result, name) > 0 for name in parts)
 
 
 def test_every_worker_has_a_part_of_the_result() -> None:

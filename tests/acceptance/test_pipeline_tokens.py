@@ -13,10 +13,10 @@ from schedbench.cli.result_page import page
 from schedbench.profiles.check.faults import fault_scenario
 from schedbench.profiles.record.result import Hazards
 from schedbench.sched.relay.faults import faults
-from schedbench.sched.relay.states import states
 from tests.acceptance.runs import (
     digest,
     digest_of,
+    each_state,
     executed,
     outcome_of,
     resolved,
@@ -38,7 +38,6 @@ SMALL = (
 )
 TWO, FOUR = "engine.pipeline.stages=2", "engine.pipeline.stages=4"
 NONE = ("device.values=none",)
-SOME = ("pr25774-before", "pr25944", "pr25945", "latest")  # each way to publish lengths and to hand on tokens
 TIGHT = ("engine.kv_tokens=192", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
 
 
@@ -74,16 +73,11 @@ def test_no_number_of_stages_changes_a_token_with_real_values(stages: str) -> No
     assert digest("mixed", *SMALL, stages) == alone()
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("values", [(), NONE], ids=["real", "none"])
-def test_all_states_have_the_tokens_of_one_rank(values: tuple[str, ...]) -> None:
-    digests = {state: digest("mixed", *SMALL, TWO, f"engine.relay={state}", *values) for state in states()}
-    assert digests == dict.fromkeys(states(), alone(*values))
-
-
-@pytest.mark.parametrize("state", SOME)
-def test_a_state_has_the_tokens_of_one_rank(state: str) -> None:
-    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *NONE) == alone(*NONE)
+@pytest.mark.parametrize("values", [NONE, pytest.param((), marks=pytest.mark.wide)], ids=["none", "real"])
+@pytest.mark.parametrize("state", each_state("pr25774-before", "pr25944", "pr25945", "latest"))
+def test_a_state_has_the_tokens_of_one_rank(state: str, values: tuple[str, ...]) -> None:
+    """Soonest are states with each way to publish lengths and to hand on tokens."""
+    assert digest("mixed", *SMALL, TWO, f"engine.relay={state}", *values) == alone(*values)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.model.checkpoint import INDEX, WHOLE, CheckpointError, load_weights, read_config
 from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
-from tests.sched.model.test_checkpoint import CONFIG, CPU, SHAPES
+from tests.sched.model.checkpoints import CONFIG, SHAPES
 
 pytestmark = [
     pytest.mark.usefixtures("little_memory"),
@@ -38,6 +38,7 @@ OTHER_KEYS = (
 )
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
 FULL = CONFIG | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 32}}
+CPU = torch.device("cpu")
 TENSORS = save({name: torch.zeros(shape) for name, shape in SHAPES.items()})
 LENGTH = struct.unpack("<Q", TENSORS[:8])[0]
 HEADER, BODY = json.loads(TENSORS[8 : 8 + LENGTH]), TENSORS[8 + LENGTH :]

@@ -10,15 +10,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from schedbench.profiles.captures import maps
 from schedbench.profiles.captures.files import Reader
-from schedbench.profiles.record.result import Abstained, Metric, Result
+from schedbench.profiles.record.result import Abstained, Result
+from tests.acceptance.runs import value
 from tests.profiles.captures.exports import VERSIONS, Export, Version, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
-
-
-def value(result: Result, name: str) -> float:
-    metric = result.metrics[name]
-    assert isinstance(metric, Metric), metric
-    return metric.values[0]
 
 
 def counts(result: Result) -> dict[tuple[str, str, str], tuple[float, int]]:

@@ -4,31 +4,12 @@ contents."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.vgpu.gpu import open_vgpu
-from tests.profiles.recorders import WindowRecorder
-
-
-def kinds(change: Callable[[torch.Tensor], object], shape: tuple[int, ...], like: torch.Tensor) -> list[str]:
-    """Returns the device's operations for a change of a tensor [2, 3], which then has that shape and equals
-    ``like``."""
-    sink = WindowRecorder()
-    with open_vgpu(load("h200"), sink=sink, hazards=True) as gpu:
-        x = torch.arange(6.0).view(2, 3).to(gpu.device)
-        torch.get_device_module(gpu.device).synchronize()
-        gpu.flush()
-        sink.windows.clear()
-        change(x)
-        gpu.flush()
-        made = sink.kinds
-        assert (x.shape, x.cpu().shape) == (shape, shape)
-        assert torch.equal(x.cpu(), like)
-    return made
-
+from tests.profiles.vgpu.conftest import Bench, Opener
 
 ROWS = torch.arange(6.0).view(2, 3)
 
@@ -49,15 +30,20 @@ ROWS = torch.arange(6.0).view(2, 3)
 )
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_change_in_place_makes_the_expected_operations(
-    change: Callable[[torch.Tensor], object], like: torch.Tensor, operations: list[str]
+    opened: Opener, change: Callable[[torch.Tensor], object], like: torch.Tensor, operations: list[str]
 ) -> None:
-    assert kinds(change, tuple(like.shape), like) == operations
+    with opened(hazards=True) as bench:
+        x = ROWS.to(bench.gpu.device)
+        torch.get_device_module(bench.gpu.device).synchronize()
+        assert bench.observe(lambda: change(x)).kinds == operations
+        assert x.shape == x.cpu().shape == like.shape
+        assert torch.equal(x.cpu(), like)
 
 
-def test_new_values_of_a_parameter_are_used() -> None:
-    with open_vgpu(load("h200"), gradients=True) as gpu:
-        weight = torch.nn.Parameter(torch.ones(2, device=gpu.device))
-        weight.data = torch.full((2,), 3.0, device=gpu.device)
+def test_new_values_of_a_parameter_are_used(opened: Opener) -> None:
+    with opened(gradients=True) as bench:
+        weight = torch.nn.Parameter(torch.ones(2, device=bench.gpu.device))
+        weight.data = torch.full((2,), 3.0, device=bench.gpu.device)
         assert (weight * 2).tolist() == [6, 6]
         with pytest.raises(RuntimeError, match="incompatible tensor type"):
             weight.data = torch.ones(2)
@@ -73,63 +59,47 @@ def test_new_values_of_a_parameter_are_used() -> None:
     ids=["set_", "data", "resize_"],
 )
 def test_elements_are_those_of_the_memory_that_a_tensor_has_now(
-    change: Callable[[torch.Tensor], object],
+    bench: Bench, change: Callable[[torch.Tensor], object]
 ) -> None:
     """What reads and writes few integers keeps NumPy's array of them with the tensor, see sched/kernels/arrays.py."""
-    with open_vgpu(load("h200")) as gpu:
-        x, places = (torch.tensor(values, device=gpu.device) for values in ([0, 1, 2, 3], [1, 2]))
-        x[places] = places
-        assert x[places].tolist() == [1, 2]
-        change(x)
-        assert x[places].tolist() == [6, 7]
-        x[places] = places
-        assert x[:4].tolist() == [5, 1, 2, 8]
+    x, places = (torch.tensor(values, device=bench.gpu.device) for values in ([0, 1, 2, 3], [1, 2]))
+    x[places] = places
+    assert x[places].tolist() == [1, 2]
+    change(x)
+    assert x[places].tolist() == [6, 7]
+    x[places] = places
+    assert x[:4].tolist() == [5, 1, 2, 8]
 
 
-def test_an_empty_tensor_can_be_filled() -> None:
-    with open_vgpu(load("h200")) as gpu:
-        empty = torch.empty(0, device=gpu.device)
-        assert torch.arange(4, out=empty).shape == (4,)
-        assert torch.hann_window(4, device=gpu.device).tolist() == torch.hann_window(4).tolist()
-        assert torch.logspace(0, 1, 3, device=gpu.device).tolist() == torch.logspace(0, 1, 3).tolist()
+def test_an_empty_tensor_can_be_filled(bench: Bench) -> None:
+    device = bench.gpu.device
+    assert torch.arange(4, out=torch.empty(0, device=device)).shape == (4,)
+    assert torch.hann_window(4, device=device).tolist() == torch.hann_window(4).tolist()
+    assert torch.logspace(0, 1, 3, device=device).tolist() == torch.logspace(0, 1, 3).tolist()
 
 
-def test_tensors_without_values_have_sizes_and_addresses() -> None:
-    with open_vgpu(load("h200"), values="none") as gpu:
-        x, other = torch.ones(4, 8, device=gpu.device), torch.ones(4, 8, device=gpu.device)
-        assert x.untyped_storage().nbytes() == 128
-        assert x[1].data_ptr() - x.untyped_storage().data_ptr() == 32
-        assert abs(x.data_ptr() - other.data_ptr()) >= 128
+def test_tensors_without_values_have_sizes_and_addresses(bench_none: Bench) -> None:
+    x, other = (torch.ones(4, 8, device=bench_none.gpu.device) for _ in range(2))
+    assert x.untyped_storage().nbytes() == 128
+    assert x[1].data_ptr() - x.untyped_storage().data_ptr() == 32
+    assert abs(x.data_ptr() - other.data_ptr()) >= 128
 
 
-def test_an_op_on_a_list_writes_all_tensors() -> None:
-    sink = WindowRecorder()
-    with open_vgpu(load("h200"), sink=sink) as gpu:
-        tensors = [torch.ones(2, device=gpu.device), torch.zeros(3, device=gpu.device)]
-        gpu.flush()
-        sink.windows.clear()
-        torch._foreach_add_(tensors, 1)
-        gpu.flush()
-        assert sink.kinds == ["kernel"]
-        assert [tensor.tolist() for tensor in tensors] == [[2, 2], [1, 1, 1]]
+def test_an_op_on_a_list_writes_all_tensors(bench: Bench) -> None:
+    tensors = [torch.ones(2, device=bench.gpu.device), torch.zeros(3, device=bench.gpu.device)]
+    assert bench.observe(lambda: torch._foreach_add_(tensors, 1)).kinds == ["kernel"]
+    assert [tensor.tolist() for tensor in tensors] == [[2, 2], [1, 1, 1]]
 
 
-def test_a_copy_of_lists_is_one_kernel_where_cuda_has_one() -> None:
+def test_a_copy_of_lists_is_one_kernel_where_cuda_has_one(bench: Bench) -> None:
     """One list has one type, and each pair one layout, all on the device; otherwise each pair is a copy of its own."""
-    sink = WindowRecorder()
-    with open_vgpu(load("h200"), sink=sink) as gpu:
-        a, b, long = (
-            torch.zeros(2, 2, device=gpu.device, dtype=t) for t in (torch.int32, torch.int32, torch.int64)
-        )
-        for targets, sources, kinds in (
-            ([a, b], [torch.ones_like(b), long + 1], ["d2d", "kernel"]),
-            ([a, b], [long + 1, long + 1], ["kernel"]),
-            ([a, b], [torch.ones_like(b).t(), b], ["kernel", "d2d"]),
-            ([a, b], [torch.ones(2, 2, dtype=torch.int32), b], ["h2d", "d2d"]),
-        ):
-            gpu.flush()
-            sink.windows.clear()
-            torch._foreach_copy_(targets, sources)
-            gpu.flush()
-            assert sink.kinds == kinds
-        assert a.tolist() == [[1, 1], [1, 1]]
+    types = (torch.int32, torch.int32, torch.int64)
+    a, b, long = (torch.zeros(2, 2, device=bench.gpu.device, dtype=dtype) for dtype in types)
+    for sources, kinds in (
+        ([torch.ones_like(b), long + 1], ["d2d", "kernel"]),
+        ([long + 1, long + 1], ["kernel"]),
+        ([torch.ones_like(b).t(), b], ["kernel", "d2d"]),
+        ([torch.ones(2, 2, dtype=torch.int32), b], ["h2d", "d2d"]),
+    ):
+        assert bench.observe(partial(torch._foreach_copy_, [a, b], sources)).kinds == kinds
+    assert a.tolist() == [[1, 1], [1, 1]]

@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.vgpu.gpu import open_vgpu
 from schedbench.profiles.vgpu.tensor import DeviceTensor
-from tests.profiles.recorders import WindowRecorder
+from tests.profiles.vgpu.conftest import Opener
 
 pytestmark = [pytest.mark.wide, pytest.mark.filterwarnings("ignore")]  # torch warns of deprecated operators
 SAMPLES = 3  # per operator
@@ -62,27 +60,24 @@ def held(value: Any) -> Any:
     return value.held if type(value) is DeviceTensor else value
 
 
-def result_and_kinds(op: Any, given: Any, mode: Any) -> tuple[Any, Counter[str]]:
+def result_and_kinds(opened: Opener, op: Any, given: Any, mode: Any) -> tuple[Any, Counter[str]]:
     """Returns the op's result, and the device's operations by kind."""
-    sink = WindowRecorder()
-    with open_vgpu(load("h200"), sink=sink) as gpu, mode():
+    with opened() as bench, mode():
         value, args, kwargs = tree_map(on_device, given)
-        gpu.flush()
-        sink.windows.clear()
         torch.manual_seed(0)
-        out = tree_map(held, op.op(value, *args, **kwargs))
-        gpu.flush()
-        return out, Counter(sink.kinds)
+        out: list[Any] = []
+        kinds = bench.observe(lambda: out.append(tree_map(held, op.op(value, *args, **kwargs)))).kinds
+        return out[0], Counter(kinds)
 
 
-def test_samples_agree_in_values_and_counts() -> None:
+def test_samples_agree_in_values_and_counts(opened: Opener) -> None:
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds to import
 
     assert len(op_db) > 500
     different = []
     for op, given in samples(op_db):
         (out, counts), (_, inference) = (
-            result_and_kinds(op, given, mode) for mode in (torch.no_grad, torch.inference_mode)
+            result_and_kinds(opened, op, given, mode) for mode in (torch.no_grad, torch.inference_mode)
         )
         if counts != inference:
             different.append(
