@@ -73,18 +73,6 @@ def test_a_delayed_sample_is_stashed_before_the_next_step(overlap: bool) -> None
     assert after_first[: len(spelled.output_ids)] == list(spelled.output_ids)
 
 
-def test_steps_with_and_without_grammar_alternate() -> None:
-    """Some steps sample at once and some late, in one run."""
-    sampling = SamplingParams(grammar=("choice", ("no", "perhaps")))
-    spelled = [
-        request(f"g{i}", range(300, 320), 10, sampling=sampling, arrival=9000 * i, index=i) for i in range(3)
-    ]
-    plain = requests(4, prompt=(4, 40), output=(20, 40))
-    EngineRun(config(mixed_chunk=True), recall=True).run([*plain, *spelled])
-    assert all(list(req.output_ids) == recalled_answer(req) for req in plain)
-    assert all(bytes(list(req.output_ids[:-1])) in (b"no", b"perhaps") for req in spelled)
-
-
 def test_no_token_is_gathered_before_it_was_stashed() -> None:
     """Rows are wiped when they are handed out: an early gather would show as a negative input."""
     recorder = RunRecorder()

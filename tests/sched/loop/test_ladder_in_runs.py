@@ -53,6 +53,7 @@ def test_without_chunks_or_cache(state: str, overlap: bool) -> None:
 @STATES
 @LOOPS
 def test_delayed_samples(state: str, overlap: bool) -> None:
+    """Some steps sample at once and some late, in one run."""
     sampling = SamplingParams(grammar=("choice", ("no", "perhaps")))
     spelled = [
         request(f"g{i}", range(300, 320), 10, sampling=sampling, arrival=9000 * i, index=i) for i in range(3)
