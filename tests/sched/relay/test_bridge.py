@@ -24,14 +24,14 @@ def relay(request: pytest.FixtureRequest) -> Relay:
     return made(request.param)
 
 
-def made(state: str, *, overlap: bool = True, **switches: str) -> Relay:
+def made(state: str, *, overlap: bool = True, streams: Streams | None = None, **switches: str) -> Relay:
     engine = config(overlap=overlap)
     return Relay.of(
         choose(state, switches).row(overlap=overlap),
         engine,
-        streams=Streams.of(engine),
+        streams=streams or Streams.of(engine),
         observer=RunRecorder(),
-        req_to_token=torch.zeros(9, 64, dtype=torch.int32),
+        req_to_token=torch.arange(9 * 64, dtype=torch.int32).view(9, 64),
     )
 
 

@@ -13,11 +13,10 @@ import torch
 from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.model.sampling import SamplingInfo
-from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.row import Relay
 from schedbench.sched.streams import Streams
-from tests.sched.loop.cpu_engine import PLAIN, RunRecorder, config, request
-from tests.sched.relay.test_bridge import batch
+from tests.sched.loop.cpu_engine import PLAIN, config, request
+from tests.sched.relay.test_bridge import batch, made
 
 
 class StreamRecorder(list[str]):
@@ -48,16 +47,6 @@ def streams() -> Streams:
     return Streams(StreamRecorder("schedule"), StreamRecorder("forward"), StreamRecorder("copy"), module)
 
 
-def made(streams: Streams, state: str, **switches: str) -> Relay:
-    return Relay.of(
-        choose(state, switches).row(overlap=True),
-        config(),
-        streams=streams,
-        observer=RunRecorder(),
-        req_to_token=torch.arange(9 * 64, dtype=torch.int32).view(9, 64),
-    )
-
-
 def launch(relay: Relay) -> ScheduleBatch:
     """Runs one decode in the order of the loop and returns the batch that a forward would read."""
     some = batch([4, 2], input_ids=None, lens=[10, 3])
@@ -81,14 +70,14 @@ def launch(relay: Relay) -> ScheduleBatch:
 )
 @pytest.mark.parametrize("state", ["pr26020", "pr25945", "latest"])
 def test_waits_of_the_schedule_stream(streams: Streams, state: str, barrier: str, waits: list[str]) -> None:
-    launch(made(streams, state, barrier=barrier))
+    launch(made(state, streams=streams, barrier=barrier))
     assert streams.schedule == waits
     assert streams.forward == ["waits for schedule"]
 
 
 @pytest.mark.parametrize("state", ["pr26020", "latest"])
 def test_with_read_done_a_forward_reads_its_own_pages(streams: Streams, state: str) -> None:
-    relay = made(streams, state, barrier="read-done")
+    relay = made(state, streams=streams, barrier="read-done")
     launch(relay)
     pages, table = relay.context.pages, relay.context.req_to_token
     assert pages is not table
@@ -97,12 +86,12 @@ def test_with_read_done_a_forward_reads_its_own_pages(streams: Streams, state: s
 
 @pytest.mark.parametrize("barrier", ["off", "top", "after-launch"])
 def test_with_other_barriers_a_forward_reads_the_schedules_pages(streams: Streams, barrier: str) -> None:
-    relay = made(streams, "latest", barrier=barrier)
+    relay = made("latest", streams=streams, barrier=barrier)
     assert relay.context.pages is relay.context.req_to_token
 
 
 def test_without_events_the_schedule_waits_for_the_whole_forward(streams: Streams) -> None:
-    relay = made(streams, "latest")
+    relay = made("latest", streams=streams)
     relay.context.config = config(capabilities=replace(PLAIN, events=False))
     launch(relay)
     assert streams.schedule == ["forward runs", "waits for forward"]
@@ -124,6 +113,6 @@ def info_of(exact: bool, **sampling: Any) -> SamplingInfo:
 def test_rows_of_exact_penalties_change_after_the_forward(
     streams: Streams, penalties: str, sampling: dict[str, float], waits: list[str]
 ) -> None:
-    relay = made(streams, "latest", penalties=penalties)
+    relay = made("latest", streams=streams, penalties=penalties)
     relay.penalty_tokens.before_rows_change(info_of(penalties == "exact", **sampling))
     assert streams.schedule == waits
