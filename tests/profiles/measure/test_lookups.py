@@ -7,6 +7,7 @@ import torch
 from schedbench.profiles.measure.collector import LookupCount, RunCollector
 from schedbench.profiles.record.result import Abstained, Metric
 from schedbench.sched.observe import LogicalClock
+from tests.profiles.measure.test_answers import NAMES
 
 
 def lookups() -> torch.Tensor:
@@ -18,27 +19,19 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_metrics_exist_only_with_hot_buffers() -> None:
-    class Names:
-        sites = ()
-        streams: dict[int, str] = {}  # noqa: RUF012
-
-    plain = RunCollector(LogicalClock()).finish(Names(), exact=True).metrics
+    plain = RunCollector(LogicalClock()).finish(NAMES, exact=True).metrics
     assert not any(name.startswith("hisparse") for name in plain)
     counted = lookups()
     answers = RunCollector(LogicalClock(), LookupCount(counted, unchanged, token_bytes=8))
     counted += torch.tensor([4, 1])
     answers.counts.steps["decode"] = 2
-    found = answers.finish(Names(), exact=True).metrics
+    found = answers.finish(NAMES, exact=True).metrics
     ratio, fetched = found["hisparse_hit_ratio"], found["hisparse_swap_in_bytes_per_step"]
     assert isinstance(ratio, Metric) and ratio.values == (0.75,)
     assert isinstance(fetched, Metric) and fetched.values == (4.0,)
 
 
 def test_metrics_abstain_without_a_long_request() -> None:
-    class Names:
-        sites = ()
-        streams: dict[int, str] = {}  # noqa: RUF012
-
     answers = RunCollector(LogicalClock(), LookupCount(lookups(), unchanged, token_bytes=8))
-    found = answers.finish(Names(), exact=True).metrics["hisparse_hit_ratio"]
+    found = answers.finish(NAMES, exact=True).metrics["hisparse_hit_ratio"]
     assert found == Abstained(abstained="no decoding request was longer than its hot buffer")

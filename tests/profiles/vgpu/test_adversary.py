@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -54,6 +54,13 @@ def outcome(program: Program, *, edge: bool, seed: int | None, values: str = "re
         return values_found
 
 
+@pytest.fixture
+def late() -> Iterator[Scene]:
+    """Streams whose work is done as late as possible."""
+    with open_vgpu(load("h200"), adversary=0) as gpu:
+        yield Scene(gpu)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("values", ["real", "none"])
 def test_with_its_edge_a_program_has_one_result(program: Program, values: str) -> None:
@@ -80,13 +87,11 @@ def test_strategies_come_first_and_are_named() -> None:
     ]
 
 
-def test_an_error_in_deferred_work_names_the_op_and_its_line() -> None:
-    with open_vgpu(load("h200"), adversary=0) as gpu:
-        stage = Scene(gpu)
-        table, rows = stage.settled([1, 2]), stage.settled([5])
-        _ = table[rows]
-        with pytest.raises(IndexError) as error:
-            stage.module.synchronize()
+def test_an_error_in_deferred_work_names_the_op_and_its_line(late: Scene) -> None:
+    table, rows = late.settled([1, 2]), late.settled([5])
+    _ = table[rows]
+    with pytest.raises(IndexError) as error:
+        late.module.synchronize()
     assert error.value.__notes__ == ["in index, done late"]
 
 
@@ -110,42 +115,36 @@ def test_an_index_that_is_poison_is_explained(index: int, explained: bool) -> No
     assert notes[1:] == ([f"{index} {POISONED}"] if explained else [])
 
 
-def test_a_mask_is_read_in_program_order() -> None:
-    with open_vgpu(load("h200"), adversary=0) as gpu:
-        stage = Scene(gpu)
-        values = stage.settled([1, 2, 3, 4])
-        with stage.on(stage.schedule):
-            values.add_(1)
-            assert values[values > 3].tolist() == [4, 5]
-            values[values > 3] = 0
-            assert values.tolist() == [2, 3, 0, 0]
+def test_a_mask_is_read_in_program_order(late: Scene) -> None:
+    values = late.settled([1, 2, 3, 4])
+    with late.on(late.schedule):
+        values.add_(1)
+        assert values[values > 3].tolist() == [4, 5]
+        values[values > 3] = 0
+        assert values.tolist() == [2, 3, 0, 0]
 
 
-def test_a_pinned_buffer_may_be_sent_and_filled_in_one_stream() -> None:
-    with open_vgpu(load("h200"), adversary=0) as gpu:
-        stage = Scene(gpu)
-        source, buffer = stage.settled([1, 2]), torch.tensor([7, 7]).pin_memory()
-        with stage.on(stage.schedule):
-            sent = buffer.to(stage.device, non_blocking=True)
-            buffer.copy_(source, non_blocking=True)
-        stage.schedule.synchronize()
-        assert (sent.tolist(), buffer.tolist()) == ([7, 7], [1, 2])
+def test_a_pinned_buffer_may_be_sent_and_filled_in_one_stream(late: Scene) -> None:
+    source, buffer = late.settled([1, 2]), torch.tensor([7, 7]).pin_memory()
+    with late.on(late.schedule):
+        sent = buffer.to(late.device, non_blocking=True)
+        buffer.copy_(source, non_blocking=True)
+    late.schedule.synchronize()
+    assert (sent.tolist(), buffer.tolist()) == ([7, 7], [1, 2])
 
 
-def test_memory_of_the_host_has_no_other_owner() -> None:
-    with open_vgpu(load("h200"), adversary=0) as gpu:
-        pinned = torch.tensor([3, 4]).pin_memory()
-        summed = wrap(pinned)[:1] + 1  # the view ends here, and the memory does not
-        torch.zeros(4, device=gpu.device)
-        assert (summed.tolist(), pinned.tolist()) == ([4], [3, 4])
+def test_memory_of_the_host_has_no_other_owner(late: Scene) -> None:
+    pinned = torch.tensor([3, 4]).pin_memory()
+    summed = wrap(pinned)[:1] + 1  # the view ends here, and the memory does not
+    torch.zeros(4, device=late.device)
+    assert (summed.tolist(), pinned.tolist()) == ([4], [3, 4])
 
 
-def test_a_new_geometry_does_not_change_what_is_pending() -> None:
-    with open_vgpu(load("h200"), adversary=0) as gpu:
-        pinned = torch.tensor([3, 4]).pin_memory()
-        sent = pinned.to(gpu.device, non_blocking=True).unsqueeze_(1)
-        summed = (sent.squeeze(1) + 1).unsqueeze_(1)
-        assert (sent.tolist(), summed.tolist()) == ([[3], [4]], [[4], [5]])
+def test_a_new_geometry_does_not_change_what_is_pending(late: Scene) -> None:
+    pinned = torch.tensor([3, 4]).pin_memory()
+    sent = pinned.to(late.device, non_blocking=True).unsqueeze_(1)
+    summed = (sent.squeeze(1) + 1).unsqueeze_(1)
+    assert (sent.tolist(), summed.tolist()) == ([[3], [4]], [[4], [5]])
 
 
 class PointerKernel(TritonKernel):
@@ -155,16 +154,13 @@ class PointerKernel(TritonKernel):
         assert [len(storage) for storage in self.storages()] == [24]
 
 
-def test_memory_whose_address_pending_work_has_outlives_its_tensor() -> None:
-    with open_vgpu(load("h200"), adversary=0) as gpu:
-        pointed = torch.zeros(3, dtype=torch.int64, device=gpu.device)
-        pointed.data_ptr()
-        launch_interpreted(
-            PointerKernel("pointed", lambda _: None, KernelArguments(gpu.addresses, (), {})), ()
-        )
-        del pointed
-        torch.get_device_module(gpu.device).synchronize()
-        assert gpu.addresses.given() == []
+def test_memory_whose_address_pending_work_has_outlives_its_tensor(late: Scene) -> None:
+    addresses, pointed = late.gpu.addresses, torch.zeros(3, dtype=torch.int64, device=late.device)
+    pointed.data_ptr()
+    launch_interpreted(PointerKernel("pointed", lambda _: None, KernelArguments(addresses, (), {})), ())
+    del pointed
+    late.module.synchronize()
+    assert addresses.given() == []
 
 
 def test_hazards_and_an_adversary_exclude_each_other() -> None:
