@@ -11,11 +11,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from ...sched import streams
 from ..record.timeline import NO_SITE, Site
 
-# A watched program may lie beside this checkout.
-_UNWATCHED: Final = Path(__file__).resolve().parents[1], Path(streams.__file__).resolve()
+_HERE: Final = Path(__file__).resolve()
+# A watched program may lie beside this checkout. The module of streams is not imported, since it imports torch.
+_UNWATCHED: Final = _HERE.parents[1], _HERE.parents[2] / "sched" / "streams.py"
 
 
 class Sites:
