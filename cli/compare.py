@@ -288,11 +288,11 @@ def _question(
     from ..profiles.platform.names import require_names
 
     question = Question.of(name, overrides)
-    here = [
+    local = [
         (option, spec) for option, spec in (("--a", a), ("--b", b)) if spec.ref is None and not spec.stored
     ]
     sides = []
-    for option, spec in here:
+    for option, spec in local:
         with arguments.typed_as(option, spec.varied):
             sides.append(question.scenario(spec.overrides))
             require_names(sides[-1])
@@ -307,7 +307,7 @@ def _question(
         )
         if differences:
             raise LikenessError(differences)
-    for option, spec in here:  # last, since it imports torch
+    for option, spec in local:  # last, since it imports torch
         with arguments.typed_as(option, spec.varied):
             resolved_for(question, TrialRequest(overrides=spec.overrides, engine=spec.engine))
     return question, (sides[0] if sides else question.scenario()).measure.seed

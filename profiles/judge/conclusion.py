@@ -16,7 +16,7 @@ from .reasons import Reason
 from .verdict import MIN_SEEDS, Judgement
 
 _SHOWN: Final = 3  # counts
-# What copies are counted by besides their direction, and what the device does alone.
+# Counters of copies by the host's memory, and of work that stays on the device.
 _DETAILS: Final = ("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable", "d2d", "kernel")
 _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECODING: Final = ("decode", "verify")  # kinds of steps that make the tokens behind the first

@@ -110,8 +110,9 @@ _launched = itemgetter(Op._fields.index("launched"))
 
 COUNTS_LAG: Final = 8  # more than WAITING_LAG, since the exposed parts must be there when a step is folded
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
-_COUNTED: Final = frozenset(("sync", "copy"))  # kinds of calls
-STREAM_WAIT: Final = "cudaStreamWaitEvent"  # counts, too; others count if they waited
+# Calls of these kinds and stream waits always count; other calls count where the host waited in them.
+_COUNTED: Final = frozenset(("sync", "copy"))
+STREAM_WAIT: Final = "cudaStreamWaitEvent"
 
 
 class CounterKey(NamedTuple):

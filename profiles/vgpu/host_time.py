@@ -54,7 +54,9 @@ _OVERHEAD_ROUNDS, _OVERHEAD_CALLS = 20, 2000  # of empty calls
 # ns from which an interval is corrected for interruptions. Shorter ones had none, since operating systems assign slices
 # of milliseconds, and a reading would take longer than most of them.
 _LONG_INTERVAL = 100_000
-_READINGS = 3  # at most, since the thread may lose its processor right behind one
+# How often ``resume`` reads ``_interrupted`` at most. It reads again where the thread lost its processor right after a
+# reading, since that wait belongs to no interval.
+_READINGS = 3
 
 # The ways in which the scheduler's code enters the virtual GPU: all methods of these classes, ...
 _ENTRY_CLASSES = (

@@ -14,16 +14,16 @@ from typing import Any, Final
 from ..record.timeline import NO_SITE, Site
 
 _HERE: Final = Path(__file__).resolve()
-# A watched program may lie beside this checkout. The module of streams is not imported, since it imports torch.
+# Files whose lines are never recorded. A watched program may lie beside this checkout.
 _UNWATCHED: Final = _HERE.parents[1], _HERE.parents[2] / "sched" / "streams.py"
 
 
 class Sites:
     """Source lines by small index, in the order of their first calls.
 
-    A line is watched if its file lies under one of ``watch`` (folders or files), is neither in ``profiles/`` nor a
-    helper of the scheduler's that all waits share, and is not in an environment of installed packages there. Files are
-    named relative to the watched folder's parent.
+    A line is watched if its file lies under one of ``watch`` (folders or files), is neither in ``profiles/`` nor in an
+    environment of installed packages there, and is not ``sched/streams.py``: all waits of streams go through its
+    methods, so that their callers' lines are recorded. Files are named relative to the watched folder's parent.
     """
 
     def __init__(self, watch: Sequence[Path]) -> None:
