@@ -163,7 +163,7 @@ _READS = (
     "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__floordiv__", "__mod__",
     "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
     "sum", "mean", "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "equal", "unique",
-    "index_select", "gather", "nonzero", "sort", "where",
+    "index_select", "gather", "nonzero", "sort", "where", "__reduce_ex__", "__deepcopy__",
 )
 # fmt: on
 _WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")

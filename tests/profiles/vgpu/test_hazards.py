@@ -3,7 +3,9 @@ depend on it."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -452,6 +454,8 @@ def test_an_event_in_a_graph_covers_what_precedes_the_graph(scene: Scene, in_gra
         lambda pinned: pinned.numpy()[[0, 2]],
         lambda pinned: pinned.numpy() + 1,
         lambda pinned: pinned.numpy()[1:].astype(float),
+        pickle.dumps,
+        deepcopy,
     ],
 )
 def test_an_early_read_by_the_host_is_found(scene: Scene, read: Any) -> None:
