@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ DEFECT: Final = 70  # of schedbench; a traceback is printed
 _ROOT: Final = Path(__file__).resolve().parents[1]  # of the packages
 _USER_MODULES: Final = "schedbench_user_"  # the names that profiles/platform/user_files.py gives
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM)
+_REPEAT_S: Final = 0.05
 
 # Errors are named as text, so that the start of the program imports none of their modules.
 EXIT_CODES: Final = MappingProxyType(
@@ -121,6 +123,12 @@ class Interruption:
         self.number = number
         raise KeyboardInterrupt
 
+    def repeat(self) -> None:
+        """Let the signal arrive again, after the callback of C code in which it was lost."""
+        again = threading.Timer(_REPEAT_S, os.kill, (os.getpid(), self.number))
+        again.daemon = True
+        again.start()
+
     @property
     def exit_code(self) -> int:
         return TERMINATED if self.number == signal.SIGTERM else INTERRUPTED
@@ -130,12 +138,20 @@ class Interruption:
 def interruptible() -> Iterator[Interruption]:
     """SIGINT and SIGTERM raise KeyboardInterrupt inside, unless the process was started to ignore them. An interrupted
     block exits with the code of the signal, also where Typer has made 1 of it."""
-    interruption = Interruption()
+    interruption, report_lost = Interruption(), sys.unraisablehook
+
+    def lost(what: sys.UnraisableHookArgs) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt) and interruption.number:
+            interruption.repeat()
+        else:
+            report_lost(what)
+
     before = {number: signal.getsignal(number) for number in _HANDLED}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     try:
         for number in handled:
             signal.signal(number, interruption.handle)
+        sys.unraisablehook = lost
         yield interruption
     except KeyboardInterrupt:
         raise SystemExit(interruption.exit_code) from None
@@ -145,6 +161,7 @@ def interruptible() -> Iterator[Interruption]:
     finally:
         # After an interrupted exec of a string, python -m exits by SIGINT, unless another one follows.
         exec("")
+        sys.unraisablehook = report_lost
         for number in handled:
             signal.signal(number, before[number])
 

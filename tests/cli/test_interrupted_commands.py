@@ -3,12 +3,14 @@ failed check."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import operator
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import active_children
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.cli.console import WorkLog
+from schedbench.cli.errors import interruptible
 from schedbench.profiles.check import runs
 from schedbench.profiles.check.runs import attempt
 from schedbench.profiles.judge import local
@@ -178,6 +181,18 @@ def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(runs, "execute", lambda *_, **__: outcome)
     with pytest.raises(KeyboardInterrupt):
         attempt(question, question.relays[0], Options(device="vgpu"))
+
+
+@pytest.mark.parametrize("number", list(CODES))
+def test_a_signal_that_a_callback_of_c_code_loses_arrives_again(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callback = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as end, interruptible():
+        callback()
+        time.sleep(60)
+    assert end.value.code == CODES[number]
+    assert not capfd.readouterr().err
 
 
 def test_an_interrupted_exec_leaves_the_exit_code_alone(tmp_path: Path) -> None:
