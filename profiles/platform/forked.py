@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from importlib import import_module
 
 from .own_process import claim_process, freeze_heap
 
 claim_process()
-on_interrupt = signal.signal(
-    signal.SIGINT, signal.SIG_IGN
-)  # Ctrl-C is for the parent, which ends this process
 import_module("schedbench.profiles.ranks.execute")  # by name, since this package is below that one
-signal.signal(signal.SIGINT, on_interrupt)
 freeze_heap()

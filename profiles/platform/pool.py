@@ -1,27 +1,36 @@
 """Independent runs, spread over processes of this machine or over a dask cluster: the one way in which commands run
 things side by side.
 
-Tasks of a cluster's worker that ends run again on another (https://distributed.dask.org).
+A task whose process ends abruptly runs again in another. So do those of a cluster's worker
+(https://distributed.dask.org).
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import islice
 from math import ceil, inf
-from multiprocessing import active_children, connection, forkserver, get_context, parent_process
+from multiprocessing import (
+    active_children,
+    connection,
+    forkserver,
+    get_context,
+    parent_process,
+    resource_tracker,
+)
 from multiprocessing.context import BaseContext
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 import psutil
 
@@ -30,12 +39,17 @@ from .own_process import claim_process, freeze_heap
 
 T = TypeVar("T")
 R = TypeVar("R")
+Lost = Callable[[str], Any]
 
 _PRELOADED: Final = ["schedbench.profiles.platform.forked"]  # imports all that a run needs
 _START_S: Final = 6.0  # what the processes of a pool take to start
 # Tasks submitted for each process: none waits for the next, and few results wait to be read.
 _AHEAD: Final = 4
+_LISTEN_S: Final = 0.5  # how long Python may not notice a signal that arrives just before it begins to wait
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
+_ENDED: Final = (
+    "a worker process ended abruptly, twice, by a signal or a crash (where memory ran out, fewer --jobs help)"
+)
 
 
 class Workers(NamedTuple):
@@ -85,28 +99,31 @@ def pays_from(tasks: int, import_s: float | None = None) -> float:
 
 
 @contextmanager
-def spread(tasks: int, seconds: float, import_s: float | None = None) -> Iterator[MapFunction]:
+def spread(
+    tasks: int, seconds: float, import_s: float | None = None, lost: Lost | None = None
+) -> Iterator[MapFunction]:
     """A map function: over a pool where ``saves_time``, else over this process."""
     if not saves_time(tasks, seconds, import_s):
         yield map
         return
-    with pool(tasks) as each:
+    with pool(tasks, lost) as each:
         yield each
 
 
 @contextmanager
-def pool(tasks: int) -> Iterator[MapFunction]:
+def pool(tasks: int, lost: Lost | None = None) -> Iterator[MapFunction]:
     """A map function over new processes, since a virtual GPU belongs to the process that opened it, or over a cluster.
     Results come in the order of the tasks. Tasks that have not started when the block ends are cancelled. The processes
-    end with this one, even where it is killed. Raises WorkersError."""
+    end with this one, even where it is killed. A task whose process ended abruptly in both of its runs has the result
+    that ``lost`` makes of the reason; without it, raises WorkersError."""
     opened = cluster(_workers.cluster) if uses_cluster() else _processes_of(tasks)
     with opened as (executor, at_once):
 
         def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
             pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
             waiting = iter(tasks)
-            started = deque(_submit(executor, function, islice(waiting, _AHEAD * at_once)))
-            return _results(executor, function, started, waiting)
+            started = deque(executor.submit(function, task) for task in islice(waiting, _AHEAD * at_once))
+            return _results(executor, function, started, waiting, lost or _refused)
 
         yield each
 
@@ -114,64 +131,127 @@ def pool(tasks: int) -> Iterator[MapFunction]:
 @contextmanager
 def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
     at_once = max(1, min(_at_once(), tasks))
-    executor = ProcessPoolExecutor(at_once, mp_context=_context(), initializer=_begin)
-    others = active_children()
+    executor = _Processes(at_once)
     try:
         yield executor, at_once
     except BaseException:  # without waiting for what is running
-        for process in active_children():
-            if process not in others:
-                process.kill()
+        executor.kill()
         raise
     finally:
         executor.shutdown(cancel_futures=True)
 
 
-def _results(
-    executor: Executor, function: Callable[[T], R], started: deque[Future[R]], waiting: Iterator[T]
-) -> Iterator[R]:
-    """The results in order. A task is submitted for each one that is read. Raises WorkersError."""
-    while started:
-        with _abrupt_ends_named():
-            result = started.popleft().result()
-        started.extend(_submit(executor, function, islice(waiting, 1)))
-        yield result
+class _Processes(ThreadPoolExecutor):
+    """Each thread has one process, so that one that ends abruptly takes no other task along. Its task runs once more,
+    in a new one. No signal interrupts a thread while it starts a process."""
+
+    def __init__(self, at_once: int) -> None:
+        super().__init__(at_once)
+        self._own = threading.local()
+        self._opened: list[Executor] = []
+        self._others = active_children()
+        self._killed = False
+
+    def submit(self, function: Callable[..., R], /, *task: Any) -> Future[R]:  # type: ignore[override]
+        return super().submit(self._run, function, *task)
+
+    def _run(self, function: Callable[..., R], *task: Any) -> R:
+        try:
+            return self._attempt(function, *task)
+        except BrokenProcessPool:
+            return self._attempt(function, *task)
+
+    def _attempt(self, function: Callable[..., R], *task: Any) -> R:
+        try:
+            result = self._begun(function, *task)
+            if self._killed:  # before the process was there
+                self.kill()
+            return result.result()
+        except BrokenProcessPool:
+            self._own.__dict__.clear()
+            raise
+
+    def _begun(self, function: Callable[..., R], *task: Any) -> Future[R]:
+        with _starting, _main_hidden():
+            if self._killed:
+                raise BrokenProcessPool
+            if not hasattr(self._own, "process"):
+                self._own.process = ProcessPoolExecutor(1, mp_context=_context(), initializer=_begin)
+                self._opened.append(self._own.process)
+            begun: Future[R] = self._own.process.submit(function, *task)
+            return begun
+
+    def kill(self) -> None:
+        """End the processes, and what they are forked from where one waits for it to have imported."""
+        self._killed = True
+        for process in active_children():
+            if process not in self._others:
+                process.kill()
+        for child in psutil.Process().children() if _starting.locked() else ():
+            if any(forkserver.__name__ in word for word in child.cmdline()):
+                child.kill()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        for process in self._opened:
+            process.shutdown(wait)
+
+
+_starting = threading.Lock()
 
 
 @contextmanager
-def _abrupt_ends_named() -> Iterator[None]:
-    """Neither a result nor a new task is possible once a process of the pool has ended. Raises WorkersError."""
-    try:
-        yield
-    except BrokenProcessPool:
-        raise WorkersError(
-            "a worker process ended abruptly, by a signal or a crash (where memory ran out, fewer --jobs help)"
-        ) from None
-
-
-def _submit(executor: Executor, function: Callable[[T], R], tasks: Iterable[T]) -> list[Future[R]]:
-    """The processes that start meanwhile do not import the main module of this one: it may be a script that calls the
-    Python interface without a guard, and would run again in each. Raises WorkersError."""
+def _main_hidden() -> Iterator[None]:
+    """A process that starts inside does not import the main module of this one: it may be a script that calls the
+    Python interface without a guard, and would run again in each."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        with _abrupt_ends_named():
-            return [executor.submit(function, task) for task in tasks]
+        yield
     finally:
         sys.modules["__main__"] = main
+
+
+def _results(
+    executor: Executor,
+    function: Callable[[T], R],
+    started: deque[Future[R]],
+    waiting: Iterator[T],
+    lost: Lost,
+) -> Iterator[R]:
+    """The results in order. A task is submitted for each one that is read."""
+    while started:
+        while not wait([started[0]], _LISTEN_S).done:
+            pass
+        try:
+            result = started.popleft().result()
+        except BrokenProcessPool:
+            result = lost(_ENDED)
+        started.extend(executor.submit(function, task) for task in islice(waiting, 1))
+        yield result
+
+
+def _refused(reason: str) -> NoReturn:
+    raise WorkersError(reason) from None
 
 
 def prepare_pool() -> None:
     """Start what the processes of a pool are forked from, so that it imports while this process does something else."""
     if not uses_cluster():
         _context()
-        forkserver.ensure_running()
 
 
 def _context() -> BaseContext:
-    """Processes are forked from one that only imports, once for all pools of this process."""
+    """Processes are forked from one that only imports, once for all pools of this process. It and they start with
+    SIGINT blocked: Ctrl-C, which a terminal sends to all processes, is for this one, which ends them."""
     context = get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    resource_tracker.ensure_running()  # whose start would unblock it
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return context
 
 

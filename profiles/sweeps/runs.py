@@ -70,7 +70,7 @@ class Runs:
         yield from map(partial(run, self._options), questions[:alone])
         rest = questions[alone:]
         if rest:
-            with spread(len(rest), time.perf_counter() - begin) as each:
+            with spread(len(rest), time.perf_counter() - begin, lost=partial(Crash, site=None)) as each:
                 yield from each(partial(run, self._options), rest)
 
     def _is_stored(self, question: Resolved) -> bool:

@@ -37,12 +37,62 @@ def test_a_process_that_ends_abruptly_is_an_error_of_the_workers() -> None:
         list(each(os._exit, [3, 3]))
 
 
-def test_a_task_for_a_pool_whose_process_has_ended_is_an_error_of_the_workers() -> None:
+def killed_until(file: Path) -> str:
+    """Ends its process with SIGKILL, as the kernel does where memory runs out, unless the file is there."""
+    if not file.exists():
+        file.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return file.name
+
+
+def test_a_killed_process_takes_no_other_task_along_and_its_own_runs_again(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("there", "killed", "later", "last")]
+    for file in files[0::2]:
+        file.touch()
     with pool(2) as each:
-        with pytest.raises(WorkersError, match="ended abruptly"):
-            list(each(os._exit, [3, 3]))
-        with pytest.raises(WorkersError, match="ended abruptly"):
-            each(operator.neg, [1])
+        assert list(each(killed_until, files)) == [file.name for file in files]
+
+
+def test_a_task_that_ends_its_process_twice_fails_alone() -> None:
+    with pool(2, lost=str) as each:
+        slept, *lost, later = each(operator.methodcaller("__call__"), [time.time, ends, ends, time.time])
+        assert all("ended abruptly, twice" in reason for reason in lost) and slept < later
+        assert list(each(operator.neg, [1])) == [-1]
+
+
+def ends() -> None:
+    os._exit(3)
+
+
+CTRL_C = """
+import sys, time
+from schedbench.cli.errors import interruptible
+from schedbench.profiles.platform.pool import pool
+
+with interruptible():
+    print(flush=True)
+    with pool(2) as each:
+        print(*each(time.sleep, [3600, 3600]))
+"""
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.2, 1.0])
+def test_ctrl_c_while_processes_start_prints_nothing_and_leaves_none(after: float) -> None:
+    """A terminal sends it to all processes. The pipe of stderr is closed once all have ended."""
+    program = [sys.executable, "-c", CTRL_C]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        time.sleep(after)
+        os.killpg(parent.pid, signal.SIGINT)
+        try:
+            _, err = parent.communicate(timeout=30)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
+        assert (parent.returncode, err) == (130, "")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
