@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -40,8 +40,9 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
-        if error.filename == str(unfinished):
+        if error.filename in (None, str(unfinished)):
             error.filename, error.filename2 = str(path), None
         raise
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or cannot be removed
+            unfinished.unlink()

@@ -131,10 +131,22 @@ def test_a_failed_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "x.json"
     write_whole(path, "old")
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as error:
         write_whole(path, "new")
+    assert error.value.filename == str(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
     assert path.read_text() == "old"
+
+
+def test_a_write_to_a_read_only_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(OSError, match="Read-only") as error:
+        write_whole(tmp_path / "x.json", "new")
+    assert error.value.filename == str(tmp_path / "x.json")
 
 
 def test_documents_are_utf_8_for_any_file_name() -> None:
