@@ -30,7 +30,7 @@ from multiprocessing import (
 )
 from multiprocessing.context import BaseContext
 from types import ModuleType
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 import psutil
 
@@ -48,7 +48,8 @@ _AHEAD: Final = 4
 _LISTEN_S: Final = 0.5  # how long Python may not notice a signal that arrives just before it begins to wait
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 _ENDED: Final = (
-    "a worker process ended abruptly, twice, by a signal or a crash (where memory ran out, fewer --jobs help)"
+    "a worker process ended abruptly, and so did another where the task ran again: by a signal or a crash (where memory"
+    " ran out, fewer --jobs help)"
 )
 
 
@@ -225,10 +226,19 @@ def _results(
             pass
         try:
             result = started.popleft().result()
-        except BrokenProcessPool:
+        except _abrupt_ends():
             result = lost(_ENDED)
         started.extend(executor.submit(function, task) for task in islice(waiting, 1))
         yield result
+
+
+def _abrupt_ends() -> type[Exception]:
+    """What a task raises whose process has ended abruptly, in its last attempt."""
+    if not uses_cluster():
+        return BrokenProcessPool
+    from distributed import KilledWorker
+
+    return KilledWorker
 
 
 def _refused(reason: str) -> NoReturn:
@@ -302,10 +312,12 @@ def cluster(address: str) -> Iterator[tuple[Executor, int]]:
     has not ended is cancelled at the end. Raises WorkersError."""
     try:
         import distributed
+        from distributed.comm.addressing import get_address_host_port
     except ImportError:
         raise WorkersError("--executor dask:ADDRESS needs pip install 'schedbench[cluster]'") from None
-    connect: Any = distributed.Client  # which has no types
+    connect, parse = cast(Any, distributed.Client), cast(Any, get_address_host_port)  # which have no types
     try:
+        parse(address)  # a client with an invalid address would end only after a timeout
         client = connect(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise WorkersError(f"no dask scheduler at {address}: {error}") from None

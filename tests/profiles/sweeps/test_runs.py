@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import dask
 import pytest
 from distributed import LocalCluster
 
@@ -91,6 +92,24 @@ def test_an_absent_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_CONNECT_S", 0.2)
     use_workers(None, NOWHERE)
     with pytest.raises(WorkersError, match="no dask scheduler at tcp:"):
+        list(swept(count=2))
+
+
+def test_a_task_that_ends_every_worker_of_a_cluster_fails_alone() -> None:
+    few = dask.config.set({"distributed.scheduler.allowed-failures": 0})
+    with few, LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as workers:
+        use_workers(None, f"dask:{workers.scheduler_address}")
+        with pool.pool(2, lost=str) as each:
+            assert all("ended abruptly" in reason for reason in each(os._exit, [3]))
+            assert list(each(abs, [-1])) == [1]
+
+
+@pytest.mark.parametrize("address", ["host", "ftp://host:1", "tcp://host:port"])
+def test_an_invalid_address_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Without a client, which could not be closed."""
+    monkeypatch.setattr("distributed.Client", None)
+    use_workers(None, f"dask:{address}")
+    with pytest.raises(WorkersError, match=f"no dask scheduler at {address}: "):
         list(swept(count=2))
 
 
