@@ -95,14 +95,17 @@ class SglangLoop(EngineSystem):
         workers of a pair are not checked: they may hold memory for messages that are on their way."""
         if self._role is not None or self._stage is not None:
             return
-        rows = self.scheduler.req_to_token_pool
-        used = {"KV slots": self._used_tokens(), "rows": rows.size - rows.available_size()}
+        pools = {"rows": self.scheduler.req_to_token_pool}
+        if self._coordinator is not None:
+            pools["KV slots of buffers"] = self.scheduler.token_to_kv_pool_allocator.hisparse_attn_allocator
+            pools["KV slots of the host"] = self._coordinator.mem_pool_host
+        used = {"KV slots": self._used_tokens()}
+        used |= {what: int(pool.size - pool.available_size()) for what, pool in pools.items()}
         if twice := [f"{-count} {what}" for what, count in used.items() if count < 0]:
             found = f"{' and '.join(twice)} more are free than exist: some were freed twice"
-        else:
-            found = f"{used['KV slots']} KV slots and {used['rows']} rows were not freed"
-        if any(used.values()):
             raise EngineFaultError(f"all requests have ended, and {found}")
+        if held := [f"{count} {what}" for what, count in used.items() if count]:
+            raise EngineFaultError(f"all requests have ended, and {' and '.join(held)} were not freed")
 
     def wrap_loop(self) -> None:
         self._wrap_batches()
@@ -181,10 +184,9 @@ class SglangLoop(EngineSystem):
         for name in _STREAMS:
             if (stream := getattr(self.scheduler, f"{name}_stream", None)) is not None:
                 self._parts.observer.stream(name, stream)
-        coordinator = getattr(self.scheduler, "hisparse_coordinator", None)
         for name, attribute in _HOSTED_STREAMS:
-            if coordinator is not None:
-                self._parts.observer.stream(name, getattr(coordinator, attribute))
+            if self._coordinator is not None:
+                self._parts.observer.stream(name, getattr(self._coordinator, attribute))
         self._parts.observer.stream("schedule", self._schedule_stream)
 
     def _await_transfers(self, transfers: KVTransfers) -> bool:
@@ -213,8 +215,7 @@ class SglangLoop(EngineSystem):
 
     def _staging(self) -> bool:
         """Whether a prompt's KV is on its way to the host."""
-        coordinator = getattr(self.scheduler, "hisparse_coordinator", None)
-        return coordinator is not None and bool(coordinator.ack_staging_queue)
+        return self._coordinator is not None and bool(self._coordinator.ack_staging_queue)
 
     def _queued(self, name: str) -> bool:
         queue = getattr(self.scheduler, name, None)
@@ -317,6 +318,11 @@ class SglangLoop(EngineSystem):
             return EndOfRequest(Status.ABORTED, reason)
         status = Status.FAILED if request_id in self._accepted else Status.REFUSED
         return EndOfRequest(status, message or "aborted by SGLang")
+
+    @property
+    def _coordinator(self) -> Any:
+        """SGLang's coordinator of KV on the host, or None."""
+        return getattr(self.scheduler, "hisparse_coordinator", None)
 
     def _used_tokens(self) -> int:
         pool, cache = self.scheduler.token_to_kv_pool_allocator, self.scheduler.tree_cache
