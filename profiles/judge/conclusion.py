@@ -160,13 +160,14 @@ def firmness_text(judged: Judgement) -> str:
 
 
 def _tokens(found: Comparison) -> str:
-    if found.trials.divergence is not None:
-        return f"tokens differ, {divergence_text(found.trials.divergence)}"
-    if found.trials.tokens != "equal":
-        return f"tokens: {found.trials.tokens}"
     pairs = zip(*found.trials.results, strict=False)
     ends = [text for a, b in pairs if a.scenario.seed == b.scenario.seed for text in other_ends(b, a)]
-    return f"tokens equal, but {listed(ends, 1)}" if ends else "tokens equal"
+    ended = listed(ends, 1)
+    if found.trials.divergence is not None:
+        return "; ".join(filter(None, (f"tokens differ, {divergence_text(found.trials.divergence)}", ended)))
+    if found.trials.tokens != "equal":
+        return f"tokens: {found.trials.tokens}"
+    return f"tokens equal, but {ended}" if ended else "tokens equal"
 
 
 def divergence_text(where: Divergence) -> str:

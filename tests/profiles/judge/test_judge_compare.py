@@ -216,12 +216,14 @@ def test_copies_from_other_memory_of_the_host_are_named(trials):
     assert "; per step decode schedule h2d_pageable 0 -> 1, decode schedule h2d_pinned 1 -> 0." in text
 
 
-def test_requests_with_the_same_tokens_that_ended_otherwise_are_reported(trials, result):
+def test_requests_that_ended_otherwise_are_reported(trials, result):
     rows = [row.model_dump(mode="json") for row in result().requests]
     rows[0]["reason"] = "stop"
     text = conclusion(judge(trials(b={"requests": rows})), a="x", b="y")
-    said = "tokens equal, but request r0 ended finished (stop) instead of finished (length) and 4 more; "
-    assert said in text
+    said = "request r0 ended finished (stop) instead of finished (length) and 4 more"
+    assert f"tokens equal, but {said}; " in text
+    text = conclusion(judge(trials(b={"requests": rows, "outputs.digest": "0" * 64})), a="x", b="y")
+    assert "; tokens differ, first with seed 0" in text and text.endswith(f"; {said}.")
 
 
 def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
