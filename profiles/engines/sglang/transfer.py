@@ -25,6 +25,7 @@ from ....sched.disagg.kv import KVPort, PageTableSpan
 from ...run.system import SystemParts
 from ...vgpu.copies import receive
 from ...vgpu.device import CURRENT
+from ...vgpu.engine import EventRecording
 from ...vgpu.fused import run_on_queue
 from ...vgpu.tensor import DeviceTensor
 from ..bridge import Prefilled, RunBridge
@@ -69,6 +70,7 @@ class _Landing:
     sent: int = 0  # pages
     row: int | None = None  # of the metadata on this worker
     at: int | None = None  # ns, when the last byte lands
+    departed: EventRecording | None = None  # of the last bytes that were sent
 
 
 class KVTransfers:
@@ -185,7 +187,9 @@ class KVTransfers:
         runtime.now += round(profile.call.value)
         size = len(pages) * self._page_size * self._model.num_layers * 2 * self._model.kv_size
         duration = round(size * self._model.dtype.itemsize * 1e9 / profile.bandwidth.value)
-        runtime.send(self._queue, duration, size=size * self._model.dtype.itemsize, name="send kv")
+        landing.departed = runtime.send(
+            self._queue, duration, size=size * self._model.dtype.itemsize, name="send kv"
+        )
         self._leaves = max(self._leaves, runtime.now) + duration
         lands = self._leaves + round(profile.latency.value)
         chunk = _Chunk(
@@ -276,6 +280,8 @@ def _sender(base: Any, transfers: KVTransfers) -> Any:
             if landing.at is None or landing.at > transfers._gpu.runtime.now:
                 return states.Transferring
             del transfers._landings[self._room]
+            if landing.departed is not None:
+                transfers._gpu.runtime.reached(landing.departed)  # the host knows that its KV has been read
             return states.Success
 
     return LinkSender

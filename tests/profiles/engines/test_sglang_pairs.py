@@ -89,6 +89,14 @@ def test_steps_count_what_they_do_without_transfers_and_nothing_races() -> None:
 
 
 @given
+def test_a_page_that_was_sent_may_be_written_when_the_transfer_has_ended() -> None:
+    """The rest of a prompt's last page is free then, and the next prompt gets it."""
+    hazards = pair(PAIR, NONE, "engine.page_size=16", hazards=True).hazards
+    assert isinstance(hazards, Hazards)
+    assert not [one for one in hazards.findings if "link" in one.missing]
+
+
+@given
 def test_kv_arrives_no_earlier_than_its_bytes_take_on_the_link() -> None:
     """All prompts have 400 tokens."""
     link, model = load("h200").links["rdma"], ask("mixed").model
