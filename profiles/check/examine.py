@@ -313,7 +313,7 @@ def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) 
     yield "modes", _all_but([loop, *modes])
     if resolved.engine is not None:
         yield from OWN_ONLY.items()
-        yield "the engine's own model runner", _own_runner_left_out(resolved, resolved.engine)
+        yield from _own_runner_left_out(resolved, resolved.engine)
         yield "ends of requests", _ends_left_out(reports)
         alone = any(report.failed and report.against is None and not report.cancelled for report in reports)
         yield "another source with the same findings", "--against ENGINE" if alone else ""
@@ -323,15 +323,17 @@ def _parts(resolved: Resolved, seeds: Sequence[int], reports: Sequence[Report]) 
     yield "scripted failures", "" if scenario.faults else "all"
 
 
-def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> str:
-    """How to run the engine's own model runner instead of the stub, or why it cannot run; empty where no stub ran."""
+def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> Iterator[tuple[str, str]]:
+    """How to run the engine's own model runner instead of the stub, or why it cannot run, and what the stub hides;
+    nothing where no stub ran."""
     adapter = find_adapter(parse_engine(engine.name).adapter)
-    if MODES["own model runner"].on(resolved.scenario) or not getattr(adapter, "stub_runner", False):
-        return ""
-    owned = with_section(resolved, "engine", model_runner="own")
-    needs = getattr(adapter, "needs", lambda _: ())(owned.scenario)
-    why = f", because {' and '.join(needs)}" if needs else " (--set engine.model_runner=own runs it)"
-    return f"a stub took its place{why}"
+    hidden = getattr(adapter, "stub_runner", "")
+    if hidden and not MODES["own model runner"].on(resolved.scenario):
+        owned = with_section(resolved, "engine", model_runner="own")
+        needs = getattr(adapter, "needs", lambda _: ())(owned.scenario)
+        why = f", because {' and '.join(needs)}" if needs else " (--set engine.model_runner=own runs it)"
+        yield "the engine's own model runner", f"a stub took its place{why}"
+        yield "waits and references", hidden
 
 
 def _ends_left_out(reports: Sequence[Report]) -> str:

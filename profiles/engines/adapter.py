@@ -27,7 +27,8 @@ class EngineAdapter(Protocol):
     # These may be left out. ``needs``: what a scenario's modes that the engine cannot run would need, with the engine's
     # function in the way; asked before the import. ``stages``: ``open`` makes the scheduler of one stage of a
     # pipeline, too. ``transfers``: it makes one worker of a pair, and KV travels between them. ``own_runner``: the
-    # engine's own model runner can prepare the forwards. ``stub_runner``: a stub does, unless the own one is asked for.
+    # engine's own model runner can prepare the forwards. ``stub_runner``: a stub does, unless the own one is asked for;
+    # which waits and references of the engine are not asked then.
 
     def load(self) -> None:
         """Import all that a run needs of the engine."""

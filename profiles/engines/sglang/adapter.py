@@ -63,7 +63,10 @@ class SglangAdapter:
 
     package = ADAPTERS["sglang"].package
     python_path = "python"
-    stages = transfers = data_ranks = own_runner = stub_runner = True
+    stages = transfers = data_ranks = own_runner = True
+    stub_runner = (
+        "those that the wait for the stub's whole forward hides (SGLang 0.5.14 and later, overlapped)"
+    )
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
         "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "0",  # otherwise NVML is asked

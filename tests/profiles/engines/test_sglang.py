@@ -125,8 +125,10 @@ def test_a_check_with_a_stub_lists_the_own_model_runner_as_not_asked(
 ) -> None:
     scenario, *given_overrides = overrides.split()
     question = replace(ask(scenario, given_overrides), engine=EngineChoice(engine))
-    found = not_asked(question, (), ()).get("the engine's own model runner", "")
-    assert found.startswith(says) and bool(found) == bool(says)
+    found = not_asked(question, (), ())
+    runner = found.get("the engine's own model runner", "")
+    assert runner.startswith(says) and bool(runner) == bool(says)
+    assert bool(says) == ("stub's whole forward hides" in found.get("waits and references", ""))
 
 
 def needs(arguments: str) -> Sequence[str]:
