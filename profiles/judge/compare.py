@@ -90,7 +90,9 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
     captured = results_a[0].labels.capture is not None
     headline = gated or (CAPTURED_HEADLINE if captured else rules.headline)
     found = _metrics(trials, rules, headline=headline)
-    voids = _voids(trials, rules, engaged=engaged, moved=moved, shown=shows_change(found, headline))
+    measured = trials.design == "blocks"
+    shown = shows_change(found, headline, undecided=measured) and (measured or trials.a[0].exact)
+    voids = _voids(trials, rules, engaged=engaged, moved=moved, shown=shown)
     if voids:
         found = {name: judged.void(*voids) for name, judged in found.items()}
     metrics = _under(drawn, found, headline)
@@ -155,11 +157,11 @@ def _voids(
 
 def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement, *, shown: bool) -> bool:
     """Whether too few steps differ by their operations, and nothing else shows a change. Times that repeat exactly or
-    are measured in turns show one of order, waits, batches or host work; times of separate captures do not. A change of
-    batching has other batches in any case."""
+    are measured in turns show one of order, waits, batches or host work, and where those in turns are undecided, more
+    of them may; times of separate captures do not. A change of batching has other batches in any case."""
     if engaged.basis == "nothing" or engaged.percent >= rules.min_engagement:
         return False
-    if shown and (trials.a[0].exact or trials.design == "blocks"):
+    if shown:
         return False
     if not engaged.engaged.differing and not same_times(trials):
         return False
@@ -167,9 +169,12 @@ def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement, *
     return engaged.basis != "kinds" or all(difference.key not in BATCHING for difference in differences)
 
 
-def shows_change(metrics: Mapping[str, Judgement], headline: Sequence[str]) -> bool:
-    """Whether a metric that the verdict is about is better or worse."""
-    return any(metrics[name].verdict in ("better", "worse") for name in headline if name in metrics)
+def shows_change(
+    metrics: Mapping[str, Judgement], headline: Sequence[str], *, undecided: bool = False
+) -> bool:
+    """Whether a metric that the verdict is about is better or worse, or, if asked, ``undecided``."""
+    same = ("no change",) if undecided else ("no change", "inconclusive")
+    return any(metrics[name].verdict not in same for name in headline if name in metrics)
 
 
 def same_times(trials: Trials) -> bool:

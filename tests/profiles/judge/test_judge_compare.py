@@ -103,6 +103,13 @@ def test_times_measured_in_turns_show_a_change_of_host_work(blocks):
     assert "; engaged by host work, order, waits or batches alone: as many" in conclusion(found, a="x", b="y")
 
 
+def test_measured_times_that_are_undecided_do_not_show_that_nothing_happened(blocks):
+    """More pairs may show a change of host work."""
+    seen = blocks(0.8, pairs=6)
+    found = judge(replace(seen, b=tuple(sample._replace(steps=STEPS) for sample in seen.b)))
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
+
+
 def test_too_few_engaged_steps_that_show_no_change_give_no_verdict(trials):
     few, rules = (*STEPS[:-1], OTHER_STEPS[-1]), VerdictRules(min_engagement=11)
     assert judge(trials([100.0] * 5, steps=few)).engagement.percent == pytest.approx(10)
