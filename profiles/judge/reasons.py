@@ -28,8 +28,8 @@ ABOUT: Final[Mapping[str, str]] = {
     Reason.DRIFT: "Measured times drift over the blocks.",
     Reason.WARMUP_RAMP: "The first blocks are slower than later ones, by more than the smallest effect of interest.",
     Reason.NOT_ENGAGED: "Too few steps of B have other device operations than those of A (--min-engagement sets the "
-    "share that is asked), and no metric that the verdict is about shows a change, or is undecided where times are "
-    "measured in turns; of captures, which were made at different times, the operations alone count. An order of "
+    "share that is asked), and no metric that the verdict is about shows a change or, where times are measured in "
+    "turns, is undecided; of captures, which were made at different times, the operations alone count. An order of "
     "streams that changes no time is not compared: check judges it. Host work of the scheduler's own shows only where "
     "it is measured (--set device.host=measured), and SGLang's own model runner runs only where it is asked for "
     "(--set engine.model_runner=own).",
