@@ -42,15 +42,12 @@ class ArgumentAccess(NamedTuple):
 
 
 class KernelForm(NamedTuple):
-    """The accesses of launches with arguments of one form. The scattered ones follow from the arguments ``values``.
-    ``selections`` has the places of the tensors that select their rows, by their order; None where the declaration
-    computes such tensors."""
+    """The accesses of launches with arguments of one form. The scattered ones follow from the arguments ``values``."""
 
     accesses: Sequence[ArgumentAccess]
     whole: Sequence[ArgumentAccess]
     scattered: Sequence[ArgumentAccess]
     values: Sequence[int]
-    selections: Mapping[int, Sequence[Place | None]] | None
 
 
 Selections = Mapping[int, tuple[Grid, RowSelection]]
@@ -105,11 +102,8 @@ class DeclaredFootprints:
         arguments = (*args, *named.values())
         tensors = device_tensors(self._table.memory, [arguments[k] for k in form.values])
         values = {self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()}
-        if form.selections is None:
-            evaluated = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
-            return KernelCall(form, evaluated, list(values))
-        selected = _selected(form, form.selections, (*held, *held_named.values()))
-        return KernelCall(form, lambda: selected, list(values))
+        evaluated = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
+        return KernelCall(form, evaluated, list(values))
 
     def indexed(self, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Scattered:
         """The footprint of ``tensor[i, j, ...]``, which is that of the tensor's last access by indices if nothing has
@@ -230,19 +224,6 @@ def _evaluated(footprint: Callable[[], Sequence[Access]]) -> Selections:
     }
 
 
-def _selected(
-    form: KernelForm, selections: Mapping[int, Sequence[Place | None]], arguments: Sequence[Any]
-) -> Selections:
-    """What ``_evaluated`` returns where all selecting tensors are arguments."""
-    return {
-        order: (
-            Grid.of(place.of(arguments)),
-            RowSelection(*[None if at is None else at.of(arguments) for at in selections[order]]),
-        )
-        for place, _, _, order in form.scattered
-    }
-
-
 def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:
     """Finds the declared tensors among the arguments. A tensor written as a whole is not also read."""
     places = [
@@ -259,14 +240,8 @@ def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:
         if write or id(tensor) not in whole
     ]
     whole_ones, scattered = ([one for one in accesses if one.scattered is kind] for kind in (False, True))
-    selecting = {
-        order: selection for order, (_, _, *selection) in enumerate(declared) if selection[0] is not None
-    }
-    tensors = {id(tensor) for selection in selecting.values() for tensor in selection if tensor is not None}
-    if len(at) < len(places) or not tensors <= at.keys():
-        return KernelForm(accesses, whole_ones, scattered, range(len(arguments)), None)
-    selections = {
-        order: [at.get(id(tensor)) for tensor in selection] for order, selection in selecting.items()
-    }
+    tensors = {id(tensor) for _, _, *selection in declared for tensor in selection if tensor is not None}
+    if len(at) < len(places) or not tensors <= at.keys():  # the declaration computes tensors that select rows
+        return KernelForm(accesses, whole_ones, scattered, range(len(arguments)))
     values = sorted({at[tensor].argument for tensor in tensors})
-    return KernelForm(accesses, whole_ones, scattered, values, selections)
+    return KernelForm(accesses, whole_ones, scattered, values)
