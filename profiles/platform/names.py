@@ -10,7 +10,7 @@ from ...scenarios.loader import PartialScenarioError
 from ...scenarios.loader import load as load_scenario
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, meant, show, touches, unknown
 from ...scenarios.schema import Scenario
-from ...sched.model.names import PRESET_NAMES
+from ...sched.model.config import PRESETS
 from ...sched.relay.names import FAULT_NAMES, SWITCH_VALUES
 from .hardware import HardwareError, load
 
@@ -70,8 +70,8 @@ def require_faults(names: Sequence[str]) -> None:
 def misnamed(scenario: Scenario) -> Iterator[Problem]:
     """Presets, hardware profiles, switches and settings that do not exist."""
     preset, problem = scenario.model.preset, scenario.source.problem
-    if preset is not None and preset not in PRESET_NAMES:
-        yield problem(("model", "preset"), unknown("preset", preset, sorted(PRESET_NAMES)))
+    if preset is not None and preset not in PRESETS:
+        yield problem(("model", "preset"), unknown("preset", preset, sorted(PRESETS)))
     try:
         load(scenario.device.hardware)
     except HardwareError as error:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import torch
-
-from .names import PRESET_NAMES
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,12 @@ class ModelConfig:
     # Seeded weights only: token ids from here on are hardly ever the likeliest, like ids of a trained model that are
     # not text, so that a draft without the grammar often proposes tokens that the grammar allows.
     faint_from: int | None = None
-    dtype_name: str = "float32"  # as text, since a list of the presets has no use for torch
+    dtype_name: str = "float32"
 
     @property
     def dtype(self) -> torch.dtype:
+        import torch  # here, since the presets are named without it
+
         found: torch.dtype = getattr(torch, self.dtype_name)
         return found
 
@@ -195,4 +197,3 @@ _ALL = (
 )
 
 PRESETS: Mapping[str, ModelConfig] = MappingProxyType({config.name: config for config in _ALL})
-assert tuple(PRESETS) == PRESET_NAMES

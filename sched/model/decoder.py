@@ -133,7 +133,7 @@ class Decoder:
     def _attention(
         self, hidden: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
-        qkv = linear(hidden, layer.qkv, layer.qkv_bias, self.config.dtype)
+        qkv = linear(hidden, layer.qkv, layer.qkv_bias, hidden.dtype)
         if self.sparse is not None:
             return self._linear(self.sparse(hidden, qkv, layer, batch, index), layer.o)
         return self._linear(self._dense(qkv, layer, batch, index), layer.o)
@@ -178,7 +178,7 @@ class Decoder:
         return self._linear(silu_and_mul(self._linear(hidden, layer.gate_up)), layer.down)
 
     def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight, None, self.config.dtype)
+        return linear(x, weight, None, x.dtype)
 
 
 class BlockDecoder(Decoder):
@@ -251,7 +251,7 @@ class CrossDecoder(Decoder):
         for index in self.config.cross_layers:
             layer = self.weights.layers[index]
             hidden = rms_norm(embedded, layer.input_norm, self.config.rms_norm_eps)
-            self._stored(linear(hidden, layer.qkv, layer.qkv_bias, self.config.dtype), layer, tokens, index)
+            self._stored(linear(hidden, layer.qkv, layer.qkv_bias, hidden.dtype), layer, tokens, index)
 
     def _rows(self, batch: ForwardBatch) -> _Attended:
         pages, lens, encoder_lens = decoder_pages(

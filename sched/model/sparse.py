@@ -78,7 +78,7 @@ class SparseAttention:
         if index == 0:
             self._write_slots = self.locator.write_slots(batch)
         config, indexer = self.config, self.indexer
-        projected = linear(hidden, layer.indexer, None, config.dtype)
+        projected = linear(hidden, layer.indexer, None, hidden.dtype)
         index_q, weights = index_and_store(
             projected, batch.out_cache_loc, self.index.k_cache[index], indexer.heads
         )
