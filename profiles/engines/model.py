@@ -81,9 +81,7 @@ class EngineModel:
     def bare_decoder(self, pages: torch.Tensor) -> Decoder:
         """The decoder without tags."""
         resolved, weights, kv = self._resolved, self._weights, self._kv
-        sparse = sparse_attention(
-            resolved, weights, kv=kv, index=self._index, pages=pages, locator=self._locator
-        )
+        sparse = sparse_attention(resolved, index=self._index, pages=pages, locator=self._locator)
         return Decoder(resolved.model, weights, kv=kv, req_to_token=pages, sparse=sparse)
 
     def tagged(self, model: Model, pages: torch.Tensor) -> Model:

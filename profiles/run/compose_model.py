@@ -76,7 +76,7 @@ def model_parts(
         tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
     host = _host_kv(config, model, kv, tags=tags, pages=pages)
     index, locator = index_pool(resolved, config), None if host is None else host.locator
-    sparse = sparse_attention(resolved, weights, kv=kv, index=index, pages=pages, locator=locator)
+    sparse = sparse_attention(resolved, index=index, pages=pages, locator=locator)
     mlp = _mlp(resolved, context)
     whole = _decoder_class(config)(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
     decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
@@ -103,13 +103,7 @@ def index_pool(resolved: Resolved, config: EngineConfig) -> IndexPool | None:
 
 
 def sparse_attention(
-    resolved: Resolved,
-    weights: Weights,
-    *,
-    kv: KVPool,
-    index: IndexPool | None,
-    pages: torch.Tensor,
-    locator: KVLocator | None,
+    resolved: Resolved, *, index: IndexPool | None, pages: torch.Tensor, locator: KVLocator | None
 ) -> SparseAttention | None:
     """None without an index. Without ``locator`` KV is in the slots of the table ``pages``."""
     model, scenario = resolved.model, resolved.scenario
@@ -118,8 +112,6 @@ def sparse_attention(
     return SparseAttention(
         model,
         model.indexer,
-        weights,
-        kv=kv,
         index=index,
         req_to_token=pages,
         locator=locator or PageTableLocator(pages),

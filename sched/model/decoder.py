@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,7 +18,7 @@ from ..kernels.dense import add_rms_norm, linear, rms_norm, rope_and_store_kv, s
 from ..kernels.rows import embedding, extend_positions, last_tokens
 from ..memory.pools import KVPool
 from .config import ModelConfig
-from .sparse import SparseAttention
+from .sparse import SparseAttention, Stored
 from .weights import LayerWeights, Weights
 
 
@@ -135,17 +136,17 @@ class Decoder:
     ) -> torch.Tensor:
         qkv = linear(hidden, layer.qkv, layer.qkv_bias, hidden.dtype)
         if self.sparse is not None:
-            return self._linear(self.sparse(hidden, qkv, layer, batch, index), layer.o)
+            store = partial(self._stored, qkv, layer, batch, index)
+            return self._linear(self.sparse(hidden, layer, batch, index, store), layer.o)
         return self._linear(self._dense(qkv, layer, batch, index), layer.o)
 
     def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
-        return self._attended(*self._stored(qkv, layer, batch, index), batch, self.req_to_token)
+        stored = self._stored(qkv, layer, batch, index, batch.out_cache_loc)
+        return self._attended(*stored, batch, self.req_to_token)
 
     def _stored(
-        self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The queries of the tokens and both caches of the layer, in which their keys and values are stored."""
-        config = self.config
+        self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int, slots: torch.Tensor
+    ) -> Stored:
         k_cache, v_cache = self.kv.k_cache[index], self.kv.v_cache[index]
         q = rope_and_store_kv(
             qkv,
@@ -153,8 +154,8 @@ class Decoder:
             self.weights.cos_sin,
             layer.q_norm,
             layer.k_norm,
-            config.rms_norm_eps,
-            batch.out_cache_loc,
+            self.config.rms_norm_eps,
+            slots,
             k_cache,
             v_cache,
         )
@@ -191,7 +192,7 @@ class BlockDecoder(Decoder):
         return ModelOutput(self.logits(hidden))
 
     def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
-        stored = self._stored(qkv, layer, batch, index)
+        stored = self._stored(qkv, layer, batch, index, batch.out_cache_loc)
         return self._attended(*stored, each_token(batch, batch.seq_lens), self.req_to_token)
 
 
@@ -242,16 +243,13 @@ class CrossDecoder(Decoder):
         """Store the KV of the encoder's tokens in the layers that attend to them."""
         self._encoder_lens[batch.req_pool_indices] = encoder.lens
         count = encoder.input_ids.shape[0]
-        tokens = replace(
-            batch,
-            positions=extend_positions(encoder.lens, encoder.lens, count),
-            out_cache_loc=encoder.out_cache_loc,
-        )
+        tokens = replace(batch, positions=extend_positions(encoder.lens, encoder.lens, count))
         embedded = embedding(encoder.input_ids, self.weights.embedding)
         for index in self.config.cross_layers:
             layer = self.weights.layers[index]
             hidden = rms_norm(embedded, layer.input_norm, self.config.rms_norm_eps)
-            self._stored(linear(hidden, layer.qkv, layer.qkv_bias, hidden.dtype), layer, tokens, index)
+            qkv = linear(hidden, layer.qkv, layer.qkv_bias, hidden.dtype)
+            self._stored(qkv, layer, tokens, index, encoder.out_cache_loc)
 
     def _rows(self, batch: ForwardBatch) -> _Attended:
         pages, lens, encoder_lens = decoder_pages(
@@ -266,7 +264,7 @@ class CrossDecoder(Decoder):
 
     def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
         """A cross layer also stores KV of the decoder's tokens, which nothing reads."""
-        q, k_cache, v_cache = self._stored(qkv, layer, batch, index)
+        q, k_cache, v_cache = self._stored(qkv, layer, batch, index, batch.out_cache_loc)
         attended = self._attending
         assert attended is not None
         if index in self.config.cross_layers:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from ..batch import ForwardBatch
-from ..kernels.dense import linear, rope_and_store_kv
+from ..kernels.dense import linear
 from ..kernels.sparse import (
     index_and_store,
     page_lookup,
@@ -17,9 +18,12 @@ from ..kernels.sparse import (
     sparse_attention,
     sparse_extend,
 )
-from ..memory.pools import IndexPool, KVPool
+from ..memory.pools import IndexPool
 from .config import Indexer, ModelConfig
-from .weights import LayerWeights, Weights
+from .weights import LayerWeights
+
+Stored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The queries of a forward's tokens, and both caches of a layer, in which their keys and values are stored."""
 
 
 class KVLocator(Protocol):
@@ -61,8 +65,6 @@ class SparseAttention:
 
     config: ModelConfig
     indexer: Indexer
-    weights: Weights
-    kv: KVPool
     index: IndexPool
     req_to_token: torch.Tensor
     locator: KVLocator
@@ -72,32 +74,28 @@ class SparseAttention:
     _selected: torch.Tensor | None = None  # positions selected last
 
     def __call__(
-        self, hidden: torch.Tensor, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int
+        self,
+        hidden: torch.Tensor,
+        layer: LayerWeights,
+        batch: ForwardBatch,
+        index: int,
+        store: Callable[[torch.Tensor], Stored],
     ) -> torch.Tensor:
-        """[T, heads · d]; all layers of a forward write to the same slots."""
+        """[T, heads · d]. ``store`` writes the layer's KV to the given slots, the same ones in all layers of a
+        forward."""
         if index == 0:
             self._write_slots = self.locator.write_slots(batch)
-        config, indexer = self.config, self.indexer
+        assert self._write_slots is not None
         projected = linear(hidden, layer.indexer, None, hidden.dtype)
         index_q, weights = index_and_store(
-            projected, batch.out_cache_loc, self.index.k_cache[index], indexer.heads
+            projected, batch.out_cache_loc, self.index.k_cache[index], self.indexer.heads
         )
-        q = rope_and_store_kv(
-            qkv,
-            batch.positions,
-            self.weights.cos_sin,
-            layer.q_norm,
-            layer.k_norm,
-            config.rms_norm_eps,
-            self._write_slots,
-            self.kv.k_cache[index],
-            self.kv.v_cache[index],
-        )
+        stored = store(self._write_slots)
         attend = self._decode if batch.extend_lens is None else self._extend
-        return attend(q, index_q, weights, batch, index)
+        return attend(stored, index_q, weights, batch, index)
 
     def _decode(
-        self, q: torch.Tensor, index_q: torch.Tensor, weights: torch.Tensor, batch: ForwardBatch, index: int
+        self, stored: Stored, index_q: torch.Tensor, weights: torch.Tensor, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
         scored = (
             index_q,
@@ -118,17 +116,13 @@ class SparseAttention:
         positions = self._selected
         assert positions is not None
         locations = self.locator.read_slots(index, positions, batch)
-        k_cache, v_cache = self.kv.k_cache[index], self.kv.v_cache[index]
-        scale = self.config.head_dim**-0.5
-        return sparse_attention(q, k_cache, v_cache, locations, batch.seq_lens, scale)
+        return sparse_attention(*stored, locations, batch.seq_lens, self.config.head_dim**-0.5)
 
     def _extend(
-        self, q: torch.Tensor, index_q: torch.Tensor, weights: torch.Tensor, batch: ForwardBatch, index: int
+        self, stored: Stored, index_q: torch.Tensor, weights: torch.Tensor, batch: ForwardBatch, index: int
     ) -> torch.Tensor:
         return sparse_extend(
-            q,
-            self.kv.k_cache[index],
-            self.kv.v_cache[index],
+            *stored,
             index_q,
             weights,
             self.index.k_cache[index],

@@ -127,9 +127,7 @@ def bare_stage(model: Model, req_to_token: torch.Tensor, *, page_size: int = 1, 
     return ModelStage(req_to_token, page_size, pages(tokens // page_size, seed), model)
 
 
-def sparse_attention(
-    config: ModelConfig, weights: Weights, kv: KVPool, req_to_token: torch.Tensor
-) -> SparseAttention:
+def sparse_attention(config: ModelConfig, kv: KVPool, req_to_token: torch.Tensor) -> SparseAttention:
     """With all KV on the device."""
     assert config.indexer is not None
     index = IndexPool(
@@ -143,8 +141,6 @@ def sparse_attention(
     return SparseAttention(
         config,
         config.indexer,
-        weights,
-        kv=kv,
         index=index,
         req_to_token=req_to_token,
         locator=locator,
@@ -156,6 +152,6 @@ def decoder_stage(config: ModelConfig, weights: Weights, *, page_size: int = 1, 
     rows, context = 16, 512
     kv = kv_pool(config, rows * context, page_size=page_size)
     req_to_token = torch.zeros(rows + 1, context, dtype=torch.int32)
-    sparse = None if config.indexer is None else sparse_attention(config, weights, kv, req_to_token)
+    sparse = None if config.indexer is None else sparse_attention(config, kv, req_to_token)
     decoder = Decoder(config, weights, kv=kv, req_to_token=req_to_token, sparse=sparse)
     return bare_stage(decoder, req_to_token, page_size=page_size, seed=seed)
