@@ -106,8 +106,6 @@ class ForwardBatch:
     """
 
     mode: ForwardMode
-    batch_size: int
-    num_tokens: int
     input_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
     req_pool_indices: torch.Tensor  # [b] int64, rows of req_to_token
@@ -128,6 +126,14 @@ class ForwardBatch:
     graph_rows: int | None = None  # of the graph that those ranks replay together; 0: none can
     encoder: EncoderTokens | None = None  # of a prefill of an encoder-decoder
     part: LayerPart | None = None  # of a forward in parts
+
+    @property
+    def batch_size(self) -> int:
+        return self.req_pool_indices.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[0]
 
 
 _UNSET = object()

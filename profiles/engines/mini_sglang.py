@@ -260,8 +260,6 @@ class DecoderModel:
         output = decoder.forward(
             ForwardBatch(
                 mode=ForwardMode.EXTEND if extends else ForwardMode.DECODE,
-                batch_size=size,
-                num_tokens=len(batch.input_ids),
                 input_ids=long(batch.input_ids),
                 positions=long(batch.positions),
                 req_pool_indices=self._rows[:size],

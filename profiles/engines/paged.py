@@ -49,8 +49,6 @@ class PagedModel:
         output = self.made.tagged(_Layers(self._decoder), pages).forward(
             ForwardBatch(
                 mode=ForwardMode.EXTEND if prompts else ForwardMode.DECODE,
-                batch_size=len(lens),
-                num_tokens=len(input_ids),
                 input_ids=long(input_ids),
                 positions=long(positions),
                 req_pool_indices=rows,

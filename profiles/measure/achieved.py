@@ -98,8 +98,6 @@ def _load(decoder: Decoder, lengths: tuple[int, ...], *, prompts: bool = False) 
     ids, rows = (torch.zeros(n, dtype=torch.int64, device=_META) for n in (tokens, len(lengths)))
     batch = ForwardBatch(
         mode=ForwardMode.EXTEND if prompts else ForwardMode.DECODE,
-        batch_size=len(lengths),
-        num_tokens=tokens,
         input_ids=ids,
         positions=ids,
         req_pool_indices=rows,

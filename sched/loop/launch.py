@@ -101,8 +101,6 @@ def make_forward_batch(engine: Engine, batch: ScheduleBatch) -> ForwardBatch:
     # In every step: arguments with names take three times as long.
     forward = ForwardBatch(
         batch.forward_mode,
-        len(batch.reqs),
-        batch.num_tokens,
         batch.input_ids,
         positions,
         batch.req_pool_indices,

@@ -149,11 +149,12 @@ class ModelRunner:
             batch.out_cache_loc,
             size,
         )
+        count = batch.batch_size
         for static, given in zip(self._proxies, batch.proxies, strict=True):
-            static[: batch.batch_size] = given
+            static[:count] = given
         graph, output = self._captured[size]
         graph.replay()
-        return output if size == batch.batch_size else _first_rows(output, batch.batch_size)
+        return output if size == count else _first_rows(output, count)
 
     def _padding(self, size: int) -> ForwardBatch:
         """A decode batch that consists of padding, on the static buffers."""
@@ -161,8 +162,6 @@ class ModelRunner:
         rows["seq_lens"].fill_(1)
         return ForwardBatch(
             mode=ForwardMode.DECODE,
-            batch_size=size,
-            num_tokens=size,
             max_seq_len=self._context_len,
             proxies=tuple(static[:size] for static in self._proxies),
             **rows,

@@ -125,8 +125,6 @@ class Drafter:
         positions, slots = draft_places(self._pages, rows, places, 1)
         return ForwardBatch(
             mode=ForwardMode.DRAFT,
-            batch_size=tokens.shape[0],
-            num_tokens=tokens.shape[0],
             input_ids=tokens,
             positions=positions,
             req_pool_indices=rows,
@@ -165,8 +163,6 @@ class Drafter:
         rows, seq_lens = at.rows, at.seq_lens
         batch = ForwardBatch(
             mode=ForwardMode.DRAFT,
-            batch_size=b * k,
-            num_tokens=b * k,
             input_ids=front.tokens.reshape(-1),
             positions=(seq_lens + depth - 1).repeat_interleave(k),
             req_pool_indices=rows.repeat_interleave(k),
@@ -239,12 +235,10 @@ def chain_batch(
 ) -> ForwardBatch:
     """All of ``tokens`` [b, d], each behind the one before it, from position ``starts`` [b] on up to the lengths of
     ``at``; ``extend_lens`` [b] int32 are all d."""
-    b, d = tokens.shape
+    d = tokens.shape[1]
     positions, slots = draft_places(pages, at.rows, starts, d)
     return ForwardBatch(
         mode=mode,
-        batch_size=b,
-        num_tokens=b * d,
         input_ids=tokens.view(-1),
         positions=positions,
         req_pool_indices=at.rows,
@@ -271,8 +265,6 @@ def extend_batch(
     extend_lens, prefix_lens = lens
     return ForwardBatch(
         mode=ForwardMode.DRAFT_EXTEND,
-        batch_size=rows.shape[0],
-        num_tokens=input_ids.shape[0],
         input_ids=input_ids,
         positions=extend_positions(seq_lens, extend_lens, input_ids.shape[0]),
         req_pool_indices=rows,

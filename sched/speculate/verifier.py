@@ -133,8 +133,6 @@ class Verifier:
         lens = (at.seq_lens.unsqueeze(1) + counts).view(-1)
         batch = ForwardBatch(
             mode=ForwardMode.TARGET_VERIFY,
-            batch_size=b * d,
-            num_tokens=b * d,
             input_ids=tree.tokens.view(-1),
             positions=lens - 1,
             req_pool_indices=at.rows.repeat_interleave(d),

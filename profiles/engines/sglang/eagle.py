@@ -222,8 +222,6 @@ def _batch(
     """Ids, positions and slots of any shape, rows and lengths [b]."""
     return ForwardBatch(
         mode=mode,
-        batch_size=len(rows),
-        num_tokens=ids.numel(),
         input_ids=ids.reshape(-1),
         positions=positions.reshape(-1),
         req_pool_indices=rows,

@@ -20,8 +20,6 @@ def decoder_batch(
         extend_lens = batch.extend_seq_lens
     return ForwardBatch(
         mode=mode,
-        batch_size=batch.batch_size,
-        num_tokens=len(batch.input_ids),
         input_ids=long(batch.input_ids),
         positions=long(batch.positions),
         req_pool_indices=long(batch.req_pool_indices),

@@ -54,7 +54,7 @@ def weights(preset: str, dtype: torch.dtype) -> Weights:
 def rows_of(counts: tuple[int, ...]) -> ForwardBatch:
     empty = torch.empty(0, dtype=torch.int64)
     return ForwardBatch(
-        ForwardMode.DECODE, 0, 0, *(empty for _ in range(5)), max_seq_len=0, global_num_tokens=counts
+        ForwardMode.DECODE, *(empty for _ in range(5)), max_seq_len=0, global_num_tokens=counts
     )
 
 

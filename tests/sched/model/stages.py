@@ -41,8 +41,6 @@ def forward_batch(
     slots = [req_to_token[row, start : start + len(tokens)] for row, start, tokens in parts]
     return ForwardBatch(
         mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
-        batch_size=len(parts),
-        num_tokens=len(ids),
         input_ids=torch.tensor(ids),
         positions=decode_positions(seq_lens) if decode else extend_positions(seq_lens, lens, len(ids)),
         req_pool_indices=torch.tensor([row for row, _, _ in parts]),

@@ -78,8 +78,6 @@ class ModelOnDevice:
         ids = (slots * 7 + lens.unsqueeze(1)).flatten() % CONFIG.vocab_size
         return ForwardBatch(
             mode=mode,
-            batch_size=len(lens),
-            num_tokens=slots.numel(),
             input_ids=ids.to(device),
             positions=positions,
             req_pool_indices=torch.arange(1, len(lens) + 1).to(device),
