@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from ..batch import ScheduleBatch, StepResult, VerifiedTokens, extend_step
+from ..batch import DraftInput, ForwardMode, ScheduleBatch, StepResult, VerifiedTokens, extend_step
+from ..kernels.rows import extend_positions
 from ..model.sampling import sampling_of
 from ..relay.row import DraftRelay
 from ..request import Request
@@ -62,6 +64,8 @@ def _run(
 def _prefill(
     engine: Engine, worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult
 ) -> None:
+    """Run a prompt through the target, then its tokens from the second on, with the sampled ones behind them, through
+    the draft."""
     with engine.observer.range("model", batch.step, batch.num_tokens):
         forward = make_forward_batch(engine, batch)
         forward.capture_hidden = True
@@ -72,10 +76,19 @@ def _prefill(
         assert forward.extend_lens is not None and forward.extend_prefix_lens is not None
         rotated = drafts.rotate(batch, sampled.token_ids, forward.extend_lens)
         lens = drafts.prompt_lens(batch, (forward.extend_lens, forward.extend_prefix_lens))
-        made = worker.prefill(batch, forward, output, rotated, sampled.token_ids, lens)
-    made.new_seq_lens = batch.seq_lens
+        worker.acceptance.begin(forward.req_pool_indices, batch.reqs)
+        prompt = replace(
+            forward,
+            mode=ForwardMode.DRAFT_EXTEND,
+            input_ids=rotated,
+            positions=extend_positions(forward.seq_lens, lens[0], rotated.shape[0]),
+            extend_lens=lens[0],
+            extend_prefix_lens=lens[1],
+        )
+        assert output.hidden_states is not None
+        state = worker.drafter.extend(prompt, output.hidden_states)
     result.next_token_ids, result.next_token_logprobs = sampled
-    result.next_draft_input = made
+    result.next_draft_input = DraftInput(sampled.token_ids, state, batch.seq_lens)
     result.extra_keep_alive_refs += [forward, output, rotated, lens]
 
 

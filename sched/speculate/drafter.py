@@ -18,7 +18,7 @@ import torch
 from ..batch import DraftInput, DraftState, ExtendLens, ForwardBatch, ForwardMode
 from ..config import EngineConfig, SpeculativeConfig
 from ..kernels.drafts import draft_places, draft_topk, pick_accepted
-from ..kernels.rows import extend_positions, last_tokens
+from ..kernels.rows import last_tokens
 from ..kernels.verify import NONE, build_tree
 from ..model.draft import EagleDraft
 from ..model.runner import GraphedFunction, GraphInput
@@ -248,32 +248,6 @@ def chain_batch(
         extend_lens=extend_lens,
         max_extend_len=d,
         capture_hidden=mode is ForwardMode.TARGET_VERIFY,
-    )
-
-
-def extend_batch(
-    input_ids: torch.Tensor,
-    rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    lens: ExtendLens,
-    *,
-    longest: int,
-    most: int,
-) -> ForwardBatch:
-    """The draft's view of the last tokens of each request, as many as ``lens`` says."""
-    extend_lens, prefix_lens = lens
-    return ForwardBatch(
-        mode=ForwardMode.DRAFT_EXTEND,
-        input_ids=input_ids,
-        positions=extend_positions(seq_lens, extend_lens, input_ids.shape[0]),
-        req_pool_indices=rows,
-        seq_lens=seq_lens,
-        out_cache_loc=out_cache_loc,
-        max_seq_len=longest,
-        extend_lens=extend_lens,
-        extend_prefix_lens=prefix_lens,
-        max_extend_len=most,
     )
 
 

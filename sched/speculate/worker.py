@@ -19,6 +19,7 @@ from ..batch import (
     DraftState,
     ExtendLens,
     ForwardBatch,
+    ForwardMode,
     ModelOutput,
     ScheduleBatch,
     StepResult,
@@ -27,13 +28,14 @@ from ..batch import (
 )
 from ..config import SpeculativeConfig
 from ..kernels.drafts import pick_bonus, write_rows
+from ..kernels.rows import extend_positions
 from ..memory.allocation import alloc_ahead, evict_from_tree_cache
 from ..memory.cache import PrefixCache
 from ..memory.pools import KVPool
 from ..model.sampling import SamplingInfo, sampling_of
 from ..observe import Observer
 from ..request import Request
-from .drafter import DraftRows, Tree, VerifiedChains, extend_batch
+from .drafter import DraftRows, Tree, VerifiedChains
 from .verifier import Acceptance, Accepted, DraftVerdict
 
 
@@ -66,30 +68,6 @@ class Worker:
     cache: PrefixCache
     observer: Observer
     kv: KVPool | None = None  # the draft's own, where it has a model
-
-    def prefill(
-        self,
-        batch: ScheduleBatch,
-        forward: ForwardBatch,
-        output: ModelOutput,
-        rotated: torch.Tensor,
-        next_ids: torch.Tensor,
-        lens: ExtendLens,
-    ) -> DraftInput:
-        """Run the draft over a prompt that the target has just run: ``rotated`` [T] are its tokens from the second on,
-        with the sampled ``next_ids`` [b] behind them; ``lens`` as for ``extend_batch``."""
-        self.acceptance.begin(forward.req_pool_indices, batch.reqs)
-        prompt = extend_batch(
-            rotated,
-            forward.req_pool_indices,
-            forward.seq_lens,
-            forward.out_cache_loc,
-            lens,
-            longest=forward.max_seq_len,
-            most=forward.max_extend_len,
-        )
-        assert output.hidden_states is not None
-        return DraftInput(next_ids, self.drafter.extend(prompt, output.hidden_states))
 
 
 def count_accepted(info: SamplingInfo, predict: torch.Tensor, index: torch.Tensor) -> None:
@@ -238,15 +216,18 @@ def _extend(
         index = torch.cat([accepted.places[i, : kept.lens[i]] for i in kept.going_on]).to(torch.int64)
     extend = [kept.lens[i] for i in kept.going_on]
     extend_lens, prefix_lens = upload_lens(extend, [kept.before[i] for i in kept.going_on])
-    ids = verdict.predict[index]
-    forward = extend_batch(
-        ids,
-        rows,
-        lens,
-        slots[index],
-        (extend_lens, prefix_lens),
-        longest=batch.longest,
-        most=max(extend),
+    ids, places = verdict.predict[index], slots[index]
+    forward = ForwardBatch(
+        mode=ForwardMode.DRAFT_EXTEND,
+        input_ids=ids,
+        positions=extend_positions(lens, extend_lens, ids.shape[0]),
+        req_pool_indices=rows,
+        seq_lens=lens,
+        out_cache_loc=places,
+        max_seq_len=batch.longest,
+        extend_lens=extend_lens,
+        extend_prefix_lens=prefix_lens,
+        max_extend_len=max(extend),
     )
     state = worker.drafter.extend(forward, verdict.hidden_states[index])
     bonus = ids[torch.cumsum(extend_lens, 0) - 1]
