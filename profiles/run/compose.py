@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -26,7 +25,7 @@ from ...sched.memory.cache import ChunkCache, PrefixCache, RadixCache
 from ...sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
 from ...sched.memory.tier import KVTier
 from ...sched.model.decoder import Model
-from ...sched.model.grammar import GrammarCache, GrammarState, Spec
+from ...sched.model.grammar import GrammarCache
 from ...sched.model.runner import ModelRunner
 from ...sched.model.sampling import Sampler, TokenSampler
 from ...sched.model.tags import TagPool
@@ -41,20 +40,6 @@ from ..platform.resolve import Resolved, speculative_config
 from .compose_model import draft_worker, kv_tier, model_parts
 from .declared_hazards import name_pools
 from .rank_context import ALONE, RankContext
-
-
-class _Grammars:
-    """Compiles grammars. The cache is made with the first one, since it may be impossible for the model."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-
-    @cached_property
-    def _cache(self) -> GrammarCache:
-        return GrammarCache(self._config.vocab_size, self._config.eos_token_ids)
-
-    def start(self, spec: Spec) -> GrammarState:
-        return self._cache.start(spec)
 
 
 class Guard(Protocol):
@@ -192,7 +177,7 @@ def compose(parts: SystemParts) -> Composition:
         tier=tier,
         runner=runner if guard is None else guard.runner(runner),
         sampler=sampler,
-        grammars=_Grammars(config),
+        grammars=GrammarCache(config.vocab_size, config.eos_token_ids),
         relay=relay,
         source=context.source(parts.source),
         clock=parts.clock,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -79,24 +80,26 @@ class _ByteTokens:
         return [self.tokens.index(bytes([byte])) for byte in text]
 
 
-@dataclass(slots=True)
+@dataclass
 class GrammarCache:
-    """Compiles each pattern once for a vocabulary of ``vocab_size`` ids."""
+    """Compiles each pattern once for a vocabulary of ``vocab_size`` ids. Whether the vocabulary has grammars is asked
+    with the first pattern."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     compiled: dict[Spec, GrammarState] = field(default_factory=dict)
-    _tokens: _ByteTokens = field(init=False)
-    tokenizer: LLTokenizer = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _tokens(self) -> _ByteTokens:
         if not self.eos_token_ids:
             raise GrammarError("a grammar needs an end-of-sequence token")
         if self.vocab_size < _BYTES + len(self.eos_token_ids):
             raise GrammarError(f"a vocabulary of {self.vocab_size} ids cannot spell every byte")
-        self._tokens = _ByteTokens(self.vocab_size, self.eos_token_ids)
-        eos = list(self.eos_token_ids)
-        self.tokenizer = LLTokenizer(TokenizerWrapper(self._tokens), eos_token=eos, slices=[])
+        return _ByteTokens(self.vocab_size, self.eos_token_ids)
+
+    @cached_property
+    def tokenizer(self) -> LLTokenizer:
+        return LLTokenizer(TokenizerWrapper(self._tokens), eos_token=list(self.eos_token_ids), slices=[])
 
     def start(self, spec: Spec) -> GrammarState:
         """A new state at the start of the grammar. Raises GrammarError for an invalid pattern."""

@@ -226,4 +226,4 @@ def test_a_vocabulary_must_hold_every_byte_and_an_end(
     vocab_size: int, eos: tuple[int, ...], reason: str
 ) -> None:
     with pytest.raises(GrammarError, match=reason):
-        GrammarCache(vocab_size, eos)
+        GrammarCache(vocab_size, eos).start(("regex", ("a",)))
