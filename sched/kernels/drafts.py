@@ -74,8 +74,7 @@ def draft_places(
     """Positions and slots, [b · count] int64 each, of the ``count`` positions from ``seq_lens`` [b] on, read from the
     rows of the page table in one launch."""
     width = req_to_token.shape[1]
-    positions, slots = _draft_places(req_to_token.view(-1), req_pool_indices, seq_lens, count, width)
-    return positions, slots
+    return _draft_places(req_to_token.view(-1), req_pool_indices, seq_lens, count, width)
 
 
 @kernel(
@@ -133,27 +132,14 @@ def _ahead_footprint(places: PlacesAhead) -> tuple[Access, ...]:
     integer=True,
     triton=True,
 )
-def _place_ahead(places: PlacesAhead) -> None:
+def place_ahead(places: PlacesAhead) -> None:
+    """Allocates slots for the positions of each request from the front of ``free_pages`` and writes them to its row, in
+    one launch instead of one each for finding last slots, allocating and writing."""
     table, req_pool_indices, starts, ends, free_pages, page_size, num_tokens, width = places
     rows = req_pool_indices * width
     last_loc = table[rows + (starts - 1).clamp(min=0)].to(torch.int64)
     slots = alloc_extend_slots(starts, ends, last_loc, free_pages, page_size, num_tokens)
     write_runs(table, rows + starts, ends - starts, slots)
-
-
-def place_ahead(
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    lens: tuple[Tensor, Tensor],
-    free_pages: Tensor,
-    page_size: int,
-    num_tokens: int,
-) -> None:
-    """Allocates slots for the positions [start, end) of each request from the front of ``free_pages`` and writes them
-    to its row, in one launch instead of one each for finding last slots, allocating and writing. ``lens`` are starts
-    and ends, [b] each, ``num_tokens`` the sum of their differences."""
-    table, width = req_to_token.view(-1), req_to_token.shape[1]
-    _place_ahead(table, req_pool_indices, *lens, free_pages, page_size, num_tokens, width)
 
 
 def _picked_meta(rows: Tensor, accept_lens: Tensor) -> Tensor:

@@ -200,15 +200,11 @@ def _place_packed(engine: Engine, batch: ScheduleBatch, starts: torch.Tensor, en
     """One pinned copy and one kernel."""
     host = torch.stack([starts, ends])
     device = (host.pin_memory() if engine.pinned else host).to(engine.config.device, non_blocking=True)
-    size = engine.config.page_size
-    place_ahead(
-        engine.slots.req_to_token,
-        batch.req_pool_indices,
-        (device[0], device[1]),
-        claim_pages(engine.cache, pages_between(starts, ends, size)),
-        size,
-        int((ends - starts).sum()),
-    )
+    size, table = engine.config.page_size, engine.slots.req_to_token
+    first, last = device[0], device[1]
+    pages = claim_pages(engine.cache, pages_between(starts, ends, size))
+    count = int((ends - starts).sum())
+    place_ahead(table.view(-1), batch.req_pool_indices, first, last, pages, size, count, table.shape[1])
 
 
 _PLACE_AHEAD = {"blocking": _place_blocking, "asynchronous": _place_asynchronous, "packed": _place_packed}

@@ -53,7 +53,7 @@ def test_rotation_stays_within_each_request() -> None:
 def test_place_ahead_allocates_distinct_slots_per_request(page: int) -> None:
     table, free = torch.zeros(4, 40, dtype=INT32), torch.arange(5, 40)
     starts, ends = torch.tensor([0, 4, 8]), torch.tensor([6, 9, 8])
-    drafts.place_ahead(table, ROWS, (starts, ends), free, page, 11)
+    drafts.place_ahead(table.view(-1), ROWS, starts, ends, free, page, 11, table.shape[1])
     first = [int(free[0]) * page + k for k in range(6)]
     assert table[2, :6].tolist() == first
     held = table[2, :6].tolist() + table[1, 4:9].tolist()

@@ -65,7 +65,7 @@ CASES["write rows"] = Case(
 )
 for _page_size in (1, 4):
     CASES[f"place ahead in pages of {_page_size}"] = Case(
-        drafts._place_ahead, lambda p=_page_size: _ahead(p), floats=False
+        drafts.place_ahead, lambda p=_page_size: _ahead(p), floats=False
     )
 CASES["pick accepted"] = Case(
     drafts.pick_accepted, lambda: [floats(6, 12), torch.tensor([3, 0], dtype=INT32)]
