@@ -6,7 +6,7 @@ as the order of the streams allows. Executors are independent of time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -175,8 +175,8 @@ class ResultSpecs:
         """A TensorSpec, a list of them, or None for an op without a result."""
         key = (
             op,
-            _key(args),
-            tuple((name, _key((value,))) for name, value in kwargs.items()) if kwargs else (),
+            form_of(args),
+            tuple((name, form_of((value,))) for name, value in kwargs.items()) if kwargs else (),
         )
         known = self._known.get(key)
         if known is None:
@@ -192,7 +192,7 @@ class ResultSpecs:
             given = {name: _replaced(value, like) for name, value in kwargs.items()}
             return op(*(_replaced(value, like) for value in args), **given)
 
-        if _elements((*args, *kwargs.values())) > MAX_TRIED_ELEMENTS:
+        if sum(tensor.numel() for tensor in tensors_in([args, kwargs])) > MAX_TRIED_ELEMENTS:
             return _joined(*args, **kwargs) if op is cat else tried(_meta_like)
         if self._computed:  # integers as they are, since they may be indices; uninitialised memory for floats
             return tried(lambda tensor: _same_form(tensor) if tensor.is_meta else tensor)
@@ -234,25 +234,28 @@ def is_uncomputed(args: Args, kwargs: Kwargs = _NO_KWARGS) -> bool:
     return False
 
 
-def _key(values: Args) -> tuple[Any, ...]:
+def form_of(values: Args) -> tuple[Any, ...]:
+    """Equal for arguments of the same shapes, strides and types, where those that are no tensors are equal."""
     parts: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             parts.append((value.size(), value.stride(), value.dtype))
         elif isinstance(value, (list, tuple)):
-            parts.append(_key(value))
+            parts.append(form_of(value))
         else:
             parts.append((type(value), value))
     return tuple(parts)
 
 
-def _elements(values: Args) -> int:
-    """Elements of all tensors among the values."""
-    return sum(
-        value.numel() if isinstance(value, torch.Tensor) else _elements(value)
-        for value in values
-        if isinstance(value, (torch.Tensor, list, tuple))
-    )
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value and in the lists, tuples and mappings in it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
 
 
 def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..record.timeline import OpKind
 from .device import CURRENT
 from .engine import StreamQueue
+from .executor import tensors_in
 from .runtime import GraphCaptureError, Recorded, TimedByValues
 from .tensor import DeviceTensor
 
@@ -46,7 +47,7 @@ def run_as_one_kernel(name: str, function: Callable[..., Any], *args: Any, **kwa
     runtime, results = CURRENT.get().runtime, list[DeviceTensor]()
     with _collected(name, results) as launches:
         out = function(*args, **kwargs)
-        results += device_tensors(out)
+        results += (tensor for tensor in tensors_in(out) if type(tensor) is DeviceTensor)
     if launches.count:
         runtime.kernel(name, runtime.costs.fixed + launches.work, host_size=launches.host_size)
     return out
@@ -80,14 +81,3 @@ def _collected(name: str, results: Sequence[DeviceTensor]) -> Iterator[FusedLaun
         raise RuntimeError(f"{name}: the function that stands for this kernel copies or waits") from error
     finally:
         runtime.capture, runtime.now = capture, now
-
-
-def device_tensors(value: Any) -> Iterator[DeviceTensor]:
-    """The device tensors in a value and in the lists, tuples and mappings in it."""
-    if type(value) is DeviceTensor:
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from device_tensors(part)
-    elif isinstance(value, Mapping):
-        yield from device_tensors(list(value.values()))

@@ -29,8 +29,10 @@ from .executor import (
     TensorSpec,
     allocate,
     compute_into,
+    form_of,
     is_uncomputed,
     specs_of,
+    tensors_in,
 )
 from .runtime import GraphCaptureError, Recorded, TimedByValues
 from .streams import Stream, StreamContext
@@ -92,7 +94,9 @@ class GraphCapture(Executor):
         self.marks.append(EventMark(len(self.nodes), len(self.live), recorded))
 
     def variable(self, kernel: TimedByValues, args: Args, kwargs: Kwargs) -> None:
-        key = (kernel, _identity(args), _identity(tuple(kwargs.items())))
+        # Everything that its time can depend on: the values of integer tensors, the shapes of the others.
+        integers = (t.data_ptr() for t in tensors_in([args, kwargs]) if not t.is_floating_point())
+        key = (kernel, form_of((*args, *kwargs.items())), *integers)
         self.variables.setdefault(key, VariableNodes(kernel, args, kwargs)).nodes.append(len(self.nodes))
         self.node("kernel", kernel.name, 0)
 
@@ -299,17 +303,3 @@ def _runs(capture: GraphCapture, part: range, gap: int) -> Iterable[KernelRun]:
         members = list(group)
         runs = [range(members[0], members[-1] + 1)] if kernels else [range(k, k + 1) for k in members]
         yield from (KernelRun(capture, run, gap) for run in runs)
-
-
-def _identity(args: Args) -> tuple[Any, ...]:
-    """Everything that a kernel's time can depend on: the values of integer tensors, the shapes of the others."""
-    parts: list[Any] = []
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            where = 0 if arg.is_floating_point() else arg.data_ptr()
-            parts.append((where, arg.size(), arg.stride(), arg.dtype))
-        elif isinstance(arg, (list, tuple)):
-            parts.append(_identity(arg))
-        else:
-            parts.append(arg)
-    return tuple(parts)
