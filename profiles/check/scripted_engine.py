@@ -203,12 +203,12 @@ class ScriptedEngine:
         states = prompt_states(batch) if view.capture_hidden else None
         return ModelOutput(LOGIT * logits.to(torch.float32), hidden_states=states)
 
-    def worker(self, spec: SpeculativeConfig, cache: ChunkCache) -> Worker:
+    def worker(self, spec: SpeculativeConfig) -> Worker:
         """A worker without models, whose drafts are checked."""
         made = ScriptedDrafter(lambda: self._launching, self.found.append)
         watch = DraftWatch(made, unchanged, lambda: self._launching, lambda *_: None, self.found.extend)
         accepts = TargetAcceptance(spec.most_accepted)
-        return Worker(spec, watch, ScriptedVerifier(made), accepts, cache, Observer())
+        return Worker(spec, watch, ScriptedVerifier(made), accepts)
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
@@ -286,12 +286,11 @@ def _engine(row: RelayRow, scripted: ScriptedEngine, *, overlap: bool, drafts: D
     width = config.context_len + (0 if spec is None else spec.overhang)
     slots = ReqToTokenPool(ROWS, width, device=config.device)
     allocator = TokenAllocator(config.kv_tokens, config.device)
-    cache = ChunkCache(slots, allocator)
     return Engine(
         config=config,
         slots=slots,
         allocator=allocator,
-        cache=cache,
+        cache=ChunkCache(slots, allocator),
         tier=KVTier(allocator),
         runner=scripted,
         sampler=Sampler(),
@@ -307,7 +306,7 @@ def _engine(row: RelayRow, scripted: ScriptedEngine, *, overlap: bool, drafts: D
         source=_Source(),
         clock=LogicalClock(),
         observer=Observer(),
-        worker=None if spec is None else scripted.worker(spec, cache),
+        worker=None if spec is None else scripted.worker(spec),
     )
 
 

@@ -165,9 +165,7 @@ def compose(parts: SystemParts) -> Composition:
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
         runner: Model = ModelRunner(model.decoder, config, context.proxies(resolved.model, model.tags))
-        worker = draft_worker(
-            resolved, config, model, sampler=sampler, cache=cache, observer=observer, pages=pages
-        )
+        worker = draft_worker(resolved, config, model, sampler=sampler, pages=pages)
     outbox, inbox = _transfer(parts, model.port, tier, worker, cache, streams)
     engine = Engine(
         config=config,

@@ -12,7 +12,6 @@ from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
 from ...sched.hisparse.pools import HostPool, HotBuffers
 from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer, TierTags
-from ...sched.memory.cache import PrefixCache
 from ...sched.memory.pools import IndexPool, KVAllocator, KVPool, ReqToTokenPool
 from ...sched.memory.tier import KVTier
 from ...sched.model.checkpoint import load_weights
@@ -221,8 +220,6 @@ def draft_worker(
     model: ModelParts,
     *,
     sampler: TokenSampler,
-    cache: PrefixCache,
-    observer: Observer,
     pages: torch.Tensor,
 ) -> Worker | None:
     """None for a scenario that does not speculate. Captures graphs on the current stream. Raises CheckpointError when
@@ -239,8 +236,6 @@ def draft_worker(
         drafter=Drafter(draft, config, pages=pages, hidden=hidden),
         verifier=Verifier(model.decoder, sampler, config, pages=pages),
         acceptance=acceptance(config),
-        cache=cache,
-        observer=observer,
         kv=kv,
     )
 

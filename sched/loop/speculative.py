@@ -75,7 +75,7 @@ def _run(
     elif worker.spec.mode == "v1":
         _verify_serially(engine, worker, drafts, batch, result)
     else:
-        _verify_overlapped(worker, drafts, batch, result)
+        _verify_overlapped(engine, worker, drafts, batch, result)
 
 
 def _prefill(
@@ -152,12 +152,12 @@ def _verify_serially(
     ``batch.seq_lens`` and its mirror grow in place; slots of what was not accepted are freed. The result's tokens are
     what each request kept, one request after the other; it has the draft input of the requests that go on, None when
     there is none."""
-    observer, b = worker.observer, batch.batch_size
+    observer, b = engine.observer, batch.batch_size
     at = DraftRows(batch.req_pool_indices, batch.seq_lens, batch.longest)
     with observer.range("draft", draft_step(batch.step), b):
-        tree = _draft(worker, batch, at)
+        tree = _draft(engine, worker, batch, at)
     with observer.range("verify", batch.step, b * worker.spec.draft_tokens):
-        slots = _place(worker, batch, worker.spec.draft_tokens)
+        slots = _place(engine, batch, worker.spec.draft_tokens)
         output = worker.verifier.forward(tree, at, slots)
     with observer.range("sample", batch.step, b):
         info = sampling_of(batch)
@@ -166,34 +166,33 @@ def _verify_serially(
     with observer.range("publish", batch.step, b):
         kept = _append(engine, batch, verdict, accepted, result)
         _count_accepted(info, verdict.predict, accepted.places)
-        _compact(worker, batch, accepted, kept, slots)
+        _compact(engine, worker, batch, accepted, kept, slots)
     with observer.range("draft_extend", extend_step(batch.step), b):
         result.next_draft_input = _extend(worker, drafts, batch, verdict, accepted, kept, slots)
     result.next_token_ids = verdict.predict[kept.index]
 
 
-def _draft(worker: Worker, batch: ScheduleBatch, at: DraftRows) -> Tree:
+def _draft(engine: Engine, worker: Worker, batch: ScheduleBatch, at: DraftRows) -> Tree:
     torch.sum(at.seq_lens).item()  # upstream's attention needs the sum
-    allocator, spec = worker.cache.token_to_kv_pool_allocator, worker.spec
+    allocator, spec = engine.allocator, worker.spec
     pages = batch.batch_size * (-(-spec.alloc_len // allocator.page_size) + 1)
-    evict_from_tree_cache(worker.cache, pages * allocator.page_size)
+    evict_from_tree_cache(engine.cache, pages * allocator.page_size)
     state = allocator.backup_state()
-    _place(worker, batch, spec.drafts)
+    _place(engine, batch, spec.drafts)
     allocator.restore_state(state)  # the rows hold the slots, and only this step uses them
     return worker.drafter.draft(batch.draft_input, at)
 
 
-def _place(worker: Worker, batch: ScheduleBatch, count: int) -> torch.Tensor:
+def _place(engine: Engine, batch: ScheduleBatch, count: int) -> torch.Tensor:
     """Slots [b · count] int64 behind each request's length, written to its row."""
     rows, lens = batch.req_pool_indices, batch.seq_lens
     slots = alloc_ahead(
-        worker.cache,
+        engine.cache,
         rows,
         on_device=(lens, lens + count),
         on_host=(batch.seq_lens_cpu, batch.seq_lens_cpu + count),
     )
-    table = worker.cache.req_to_token_pool.req_to_token
-    write_rows(table, rows, lens, torch.full_like(lens, count), slots)
+    write_rows(engine.slots.req_to_token, rows, lens, torch.full_like(lens, count), slots)
     return slots
 
 
@@ -220,24 +219,30 @@ def _append(
 
 
 def _compact(
-    worker: Worker, batch: ScheduleBatch, accepted: Accepted, kept: _KeptTokens, slots: torch.Tensor
+    engine: Engine,
+    worker: Worker,
+    batch: ScheduleBatch,
+    accepted: Accepted,
+    kept: _KeptTokens,
+    slots: torch.Tensor,
 ) -> None:
     """Free the slots of what was not accepted, close the gaps in the rows, and let the lengths grow."""
     rows, lens = batch.req_pool_indices, batch.seq_lens
     counts = (accepted.places != -1).sum(1)
-    worker.cache.token_to_kv_pool_allocator.free(slots[_evicted(worker, lens, counts, kept.index)])
-    table = worker.cache.req_to_token_pool.req_to_token
-    write_rows(table, rows, lens, counts, slots[kept.index])
+    d = worker.spec.draft_tokens
+    engine.allocator.free(slots[_evicted(engine.config.page_size, d, lens, counts, kept.index)])
+    write_rows(engine.slots.req_to_token, rows, lens, counts, slots[kept.index])
     lens.add_(counts)
     batch.seq_lens_cpu.add_(torch.tensor(kept.lens))
     for req, before, count in zip(batch.reqs, kept.before, kept.lens, strict=True):
         req.kv_committed_len = req.kv_allocated_len = before + count
 
 
-def _evicted(worker: Worker, lens: torch.Tensor, counts: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _evicted(
+    page: int, d: int, lens: torch.Tensor, counts: torch.Tensor, index: torch.Tensor
+) -> torch.Tensor:
     """[b · d] bool: slots to free. With pages these are whole pages without an accepted token; the next step fills up
     the others."""
-    page, d = worker.cache.page_size, worker.spec.draft_tokens
     if page == 1:
         return torch.ones(lens.shape[0] * d, dtype=torch.bool, device=lens.device).index_fill_(
             0, index, value=False
@@ -284,11 +289,13 @@ def _extend(
     return DraftInput(bonus, state)
 
 
-def _verify_overlapped(worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult) -> None:
+def _verify_overlapped(
+    engine: Engine, worker: Worker, drafts: DraftRelay, batch: ScheduleBatch, result: StepResult
+) -> None:
     """One step of a batch whose slots are allocated ahead; ``batch.seq_lens`` does not count the bonus tokens. The
     first ``accept_lens[i]`` of the ``next_token_ids`` of request i are its tokens."""
     start, rows, lens = batch.draft_input, batch.req_pool_indices, batch.seq_lens
-    observer, bound, b, d = worker.observer, batch.longest, batch.batch_size, worker.spec.draft_tokens
+    observer, bound, b, d = engine.observer, batch.longest, batch.batch_size, worker.spec.draft_tokens
     at = DraftRows(rows, lens, bound)
     with observer.range("draft", draft_step(batch.step), b):
         tree = worker.drafter.draft(start, at)

@@ -9,10 +9,8 @@ import torch
 
 from ..batch import DraftInput, DraftState, ForwardBatch, ModelOutput
 from ..config import SpeculativeConfig
-from ..memory.cache import PrefixCache
 from ..memory.pools import KVPool
 from ..model.sampling import SamplingInfo
-from ..observe import Observer
 from .drafter import DraftRows, Tree, VerifiedChains
 from .verifier import Acceptance, DraftVerdict
 
@@ -43,6 +41,4 @@ class Worker:
     drafter: DraftRunner
     verifier: VerifyRunner
     acceptance: Acceptance
-    cache: PrefixCache
-    observer: Observer
     kv: KVPool | None = None  # the draft's own, where it has a model
