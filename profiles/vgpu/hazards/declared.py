@@ -8,7 +8,7 @@ follow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -42,12 +42,14 @@ class ArgumentAccess(NamedTuple):
 
 
 class KernelForm(NamedTuple):
-    """The accesses of launches with arguments of one form. The scattered ones follow from the arguments ``values``."""
+    """The accesses of launches with arguments of one form. The scattered ones follow from the arguments ``values``;
+    ``computed``: the declaration computes tensors that select rows, instead of naming arguments."""
 
     accesses: Sequence[ArgumentAccess]
     whole: Sequence[ArgumentAccess]
     scattered: Sequence[ArgumentAccess]
     values: Sequence[int]
+    computed: bool
 
 
 Selections = Mapping[int, tuple[Grid, RowSelection]]
@@ -103,7 +105,8 @@ class DeclaredFootprints:
         tensors = device_tensors(self._table.memory, [arguments[k] for k in form.values])
         values = {self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()}
         evaluated = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
-        return KernelCall(form, evaluated, list(values))
+        # Arguments that select rows are the same tensors at all replays of a graph.
+        return KernelCall(form, evaluated if form.computed else cache(evaluated), list(values))
 
     def indexed(self, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Scattered:
         """The footprint of ``tensor[i, j, ...]``, which is that of the tensor's last access by indices if nothing has
@@ -241,7 +244,6 @@ def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:
     ]
     whole_ones, scattered = ([one for one in accesses if one.scattered is kind] for kind in (False, True))
     tensors = {id(tensor) for _, _, *selection in declared for tensor in selection if tensor is not None}
-    if len(at) < len(places) or not tensors <= at.keys():  # the declaration computes tensors that select rows
-        return KernelForm(accesses, whole_ones, scattered, range(len(arguments)))
-    values = sorted({at[tensor].argument for tensor in tensors})
-    return KernelForm(accesses, whole_ones, scattered, values)
+    computed = len(at) < len(places) or not tensors <= at.keys()
+    values = range(len(arguments)) if computed else sorted({at[tensor].argument for tensor in tensors})
+    return KernelForm(accesses, whole_ones, scattered, values, computed)
