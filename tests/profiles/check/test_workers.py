@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -37,12 +38,11 @@ def test_a_process_that_ends_abruptly_is_an_error_of_the_workers() -> None:
         list(each(os._exit, [3, 3]))
 
 
-def killed_until(file: Path) -> str:
-    """Ends its process with SIGKILL, as the kernel does where memory runs out, unless the file is there."""
-    if not file.exists():
-        file.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return file.name
+# Ends its process with SIGKILL, as the kernel does where memory runs out, unless the file is there.
+KILLED_UNTIL = """(
+    (file := __import__("pathlib").Path({!r})).exists()
+    or (file.touch(), (own := __import__("os")).kill(own.getpid(), 9))
+)"""
 
 
 def test_a_killed_process_takes_no_other_task_along_and_its_own_runs_again(tmp_path: Path) -> None:
@@ -50,18 +50,15 @@ def test_a_killed_process_takes_no_other_task_along_and_its_own_runs_again(tmp_p
     for file in files[0::2]:
         file.touch()
     with pool(2) as each:
-        assert list(each(killed_until, files)) == [file.name for file in files]
+        assert list(each(eval, [KILLED_UNTIL.format(str(file)) for file in files])) == [True] * 4
 
 
 def test_a_task_that_ends_its_process_twice_fails_alone() -> None:
+    ends = partial(os._exit, 3)
     with pool(2, lost=str) as each:
         slept, *lost, later = each(operator.methodcaller("__call__"), [time.time, ends, ends, time.time])
         assert all("where the task ran again" in reason for reason in lost) and slept < later
         assert list(each(operator.neg, [1])) == [-1]
-
-
-def ends() -> None:
-    os._exit(3)
 
 
 CTRL_C = """
