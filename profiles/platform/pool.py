@@ -1,7 +1,7 @@
 """Independent runs, spread over processes of this machine or over a dask cluster: the one way in which commands run
 things side by side.
 
-A task whose process ends abruptly runs again in another. So do those of a cluster's worker
+A task whose process ends abruptly runs again in another process; on a cluster, on another worker
 (https://distributed.dask.org).
 """
 
@@ -45,7 +45,9 @@ _PRELOADED: Final = ["schedbench.profiles.platform.forked"]  # imports all that 
 _START_S: Final = 6.0  # what the processes of a pool take to start
 # Tasks submitted for each process: none waits for the next, and few results wait to be read.
 _AHEAD: Final = 4
-_LISTEN_S: Final = 0.5  # how long Python may not notice a signal that arrives just before it begins to wait
+_LISTEN_S: Final = (
+    0.5  # the longest wait in one piece: a signal that arrives just before it may be handled after it
+)
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 _ENDED: Final = (
     "a worker process ended abruptly, and so did another where the task ran again: by a signal or a crash (where memory"
@@ -132,7 +134,7 @@ def pool(tasks: int, lost: Lost | None = None) -> Iterator[MapFunction]:
 @contextmanager
 def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
     at_once = max(1, min(_at_once(), tasks))
-    executor = _Processes(at_once)
+    executor = _ProcessPerThread(at_once)
     try:
         yield executor, at_once
     except BaseException:  # without waiting for what is running
@@ -142,9 +144,10 @@ def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
         executor.shutdown(cancel_futures=True)
 
 
-class _Processes(ThreadPoolExecutor):
-    """Each thread has one process, so that one that ends abruptly takes no other task along. Its task runs once more,
-    in a new one. No signal interrupts a thread while it starts a process."""
+class _ProcessPerThread(ThreadPoolExecutor):
+    """Each thread runs its tasks in one process of its own. Where that process ends abruptly, its task runs once more
+    in a new process, and no other task is affected. Threads start the processes, because signals interrupt only the
+    main thread and therefore no start."""
 
     def __init__(self, at_once: int) -> None:
         super().__init__(at_once)
@@ -165,7 +168,7 @@ class _Processes(ThreadPoolExecutor):
     def _attempt(self, function: Callable[..., R], *task: Any) -> R:
         try:
             result = self._begun(function, *task)
-            if self._killed:  # before the process was there
+            if self._killed:  # while this thread started a process, which the first call may have missed
                 self.kill()
             return result.result()
         except BrokenProcessPool:
@@ -173,17 +176,19 @@ class _Processes(ThreadPoolExecutor):
             raise
 
     def _begun(self, function: Callable[..., R], *task: Any) -> Future[R]:
+        """The task in the thread's process, which starts with its first task."""
+        process: Executor | None = getattr(self._own, "process", None)
+        if process is not None:
+            return process.submit(function, *task)
         with _starting, _main_hidden():
             if self._killed:
                 raise BrokenProcessPool
-            if not hasattr(self._own, "process"):
-                self._own.process = ProcessPoolExecutor(1, mp_context=_context(), initializer=_begin)
-                self._opened.append(self._own.process)
-            begun: Future[R] = self._own.process.submit(function, *task)
-            return begun
+            self._own.process = process = ProcessPoolExecutor(1, mp_context=_context(), initializer=_begin)
+            self._opened.append(process)
+            return process.submit(function, *task)
 
     def kill(self) -> None:
-        """End the processes, and what they are forked from where one waits for it to have imported."""
+        """End the processes; and, while a thread starts one, the fork server, which may still be importing."""
         self._killed = True
         for process in active_children():
             if process not in self._others:
@@ -220,9 +225,9 @@ def _results(
     waiting: Iterator[T],
     lost: Lost,
 ) -> Iterator[R]:
-    """The results in order. A task is submitted for each one that is read."""
+    """The results in order. A task is submitted for each result that is read. ``lost``: as of ``pool``."""
     while started:
-        while not wait([started[0]], _LISTEN_S).done:
+        while not wait([started[0]], _LISTEN_S).done:  # signals are handled between two waits
             pass
         try:
             result = started.popleft().result()
@@ -233,7 +238,7 @@ def _results(
 
 
 def _abrupt_ends() -> type[Exception]:
-    """What a task raises whose process has ended abruptly, in its last attempt."""
+    """The error of a task whose process ended abruptly in each of its attempts."""
     if not uses_cluster():
         return BrokenProcessPool
     from distributed import KilledWorker

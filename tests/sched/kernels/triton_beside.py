@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.vgpu.executor import tensors_in
 from schedbench.scenarios.loader import load
 from schedbench.sched.kernels import declare
 from schedbench.sched.kernels.declare import triton_kernel
@@ -37,14 +38,6 @@ def copy_of(arg: Any) -> Any:
     return torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage().clone(), *view)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors(part)
-
-
 def differ(found: torch.Tensor | None, expected: torch.Tensor | None, *, padded: bool) -> bool:
     if found is None or expected is None or (found.dtype, found.shape) != (expected.dtype, expected.shape):
         return True
@@ -63,7 +56,7 @@ def beside(entry: declare.Kernel, calls: Counter[str], wrong: Counter[str]) -> C
         given = copy_of(args)
         found = launch(*addressed(entry.name, given))
         expected = entry.impl(*args)
-        pairs = zip_longest(tensors([found, given]), tensors([expected, list(args)]))
+        pairs = zip_longest(tensors_in([found, given]), tensors_in([expected, list(args)]))
         wrong[entry.name] += any(differ(a, b, padded=entry.name in PADDED) for a, b in pairs)
         return expected
 
