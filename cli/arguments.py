@@ -72,9 +72,13 @@ def _refuse_engine(name: str | None) -> None:
 
 
 SideEngine = Annotated[str | None, typer.Option("--engine", hidden=True, callback=_refuse_engine)]
+ENGINE_PYTHON = "SCHEDBENCH_ENGINE_PYTHON"
 EnginePython = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="The interpreter that has the engine's dependencies, if not this one."),
+    typer.Option(
+        metavar="FILE",
+        help=f"The interpreter that has the engine's dependencies, by default {ENGINE_PYTHON} or this one.",
+    ),
 ]
 EngineWheels = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the wheels of releases are, if not here.")
@@ -198,7 +202,10 @@ class EngineOptions(NamedTuple):
         engine = parse_engine(name)
         require_there(engine)
         return EngineChoice(
-            str(engine), self.python or sys.executable, self.wheels or Path(), self.timeout or TIMEOUT_S
+            str(engine),
+            self.python or os.environ.get(ENGINE_PYTHON) or sys.executable,
+            self.wheels or Path(),
+            self.timeout or TIMEOUT_S,
         )
 
     def chosen(self, *names: str | None) -> list[EngineChoice | None]:

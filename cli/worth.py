@@ -31,6 +31,10 @@ def worth(
     quick: Annotated[bool, typer.Option("--quick", help="Ask no room: --rooms 0.")] = False,
     jobs: arguments.Jobs = None,
     executor: arguments.ExecutorName = None,
+    engine: arguments.Engine = None,
+    engine_python: arguments.EnginePython = None,
+    engine_wheels: arguments.EngineWheels = None,
+    engine_timeout: arguments.EngineTimeout = None,
     output_dir: Annotated[Path | None, typer.Option(help="Keep result.json here.")] = None,
     **keys: arguments.Value,
 ) -> WorthAnswer:
@@ -40,9 +44,9 @@ def worth(
     Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
     """
     arguments.use_workers(jobs, executor)
-    question = arguments.resolved(
-        scenario, [*overrides, *arguments.settings(keys)], relay=relay, faults=faults
-    )
+    [other] = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout).chosen(engine)
+    given = [*overrides, *arguments.settings(keys)]
+    question = arguments.resolved(scenario, given, relay=relay, faults=faults, engine=other)
     from ..profiles.ranks.execute import Options, execute
     from ..profiles.worth.worth import require_changeable
     from .answers import WorthAnswer

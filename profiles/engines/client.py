@@ -20,6 +20,7 @@ from ..platform.resolve import Resolved
 from ..record.result import Result
 from ..run.machines import Options
 from ..run.rank_context import RankContext
+from ..run.runner import ExtraSink
 from ..run.task import RankReport, RouterReport
 from .adapter import find_adapter
 from .failures import STACKS, Answer, Stack, packed, unpacked
@@ -49,10 +50,12 @@ def run_engine(
     relay: RelayChoice,
     options: Options,
     ranks: Sequence[RankContext],
+    extra_sink: ExtraSink | None = None,
 ) -> Sequence[RankReport | RouterReport]:
     """Run once on that engine. Each of several ``ranks`` runs in a process of its own: the stages of a pipeline and
-    workers that send each other KV at the same time, and workers that do not one after the other. Raises EngineError,
-    EngineFailedError, KeyboardInterrupt, and what a run raises."""
+    workers that send each other KV at the same time, and workers that do not one after the other. ``extra_sink`` gets
+    the state of a copy that has seen the first rank. Raises EngineError, EngineFailedError, KeyboardInterrupt, and what
+    a run raises."""
     if options.device == "cuda":
         raise EngineError(
             f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
@@ -76,7 +79,9 @@ def run_engine(
     process.output.begin_run()
     workers = [rank for rank in ranks if rank.place is None or rank.place.role != "router"]
     groups = [workers] if together else [[worker] for worker in workers]
-    reports = [report for group in groups for report in process.run(resolved, relay, options, group)]
+    reports = [
+        report for group in groups for report in process.run(resolved, relay, options, group, extra_sink)
+    ]
     return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]
 
 
@@ -182,12 +187,20 @@ class EngineProcess:
         self.import_s, self.threads, self.hollow = (answer[key] for key in ("loaded", "threads", "hollow"))
 
     def run(
-        self, resolved: Resolved, relay: RelayChoice, options: Options, ranks: Sequence[RankContext]
+        self,
+        resolved: Resolved,
+        relay: RelayChoice,
+        options: Options,
+        ranks: Sequence[RankContext],
+        extra_sink: ExtraSink | None,
     ) -> Sequence[RankReport]:
         """The reports of the ``ranks``, which run at the same time. Raises what ``run_engine`` raises."""
-        task = packed((resolved, relay, options, ranks))
+        task = packed((resolved, relay, options, ranks, extra_sink))
         answer = self._ask({"run": task, "cwd": os.getcwd()}, "the run")
         self._raise(answer, "the run")
+        for part in answer["result"]:
+            if "sink" in part:
+                vars(extra_sink).update(vars(unpacked(part["sink"])))
         return [self._report(part) for part in answer["result"]]
 
     def _report(self, part: Answer) -> RankReport:

@@ -28,7 +28,7 @@ from ..record.result import Result
 from ..record.timeline import Names, Window
 from ..run.machines import Options, one_thread, open_machine
 from ..run.rank_context import RankContext
-from ..run.runner import GatedSink
+from ..run.runner import ExtraSink, GatedSink
 from ..run.system import System, SystemParts
 from ..run.task import RankReport, RunTask
 from ..vgpu.device import CURRENT
@@ -97,10 +97,11 @@ def run_on_engine(
     options: Options,
     context: RankContext,
     link: StageLink | TurnLink | None,
+    extra_sink: ExtraSink | None,
 ) -> RankReport:
     """Run the scenario by the engine, or the part of that rank, which has a ``link`` to other stages of a pipeline or
     to other workers. Raises EngineError, MachineError."""
-    sink, steps = GatedSink(), StepKinds()
+    sink = GatedSink((steps := StepKinds(),))
     engine.hollow.used_in.clear()
     with ExitStack() as stack:
         simulation = None
@@ -125,7 +126,7 @@ def run_on_engine(
             system.append(engine.adapter.open(parts))
             return system[-1]
 
-        task = RunTask(resolved, relay, options, "vgpu", heartbeat, steps, make_system=make_system)
+        task = RunTask(resolved, relay, options, "vgpu", heartbeat, extra_sink, make_system=make_system)
         try:
             report = task.run(opened, sink, context)
         except KernelBoundsError:

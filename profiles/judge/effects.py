@@ -31,6 +31,7 @@ from ..record.result import (
 Change = Literal["fewer", "more", "equal", "moved", "no steps"]
 Results = Sequence[Result]
 PerStep = Sequence[Mapping[str, KindCounts]]  # of runs
+LineIdentity = tuple[str, str, str]  # file, function, and statement without its format
 
 CHANCE: Final = 0.01  # below this probability, a difference is not chance
 ADDABLE: Final = ("sync", "h2d", "d2h")  # counters of what a step can have more of than before
@@ -355,8 +356,15 @@ def rows_of_steps(result: Result) -> Iterator[tuple[tuple[str, ...], CopyRow | S
     rows: tuple[CopyRow | SyncRow, ...] = (*result.copies, *result.syncs)
     for row in rows:
         if row.kind != OUTSIDE:
-            site = (row.site.file, row.site.function, _FORMAT.sub("", row.site.statement)) if row.site else ()
-            yield (row.kind, row.stream, row.range, row.what, *site), row
+            yield (
+                (row.kind, row.stream, row.range, row.what, *(line_identity(row.site) if row.site else ())),
+                row,
+            )
+
+
+def line_identity(site: SitePart) -> LineIdentity:
+    """What identifies a source line in other versions of the source."""
+    return site.file, site.function, _FORMAT.sub("", site.statement)
 
 
 def new_hazards(a: Results, b: Results) -> tuple[HazardFinding, ...]:

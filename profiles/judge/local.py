@@ -68,14 +68,14 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
     """Raises what ``execute`` and ``resolved_for`` raise."""
     resolved = resolved_for(question, order)
     prints, tokens = Fingerprints(), TokenSteps()
+    own = resolved.engine is None  # of an engine, whose ranks may differ in what they do, totals are compared
     record = Path(order.record) if order.record else None
     options = Options(device=order.device, save_tokens=True, command=order.command, record=record)
+    sink = prints if own else None
     result = execute(
-        resolved, resolved.relays[0], options, observe=lambda *_: nullcontext(tokens), extra_sink=prints
+        resolved, resolved.relays[0], options, observe=lambda *_: nullcontext(tokens), extra_sink=sink
     ).result
-    if resolved.engine is not None:  # whose steps are in another process
-        return Sample(result)
-    return Sample(result, prints.steps, dict(tokens.steps))
+    return Sample(result, prints.steps, dict(tokens.steps)) if own else Sample(result)
 
 
 class ScoringSampler(Sampler):
@@ -133,11 +133,10 @@ def margin(question: Question, order: TrialRequest, request: str, position: int)
 def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Profiles) -> Iterable[Result]:
     """Run the question on each of the profiles; ``known`` is its result on its own. An engine's process, which has
     imported it, runs one after the other where that is sooner. Raises what ``execute`` raises."""
-    if question.engine is None:
-        bare = without_values(question)
-        if bare is not None and _run(bare).metrics == known.metrics:
-            question = bare
-    elif not saves_time(len(profiles), known.run.wall_s, known.run.import_s):
+    bare = without_values(question)
+    if bare is not None and _run(bare).metrics == known.metrics:
+        question = bare
+    if question.engine is not None and not saves_time(len(profiles), known.run.wall_s, known.run.import_s):
         each = map
     return each(_run, [replace(question, hardware=profile) for profile in profiles])
 
@@ -151,13 +150,14 @@ def _run(question: Resolved) -> Result:
 
 
 def without_values(question: Resolved) -> Resolved | None:
-    """The question with values none, which run faster; None if it has them, or the scenario needs values. Its metrics
-    are often, and not always, the same to the last digit."""
+    """The question with values none, which run faster; None if it has them, the scenario needs values, or an engine
+    runs it. Its metrics are often, and not always, the same to the last digit."""
     device = question.scenario.device.model_copy(update={"values": "none"})
     scenario = question.scenario.model_copy(update={"device": device})
-    if device == question.scenario.device or any(
+    needed = question.engine is not None or any(
         (*checks.findings(scenario), *combinations.findings(scenario))
-    ):
+    )
+    if needed or device == question.scenario.device:
         return None
     return replace(question, scenario=scenario)
 

@@ -32,7 +32,7 @@ def execute(
     extra_sink: ExtraSink | None = None,
     guard: Guard | None = None,
 ) -> RunOutcome:
-    """Run once. ``observe``, ``extra_sink`` and ``guard`` see our own scheduler only. Raises MachineError,
+    """Run once. ``observe`` and ``guard`` see our own scheduler only. Raises MachineError,
     CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's faults broke it; EngineError and
     EngineFailedError of an engine of another project."""
     between_runs()
@@ -41,7 +41,8 @@ def execute(
         from ..engines.client import run_engine
 
         specs = rank_specs(resolved)
-        reports = run_engine(resolved.engine, resolved, relay, options, [spec.alone for spec in specs])
+        ranks = [spec.alone for spec in specs]
+        reports = run_engine(resolved.engine, resolved, relay, options, ranks, extra_sink)
         result = join(resolved, specs, reports, ())
     else:
         _require_own(resolved.scenario)

@@ -76,26 +76,26 @@ class ExtraSink(Sink, Protocol):
 class GatedSink:
     """The sink of a machine. It drops windows until a pass has opened it with a collector."""
 
-    extra: ExtraSink | None = None
+    extras: tuple[ExtraSink, ...] = ()
     collector: RunCollector | None = None
     interrupted: bool = False
 
     def open(self, collector: RunCollector) -> None:
         self.collector = collector
-        if self.extra is not None:
-            self.extra.begin()
+        for extra in self.extras:
+            extra.begin()
 
     def feed(self, window: Window) -> None:
         if self.collector is not None:
             # An interruption may have come between a launch and the note of its step.
             with suppress(*((TimelineError,) if self.interrupted else ())):
                 self.collector.feed(window)
-            if self.extra is not None:
-                self.extra.feed(window)
+            for extra in self.extras:
+                extra.feed(window)
 
     def finish(self, names: Names) -> None:
-        if self.extra is not None:
-            self.extra.finish(names)
+        for extra in self.extras:
+            extra.finish(names)
 
 
 @contextmanager

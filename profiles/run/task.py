@@ -122,13 +122,14 @@ class RunTask:
         """Run the scenario on one rank. The caller's observer sees the ranks that report requests, its sink the first
         rank."""
         options = self.options
-        if context.rank == 0:
-            sink.extra = self.extra_sink
+        if context.rank == 0 and self.extra_sink is not None:
+            sink.extras += (self.extra_sink,)
         guard = None if self.guard is None else self.guard.of_rank(context.rank)
         if guard is not None and context.link is not None:
             context = context._replace(link=guard.link(context.link))
         with self._recording(context.rank) as recording:
-            sink.extra = recording or sink.extra
+            if recording is not None:
+                sink.extras += (recording,)
             prepared = PreparedRun(
                 self.resolved,
                 machine,

@@ -80,7 +80,7 @@ class LineSurvey(EarlySettles):
         for op in window.ops:
             if op.kind in _LAUNCHES and op.step >= 0 and op.site != NO_SITE and not op.forward:
                 self._launched.setdefault((op.site, op.step), set()).add(_LAUNCHES[op.kind])
-        self._graphs |= {call.site for call in window.calls if call.kind == "graph"}
+        self._graphs |= {call.site for call in window.calls if call.kind == "graph" and call.site != NO_SITE}
         self._kinds |= {info.step: info.kind for info in (*window.launched, *window.settled)}
 
     def finish(self, names: Names) -> None:
@@ -97,7 +97,8 @@ def source_lines(result: Result, survey: LineSurvey) -> list[SourceLine]:
     """The lines, those with the most exposed time first, without those that launch graphs: they are the forward."""
     lines: dict[LinePlace, SourceLine] = {}
     for row in _rows(result):
-        _take(_line(lines, row.site), row)
+        if row.site is not None:  # else it is a call of schedbench's own, below an engine's
+            _take(_line(lines, row.site), row)
     for site, (what, kinds) in survey.launches.items():
         line = _line(lines, site)
         line.what |= dict.fromkeys(sorted(what))
@@ -118,8 +119,7 @@ def _rows(result: Result) -> Iterator[CopyRow | SyncRow]:
     yield from (row for row in result.syncs if row.kind != OUTSIDE and row.sync)
 
 
-def _line(lines: dict[LinePlace, SourceLine], site: SitePart | None) -> SourceLine:
-    site = site or SitePart(file="", function="", line=0, statement="")
+def _line(lines: dict[LinePlace, SourceLine], site: SitePart) -> SourceLine:
     return lines.setdefault((site.file, site.line), SourceLine(site))
 
 

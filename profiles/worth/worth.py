@@ -16,26 +16,25 @@ from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from ..judge.compare import Comparison
-from ..judge.effects import LineEffect, lines, mean
+from ..judge.effects import LineEffect, LineIdentity, line_identity, lines, mean
 from ..judge.local import unrepeatable, without_values
 from ..judge.sides import SideSpec
 from ..judge.statistics import percent
 from ..judge.trials import Question, TrialRequest, resolved_for
 from ..measure.steps import TimelineError, is_iteration
 from ..platform.hardware import HardwareProfile, PhaseLine
-from ..platform.pool import MapFunction, pool, spread
+from ..platform.pool import MapFunction, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.result import Outputs, Result, WorthPart, WorthRow
 from ..sweeps.ladder import Ladder
 from ..vgpu.counterfactual import Counterfactual
-from .candidates import EarlySettles, HostPhase, LinePlace, LineSurvey, SourceLine, phases, source_lines
+from .candidates import EarlySettles, HostPhase, LineSurvey, SourceLine, phases, source_lines
 
 INTEREST: Final = 0.1  # percent of throughput, TTFT, TPOT or a step's time; a smaller change does not show
 
 OTHER_TOKENS: Final = "tokens would be others: the scenario's depend on how batches form"
 TOO_EARLY: Final = "the host would give out tokens before the device has computed them"
-_OF_ITS_OWN: Final = "source lines of another project's engine cannot be changed"
 
 Change = Literal["no wait", "pinned", "absent", "half"]
 Place = SourceLine | HostPhase
@@ -146,11 +145,12 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> R
         return known
     question, result, survey = _surveyed(question, known)
     lines = source_lines(result, survey)
-    places: list[Place] = [*lines, *phases(survey, question.hardware)]
+    # The times of an engine's phases are the hardware profile's, not its own.
+    places: list[Place] = [*lines, *(phases(survey, question.hardware) if question.engine is None else ())]
     gains = Gains(question, figures(result, survey), notice)
     run = known.run
     try:
-        with pool(len(places)) as each:
+        with spread(len(places), known.run.wall_s, known.run.import_s) as each:
             # First the change that gains most.
             gains.ask([(x, "half" if isinstance(x, HostPhase) else "absent") for x in places], each)
             gains.ask(
@@ -282,7 +282,7 @@ class AskedSide(NamedTuple):
 
 def require_changeable(question: Resolved, options: Options) -> None:
     """Raises WorthError where counterfactual runs would not be the same run but for one thing."""
-    if reason := _OF_ITS_OWN if question.engine is not None else unrepeatable(question, options):
+    if reason := unrepeatable(question, options):
         raise WorthError(f"worth: {reason}")
 
 
@@ -290,8 +290,6 @@ def require_sides(question: Question | None, a: SideSpec, b: SideSpec) -> None:
     """Raises WorthError where the lines of neither side can be changed."""
     if question is None or a.stored or b.stored:
         raise WorthError("worth: stored results cannot be run again")
-    if a.engine or b.engine:
-        raise WorthError(f"worth: {_OF_ITS_OWN}")
     asked = [found for spec in (a, b) if (found := _resolved(question, spec, None))]
     if not asked:
         raise WorthError("worth: lines of a git: side cannot be changed: leave one side to the working tree")
@@ -302,7 +300,7 @@ def require_sides(question: Question | None, a: SideSpec, b: SideSpec) -> None:
 def _resolved(question: Question, spec: SideSpec, seed: int | None) -> Resolved | None:
     if spec.ref is not None:
         return None
-    return resolved_for(question, TrialRequest(spec.overrides, seed, device="vgpu"))
+    return resolved_for(question, TrialRequest(spec.overrides, seed, device="vgpu", engine=spec.engine))
 
 
 def compared_with_worth(
@@ -336,36 +334,39 @@ def climbed_with_worth(ladder: Ladder, notice: Notice) -> Ladder:
 def with_worth(found: Sequence[LineEffect], a: AskedSide, b: AskedSide, notice: Notice) -> list[LineEffect]:
     """The lines, those that differ with the part of B's throughput against A's that each alone accounts for, in
     percent: what A gains without the line, less what B gains without it."""
-    differing = {place for line in found if line.a != line.b and (place := _place(line)) is not None}
-    on_a, on_b = {_place(line) for line in found if line.a}, {_place(line) for line in found if line.b}
+    sited = [(line, line_identity(line.site)) for line in found if line.site]
+    differing = {identity for line, identity in sited if line.a != line.b}
+    on_a, on_b = (
+        {identity for line, identity in sited if line.a},
+        {identity for line, identity in sited if line.b},
+    )
     without_a = dict.fromkeys(differing - on_a, 1.0) | _without(a, differing & on_a, notice)
     without_b = dict.fromkeys(differing - on_b, 1.0) | _without(b, differing & on_b, notice)
     worth = {
-        place: 100 * (without_a[place] / without_b[place] - 1)
-        for place in without_a.keys() & without_b.keys()
+        identity: 100 * (without_a[identity] / without_b[identity] - 1)
+        for identity in without_a.keys() & without_b.keys()
     }
     return [
-        line._replace(worth_pct=worth.get(place)) if line.a != line.b and (place := _place(line)) else line
+        line._replace(worth_pct=worth.get(line_identity(line.site)))
+        if line.a != line.b and line.site
+        else line
         for line in found
     ]
 
 
-def _without(side: AskedSide, places: Collection[LinePlace], notice: Notice) -> dict[LinePlace, float]:
+def _without(side: AskedSide, asked: Collection[LineIdentity], notice: Notice) -> dict[LineIdentity, float]:
     """The factor by which the throughput of the side's run rises without each of the source lines alone. Lines without
     which the run would not do the same work are left out. Raises what ``execute`` raises."""
-    if side.question is None or not places:
+    if side.question is None or not asked:
         return {}
     question, result, survey = _surveyed(side.question, side.result)
-    lines = [line for line in source_lines(result, survey) if (line.site.file, line.site.line) in places]
+    lines = [line for line in source_lines(result, survey) if line_identity(line.site) in asked]
     gains = Gains(question, figures(result, survey), notice)
-    with spread(len(lines), side.result.run.wall_s) as each:
+    with spread(len(lines), side.result.run.wall_s, side.result.run.import_s) as each:
         gains.ask([(line, "absent") for line in lines], each)
-    return {
-        (row.site.file, row.site.line): 1 + row.output_throughput_pct / 100
-        for row in gains.part().rows
-        if row.site and row.output_throughput_pct is not None
-    }
-
-
-def _place(line: LineEffect) -> LinePlace | None:
-    return (line.site.file, line.site.line) if line.site else None
+    factors: dict[LineIdentity, float] = {}
+    for row in gains.part().rows:
+        if row.site and row.output_throughput_pct is not None:
+            identity = line_identity(row.site)  # which equal statements of a function have in common
+            factors[identity] = factors.get(identity, 1.0) * (1 + row.output_throughput_pct / 100)
+    return factors

@@ -194,7 +194,6 @@ def test_the_ladder_shows_the_worth_for_each_state(run_command: RunCommand) -> N
     [
         (("mixed", "--a=git:HEAD", "--b=git:HEAD"), "leave one side to the working tree"),
         ((SAMPLE, SAMPLE), "stored results cannot be run again"),
-        (("mixed", "--a=sglang:."), "source lines of another project's engine"),
     ],
 )
 def test_sides_without_counterfactual_runs_are_refused(
@@ -208,7 +207,7 @@ def test_hazards_are_watched_in_the_run_as_it_is(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Watching changes no time, so that the counterfactual runs, which are not watched, differ by what they change."""
-    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
+    monkeypatch.setattr("schedbench.profiles.worth.worth.spread", lambda *_: nullcontext(map))
     monkeypatch.setattr("schedbench.profiles.worth.worth.source_lines", lambda *_: [])
     tiny = ("--set", "requests=1", "--set", "output_tokens=2", "--set", "values=none", "--format", "json")
     alone, watched = (

@@ -488,13 +488,18 @@ def settled(device):
 
 
 @pytest.mark.usefixtures("ended_engines")
-def test_kernels_of_an_absent_package_are_not_counted(question: Resolved, toy: WriteEngine) -> None:
+@pytest.mark.parametrize("recorded", [False, True])
+def test_kernels_of_an_absent_package_are_not_counted(
+    question: Resolved, toy: WriteEngine, tmp_path: Path, recorded: bool
+) -> None:
     """Only the third step and later ones decode."""
     budget = ask("mixed").scenario.expect
     scenario = question.scenario.model_copy(update={"expect": budget})
     engine = EngineChoice(toy(ABSENT_KERNEL))
     result = execute(
-        replace(question, scenario=scenario, engine=engine), question.relays[0], Options()
+        replace(question, scenario=scenario, engine=engine),
+        question.relays[0],
+        Options(record=tmp_path if recorded else None),
     ).result
     part = result.labels.engine
     assert part is not None

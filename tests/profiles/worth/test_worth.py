@@ -138,7 +138,7 @@ def test_a_wait_for_tokens_has_no_figures(overrides: tuple[str, ...]) -> None:
 
 
 def test_an_interrupted_search_keeps_what_it_has(penalised: BaseRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
+    monkeypatch.setattr("schedbench.profiles.worth.worth.spread", lambda *_: nullcontext(map))
 
     def interrupt(text: str) -> None:
         if text.startswith("counterfactual runs: 2 of "):
