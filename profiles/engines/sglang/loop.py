@@ -91,16 +91,15 @@ class SglangLoop(EngineSystem):
 
     def _require_free_memory(self) -> None:
         """Raises EngineFaultError if KV slots or rows are in use after all requests have ended, or more are free than
-        exist. SGLang has a check of its own, which its overlapped loop does not reach here. Stages of a pipeline and
-        workers of a pair are not checked: they may hold memory for messages that are on their way."""
-        if self._role is not None or self._stage is not None:
-            return
+        exist. SGLang has a check of its own, which its overlapped loop does not reach here."""
         pools = {"rows": self.scheduler.req_to_token_pool}
         if self._coordinator is not None:
             pools["KV slots of buffers"] = self.scheduler.token_to_kv_pool_allocator.hisparse_attn_allocator
             pools["KV slots of the host"] = self._coordinator.mem_pool_host
         used = {"KV slots": self._used_tokens()}
-        used |= {what: int(pool.size - pool.available_size()) for what, pool in pools.items()}
+        for what, pool in pools.items():
+            size = pool.size + getattr(pool, "pre_alloc_size", 0)  # rows for KV that a decode worker waits for
+            used[what] = int(size - pool.available_size())
         if twice := [f"{-count} {what}" for what, count in used.items() if count < 0]:
             found = f"{' and '.join(twice)} more are free than exist: some were freed twice"
             raise EngineFaultError(f"all requests have ended, and {found}")

@@ -426,12 +426,14 @@ def test_an_item_in_the_preparation_of_a_decode_is_found(broken: Path) -> None:
 
 
 def _with_free(**free: int) -> Any:
-    """SGLang's loop with KV on the host, where all requests have ended, and of its pools of 8 ``free`` are free."""
+    """The loop of a decode worker with KV on the host, where all requests have ended, and of its pools of 8 ``free``
+    are free."""
     names = ("slots", "rows", "buffers", "host")
     pools = {name: SimpleNamespace(size=8, available_size=partial(free.get, name, 8)) for name in names}
     pools["slots"].hisparse_attn_allocator = pools["buffers"]
+    pools["rows"].size, pools["rows"].pre_alloc_size = 6, 2
     loop: Any = object.__new__(SglangLoop)
-    loop._role = loop._stage = None
+    loop._role, loop._stage = "decode", None
     loop.scheduler = SimpleNamespace(
         req_to_token_pool=pools["rows"],
         token_to_kv_pool_allocator=pools["slots"],
@@ -474,12 +476,13 @@ def test_what_a_lost_request_still_holds_is_not_called_a_leak(*, lost: bool) -> 
 
 
 @given
-def test_rows_that_are_not_freed_fail_the_run(broken: Path) -> None:
-    """SGLang's overlapped loop does not reach its own check."""
+@pytest.mark.parametrize("ranks", [(), ("engine.disaggregation={mode: pair}",)])
+def test_rows_that_are_not_freed_fail_the_run(broken: Path, ranks: tuple[str, ...]) -> None:
+    """SGLang's overlapped loop does not reach its own check; that of a pipeline's stages does."""
     common = sources(broken, AFTER).parent / "mem_cache/common.py"
     changed(common, "    tree_cache.req_to_token_pool.free(req)\n", "    pass\n")
     with pytest.raises(EngineFailedError, match=r"all requests have ended, and [1-9]\d* rows were not freed"):
-        run(f"sglang:{broken}")
+        run(f"sglang:{broken}", *ranks)
 
 
 @given
