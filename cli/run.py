@@ -219,7 +219,6 @@ def exit_code(outcome: RunOutcome) -> int:
         return INTERRUPTED
     statuses = {row.status for row in result.requests}
     finished_nothing = bool(statuses) and statuses.isdisjoint(("finished", "aborted"))
-    failed_by_script = result.scenario.expanded.get("faults") and "failed" in statuses
-    if result.run.failure or finished_nothing or failed_by_script:
+    if result.run.failure or finished_nothing or "failed" in statuses:
         return WORKLOAD_FAILED
     return GATE_FAILED if outcome.breaches or outcome.undeclared else 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         LadderAnswer,
         RunAnswer,
         SweepAnswer,
+        WorthAnswer,
     )
     from .cli.api import check, compare, load, run, worth
 
@@ -30,6 +31,7 @@ __all__ = [
     "LadderAnswer",
     "RunAnswer",
     "SweepAnswer",
+    "WorthAnswer",
     "check",
     "compare",
     "load",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -67,6 +68,14 @@ def test_a_loop_without_progress_ends(
     for scripted in (False, True):
         ended = run_ended(outcome, scripted=scripted)
         assert ended.verdict == "failed" and "no request advances" in ended.evidence[0].says
+
+
+def test_a_request_that_failed_fails_the_run() -> None:
+    outcome = executed(resolved("mixed", *FEW))
+    first, *others = outcome.result.requests
+    rows = (first.model_copy(update={"status": "failed"}), *others)
+    failed = replace(outcome, result=outcome.result.model_copy(update={"requests": rows}))
+    assert (outcome_exit_code(outcome), outcome_exit_code(failed)) == (0, WORKLOAD_FAILED)
 
 
 def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.MonkeyPatch) -> None:
