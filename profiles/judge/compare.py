@@ -156,13 +156,13 @@ def _voids(
 
 
 def _idle_change(trials: Trials, rules: VerdictRules, engaged: StepEngagement, *, shown: bool) -> bool:
-    """Whether too few steps differ by their operations, and nothing else shows a change. Times that repeat exactly or
-    are measured in turns show one of order, waits, batches or host work. Undecided times that are measured in turns
-    count as shown, since more pairs may decide them; times of separate captures do not. A change of batching has other
-    batches in any case."""
+    """Whether too few steps differ by their operations, and nothing else shows a change. Other tokens show one; times
+    that repeat exactly or are measured in turns show one of order, waits, batches or host work. Undecided times that
+    are measured in turns count as shown, since more pairs may decide them; times of separate captures do not. A change
+    of batching has other batches in any case."""
     if engaged.basis == "nothing" or engaged.percent >= rules.min_engagement:
         return False
-    if shown:
+    if shown or trials.tokens == "different":
         return False
     if not engaged.engaged.differing and not same_times(trials):
         return False

@@ -66,6 +66,8 @@ def test_other_tokens_prevent_a_verdict(trials):
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OUTPUT_DIFF,))
     assert {judged.verdict for judged in found.metrics.values()} == {"inconclusive"}
     assert found.broken
+    same_steps = judge(trials([100.0] * 5, b={"outputs.digest": "0" * 64}, steps=STEPS))
+    assert same_steps.reasons == (Reason.OUTPUT_DIFF,)
 
 
 def test_other_tokens_may_be_allowed(trials):
