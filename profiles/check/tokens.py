@@ -11,7 +11,7 @@ from ...scenarios.schema import EngineSection, RelaySection, Scenario
 from ...scenarios.workload import params
 from ...sched.loop.event_loops import ABORTED
 from ...sched.relay.choice import RelayChoice, choose
-from ..judge.likeness import other_ends, token_differences
+from ..judge.likeness import other_ends, token_differences, value_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, RequestRow, Result
@@ -81,11 +81,8 @@ def differences(found: Result, expected: Result) -> Iterator[Evidence]:
         if not _aborted_later(entry, found, expected)
     ]
     yield from first_of(apart, "differ")
-    if not apart and found.outputs != expected.outputs and not _aborted_at_other_tokens(found, expected):
-        yield Evidence(
-            "the tokens are the same, but an embedding or a log probability differs, or a tag of a finished request's"
-            " KV does not add up"
-        )
+    if not apart and not _aborted_at_other_tokens(found, expected):
+        yield from first_of(list(value_differences(found, expected)), "have other log probabilities")
 
 
 def _difference(request: str, position: int, token: int | None, meant: int | None) -> str:

@@ -205,8 +205,15 @@ class EngineProcess:
 
     def _report(self, part: Answer) -> RankReport:
         result = Result.from_document(part["document"], name=self._choice.name)
-        run = result.run.model_copy(update={"import_s": self.import_s})
-        return RankReport(result.model_copy(update={"run": run}), *unpacked(part["rest"]))
+        account, *rest = unpacked(part["rest"])
+        logprobs = {record.id: record.logprobs for record in account.records}  # the document has none
+        changed = {
+            "run": result.run.model_copy(update={"import_s": self.import_s}),
+            "requests": tuple(
+                row.model_copy(update={"kept_logprobs": logprobs[row.id]}) for row in result.requests
+            ),
+        }
+        return RankReport(result.model_copy(update=changed), account, *rest)
 
     @property
     def pid(self) -> int | None:

@@ -173,8 +173,7 @@ def _tokens(found: Comparison) -> str:
 def divergence_text(where: Divergence) -> str:
     """The request, position and step of the first difference, and the token of each side."""
     if where.request is None:
-        equal = "are equal (other log probabilities, or damaged KV)"
-        return f"first with seed {where.seed}; the tokens themselves were not kept or {equal}"
+        return f"first with seed {where.seed}: {where.beside}"
     steps = " and ".join(str(step) for step in (where.step_a, where.step_b) if step is not None)
     tokens = ["the end" if token is None else str(token) for token in (where.token_a, where.token_b)]
     margins = " and ".join(f"{m:.3g}" for m in (where.margin_a, where.margin_b) if m is not None)

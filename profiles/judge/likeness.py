@@ -27,6 +27,13 @@ BATCHING: Final = frozenset(
 OWN: Final = "schedbench"  # the scheduler that is no other project's
 _FREE: Final = frozenset({"measure.repeat", "measure.seed"})  # the caller pairs runs of equal seeds
 _MISSING: Final = object()
+# Two sources' log probabilities may differ by this: in float32 they have seven digits, and errors of sums grow with the
+# vocabulary. Another row, position or temperature changes them by more.
+LOGPROB_ERROR: Final = 1e-4
+_NOT_NAMED: Final = (
+    "the tokens were not kept or are the same, but an embedding or a log probability differs, or a tag of a finished"
+    " request's KV does not add up"
+)
 _LONGEST: Final = 300  # characters of a value in a message
 _LONGEST_REASON: Final = 120  # of the end of a request
 _NUMBERS: Final = re.compile(r"\d+")
@@ -142,7 +149,7 @@ def _differences(
 class Divergence(NamedTuple):
     """The first difference. ``position`` counts output tokens from 0; a token is None where that side had ended.
     Steps count from the workload's first; they are None where a side did not keep them. ``request`` is None where
-    the digests differ and the tokens were not kept, or are the same and log probabilities or damaged KV differ."""
+    digests differ and tokens were not kept or are the same; ``beside`` says then what differs."""
 
     seed: int
     request: str | None = None
@@ -153,6 +160,7 @@ class Divergence(NamedTuple):
     step_b: int | None = None
     margin_a: float | None = None  # of the best score over the second at that token; None where not computed
     margin_b: float | None = None
+    beside: str | None = None
 
 
 class TokenSteps(Observer):
@@ -183,7 +191,30 @@ def comparable(a: Result, b: Result) -> bool:
 
 
 def same_tokens(a: Result, b: Result) -> bool:
-    return comparable(a, b) and a.outputs == b.outputs
+    if not comparable(a, b) or a.outputs == b.outputs:
+        return comparable(a, b)
+    return not any(token_differences(a, b)) and not any(value_differences(a, b))
+
+
+def value_differences(a: Result, b: Result) -> Iterator[str]:
+    """What differs beside tokens where digests do: the first log probability of each request, if both results kept
+    them. Those of our own scheduler are equal in all modes."""
+    if a.outputs == b.outputs:
+        return
+    if not all(any(row.kept_logprobs for row in result.requests) for result in (a, b)):
+        yield _NOT_NAMED
+        return
+    error = 0 if a.labels.engine is None and b.labels.engine is None else LOGPROB_ERROR
+    workload: Any = a.scenario.expanded["workload"]
+    kept_b = {row.id: row.kept_logprobs for row in b.requests}
+    for row in a.requests:
+        before = row.prompt_tokens - 1 if workload["sampling"]["prompt_logprobs"] else 0
+        for place, (x, y) in enumerate(zip_longest(row.kept_logprobs, kept_b.get(row.id, ()))):
+            if x is None or y is None or not (x == y or abs(x - y) <= error):
+                token = f"output token {place - before}" if place >= before else f"prompt token {place + 1}"
+                here, there = ("none" if score is None else f"{score:.6g}" for score in (x, y))
+                yield f"request {row.id}: log probability of {token} is {here}, the other {there}"
+                break
 
 
 def first_divergence(
@@ -194,16 +225,22 @@ def first_divergence(
         return None
     found = [
         Divergence(
-            seed, request, position, *tokens, *(_step(x, request, position) for x in (steps_a, steps_b))
+            seed,
+            request,
+            position,
+            x,
+            y,
+            _step(steps_a, request, position),
+            _step(steps_b, request, position),
         )
-        for request, position, *tokens in token_differences(a, b)
+        for request, position, x, y in token_differences(a, b)
     ]
 
     def when(where: Divergence) -> float:
         steps = [step for step in (where.step_a, where.step_b) if step is not None]
         return min(steps, default=float("inf"))
 
-    return min(found, key=when, default=Divergence(seed))
+    return min(found, key=when, default=Divergence(seed, beside=next(value_differences(a, b), None)))
 
 
 def token_differences(a: Result, b: Result) -> Iterator[tuple[str, int, int | None, int | None]]:

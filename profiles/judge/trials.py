@@ -397,7 +397,8 @@ def unfinished(result: Result) -> str:
 
 def _without_names(sample: Sample) -> Result:
     """The result without what names the run, and without tokens."""
-    requests = tuple(row.model_copy(update={"token_ids": None}) for row in sample.result.requests)
+    kept = {"token_ids": None, "kept_logprobs": ()}
+    requests = tuple(row.model_copy(update=kept) for row in sample.result.requests)
     names = {"run": None, "scenario": None, "outputs": None, "requests": requests}
     return sample.result.model_copy(update=names)
 

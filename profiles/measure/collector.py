@@ -164,4 +164,5 @@ class RunCollector:
 
 def request_row(record: RequestRecord, *, save_tokens: bool) -> RequestRow:
     row = RequestRow.model_validate(record, from_attributes=True)
-    return row.model_copy(update={"token_ids": tuple(record.output_ids)}) if save_tokens else row
+    kept = {"token_ids": tuple(record.output_ids), "kept_logprobs": record.logprobs}
+    return row.model_copy(update=kept) if save_tokens else row
