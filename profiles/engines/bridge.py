@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,9 @@ class EndOfRequest(NamedTuple):
 LOST: Final = EndOfRequest(Status.FAILED, "lost: the scheduler is idle and has not answered it")
 
 
+_END: Final = -1  # of what a client is sent, behind its tokens
+
+
 class Prefilled(NamedTuple):
     """What a prefill worker says of a request's prompt. Instants are ns of the common clock."""
 
@@ -58,6 +63,7 @@ class RunBridge:
         """A step of an engine that ``speculates`` has its draft and its draft extend beside it (``sched.batch``)."""
         self.requests: dict[str, Request] = {}  # that have not ended
         self.lost = False  # whether the engine has lost a request
+        self.streams = False  # whether all messages to clients are reported (``streamed``)
         self._speculates = speculates
         self.next_step, self._stride = (FIRST_STEP, STEP_STRIDE) if speculates else (0, 1)
         self.step = NO_STEP  # the one that has begun last
@@ -69,6 +75,7 @@ class RunBridge:
         self._link, self._stage = parts.context.link, parts.context.stage
         self._rows: Sequence[str] = ()
         self._begun: dict[int, _Step] = {}
+        self._sent: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))  # to clients
 
     # ---- requests ------------------------------------------------------------------------------------------
 
@@ -171,6 +178,23 @@ class RunBridge:
             request.first_token_at = self._clock.now()
         self.observer.tokens([request], len(new))
 
+    def streamed(
+        self,
+        request_id: str,
+        output_ids: Sequence[int],
+        ended: bool,
+        logprobs: Sequence[float] = (),
+        prompt_logprobs: Sequence[float] = (),
+    ) -> None:
+        """A message to the request's client has these tokens, their log probabilities and those of the prompt;
+        ``ended``: it says that the request has ended."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        request.output_logprobs += logprobs if request.sampling.logprobs else ()
+        request.prompt_logprobs += prompt_logprobs if request.sampling.prompt_logprobs else ()
+        self._sent[request_id].extend([*output_ids, _END] if ended else output_ids)
+
     def ending(self, request_id: str, row: int) -> None:
         """The engine is about to release the KV of the request, whose slots are in that row of its page table."""
         if request := self.requests.get(request_id):
@@ -181,6 +205,13 @@ class RunBridge:
         request = self.requests.pop(request_id, None)
         if request is None:
             return
+        sent = self._sent.pop(request_id, ())
+        if (
+            self.streams
+            and end.status is Status.FINISHED
+            and (fault := _wrong_stream(sent, request.output_ids))
+        ):
+            end = EndOfRequest(Status.FAILED, fault)
         request.status, request.reason = end
         request.finished_at = self._clock.now()
         self.observer.ended(request)
@@ -255,6 +286,16 @@ class RunBridge:
             return [info, extend]
         draft = info._replace(step=draft_step(info.step), kind="draft", num_tokens=info.batch_size)
         return [draft, info, extend]
+
+
+def _wrong_stream(sent: Sequence[int], made: Sequence[int]) -> str:
+    """Where a client was not sent all tokens that were made, in order and once, and then the end; or nothing."""
+    names = {_END: "the end", None: "nothing"}
+    for at, pair in enumerate(zip_longest(sent, [*made, _END])):
+        if pair[0] != pair[1]:
+            was, meant = (names.get(entry, f"token {entry}") for entry in pair)
+            return f"its client was sent {was} as output token {at} instead of {meant}"
+    return ""
 
 
 def wrap_methods(

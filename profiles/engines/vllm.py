@@ -116,6 +116,7 @@ class VllmSystem(PagedSystem):
             logits=self.model.logits,
         )
         self._scheduler = self._core.scheduler
+        self._bridge.streams = True
         self._wrap()
 
     # ---- as a system ---------------------------------------------------------------------------------------
@@ -164,10 +165,12 @@ class VllmSystem(PagedSystem):
             )
 
     def _reply(self, outputs: Mapping[int, Any]) -> None:
-        """The ends of requests; their tokens are reported as the scheduler applies them. One that vLLM aborts without a
-        client's message has failed."""
+        """What clients are sent, and the ends of requests; tokens are reported as the scheduler applies them. A request
+        that vLLM aborts without a client's message has failed."""
         for output in (output for group in outputs.values() for output in group.outputs):
-            if output.finish_reason is not None:
+            ended = output.finish_reason is not None
+            self._reports.streamed(output.request_id, output.new_token_ids, ended)
+            if ended:
                 reason = str(output.finish_reason)
                 status = Status.FAILED if reason in ("abort", "error") else Status.FINISHED
                 self._reports.end(output.request_id, EndOfRequest(status, reason))

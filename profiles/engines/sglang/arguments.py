@@ -205,7 +205,7 @@ def tokenized(request: Request, role: Role | None, host: str | None = None) -> A
         logprob_start_len=0 if request.sampling.prompt_logprobs else -1,
         top_logprobs_num=0,
         token_ids_logprob=None,
-        stream=False,
+        stream=True,
         bootstrap_host=None if role is None else host or hosts.FAKE_BOOTSTRAP_HOST,
         bootstrap_room=request.index + 1,  # 0 is none
     )

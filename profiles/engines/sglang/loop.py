@@ -31,6 +31,8 @@ _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all 
 _MARKS_OF_ENDS: Final = ("to_abort", "to_finish")  # of a request, from old to new
 # What the serial worker of speculation says of each request, without the bonus, from old to new.
 _DRAFTS_ACCEPTED: Final = ("accept_length_per_req_cpu", "num_correct_drafts_per_req_cpu")
+# What a message to clients has beside tokens: log probabilities of these, and of prompts.
+_SCORES: Final = ("output_token_logprobs_val", "input_token_logprobs_val")
 # Where requests are that are in no batch: those whose grammars are compiled, and those of a worker of a pair.
 _QUEUES: Final = (
     *("grammar_queue", "grammar_manager"),
@@ -98,7 +100,9 @@ class SglangLoop(EngineSystem):
             pools["KV slots of the host"] = self._coordinator.mem_pool_host
         used = {"KV slots": self._used_tokens()}
         for what, pool in pools.items():
-            size = pool.size + getattr(pool, "pre_alloc_size", 0)  # rows for KV that a decode worker waits for
+            size = pool.size + getattr(
+                pool, "pre_alloc_size", 0
+            )  # rows for KV that a decode worker waits for
             used[what] = int(size - pool.available_size())
         if twice := [f"{-count} {what}" for what, count in used.items() if count < 0]:
             found = f"{' and '.join(twice)} more are free than exist: some were freed twice"
@@ -152,7 +156,8 @@ class SglangLoop(EngineSystem):
         wrap_methods(batches, of_all, of_decode_workers)
 
     def _capture_outputs(self) -> None:
-        """Take the messages that would go to clients: of them, the ends of requests that never ran."""
+        """Take the messages that would go to clients."""
+        self._bridge.streams = True
         channels = getattr(self.scheduler, "ipc_channels", self.scheduler)
         for name in ("send_to_tokenizer", "send_to_detokenizer"):
             getattr(channels, name).send_output = self._sent
@@ -354,13 +359,17 @@ class SglangLoop(EngineSystem):
         return out
 
     def _sent(self, message: Any, *_: Any, **__: Any) -> None:
-        """The end of a request that was refused, or that SGLang aborts."""
+        """What clients are sent: tokens, log probabilities and ends."""
         if type(message).__name__ == "AbortReq":
             reason = getattr(message, "finished_reason", None) or {}
             text = reason.get("message", "") if isinstance(reason, dict) else str(reason)
             self._reports.end(message.rid, self._aborted_end(message.rid, text))
         elif (ids := getattr(message, "rids", None)) is not None:
-            for request_id, reason in zip(ids, message.finished_reasons, strict=True):
+            scores = [getattr(message, name, None) or [()] * len(ids) for name in _SCORES]
+            entries = zip(ids, message.finished_reasons, message.output_ids, *scores, strict=True)
+            for request_id, reason, tokens, logprobs, of_prompt in entries:
+                known = [score for score in of_prompt if score is not None]  # its first token has none
+                self._reports.streamed(request_id, tokens, reason is not None, logprobs, known)
                 if isinstance(reason, dict) and reason.get("type") == "abort":
                     text = reason.get("message", "")
                     self._reports.end(request_id, self._aborted_end(request_id, text))

@@ -120,6 +120,69 @@ def test_a_token_that_changes_after_it_was_reported_fails_the_run() -> None:
         bridge.advance("r0", [7, 5, 9])
 
 
+TOLD: Any = ([7, 8], True)  # the message that has the last tokens
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([([7], False), ([], False), ([8], True)], ""),
+        ([TOLD], ""),
+        ([([7], False), TOLD], "token 7 as output token 1 instead of token 8"),
+        ([([7, 8], False), TOLD], "token 7 as output token 2 instead of the end"),
+        ([([8], False), ([7], True)], "token 8 as output token 0 instead of token 7"),
+        ([([7], True)], "the end as output token 1 instead of token 8"),
+        ([([7], True), ([8], True)], "the end as output token 1 instead of token 8"),
+        ([([7, 8], False)], "nothing as output token 2 instead of the end"),
+        ([], "nothing as output token 0 instead of token 7"),
+    ],
+    ids=["parts", "whole", "twice", "all twice", "order", "lost", "early end", "no end", "no message"],
+)
+def test_a_request_has_failed_if_its_client_was_not_sent_all_tokens_in_order_and_the_end(
+    messages: Sequence[tuple[Sequence[int], bool]], says: str
+) -> None:
+    bridge, log, _ = bridge_of(Source(0))
+    bridge.streams = True
+    bridge.due(True)
+    for tokens, ended in messages:  # before the engine's tokens are read, or after
+        bridge.streamed("r0", tokens, ended)
+        bridge.advance("r0", [7, 8])
+    bridge.advance("r0", [7, 8])
+    bridge.end("r0", EndOfRequest(Status.FINISHED, "length"))
+    bridge.streamed("r0", [9], True)  # of a request that has ended
+    failed = ("r0", Status.FAILED, f"its client was sent {says}")
+    assert log.ends == [failed if says else ("r0", Status.FINISHED, "length")]
+
+
+@pytest.mark.parametrize(
+    ("streams", "end"),
+    [(True, EndOfRequest(Status.ABORTED, "gone")), (False, EndOfRequest(Status.FINISHED, "length"))],
+    ids=["aborted", "messages are not reported"],
+)
+def test_other_streams_are_not_judged(streams: bool, end: EndOfRequest) -> None:
+    bridge, log, _ = bridge_of(Source(0))
+    bridge.streams = streams
+    bridge.due(True)
+    bridge.advance("r0", [7, 8])
+    bridge.end("r0", end)
+    assert log.ends == [("r0", *end)]
+
+
+def test_log_probabilities_of_messages_are_kept_if_they_were_asked_for() -> None:
+    bridge, _, _ = bridge_of(Source(0, 0, 0))
+    asked = [SamplingParams(), SamplingParams(logprobs=True), SamplingParams(prompt_logprobs=True)]
+    requests = bridge.due(True)
+    for request, sampling in zip(requests, asked, strict=True):
+        request.sampling = sampling
+        bridge.streamed(request.id, [7], False, [-1.5], [-2.5])
+        bridge.streamed(request.id, [8], True, [-0.5])
+    assert [(request.output_logprobs, request.prompt_logprobs) for request in requests] == [
+        ([], []),
+        ([-1.5, -0.5], []),
+        ([], [-2.5]),
+    ]
+
+
 @pytest.mark.parametrize(
     ("rows", "penalised", "ended", "steady"),
     [

@@ -276,6 +276,27 @@ def test_what_sglangs_arguments_refuse_is_refused_in_its_words() -> None:
         run("sglang==0.5.9", *TREES, scenario="spec_v2")
 
 
+def test_a_message_has_tokens_log_probabilities_and_the_end() -> None:
+    loop: Any = object.__new__(SglangLoop)
+    loop._reports = Mock()
+    message = SimpleNamespace(
+        rids=["r0", "r1"],
+        finished_reasons=[None, {"type": "length"}],
+        output_ids=[array("q", [5]), array("q", [6, 7])],
+        output_token_logprobs_val=[[-0.5], [-0.6, -0.7]],
+        input_token_logprobs_val=[[None, -2.5], []],
+    )
+    loop._sent(message)
+    message.output_token_logprobs_val = message.input_token_logprobs_val = None  # nothing was asked for
+    loop._sent(message)
+    assert [call.args for call in loop._reports.streamed.call_args_list] == [
+        ("r0", array("q", [5]), False, [-0.5], [-2.5]),
+        ("r1", array("q", [6, 7]), True, [-0.6, -0.7], []),
+        ("r0", array("q", [5]), False, (), []),
+        ("r1", array("q", [6, 7]), True, (), []),
+    ]
+
+
 def test_a_method_with_another_name_is_no_step_that_is_not_counted() -> None:
     class ScheduleBatch:
         def prepare_for_extend(self) -> None: ...
@@ -288,7 +309,7 @@ def test_a_request_that_sglang_accepts_and_then_aborts_of_its_own_accord_has_fai
     ends: dict[str, Any] = {}
     loop: Any = object.__new__(SglangLoop)
     loop._reports, loop._accepted, loop._aborted = (
-        SimpleNamespace(end=ends.__setitem__),
+        SimpleNamespace(end=ends.__setitem__, streamed=Mock()),
         set(),
         {"gone": "left"},
     )
@@ -296,7 +317,7 @@ def test_a_request_that_sglang_accepts_and_then_aborts_of_its_own_accord_has_fai
     batch = [SimpleNamespace(rid=name, to_finish=mark, cached_tokens=0) for name, mark in marks.items()]
     loop._cached(SimpleNamespace(reqs=batch))
     reason = {"type": "abort", "message": "no rows"}
-    loop._sent(SimpleNamespace(rids=list(marks), finished_reasons=[reason] * 3))
+    loop._sent(SimpleNamespace(rids=list(marks), finished_reasons=[reason] * 3, output_ids=[[]] * 3))
     assert ends == {
         "accepted": (Status.FAILED, "no rows"),
         "gone": (Status.ABORTED, "left"),
