@@ -41,12 +41,14 @@ _REFUSED: Final = {
 _REFUSED_OWN: Final = {
     "speculation": "a draft of SGLang's own, which takes layers of the target (get_embed_and_head)",
     "hisparse": "CUDA kernels of its sparse attention (DeepseekSparseAttnBackend)",
+    "prompt logprobs": "hidden states in the place of logits (LogitsProcessor.forward)",
 }
 # The same with KV on the host.
 _REFUSED_HOSTED: Final = {
     "values none": "tags in the host's pool, which SGLang has not (MLATokenToKVPoolHost)",
     "disaggregation": "KV that lands on the host, beside buffers that begin empty"
     " (HiSparseCoordinator.admit_request_direct)",
+    "prompt logprobs": "hidden states in the place of logits (LogitsProcessor.forward)",
 }
 _NO_IDS: Final = "values: what stages send has no place for the ids by which KV is tagged (PPProxyTensors)"
 _PIP_NAMES: Final = {

@@ -13,6 +13,7 @@ import torch
 
 from ....scenarios.combinations import MODES
 from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
+from ....sched.kernels.rows import embedding
 from ....sched.model.runner import ModelRunner as DecoderRunner
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
@@ -227,11 +228,26 @@ class RunnerStub:
 
     def _logits(self, runner: Any, batch: Any) -> Any:
         processor = import_module("sglang.srt.layers.logits_processor")
+        if batch.return_logprob and processor.LogitsMetadata.from_forward_batch(batch).extend_return_logprob:
+            return self._scored(runner, batch, processor)
         logits, hidden = self._computed(runner, batch)
         if not runner.is_draft_worker and not runner.pp_group.is_last_rank:
             batches = import_module("sglang.srt.model_executor.forward_batch_info")
             return batches.PPProxyTensors(dict(zip(_PROXIES, runner.output.proxies, strict=False)))
         return processor.LogitsProcessorOutput(next_token_logits=logits, hidden_states=hidden)
+
+    def _scored(self, runner: Any, batch: Any, module: Any) -> Any:
+        """The output for prompts whose log probabilities were asked for: SGLang computes them from hidden states."""
+        model = runner.engine_model
+        decoder = model.bare_decoder(runner.req_to_token_pool.req_to_token)
+        made = decoder_batch(batch, model.config.context_len)
+        processor = module.LogitsProcessor(runner.model_config.hf_text_config)
+        processor._get_logits = lambda states, *_, **__: decoder.logits(states)
+        with self._reports.range("model", batch.batch_size, self._bridge.step):
+            hidden = decoder.layers(embedding(made.input_ids, decoder.weights.embedding), made)
+            output = processor(batch.input_ids, hidden, None, batch)
+        runner.output = ModelOutput(output.next_token_logits)
+        return output
 
     def _computed(self, runner: Any, batch: Any) -> Sequence[torch.Tensor | None]:
         """Logits, and hidden states where a draft needs them."""

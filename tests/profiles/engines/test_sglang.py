@@ -85,11 +85,13 @@ OWN = "engine.model_runner=own"
 OWN_REFUSED = (
     f"spec_v2 {OWN}",
     f"mixed {OWN} engine.pipeline.stages=2 engine.overlap=auto device.values=none",
+    f"logprobs {OWN}",
 )
 HOSTED_REFUSED = (
     "hisparse device.values=none",
     "hisparse engine.disaggregation.mode=pair",
     f"hisparse {OWN}",
+    "hisparse workload.sampling.prompt_logprobs=true",
 )
 REFUSED = (
     *HOSTED_REFUSED,
