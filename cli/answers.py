@@ -196,7 +196,7 @@ class RunAnswer(Answer):
                 raise AssertionError(f"tokens cannot be compared: {difference}")
         found = first_divergence(self.result, other.result, seed=self.result.scenario.seed or 0)
         if found is not None:
-            raise AssertionError(f"tokens differ, {divergence_text(found)}")
+            raise AssertionError(divergence_text(found))
 
 
 class WorthAnswer(RunAnswer):

@@ -35,8 +35,6 @@ class EndOfRequest(NamedTuple):
 
 
 LOST: Final = EndOfRequest(Status.FAILED, "lost: the scheduler is idle and has not answered it")
-
-
 _END: Final = -1  # of what a client is sent, behind its tokens
 
 
@@ -206,12 +204,9 @@ class RunBridge:
         if request is None:
             return
         sent = self._sent.pop(request_id, ())
-        if (
-            self.streams
-            and end.status is Status.FINISHED
-            and (fault := _wrong_stream(sent, request.output_ids))
-        ):
-            end = EndOfRequest(Status.FAILED, fault)
+        if self.streams and end.status is Status.FINISHED:
+            fault = _wrong_stream(sent, request.output_ids)
+            end = EndOfRequest(Status.FAILED, fault) if fault else end
         request.status, request.reason = end
         request.finished_at = self._clock.now()
         self.observer.ended(request)

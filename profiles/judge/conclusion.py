@@ -164,21 +164,22 @@ def _tokens(found: Comparison) -> str:
     ends = [text for a, b in pairs if a.scenario.seed == b.scenario.seed for text in other_ends(b, a)]
     ended = listed(ends, 1)
     if found.trials.divergence is not None:
-        return "; ".join(filter(None, (f"tokens differ, {divergence_text(found.trials.divergence)}", ended)))
+        return "; ".join(filter(None, (divergence_text(found.trials.divergence), ended)))
     if found.trials.tokens != "equal":
         return f"tokens: {found.trials.tokens}"
     return f"tokens equal, but {ended}" if ended else "tokens equal"
 
 
 def divergence_text(where: Divergence) -> str:
-    """The request, position and step of the first difference, and the token of each side."""
+    """That tokens differ, with the request, position and step of the first difference, and the token of each side; or
+    what differs beside tokens."""
     if where.request is None:
-        return f"first with seed {where.seed}: {where.beside}"
+        return f"outputs differ, first with seed {where.seed}: {where.beside}"
     steps = " and ".join(str(step) for step in (where.step_a, where.step_b) if step is not None)
     tokens = ["the end" if token is None else str(token) for token in (where.token_a, where.token_b)]
     margins = " and ".join(f"{m:.3g}" for m in (where.margin_a, where.margin_b) if m is not None)
     return (
-        f"first with seed {where.seed} in request {where.request} at position {where.position}"
+        f"tokens differ, first with seed {where.seed} in request {where.request} at position {where.position}"
         f" (step {steps or 'unknown'}): A says {tokens[0]} and B {tokens[1]}, margin {margins or 'unknown'}"
     )
 

@@ -31,8 +31,8 @@ _MISSING: Final = object()
 # vocabulary. Another row, position or temperature changes them by more.
 LOGPROB_ERROR: Final = 1e-4
 _NOT_NAMED: Final = (
-    "the tokens were not kept or are the same, but an embedding or a log probability differs, or a tag of a finished"
-    " request's KV does not add up"
+    "what differs was not kept: tokens, an embedding, a log probability, or a tag of a finished request's KV that does"
+    " not add up"
 )
 _LONGEST: Final = 300  # characters of a value in a message
 _LONGEST_REASON: Final = 120  # of the end of a request

@@ -68,7 +68,10 @@ def test_another_log_probability_is_named_with_its_token(
     assert said(found, own) == [f"{what} {right - 0.15:.6g}, the other {right:.6g}"]
     where = first_divergence(own, found, seed=3)
     assert where is not None
-    assert divergence_text(where) == f"first with seed 3: {what} {right:.6g}, the other {right - 0.15:.6g}"
+    assert (
+        divergence_text(where)
+        == f"outputs differ, first with seed 3: {what} {right:.6g}, the other {right - 0.15:.6g}"
+    )
 
 
 def test_another_log_probability_of_the_prompt_is_named(

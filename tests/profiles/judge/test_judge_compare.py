@@ -232,7 +232,7 @@ def test_requests_that_ended_otherwise_are_reported(trials, result):
     said = "request r0 ended finished (stop) instead of finished (length) and 4 more"
     assert f"tokens equal, but {said}; " in text
     text = conclusion(judge(trials(b={"requests": rows, "outputs.digest": "0" * 64})), a="x", b="y")
-    assert "; tokens differ, first with seed 0" in text and text.endswith(f"; {said}.")
+    assert "; outputs differ, first with seed 0" in text and text.endswith(f"; {said}.")
 
 
 def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
@@ -444,6 +444,6 @@ def page(content, *, width: int = 120) -> str:
 def test_the_conclusion_of_other_tokens_has_no_speed(trials):
     text = conclusion(judge(trials(b={"outputs.digest": "0" * 64})), a="x", b="y")
     assert text.startswith(
-        "y against x on mixed (emulated h200, 5 seeds): inconclusive: OUTPUT_DIFF; tokens differ"
+        "y against x on mixed (emulated h200, 5 seeds): inconclusive: OUTPUT_DIFF; outputs differ"
     )
     assert "throughput" not in text
