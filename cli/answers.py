@@ -24,7 +24,7 @@ from .text import echo
 
 if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
-    from ..profiles.measure.budget import RunOutcome
+    from ..profiles.measure.budget import Breach
     from ..profiles.record.result import Result
 
 Library = Literal["pandas", "polars"]
@@ -122,19 +122,8 @@ class Answer(ABC):
 class RunAnswer(Answer):
     """One run. ``result`` is the typed form of its document."""
 
-    outcome: RunOutcome
+    result: Result
     file: ClassVar = "result.json"
-
-    @classmethod
-    def of(cls, result: Result) -> RunAnswer:
-        """A stored result, held against its scenario's budget."""
-        from ..profiles.measure.budget import RunOutcome, asked, breaches
-
-        return cls(RunOutcome(result, tuple(breaches(asked(result).budget, result)), ()))
-
-    @property
-    def result(self) -> Result:
-        return self.outcome.result
 
     @property
     def document(self) -> Document:
@@ -144,24 +133,32 @@ class RunAnswer(Answer):
     def is_good(self) -> bool:
         from .run import exit_code
 
-        return exit_code(self.outcome) == 0
+        return exit_code(self.result) == 0
+
+    @property
+    def _broken(self) -> list[Breach]:
+        """What the run broke of its scenario's budget."""
+        from ..profiles.measure.budget import asked, breaches
+
+        return breaches(asked(self.result).budget, self.result)
 
     def page(self, width: int = WIDE, *, few: bool = False) -> Page:
         lines = result_page.FEW if few else LINES
-        return result_page.page(self.document, width, breaches=self.outcome.breaches, lines=lines)
+        return result_page.page(self.document, width, breaches=self._broken, lines=lines)
 
     def show(self, form: Format, *, every_table: bool = False) -> None:
         """Broken budgets and hazards also go to stderr where stdout is a document."""
-        from ..profiles.measure.budget import untested_text
+        from ..profiles.measure.budget import asked, untested, untested_text
 
         super().show(form, every_table=every_table)
-        if form != "table" and self.outcome.breaches:
-            for line in result_tables.budget(self.outcome.breaches):
+        if form != "table" and (broken := self._broken):
+            for line in result_tables.budget(broken):
                 echo(line.plain, err=True)
-        if form != "table" and self.outcome.undeclared:
+        if form != "table" and self.result.undeclared:
             echo(hazard_lines(self.document["hazards"]), err=True)
-        for kind in self.outcome.untested:
-            echo(f"expect: {untested_text(kind, self.outcome.result)}", err=True)
+        if self.exit_code is not None:  # not of a stored answer
+            for kind in untested(asked(self.result).budget, self.result):
+                echo(f"expect: {untested_text(kind, self.result)}", err=True)
 
     def to_csv(self) -> str:
         return result_page.csv_of([self.document])
@@ -296,7 +293,7 @@ class LadderAnswer(DocumentAnswer):
     def runs(self) -> list[RunAnswer]:
         from ..profiles.record.result import Result
 
-        return [RunAnswer.of(Result.from_document(rung["result"])) for rung in self.content["rungs"]]
+        return [RunAnswer(Result.from_document(rung["result"])) for rung in self.content["rungs"]]
 
     @property
     def is_good(self) -> bool:
@@ -340,7 +337,7 @@ def stored(path: Path, reader: Reader) -> Answer:
         document = read_json(path) if path.suffix == ".json" and path.is_file() else None
     kind = next((_KINDS[key] for key in _KINDS if isinstance(document, dict) and key in document), None)
     if not isinstance(document, dict) or kind is None:
-        return RunAnswer.of(reader.read(path))
+        return RunAnswer(reader.read(path))
     answer = kind(document)
     try:
         answer.page()

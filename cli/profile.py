@@ -23,8 +23,8 @@ from .arguments import (
 from .text import echo
 
 if TYPE_CHECKING:
-    from ..profiles.measure.budget import RunOutcome
     from ..profiles.platform.resolve import Resolved
+    from ..profiles.record.result import Result
     from .answers import RunAnswer
 
 Graphs = Literal["graph", "node"]
@@ -58,14 +58,14 @@ def profile(
     question = resolved(scenario, overrides, relay=relay)
     make_output_dir(output_dir)
     if tool == "torch":
-        outcome = _with_torch(question, output_dir, device)
+        result = _with_torch(question, output_dir, device)
     else:
         arguments = [str(scenario), *(f"--set={text}" for text in with_relay(relay, overrides))]
-        outcome = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
-    return RunAnswer(outcome, exit_code=0).kept(output_dir)
+        result = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
+    return RunAnswer(result, exit_code=0).kept(output_dir)
 
 
-def _with_torch(question: Resolved, output_dir: Path, device: Device) -> RunOutcome:
+def _with_torch(question: Resolved, output_dir: Path, device: Device) -> Result:
     """Runs the two passes of a run on CUDA, and keeps the trace of the second one."""
     from ..profiles.platform.machine import MachineError
     from ..profiles.ranks.execute import Options, execute
@@ -79,9 +79,9 @@ def _with_torch(question: Resolved, output_dir: Path, device: Device) -> RunOutc
     kept = output_dir / "capture.json.gz"
     options = Options(device="cuda", command=command_line(), keep_trace=kept)
     with TimelineRecording(output_dir / FILE) as recording:
-        outcome = execute(question, question.relays[0], options, extra_sink=recording)
+        result = execute(question, question.relays[0], options, extra_sink=recording)
     echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
-    return outcome
+    return result
 
 
 def _with_nsys(
@@ -92,9 +92,8 @@ def _with_nsys(
     device: Device,
     graphs: Graphs,
     nsys: str | None,
-) -> RunOutcome:
+) -> Result:
     from ..profiles.captures.nsys.record import RecordingRequest, find, recorded
-    from ..profiles.measure.budget import RunOutcome
     from ..profiles.run.machines import device_kind
 
     tool = find(nsys, os.environ)
@@ -109,4 +108,4 @@ def _with_nsys(
         err=True,
     )
     run = result.run.model_copy(update={**clock.run(), "wall_s": result.run.wall_s})
-    return RunOutcome(result.model_copy(update={"run": run}), (), ())
+    return result.model_copy(update={"run": run})

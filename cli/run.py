@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,7 +15,6 @@ from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
 from .worth import with_worth
 
 if TYPE_CHECKING:
-    from ..profiles.measure.budget import RunOutcome
     from ..profiles.platform.engine_choice import EngineChoice
     from ..profiles.platform.resolve import Resolved
     from ..profiles.ranks.execute import Options
@@ -92,18 +91,17 @@ def run(
 
     with timelines(output_dir, wanted=picture) as folder:
         recorded = replace(options, record=folder)
-        outcome = execute(question, question.relays[0], recorded, observe=run_progress)
-        drawing = drawn(outcome.result, folder) if picture else ()
+        result = execute(question, question.relays[0], recorded, observe=run_progress)
+        drawing = drawn(result, folder) if picture else ()
     if ranges:
-        outcome = replace(outcome, result=_with_ranges(question, outcome.result))
+        result = _with_ranges(question, result)
     if worth:
-        outcome = replace(outcome, result=with_worth(question, outcome.result))
-    unasked = {arguments.budget_kind(budget) for budget in expect} & {*outcome.untested}
+        result = with_worth(question, result)
     return RunAnswer(
-        outcome,
+        result,
         picture=drawing,
-        remarks=[*_printed(other), *_remarks(outcome.result)],
-        exit_code=exit_code(outcome) or (GATE_FAILED if unasked else 0),
+        remarks=[*_printed(other), *_remarks(result)],
+        exit_code=exit_code(result, [*map(arguments.budget_kind, expect)]),
     ).kept(output_dir)
 
 
@@ -181,7 +179,7 @@ def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer
             ("engine", "relays"), "an answer has one relay: give it as relay"
         )
     found = climb(question, options, observe=run_progress)
-    codes = [0 if found.tokens_agree else GATE_FAILED, *(exit_code(rung.outcome) for rung in found.rungs)]
+    codes = [0 if found.tokens_agree else GATE_FAILED, *(exit_code(rung.result) for rung in found.rungs)]
     if worth:
         try:
             with status("counterfactual runs") as notice:
@@ -213,12 +211,16 @@ def _remarks(result: Result) -> Iterator[str]:
     yield from (f"did not happen: {fault}" for fault in result.run.missed)
 
 
-def exit_code(outcome: RunOutcome) -> int:
-    result = outcome.result
+def exit_code(result: Result, expected: Collection[str] = ()) -> int:
+    """``expected``: kinds of steps that have to occur, since a budget of them was given."""
+    from ..profiles.measure.budget import asked, breaches, untested
+
     if result.run.cancelled:
         return INTERRUPTED
     statuses = {row.status for row in result.requests}
     finished_nothing = bool(statuses) and statuses.isdisjoint(("finished", "aborted"))
     if result.run.failure or finished_nothing or "failed" in statuses:
         return WORKLOAD_FAILED
-    return GATE_FAILED if outcome.breaches or outcome.undeclared else 0
+    budget = asked(result).budget
+    missing = {*expected} & {*untested(budget, result)}
+    return GATE_FAILED if missing or result.undeclared or breaches(budget, result) else 0

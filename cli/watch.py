@@ -41,7 +41,6 @@ def watch(
     after what it had used of the GPU was printed.
     """
     python, script, *arguments = _program(command)
-    from ..profiles.measure.budget import RunOutcome
     from ..profiles.programs.watch import WatchRequest, run_watched
     from .answers import RunAnswer
 
@@ -50,10 +49,10 @@ def watch(
     request = WatchRequest(script, tuple(arguments), hardware, hazards == "on", meaning, tuple(hollow or ()))
     found = run_watched(python, request)
     found = found.model_copy(update={"run": found.run.model_copy(update=clock.run())})
-    outcome, failure = RunOutcome(found, (), ()), found.run.failure
+    failure = found.run.failure
     remarks = [] if failure is None else [f"schedbench: {script}: {failure}"]
-    code = WORKLOAD_FAILED if remarks else GATE_FAILED if outcome.undeclared else 0
-    return RunAnswer(outcome, remarks=remarks, exit_code=code).kept(output_dir)
+    code = WORKLOAD_FAILED if remarks else GATE_FAILED if found.undeclared else 0
+    return RunAnswer(found, remarks=remarks, exit_code=code).kept(output_dir)
 
 
 def _program(command: list[str]) -> list[str]:

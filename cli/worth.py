@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,9 +55,9 @@ def worth(
     options = Options(device="vgpu", command=arguments.command_line())
     require_changeable(question, options)
     arguments.make_output_dir(output_dir)
-    outcome = execute(question, question.relays[0], options, observe=run_progress)
-    outcome = replace(outcome, result=with_worth(question, outcome.result, rooms=0 if quick else rooms))
-    return WorthAnswer(outcome, exit_code=exit_code(outcome)).kept(output_dir)
+    result = execute(question, question.relays[0], options, observe=run_progress)
+    result = with_worth(question, result, rooms=0 if quick else rooms)
+    return WorthAnswer(result, exit_code=exit_code(result)).kept(output_dir)
 
 
 def with_worth(question: Resolved, result: Result, *, rooms: int = ROOMS) -> Result:

@@ -16,7 +16,7 @@ from ..run.crash import Crash
 from ..vgpu.adversary.executor import POISONED
 from ..vgpu.adversary.order import COMMON_STRATEGIES, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
-from .runs import attempt_result
+from .runs import attempt
 from .tokens import differences
 
 NAME = "adversary"
@@ -72,9 +72,7 @@ def _favouring(seed: int) -> bool:
 
 
 def _under(resolved: Resolved, relay: RelayChoice, seed: int) -> Result | Crash:
-    return attempt_result(
-        resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed, counted=False)
-    )
+    return attempt(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed, counted=False))
 
 
 def _differences(seed: int, found: Result | Crash, expected: Result) -> list[Evidence]:

@@ -92,10 +92,9 @@ def _request_differences(name: str, found: DraftStarts, expected: DraftStarts) -
 def _drafted(resolved: Resolved, relay: RelayChoice) -> DraftStarts | Crash:
     guard = Invariants()
     whole = with_section(resolved, "engine", chunked_prefill_size=None, radix_cache=False)
-    outcome = attempt(whole, relay, Options(device="vgpu", counted=False), guard)
-    if isinstance(outcome, Crash):
-        return outcome
-    result = outcome.result
+    result = attempt(whole, relay, Options(device="vgpu", counted=False), guard)
+    if isinstance(result, Crash):
+        return result
     finished = {row.id for row in result.requests if row.status == "finished"}
     length = result.metrics["accept_length"]
     return DraftStarts(

@@ -21,11 +21,11 @@ from .adversaries import Notice
 from .conclusion import AGAINST
 from .examine import budget, hazards, run_ended, silence
 from .report import Check, Evidence, Report, skipped, verdict
-from .runs import attempt, attempt_result, with_section
+from .runs import attempt, with_section
 
 OVERLAP: Final = "overlap"
 _COUNTS: Final = re.compile(r"(?<=\.py):\d+|\d+(?= (?:steps|times|writes)\b)")
-# Of the checks that need the outcome of the watched run.
+# Of the checks that need the result of the watched run.
 _NAMES: Final = (tokens.NAME, OVERLAP, "hazards", "budget", adversaries.NAME)
 _OPTIONS: Final = Options(device="vgpu", save_tokens=True)
 
@@ -89,15 +89,15 @@ def _checks(resolved: Resolved, seeds: Sequence[int], notice: Notice, report: Re
     """Gives ``report`` the result of the watched run."""
     relay = report.relay
     notice("watched run")
-    outcome = attempt(resolved, relay, replace(_OPTIONS, hazards=True))
-    yield run_ended(outcome)
-    if isinstance(outcome, Crash):
+    result = attempt(resolved, relay, replace(_OPTIONS, hazards=True))
+    yield run_ended(result)
+    if isinstance(result, Crash):
         yield from (skipped(name, "the run crashed") for name in _NAMES)
         return
-    result = report.result = outcome.result
+    report.result = result
     notice("reference runs")
     yield from _tokens(resolved, relay, result)
-    yield from (hazards(result.hazards), budget(outcome, kinds=len(resolved.scenario.expect)))
+    yield from (hazards(result.hazards), budget(result, kinds=len(resolved.scenario.expect)))
     notice("adversaries")
     with spread(len(seeds), result.run.wall_s, result.run.import_s) as each:
         yield adversaries.Schedules(resolved, relay, seeds, each).check(result, notice)
@@ -124,5 +124,5 @@ def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[
     if not overlapped:
         yield skipped(OVERLAP, "the run was without overlap")
         return
-    serial = attempt_result(with_section(resolved, "engine", overlap=False), relay, _OPTIONS)
+    serial = attempt(with_section(resolved, "engine", overlap=False), relay, _OPTIONS)
     yield tokens.alike(OVERLAP, result, serial, "as the engine without overlap")

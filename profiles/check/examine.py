@@ -16,7 +16,7 @@ from ...sched.relay.choice import RelayChoice
 from ..engines.adapter import find_adapter
 from ..engines.names import parse_engine
 from ..judge.likeness import in_brief
-from ..measure.budget import Breach, Offender, RunOutcome, untested_text
+from ..measure.budget import Breach, Offender, asked, breaches, untested, untested_text
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pays_from, prepare_pool, spread
 from ..platform.resolve import Resolved, speculation
@@ -60,13 +60,13 @@ class Examiner:
         with report.interruptible(("run", "invariants", "contract", *self._names)), self._spread() as each:
             without = without_references(self.resolved, relay, each)
             schedules = Schedules(self.resolved, relay, self.adversaries, each)
-            outcome, first = watched_run(self.resolved, relay, self.notice)
+            result, first = watched_run(self.resolved, relay, self.notice)
             report.checks += [*first, self._contract(relay)]
-            if not isinstance(outcome, Crash):
-                report.result = outcome.result
+            if not isinstance(result, Crash):
+                report.result = result
                 self.notice(f"{relay.state.name}: references that launches keep")
-                report.unproven = unproven(self.resolved, relay, outcome.result, without)
-            for check in self._others(relay, outcome, schedules):
+                report.unproven = unproven(self.resolved, relay, result, without)
+            for check in self._others(relay, result, schedules):
                 report.checks.append(check)
         return report
 
@@ -76,19 +76,19 @@ class Examiner:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """Of the checks that need the outcome of the watched run."""
+        """Of the checks that need the result of the watched run."""
         drafting = (drafts.NAME,) if self._speculates else ()
         return tokens.NAME, *drafting, "hazards", "budget", adversaries.NAME
 
     def checks(self, relay: RelayChoice) -> Iterator[Check]:
         """The checks of ``examine``, the cheapest first, each asked when it is read. Raises MachineError."""
         yield self._contract(relay)
-        outcome, first = watched_run(self.resolved, relay, self.notice)
+        result, first = watched_run(self.resolved, relay, self.notice)
         yield from first
-        if not isinstance(outcome, Crash):
-            yield hazards(outcome.result.hazards)
-        others = self._others(relay, outcome, Schedules(self.resolved, relay, self.adversaries, map))
-        yield from (check for check in others if isinstance(outcome, Crash) or check.name != "hazards")
+        if not isinstance(result, Crash):
+            yield hazards(result.hazards)
+        others = self._others(relay, result, Schedules(self.resolved, relay, self.adversaries, map))
+        yield from (check for check in others if isinstance(result, Crash) or check.name != "hazards")
 
     def _contract(self, relay: RelayChoice) -> Check:
         scenario = self.resolved.scenario
@@ -122,23 +122,21 @@ class Examiner:
             return nullcontext(map)
         return spread(count, reference.run.wall_s)
 
-    def _others(
-        self, relay: RelayChoice, outcome: RunOutcome | Crash, schedules: Schedules
-    ) -> Iterator[Check]:
-        if isinstance(outcome, Crash):
+    def _others(self, relay: RelayChoice, result: Result | Crash, schedules: Schedules) -> Iterator[Check]:
+        if isinstance(result, Crash):
             yield from (skipped(name, "the run crashed") for name in self._names)
             return
-        yield tokens.check_tokens(self.resolved, relay, outcome.result, self.reference)
+        yield tokens.check_tokens(self.resolved, relay, result, self.reference)
         if self._speculates:
             self.notice(f"{relay.state.name}: drafts")
             yield drafts.check_drafts(self.resolved, relay, self._drafts)
-        yield hazards(outcome.result.hazards)
-        yield budget(outcome, kinds=len(self.resolved.scenario.expect))
+        yield hazards(result.hazards)
+        yield budget(result, kinds=len(self.resolved.scenario.expect))
         if self.resolved.scenario.faults:
             yield skipped(adversaries.NAME, "at other times the scripted faults would hit other requests")
             return
         self.notice(f"{relay.state.name}: adversaries")
-        yield schedules.check(outcome.result, self.notice)
+        yield schedules.check(result, self.notice)
 
     @property
     def reference(self) -> Result | Crash:
@@ -152,20 +150,20 @@ class Examiner:
 
 def watched_run(
     resolved: Resolved, relay: RelayChoice, notice: Notice, device: DeviceChoice = "vgpu"
-) -> tuple[RunOutcome | Crash, Sequence[Check]]:
+) -> tuple[Result | Crash, Sequence[Check]]:
     """A run that is watched for hazards, and what its end and its invariants say."""
     notice(f"{relay.state.name}: watched run")
     guard = Invariants()
-    outcome = attempt(resolved, relay, Options(device=device, save_tokens=True, hazards=True), guard)
+    result = attempt(resolved, relay, Options(device=device, save_tokens=True, hazards=True), guard)
     scripted = bool(resolved.scenario.faults)
-    return outcome, (run_ended(outcome, scripted=scripted), invariants(guard, outcome))
+    return result, (run_ended(result, scripted=scripted), invariants(guard, result))
 
 
-def run_ended(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
+def run_ended(result: Result | Crash, *, scripted: bool = False) -> Check:
     """``scripted``: whether faults are scripted, so that requests may fail."""
-    if isinstance(outcome, Crash):
-        return Check("run", "failed", "crashed", (Evidence(str(outcome)),))
-    result, requests = outcome.result, outcome.result.requests
+    if isinstance(result, Crash):
+        return Check("run", "failed", "crashed", (Evidence(str(result)),))
+    requests = result.requests
     failed = [
         Evidence(f"request {row.id} failed: {in_brief(row.reason)}")
         for row in requests
@@ -181,11 +179,11 @@ def run_ended(outcome: RunOutcome | Crash, *, scripted: bool = False) -> Check:
     return verdict("run", wrong, about=f"{ends}; {failure}")
 
 
-def invariants(guard: Invariants, outcome: RunOutcome | Crash) -> Check:
+def invariants(guard: Invariants, result: Result | Crash) -> Check:
     evidence = [
         Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in guard.violations()
     ]
-    until = "as far as the run got" if isinstance(outcome, Crash) else "at every step"
+    until = "as far as the run got" if isinstance(result, Crash) else "at every step"
     return verdict(
         "invariants",
         evidence,
@@ -219,17 +217,18 @@ def _order(finding: HazardFinding) -> str:
     return f"where {second} does not wait for {first}"
 
 
-def budget(outcome: RunOutcome, *, kinds: int) -> Check:
+def budget(result: Result, *, kinds: int) -> Check:
     """``kinds`` is the number of step kinds with a budget. A kind without steps, or whose
     conditions the run does not meet, is not kept but open."""
     if not kinds:
         return skipped("budget", "the scenario has none; --expect sets one")
-    not_asked = outcome.result.not_asked
-    open_kinds = [f"no step was of kind {', '.join(outcome.untested)}"] if outcome.untested else []
+    bounds, not_asked = asked(result)
+    without_steps = untested(bounds, result)
+    open_kinds = [f"no step was of kind {', '.join(without_steps)}"] if without_steps else []
     open_kinds += [f"{kind} not asked: {reason}" for kind, reason in not_asked.items()]
-    if len(outcome.untested) + len(not_asked) == kinds:
+    if len(without_steps) + len(not_asked) == kinds:
         return skipped("budget", "; ".join(open_kinds))
-    evidence = [_breach(breach) for breach in outcome.breaches]
+    evidence = [_breach(breach) for breach in breaches(bounds, result)]
     return verdict("budget", evidence, about="; ".join(("kept by every step", *open_kinds)))
 
 
@@ -282,8 +281,8 @@ def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Re
 
 def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
     begin = time.perf_counter()
-    outcome, first = watched_run(resolved, relay, notice, "cuda")
-    result = None if isinstance(outcome, Crash) else outcome.result
+    run, first = watched_run(resolved, relay, notice, "cuda")
+    result = None if isinstance(run, Crash) else run
     found = skipped("hazards", "the run crashed") if result is None else hazards(result.hazards)
     drafting = speculation(resolved.scenario) is not None
     others = [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]

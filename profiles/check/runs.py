@@ -7,7 +7,6 @@ from dataclasses import replace
 from ...sched.relay.choice import RelayChoice
 from ..engines.client import EngineFailedError
 from ..engines.names import EngineError
-from ..measure.budget import RunOutcome
 from ..platform.machine import MachineError
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
@@ -18,11 +17,11 @@ from ..run.crash import BrokenRunError, Crash, crash_of
 
 def attempt(
     resolved: Resolved, relay: RelayChoice, options: Options, guard: Guard | None = None
-) -> RunOutcome | Crash:
-    """Execute a run and return its outcome, or how it crashed. Raises MachineError, EngineError, and KeyboardInterrupt
+) -> Result | Crash:
+    """Execute a run and return its result, or how it crashed. Raises MachineError, EngineError, and KeyboardInterrupt
     where the run was interrupted, whose result is only a part."""
     try:
-        outcome = execute(resolved, relay, options, guard=guard)
+        result = execute(resolved, relay, options, guard=guard)
     except (MachineError, EngineError):
         raise
     except EngineFailedError as error:
@@ -31,15 +30,9 @@ def attempt(
         return crash_of(error.__cause__ or error)
     except Exception as error:
         return crash_of(error)
-    if outcome.result.run.cancelled:
+    if result.run.cancelled:
         raise KeyboardInterrupt
-    return outcome
-
-
-def attempt_result(resolved: Resolved, relay: RelayChoice, options: Options) -> Result | Crash:
-    """As ``attempt``, for the result alone."""
-    outcome = attempt(resolved, relay, options)
-    return outcome if isinstance(outcome, Crash) else outcome.result
+    return result
 
 
 def with_section(resolved: Resolved, section: str, **changes: object) -> Resolved:

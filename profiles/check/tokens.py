@@ -17,7 +17,7 @@ from ..ranks.execute import Options
 from ..record.result import Abstained, RequestRow, Result
 from ..run.crash import Crash
 from .report import Check, Evidence, first_of, skipped, verdict
-from .runs import attempt_result
+from .runs import attempt
 
 NAME = "tokens"
 # What the reference run goes without, by keys of ``engine`` that are off by default.
@@ -61,7 +61,7 @@ def reference_question(resolved: Resolved) -> Resolved:
 def reference(question: Resolved) -> Result | Crash:
     """The run of a ``reference_question``."""
     options = Options(device="vgpu", save_tokens=True, counted=False)
-    return attempt_result(question, choose("latest", {}), options)
+    return attempt(question, choose("latest", {}), options)
 
 
 def promised(resolved: Resolved, relay: RelayChoice) -> bool:

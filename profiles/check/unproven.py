@@ -107,8 +107,8 @@ def _hazards_without(resolved: Resolved, relay: RelayChoice, name: str) -> Hazar
 
 
 def _hazards(resolved: Resolved, relay: RelayChoice) -> HazardsOrCrash:
-    outcome = attempt(resolved, relay, Options(device="vgpu", hazards=True, counted=False))
-    return outcome if isinstance(outcome, Crash) else outcome.result.hazards
+    result = attempt(resolved, relay, Options(device="vgpu", hazards=True, counted=False))
+    return result if isinstance(result, Crash) else result.hazards
 
 
 def _row(resolved: Resolved, relay: RelayChoice) -> RelayRow:

@@ -74,7 +74,7 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
     sink = prints if own else None
     result = execute(
         resolved, resolved.relays[0], options, observe=lambda *_: nullcontext(tokens), extra_sink=sink
-    ).result
+    )
     return Sample(result, prints.steps, dict(tokens.steps)) if own else Sample(result)
 
 
@@ -143,7 +143,7 @@ def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Pro
 
 def _run(question: Resolved) -> Result:
     """Raises KeyboardInterrupt where the run was interrupted, whose result is only a part."""
-    result = execute(question, question.relays[0], Options(device="vgpu")).result
+    result = execute(question, question.relays[0], Options(device="vgpu"))
     if result.run.cancelled:
         raise KeyboardInterrupt
     return result

@@ -221,7 +221,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     command = " ".join(arguments)
     options = Options(device=given.device, save_tokens=True, command=command, traced=not given.timed)
-    result = execute(question, question.relays[0], options).result
+    result = execute(question, question.relays[0], options)
     if given.output:
         result.write(given.output)
     return 0

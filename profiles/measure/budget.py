@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,7 +11,7 @@ from ...scenarios.conditions import unmet
 from ...scenarios.diagnosis import diagnose
 from ...scenarios.problems import KeyPath, ScenarioError, ScenarioSource, SourceLocation
 from ...scenarios.schema import Expectation, Kind
-from ..record.result import CopyRow, CountSummary, Hazards, Result, SitePart, SyncRow
+from ..record.result import CopyRow, CountSummary, Result, SitePart, SyncRow
 from .steps import STEADY, without_steps
 
 # kind -> stream -> counter -> allowed per step
@@ -152,17 +151,3 @@ def _counted(row: CopyRow | SyncRow, counter: str) -> bool:
         row.direction == direction != "kernel"
         and (not quality or quality == row.host_memory or (quality == "blocking" and row.blocking))
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """A result, what it broke of the scenario's budget, and the kinds in the budget that no step had."""
-
-    result: Result
-    breaches: tuple[Breach, ...]
-    untested: tuple[str, ...]
-
-    @property
-    def undeclared(self) -> bool:
-        """Whether the run showed a hazard that its relay state does not declare."""
-        return isinstance(self.result.hazards, Hazards) and bool(self.result.hazards.findings)

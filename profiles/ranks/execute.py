@@ -7,7 +7,7 @@ from typing import Final
 from ...scenarios.combinations import MODES, findings
 from ...scenarios.schema import Scenario
 from ...sched.relay.choice import RelayChoice
-from ..measure.budget import RunOutcome, asked, breaches, untested
+from ..measure.budget import asked
 from ..platform.inputs import scenario_part
 from ..platform.own_process import between_runs
 from ..platform.resolve import Resolved
@@ -31,7 +31,7 @@ def execute(
     observe: ObserverFactory = unobserved,
     extra_sink: ExtraSink | None = None,
     guard: Guard | None = None,
-) -> RunOutcome:
+) -> Result:
     """Run once. ``observe`` and ``guard`` see our own scheduler only. Raises MachineError,
     CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's faults broke it; EngineError and
     EngineFailedError of an engine of another project."""
@@ -48,9 +48,7 @@ def execute(
         _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
         result = _own(RunTask(resolved, relay, options, kind, observe, extra_sink, guard))
-    budget, not_asked = asked(result)
-    result = result.model_copy(update={"scenario": scenario, "not_asked": not_asked})
-    return RunOutcome(result, tuple(breaches(budget, result)), tuple(untested(budget, result)))
+    return result.model_copy(update={"scenario": scenario, "not_asked": asked(result).not_asked})
 
 
 def _require_own(scenario: Scenario) -> None:
@@ -77,4 +75,4 @@ def _own(task: RunTask) -> Result:
     return join(task.resolved, specs, reports, missed)
 
 
-__all__ = ["Options", "RunOutcome", "execute"]
+__all__ = ["Options", "execute"]

@@ -323,6 +323,11 @@ class Result(ResultModel):
         return tuple(rank.per_step for rank in self.ranks) or (self.per_step,)
 
     @property
+    def undeclared(self) -> bool:
+        """Whether the run showed a hazard that its relay state does not declare."""
+        return isinstance(self.hazards, Hazards) and bool(self.hazards.findings)
+
+    @property
     def unrecorded(self) -> str | None:
         """The reason for which there are no source lines, where copies and syncs were not recorded; else None."""
         nothing = not self.copies and not self.syncs

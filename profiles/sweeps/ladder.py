@@ -16,13 +16,12 @@ from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
 from ..judge.effects import LineEffect
 from ..judge.local import measured_times, unrepeatable
-from ..measure.budget import RunOutcome
 from ..platform.inputs import scenario_part
 from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, execute
 from ..record.provenance import ScenarioPart
-from ..record.result import SCHEMA_VERSION, Outputs
+from ..record.result import SCHEMA_VERSION, Outputs, Result
 from ..run.runner import ObserverFactory, unobserved
 from .conclusion import ladder_conclusion
 
@@ -34,12 +33,12 @@ class Rung:
     """``lines``: in which it differs from the rung before it, where their worth was computed."""
 
     relay: RelayChoice
-    outcome: RunOutcome
+    result: Result
     lines: Sequence[LineEffect] = ()
 
     @property
     def digest(self) -> str | None:
-        outputs = self.outcome.result.outputs
+        outputs = self.result.outputs
         return outputs.digest if isinstance(outputs, Outputs) else None
 
 
@@ -75,7 +74,7 @@ class Ladder:
                 {
                     "known_hazards": list(rung.relay.known_hazards(overlap=overlap, speculation=mode)),
                     "changes": changed,
-                    "result": rung.outcome.result.document(),
+                    "result": rung.result.document(),
                     "lines": [line._asdict() for line in rung.lines],
                 }
                 for rung, changed in zip(self.rungs, changes, strict=False)
@@ -109,16 +108,16 @@ def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = un
     require_alone(measured_times(resolved.scenario, options.device))
     first, *rest = (replace(resolved, relays=(relay,)) for relay in resolved.relays)
     found = [_run(options, first, observe=observe)]
-    if not found[0].result.run.cancelled:
+    if not found[0].run.cancelled:
         alone = bool(unrepeatable(first, options))
-        with nullcontext(map) if alone else spread(len(rest), found[0].result.run.wall_s) as each:
-            for outcome in each(partial(_run, options), rest):
-                found.append(outcome)
-                if outcome.result.run.cancelled:
+        with nullcontext(map) if alone else spread(len(rest), found[0].run.wall_s) as each:
+            for result in each(partial(_run, options), rest):
+                found.append(result)
+                if result.run.cancelled:
                     break
     rungs = tuple(map(Rung, resolved.relays, found))
     return Ladder(resolved, scenario_part(resolved), rungs)
 
 
-def _run(options: Options, question: Resolved, *, observe: ObserverFactory = unobserved) -> RunOutcome:
+def _run(options: Options, question: Resolved, *, observe: ObserverFactory = unobserved) -> Result:
     return execute(question, question.relays[0], options, observe=observe)

@@ -63,7 +63,7 @@ class InvariantsWithAbort(Invariants):
 
 def run_with_abort(question: Resolved, abort_on_rank: AbortOnRank) -> Result:
     """Runs the question with an abort and checks the invariants."""
-    return guarded(question, InvariantsWithAbort(abort_on_rank)).result
+    return guarded(question, InvariantsWithAbort(abort_on_rank))
 
 
 def assert_only_one_aborted(result: Result, whole: Result) -> None:

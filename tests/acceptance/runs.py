@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from schedbench.profiles.check.invariants import Invariants
-from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
@@ -74,33 +73,29 @@ def watch_runs_of(item: pytest.Item) -> None:
     _watching.set(bool(item.config.getoption("--watch") or item.get_closest_marker("wide")))
 
 
-def outcome_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> RunOutcome:
+def result_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> Result:
     """No test's run may break an invariant, or race where it is watched, whatever the test is about."""
     question = resolved(scenario, *overrides)
     return guarded(question, Invariants(), hazards=hazards)
 
 
-def executed(question: Resolved, **options: Any) -> RunOutcome:
+def executed(question: Resolved, **options: Any) -> Result:
     """Runs a question, whatever its run shows."""
     return execute(question, question.relays[0], Options(device="vgpu", **options))
 
 
-def guarded(question: Resolved, guard: Invariants, *, hazards: bool = False) -> RunOutcome:
+def guarded(question: Resolved, guard: Invariants, *, hazards: bool = False) -> Result:
     options = Options(device="vgpu", save_tokens=True, hazards=hazards or _watching.get())
     found = execute(question, question.relays[0], options, guard=guard)
     assert not guard.violations()
-    assert not found.undeclared, found.result.hazards
+    assert not found.undeclared, found.hazards
     return found
 
 
-def result_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> Result:
-    return outcome_of(scenario, *overrides, hazards=hazards).result
-
-
-def hazards_in(outcome: RunOutcome) -> Hazards:
+def hazards_in(result: Result) -> Hazards:
     """What a run that was checked for hazards shows."""
-    assert isinstance(outcome.result.hazards, Hazards)
-    return outcome.result.hazards
+    assert isinstance(result.hazards, Hazards)
+    return result.hazards
 
 
 def digest(scenario: str | Path, *overrides: str) -> str:

@@ -42,4 +42,4 @@ def test_an_abort_in_any_phase_ends_one_request_once(phase: str) -> None:
 
 @cache
 def whole() -> Result:
-    return executed(resolved("mixed", *FEW, *TIGHT), save_tokens=True).result
+    return executed(resolved("mixed", *FEW, *TIGHT), save_tokens=True)

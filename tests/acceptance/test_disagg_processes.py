@@ -39,7 +39,7 @@ wide = pytest.mark.wide
 
 def processes(scenario: str, *overrides: str) -> Result:
     question = resolved(scenario, *FEW, *overrides)
-    return executed(question, world="distributed", hazards=True, save_tokens=True).result
+    return executed(question, world="distributed", hazards=True, save_tokens=True)
 
 
 @cache

@@ -14,7 +14,7 @@ from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.data_parallel.sync import RankStatus
 from schedbench.sched.loop.workers import DataRank
 from schedbench.sched.relay.choice import choose
-from tests.acceptance.runs import each_state, hazards_in, outcome_of, resolved, result_of
+from tests.acceptance.runs import each_state, hazards_in, resolved, result_of
 from tests.conftest import RunCommand
 
 IDLING = "faults/idling"
@@ -90,7 +90,7 @@ def test_a_state_shows_the_hazards_that_it_declares(state: str, launches: tuple[
         "workload.arrival=burst",
         "workload.output_tokens={dist: uniform, min: 4, max: 40}",
     )
-    found = hazards_in(outcome_of(IDLING, *crowd, f"engine.relay={state}", *launches, hazards=True))
+    found = hazards_in(result_of(IDLING, *crowd, f"engine.relay={state}", *launches, hazards=True))
     assert not found.findings
     assert found.known == choose(state, {}).known_hazards()
 

@@ -62,7 +62,7 @@ def test_an_idle_step_drafts_nothing(state: str) -> None:
 
 def test_acceptance_is_reported_where_times_abstain() -> None:
     """As in a run of one engine, because acceptance counts tokens."""
-    found = executed(resolved("spec_v2", *FEW, *ALONE, TWO), adversary=0).result
+    found = executed(resolved("spec_v2", *FEW, *ALONE, TWO), adversary=0)
     assert isinstance(found.metrics["ttft_ms"], Abstained)
     assert value(found, "accept_length") == reference("v2")[1]
 

@@ -128,7 +128,7 @@ def test_ranks_without_requests_take_part_in_every_step() -> None:
 def test_processes_give_the_same_tokens_and_counts(launches: str) -> None:
     """The same ranks run as processes over gloo."""
     knobs = (*SMALL, TWO, *LAUNCHES[launches])
-    apart = executed(resolved("mixed", *knobs), world="distributed").result
+    apart = executed(resolved("mixed", *knobs), world="distributed")
     together = result_of("mixed", *knobs)
     assert digest_of(apart) == digest_of(together) == alone()
     assert [rank.per_step for rank in apart.ranks] == [rank.per_step for rank in together.ranks]

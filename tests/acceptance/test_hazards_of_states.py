@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.record.result import Hazards
+from schedbench.profiles.record.result import Hazards, Result
 from schedbench.profiles.run.declared_hazards import SIGNS
 from schedbench.sched.batch import FutureIndices, ScheduleBatch
 from schedbench.sched.relay import lengths, ordering, tokens
@@ -49,7 +48,7 @@ FIFTY = (
 PAGED = "engine.page_size=16"
 
 
-def watched(scenario: str, *overrides: str, hazards: bool = True) -> RunOutcome:
+def watched(scenario: str, *overrides: str, hazards: bool = True) -> Result:
     return executed(resolved(scenario, *overrides), hazards=hazards)
 
 
@@ -67,8 +66,8 @@ def watched(scenario: str, *overrides: str, hazards: bool = True) -> RunOutcome:
     ids=" ".join,
 )
 def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *CROWD, LATEST, *overrides)
-    assert hazards_in(outcome) == Hazards() and not outcome.undeclared
+    result = watched("mixed", *CROWD, LATEST, *overrides)
+    assert hazards_in(result) == Hazards() and not result.undeclared
 
 
 @pytest.mark.parametrize("scenario", ["penalties", "grammar", "retraction", "shared_prefix"])
@@ -77,8 +76,8 @@ def test_latest_shows_no_hazard_in_other_scenarios(scenario: str) -> None:
 
 
 def test_a_state_shows_exactly_its_declared_hazards() -> None:
-    outcome = watched("mixed", *CROWD)
-    assert hazards_in(outcome).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not outcome.undeclared
+    result = watched("mixed", *CROWD)
+    assert hazards_in(result).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not result.undeclared
 
 
 @pytest.mark.parametrize(
@@ -93,8 +92,8 @@ def test_a_state_shows_exactly_its_declared_hazards() -> None:
     ],
 )
 def test_states_without_the_barrier_show_their_declared_hazards(state: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *CROWD, f"engine.relay={state}")
-    assert hazards_in(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
+    result = watched("mixed", *CROWD, f"engine.relay={state}")
+    assert hazards_in(result).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not result.undeclared
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,8 @@ def test_states_without_the_barrier_show_their_declared_hazards(state: str, dead
     [("{state: latest, barrier: off}", ()), ("{state: pr26425, preparation: fused}", (DEAD_PUBLISH,))],
 )
 def test_fused_preparation_shows_hazards_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
-    outcome = watched("mixed", *CROWD, f"engine.relay={relay}")
-    assert hazards_in(outcome).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not outcome.undeclared
+    result = watched("mixed", *CROWD, f"engine.relay={relay}")
+    assert hazards_in(result).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not result.undeclared
 
 
 @pytest.mark.parametrize("values", ["real", "none"])
@@ -131,8 +130,8 @@ def test_tokens_without_a_later_decode_are_no_finding(state: str, overlap: str) 
 @pytest.mark.parametrize("state", ["pr25945", "latest"])
 def test_penalties_race_with_their_count_without_a_barrier(state: str) -> None:
     relay = f"engine.relay={{state: {state}, barrier: off, penalties: upstream}}"
-    outcome = watched("penalties", relay, "workload.requests=8")
-    assert PENALTY_STATE in hazards_in(outcome).known and not outcome.undeclared
+    result = watched("penalties", relay, "workload.requests=8")
+    assert PENALTY_STATE in hazards_in(result).known and not result.undeclared
 
 
 @pytest.mark.parametrize(
@@ -153,9 +152,9 @@ def test_a_state_shows_exactly_its_declared_hazards_under_speculation(state: str
     shown: set[str] = set()
     for sampling in ("{temperature: 0.0}", "{frequency_penalty: 0.5}"):
         # With exact penalties the schedule stream waits for the forward whenever rows change.
-        outcome = watched("faults/mixing", *overrides, f"workload.sampling={sampling}")
-        assert not outcome.undeclared, hazards_in(outcome)
-        shown |= set(hazards_in(outcome).known)
+        result = watched("faults/mixing", *overrides, f"workload.sampling={sampling}")
+        assert not result.undeclared, hazards_in(result)
+        shown |= set(hazards_in(result).known)
     assert shown == set(choose(state, {"barrier": barrier}).known_hazards(speculation="v2"))
 
 
@@ -282,7 +281,7 @@ def test_hazards_off_abstains(run_command: RunCommand) -> None:
 
 
 def test_hazard_checking_changes_nothing_else() -> None:
-    plain, seen = (watched("mixed", *CROWD, hazards=hazards).result.document() for hazards in (False, True))
+    plain, seen = (watched("mixed", *CROWD, hazards=hazards).document() for hazards in (False, True))
     for part in ("run", "environment", "hazards"):
         del plain[part], seen[part]
     assert seen.pop("ordering")  # watched for together with hazards

@@ -18,7 +18,6 @@ from tests.acceptance.runs import (
     digest_of,
     each_state,
     executed,
-    outcome_of,
     resolved,
     result_of,
     statuses,
@@ -115,7 +114,7 @@ def test_aborted_requests_end_on_every_stage() -> None:
 @pytest.mark.wide
 def test_shipped_pipelines_finish_every_request() -> None:
     for name in ("pp2", "pp4_mixed"):
-        found = outcome_of(name, "workload.requests=4", "workload.output_tokens.max=24").result
+        found = result_of(name, "workload.requests=4", "workload.output_tokens.max=24")
         assert statuses(found) == {"finished"} and found.hazards == Hazards()
         assert found.labels.world == "virtual" and not found.unrecorded
         assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
@@ -126,9 +125,7 @@ def test_shipped_pipelines_finish_every_request() -> None:
 def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
     """The same ranks run as processes over gloo."""
     question = resolved("mixed", *SMALL, f"engine.pipeline.stages={stages}", "workload.arrival=burst")
-    together, apart = (
-        executed(question, world=world, hazards=True).result for world in ("virtual", "distributed")
-    )
+    together, apart = (executed(question, world=world, hazards=True) for world in ("virtual", "distributed"))
     assert digest_of(apart) == digest_of(together) == alone("workload.arrival=burst")
     assert len(apart.ranks) == stages and statuses(apart) == {"finished"}
     assert apart.labels.world == "distributed" and apart.unrecorded
@@ -141,7 +138,7 @@ def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
 def test_processes_show_the_hazards_of_virtual_time() -> None:
     """A message carries its sender's clock, because only messages order the streams of different stages."""
     question = fault_scenario(faults()["stage-tokens-unawaited"]).broken()
-    results = [executed(question, world=world, hazards=True).result for world in ("virtual", "distributed")]
+    results = [executed(question, world=world, hazards=True) for world in ("virtual", "distributed")]
     assert isinstance(results[0].hazards, Hazards) and results[0].hazards.findings
     assert set(results[1].hazards.findings) == set(results[0].hazards.findings)
     assert "\nundeclared hazards\n" in printed(page(results[1].document(), 100))

@@ -155,7 +155,7 @@ def test_contradictory_settings_are_refused(reason: str) -> None:
 def test_auto_overlaps_v2_and_not_v1() -> None:
     def overlapped(mode: str) -> Result:
         worker = f"engine.speculative={{algorithm: eagle, mode: {mode}}}"
-        return executed(resolved("spec_v2", *SMALL, "engine.overlap=auto", worker)).result
+        return executed(resolved("spec_v2", *SMALL, "engine.overlap=auto", worker))
 
     assert set(overlapped("v1").per_step["verify"].streams) == {"schedule"}
     assert "forward" in overlapped("v2").per_step["verify"].streams

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from schedbench.profiles.check import runs
 from schedbench.profiles.check.runs import attempt
 from schedbench.profiles.judge import local
 from schedbench.profiles.platform.resolve import Resolved, ask
-from schedbench.profiles.ranks.execute import Options, RunOutcome, execute
+from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Result
 from tests.conftest import RunCommand
 
 pytestmark = [pytest.mark.wide, pytest.mark.processes]
@@ -148,20 +148,20 @@ def test_a_run_under_draws_that_fails_does_not_lose_the_verdict(
     assert set(active_children()) <= before
 
 
-def cut_short() -> tuple[Resolved, RunOutcome]:
-    """A question, and the outcome of a run that was interrupted."""
+def cut_short() -> tuple[Resolved, Result]:
+    """A question, and the result of a run that was interrupted."""
     question = ask("mixed", ["requests=1", "output_tokens=2", "values=none"])
-    outcome = execute(question, question.relays[0], Options(device="vgpu"))
-    part = outcome.result.run.model_copy(update={"cancelled": True})
-    return question, replace(outcome, result=outcome.result.model_copy(update={"run": part}))
+    result = execute(question, question.relays[0], Options(device="vgpu"))
+    part = result.run.model_copy(update={"cancelled": True})
+    return question, result.model_copy(update={"run": part})
 
 
 def test_an_interrupted_run_under_draws_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run in this process returns what it has, marked as cancelled."""
-    question, outcome = cut_short()
-    monkeypatch.setattr(local, "execute", lambda *_, **__: outcome)
+    question, result = cut_short()
+    monkeypatch.setattr(local, "execute", lambda *_, **__: result)
     with pytest.raises(KeyboardInterrupt):
-        list(local.run_each(map, question, outcome.result, [question.hardware]))
+        list(local.run_each(map, question, result, [question.hardware]))
 
 
 def test_worth_keeps_finished_runs_and_ends_its_processes(
@@ -177,8 +177,8 @@ def test_worth_keeps_finished_runs_and_ends_its_processes(
 
 
 def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    question, outcome = cut_short()
-    monkeypatch.setattr(runs, "execute", lambda *_, **__: outcome)
+    question, result = cut_short()
+    monkeypatch.setattr(runs, "execute", lambda *_, **__: result)
     with pytest.raises(KeyboardInterrupt):
         attempt(question, question.relays[0], Options(device="vgpu"))
 

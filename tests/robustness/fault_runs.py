@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from schedbench.profiles.record.result import Outputs, Result
 from schedbench.scenarios.failures import phases, rank_names
-from tests.acceptance.runs import executed, outcome_of, resolved
+from tests.acceptance.runs import executed, resolved, result_of
 
 FEW = (
     "model.preset=tiny-deep",
@@ -56,19 +56,19 @@ def deaths(world: str, *counts: int) -> Iterator[Death]:
 @cache
 def whole(*overrides: str) -> Result:
     """Returns the same run without faults."""
-    return executed(resolved("mixed", *FEW, *overrides), save_tokens=True).result
+    return executed(resolved("mixed", *FEW, *overrides), save_tokens=True)
 
 
 def broken(script: str, *overrides: str) -> Result:
     """Runs with faults. Every request ends once, and those that finish have the right tokens. The surviving ranks hold
     no memory, and there is no hazard where the run was checked for them."""
-    found = outcome_of("mixed", *FEW, *overrides, script)
+    found = result_of("mixed", *FEW, *overrides, script)
     meant = {row.id: row for row in whole(*overrides).requests}
-    assert [row.id for row in found.result.requests] == list(meant)
-    for row in found.result.requests:
+    assert [row.id for row in found.requests] == list(meant)
+    for row in found.requests:
         assert row.reason
         assert row.status == "failed" or row.token_ids == meant[row.id].token_ids
-    return found.result
+    return found
 
 
 def unbroken(result: Result, *overrides: str) -> bool:

@@ -26,7 +26,7 @@ from schedbench.profiles.judge.trials import TrialPlan, TrialRequest, WorkloadEr
 from schedbench.profiles.judge.worker import SideError
 from schedbench.profiles.record.result import Result, ResultError, canonical, read
 from schedbench.scenarios.problems import ScenarioError
-from tests.acceptance.runs import outcome_of
+from tests.acceptance.runs import result_of
 from tests.profiles.cuda.conftest import Trace
 from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
 
@@ -45,7 +45,7 @@ REFUSALS = (ResultError, SideError, LikenessError, WorkloadError)
 
 @pytest.fixture(scope="module")
 def sound() -> dict[str, Any]:
-    return outcome_of("mixed", *FEW, hazards=True).result.document()
+    return result_of("mixed", *FEW, hazards=True).document()
 
 
 @rounds(150)

@@ -36,8 +36,8 @@ def run(request, tmp_path) -> tuple[Result, RecordedTimeline]:
     scenario, *more = request.param
     question = ask(scenario, (*SMALL, *more))
     with TimelineRecording(tmp_path / FILE) as recording:
-        outcome = execute(question, question.relays[0], Options(device="vgpu"), extra_sink=recording)
-    return outcome.result, read_recording(tmp_path / FILE)
+        result = execute(question, question.relays[0], Options(device="vgpu"), extra_sink=recording)
+    return result, read_recording(tmp_path / FILE)
 
 
 def written(recorded: RecordedTimeline, path: Path) -> Path:

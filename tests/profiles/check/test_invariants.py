@@ -10,9 +10,9 @@ import pytest
 
 from schedbench.profiles.check.batch_invariants import Violation, Violations
 from schedbench.profiles.check.invariants import Invariants, WatchedLink
-from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, execute
+from schedbench.profiles.record.result import Result
 from schedbench.sched.loop import launch, settle
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.model.grammar import GrammarState
@@ -31,7 +31,7 @@ def guarded(scenario: str, *overrides: str) -> Sequence[Violation]:
     return invariants.violations()
 
 
-def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> RunOutcome:
+def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> Result:
     question = resolved(scenario, *overrides)
     return execute(question, question.relays[0], Options(device="vgpu"), guard=guard)
 
@@ -71,7 +71,7 @@ def test_invariants_hold_for_other_settings(scenario: str, state: str, overrides
 
 
 def test_checking_invariants_changes_nothing() -> None:
-    plain, seen = (run(MIXING, guard=guard).result.document() for guard in (None, Invariants()))
+    plain, seen = (run(MIXING, guard=guard).document() for guard in (None, Invariants()))
     for part in ("run", "environment"):
         del plain[part], seen[part]
     assert plain == seen

@@ -9,10 +9,9 @@ import pytest
 
 from schedbench.profiles.check.runs import attempt
 from schedbench.profiles.check.unproven import NOT_EXECUTED, NOT_NEEDED, places, unproven, without_references
-from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
-from schedbench.profiles.record.result import Hazards
+from schedbench.profiles.record.result import Hazards, Result
 from schedbench.sched.relay.faults import faults
 
 SOURCE = """\
@@ -47,10 +46,10 @@ def named() -> dict[str, dict[str, str]]:
     relay = relay.broken_by(
         faults()["pd-overwritten-page"], overlap=True
     )  # without workers it changes nothing
-    outcome = attempt(question, relay, Options(device="vgpu", hazards=True))
-    assert isinstance(outcome, RunOutcome)
+    result = attempt(question, relay, Options(device="vgpu", hazards=True))
+    assert isinstance(result, Result)
     found: dict[str, dict[str, str]] = {}
-    for entry in unproven(question, relay, outcome.result, without_references(question, relay, map)):
+    for entry in unproven(question, relay, result, without_references(question, relay, map)):
         found.setdefault(entry.site.function, {})[entry.site.statement] = entry.why
     return found
 
@@ -89,9 +88,9 @@ def test_a_few_requests_can_show_that_references_are_needed() -> None:
 def test_a_run_without_a_timeline_has_the_same_requests_tokens_and_hazards() -> None:
     question = ask("faults/mixing", [*OVERRIDES, "workload.requests=6"])
     options = Options(device="vgpu", hazards=True, save_tokens=True)
-    outcomes = [
+    results = [
         attempt(question, question.relays[0], replace(options, counted=counted)) for counted in (True, False)
     ]
-    whole, bare = (outcome.result for outcome in outcomes if isinstance(outcome, RunOutcome))
+    whole, bare = (result for result in results if isinstance(result, Result))
     assert whole.per_step and not bare.per_step
     assert (whole.requests, whole.outputs, whole.hazards) == (bare.requests, bare.outputs, bare.hazards)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.check.faults import fault_scenarios
 from schedbench.profiles.cuda.hazards import HazardWatch
-from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.record.result import Abstained, Hazards
+from schedbench.profiles.record.result import Abstained, Hazards, Result
 from schedbench.profiles.record.timeline import FoundHazard
 from schedbench.profiles.run import document
 from schedbench.profiles.vgpu.device import CURRENT
@@ -178,7 +177,7 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(module, name, outside(getattr(module, name)))
     vgpu_as_cuda.install(monkeypatch)
     question = resolved("faults/mixing", "engine.relay=latest", "engine.cuda_graph=true")
-    assert run(question, "cuda").result.hazards == Hazards()
+    assert run(question, "cuda").hazards == Hazards()
     with opened() as scene:
         table, rows, graph = scene.zeros(8, 4), scene.zeros(2), scene.module.CUDAGraph()
         with scene.module.graph(graph, stream=scene.forward):
@@ -218,7 +217,7 @@ def shape(finding: FoundHazard) -> tuple[object, ...]:
 # ---- whole runs --------------------------------------------------------------------------------------------
 
 
-def run(question: Resolved, device: str) -> RunOutcome:
+def run(question: Resolved, device: str) -> Result:
     return execute(question, question.relays[0], Options(device=device, hazards=True, save_tokens=True))  # type: ignore[arg-type]
 
 
@@ -226,9 +225,9 @@ def both(question: Resolved, monkeypatch: pytest.MonkeyPatch) -> tuple[Hazards, 
     """Returns the virtual GPU's own findings and those from inside, declared or not."""
     attributed = document.hazards
     monkeypatch.setattr(document, "hazards", lambda machine, _, **about: attributed(machine, (), **about))
-    expected = run(question, "vgpu").result
+    expected = run(question, "vgpu")
     vgpu_as_cuda.install(monkeypatch)
-    found = run(question, "cuda").result
+    found = run(question, "cuda")
     assert found.outputs == expected.outputs
     assert isinstance(expected.hazards, Hazards) and isinstance(found.hazards, Hazards)
     return expected.hazards, found.hazards
@@ -286,7 +285,7 @@ def test_a_fault_gives_the_same_findings(name: str, monkeypatch: pytest.MonkeyPa
 
 def test_times_and_counts_of_a_watched_run_abstain(monkeypatch: pytest.MonkeyPatch) -> None:
     vgpu_as_cuda.install(monkeypatch)
-    result = run(resolved("mixed", *SMALLER, "workload.requests=2"), "cuda").result
+    result = run(resolved("mixed", *SMALLER, "workload.requests=2"), "cuda")
     assert all(isinstance(metric, Abstained) for metric in result.metrics.values())
     assert isinstance(result.idle, Abstained) and (result.per_step, result.copies, result.syncs) == (
         {},

@@ -500,7 +500,7 @@ def test_kernels_of_an_absent_package_are_not_counted(
         replace(question, scenario=scenario, engine=engine),
         question.relays[0],
         Options(record=tmp_path if recorded else None),
-    ).result
+    )
     part = result.labels.engine
     assert part is not None
     assert part.edge.without_effect == ("toy_kernels.begun", "toy_kernels.plan")

@@ -100,7 +100,7 @@ def results() -> dict[str, Result]:
     }  # fmt: skip
     found = {}
     for name, overrides in more.items():
-        found[name] = executed(resolved(name.removesuffix("_serial"), *few, *overrides)).result
+        found[name] = executed(resolved(name.removesuffix("_serial"), *few, *overrides))
     return found
 
 

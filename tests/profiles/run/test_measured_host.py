@@ -182,7 +182,7 @@ def test_numpy_flattens_prompts_faster_than_a_list() -> None:
 
 def results(*overrides: str) -> Sequence[Result]:
     question = ask("overlap_on", [*STEADY, *TINY, *overrides])
-    return [executed(question).result for _ in range(2)]
+    return [executed(question) for _ in range(2)]
 
 
 def test_measured_runs_are_labelled_and_never_exact() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from schedbench.cli.errors import WORKLOAD_FAILED, exit_code
-from schedbench.cli.run import exit_code as outcome_exit_code
+from schedbench.cli.run import exit_code as exit_code_of_result
 from schedbench.profiles.check.examine import run_ended
 from schedbench.profiles.ranks.virtual_link import VirtualLink
 from schedbench.profiles.run import runner, system
@@ -60,22 +59,22 @@ def test_a_loop_without_progress_ends(
 ) -> None:
     monkeypatch.setattr(runner, "run_overlapped", loop)
     monkeypatch.setattr(system, limit, 200)
-    outcome = executed(resolved("mixed", *FEW), hazards=True)
-    failure = outcome.result.run.failure
+    result = executed(resolved("mixed", *FEW), hazards=True)
+    failure = result.run.failure
     assert failure is not None and failure.startswith("no request advances: since step 0") and says in failure
     assert "none of 3 unfinished requests got a token (r0 is waiting, with 0 tokens)" in failure
-    assert outcome_exit_code(outcome) == WORKLOAD_FAILED
+    assert exit_code_of_result(result) == WORKLOAD_FAILED
     for scripted in (False, True):
-        ended = run_ended(outcome, scripted=scripted)
+        ended = run_ended(result, scripted=scripted)
         assert ended.verdict == "failed" and "no request advances" in ended.evidence[0].says
 
 
 def test_a_request_that_failed_fails_the_run() -> None:
-    outcome = executed(resolved("mixed", *FEW))
-    first, *others = outcome.result.requests
+    result = executed(resolved("mixed", *FEW))
+    first, *others = result.requests
     rows = (first.model_copy(update={"status": "failed"}), *others)
-    failed = replace(outcome, result=outcome.result.model_copy(update={"requests": rows}))
-    assert (outcome_exit_code(outcome), outcome_exit_code(failed)) == (0, WORKLOAD_FAILED)
+    failed = result.model_copy(update={"requests": rows})
+    assert (exit_code_of_result(result), exit_code_of_result(failed)) == (0, WORKLOAD_FAILED)
 
 
 def test_a_warm_up_without_progress_is_a_failed_workload(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +132,7 @@ def test_waiting_and_idle_ranks_count_as_progress(monkeypatch: pytest.MonkeyPatc
             watch.range("receive", 0, 0)
 
     monkeypatch.setattr(runner, "run_overlapped", loop)
-    assert not executed(resolved("mixed", *FEW)).result.run.failure
+    assert not executed(resolved("mixed", *FEW)).run.failure
 
 
 def test_a_worker_that_polls_for_a_lost_message_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,5 +142,5 @@ def test_a_worker_that_polls_for_a_lost_message_ends(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(VirtualLink, "wait", polling)
     monkeypatch.setattr(system, "MOST_TURNS", 2000)
     lost = "faults=[{link: [prefill 0, decode 0], tag: kv, does: drop, nth: 3}]"
-    failure = executed(resolved("faults/parting", "engine.overlap=true", lost)).result.run.failure
+    failure = executed(resolved("faults/parting", "engine.overlap=true", lost)).run.failure
     assert failure is not None and "no request advances" in failure
