@@ -91,7 +91,7 @@ def run(
 
     with timelines(output_dir, wanted=picture) as folder:
         recorded = replace(options, record=folder)
-        result = execute(question, question.relays[0], recorded, observe=run_progress)
+        result = execute(question, recorded, observe=run_progress)
         drawing = drawn(result, folder) if picture else ()
     if ranges:
         result = _with_ranges(question, result)
@@ -116,7 +116,7 @@ def _require_further_runs(question: Resolved, options: Options, *, ranges: bool,
         from ..profiles.worth.worth import require_changeable
 
         for one in question.relays:
-            require_changeable(replace(question, relays=(one,)), options)
+            require_changeable(question.with_relay(one), options)
 
 
 def _require_world(question: Resolved, world: World) -> None:

@@ -55,7 +55,7 @@ def worth(
     options = Options(device="vgpu", command=arguments.command_line())
     require_changeable(question, options)
     arguments.make_output_dir(output_dir)
-    result = execute(question, question.relays[0], options, observe=run_progress)
+    result = execute(question, options, observe=run_progress)
     result = with_worth(question, result, rooms=0 if quick else rooms)
     return WorthAnswer(result, exit_code=exit_code(result)).kept(output_dir)
 

@@ -249,7 +249,7 @@ def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector
     question = replace(ask(run.scenario, run.overrides), hardware=hardware)
     collector = PhaseCollector()
     options = Options(device="vgpu")
-    result = execute(question, question.relays[0], options, observe=collector.watch, extra_sink=collector)
+    result = execute(question, options, observe=collector.watch, extra_sink=collector)
     if result.run.cancelled:
         raise KeyboardInterrupt
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)

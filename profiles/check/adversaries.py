@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from ...sched.relay.choice import RelayChoice
 from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
@@ -33,11 +32,9 @@ class Schedules:
     """Runs of a relay under the adversaries ``seeds``. Where ``each`` maps over other processes, those that apply to
     every run begin at once."""
 
-    def __init__(
-        self, resolved: Resolved, relay: RelayChoice, seeds: Sequence[int], each: MapFunction
-    ) -> None:
-        self._run = partial(_under, resolved, relay)
-        self._name = relay.state.name if resolved.engine is None else resolved.engine.name
+    def __init__(self, question: Resolved, seeds: Sequence[int], each: MapFunction) -> None:
+        self._run = partial(_under, question)
+        self._name = question.relay.state.name if question.engine is None else question.engine.name
         self._each = each
         self._seeds = seeds
         self._certain = [seed for seed in seeds if not _favouring(seed)]
@@ -71,8 +68,8 @@ def _favouring(seed: int) -> bool:
     return COMMON_STRATEGIES <= seed < len(STRATEGIES)
 
 
-def _under(resolved: Resolved, relay: RelayChoice, seed: int) -> Result | Crash:
-    return attempt(resolved, relay, Options(device="vgpu", save_tokens=True, adversary=seed, counted=False))
+def _under(question: Resolved, seed: int) -> Result | Crash:
+    return attempt(question, Options(device="vgpu", save_tokens=True, adversary=seed, counted=False))
 
 
 def _differences(seed: int, found: Result | Crash, expected: Result) -> list[Evidence]:

@@ -7,13 +7,11 @@ requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload_schema import Fixed
-from ...sched.relay.choice import RelayChoice
 from ...sched.relay.faults import awaited_faults
 from ..platform.pool import pool
 from ..platform.resolve import Resolved, ask
@@ -98,11 +96,10 @@ def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
     question = ask(task.scenario, task.overrides)
     if task.fault is not None:
         question = with_faults(question, [task.fault], onebatch=task.onebatch)
-    [relay] = question.relays
     if task.onebatch:
-        return tuple(examine_one_batch(question, relay).checks)
+        return tuple(examine_one_batch(question).checks)
     checks = []
-    for check in Examiner(question, adversaries, references=_references).checks(relay):
+    for check in Examiner(question, adversaries, references=_references).checks(question.relay):
         checks.append(check)
         if task.fault is not None and check.verdict == "failed":
             break
@@ -115,7 +112,7 @@ def _verdict(scenario: FaultScenario, sound: tuple[Check, ...], broken: tuple[Ch
         name=fault.name,
         about=fault.about,
         reference=fault.reference,
-        state=question.relays[0].state.name,
+        state=question.relay.state.name,
         loop=_loop(scenario, question),
         sound=sound,
         broken=broken,
@@ -154,16 +151,16 @@ def shape_of(resolved: Resolved) -> BatchShape:
     return BatchShape(workload.requests, prompt.value, output.value)
 
 
-def examine_one_batch(resolved: Resolved, relay: RelayChoice) -> Report:
+def examine_one_batch(resolved: Resolved) -> Report:
     """``examine`` for a static batch: whether it ends, its tokens, and its hazards."""
     question = one_batch(resolved, shape_of(resolved))
-    return Report(relay, checks=list(_checks(question, relay)))
+    return Report(question.relay, checks=list(_checks(question)))
 
 
-def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:
+def _checks(question: Resolved) -> Iterator[Check]:
     try:
         with open_machine("vgpu", question, GatedSink(), Options(hazards=True)) as machine:
-            [times] = run_batches(question, machine, relay, [shape_of(question)])
+            [times] = run_batches(question, machine, [shape_of(question)])
             found = hazards_of(machine, (), decoded=True)
     except Exception as error:
         yield Check("run", "failed", "crashed", (Evidence(str(crash_of(error))),))
@@ -172,7 +169,7 @@ def _checks(question: Resolved, relay: RelayChoice) -> Iterator[Check]:
     yield Check("run", "passed", f"{times.shape.batch} requests ended")
     yield verdict(
         "tokens",
-        list(_differences(times, tokens.reference(replace(question, relays=())))),
+        list(_differences(times, tokens.reference(question))),
         about="as in the serial loop of latest",
     )
     yield hazards(found)

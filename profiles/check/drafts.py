@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from ...sched.relay.choice import RelayChoice, choose
+from ...sched.relay.choice import choose
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..record.result import Metric
@@ -33,17 +33,15 @@ class DraftStarts(NamedTuple):
 
 def reference_drafts(resolved: Resolved) -> DraftStarts | Crash:
     """The drafts of the same scenario in the serial loop of ``latest``, and for chains by the other worker."""
-    return _drafted(_by_another_worker(resolved), choose("latest", {}))
+    return _drafted(_by_another_worker(resolved).with_relay(choose("latest", {})))
 
 
-def check_drafts(
-    resolved: Resolved, relay: RelayChoice, reference: Callable[[], DraftStarts | Crash]
-) -> Check:
+def check_drafts(resolved: Resolved, reference: Callable[[], DraftStarts | Crash]) -> Check:
     """``reference`` returns ``reference_drafts``."""
-    why = _why_not(resolved, relay)
+    why = _why_not(resolved)
     if why:
         return skipped(NAME, why)
-    expected, found = reference(), _drafted(resolved, relay)
+    expected, found = reference(), _drafted(resolved)
     for name, run in (("the reference", expected), ("the run without chunks", found)):
         if isinstance(run, Crash):
             return Check(NAME, "failed", f"{name} crashed", (Evidence(str(run)),))
@@ -60,11 +58,11 @@ def check_drafts(
     return verdict(NAME, evidence, about=f"of {len(both)} requests they start as by {by}, bit for bit")
 
 
-def _why_not(resolved: Resolved, relay: RelayChoice) -> str:
+def _why_not(resolved: Resolved) -> str:
     spec = resolved.scenario.engine.speculative
     if spec.acceptance != "measured":
         return "acceptance was simulated"
-    if not promised(resolved, relay):
+    if not promised(resolved):
         return (
             "upstream's penalties lag under speculation: equal tokens are not promised, so neither are drafts"
         )
@@ -89,10 +87,10 @@ def _request_differences(name: str, found: DraftStarts, expected: DraftStarts) -
         yield f"request {name} was verified {len(own)} times instead of {len(meant)}"
 
 
-def _drafted(resolved: Resolved, relay: RelayChoice) -> DraftStarts | Crash:
+def _drafted(resolved: Resolved) -> DraftStarts | Crash:
     guard = Invariants()
     whole = with_section(resolved, "engine", chunked_prefill_size=None, radix_cache=False)
-    result = attempt(whole, relay, Options(device="vgpu", counted=False), guard)
+    result = attempt(whole, Options(device="vgpu", counted=False), guard)
     if isinstance(result, Crash):
         return result
     finished = {row.id for row in result.requests if row.status == "finished"}

@@ -9,7 +9,6 @@ from typing import Final
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload import params
-from ...sched.relay.choice import RelayChoice
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import spread
 from ..platform.resolve import Resolved
@@ -55,7 +54,7 @@ def examine_engine(
 def _with_crash(report: Report, resolved: Resolved, against: str) -> Report:
     wall_s = report.wall_s
     with report.interruptible((AGAINST,)):
-        crashed = isinstance(attempt(resolved, report.relay, replace(_OPTIONS, hazards=True)), Crash)
+        crashed = isinstance(attempt(resolved, replace(_OPTIONS, hazards=True)), Crash)
         about = f"the run of {against} {'crashes, too' if crashed else 'does not crash'}"
         report.checks.append(Check(AGAINST, "not applicable", about))
     return replace(report, against=against, wall_s=wall_s + report.wall_s)
@@ -78,7 +77,7 @@ def _identity(check: str, evidence: Evidence, report: Report) -> object:
 
 def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report:
     assert resolved.engine is not None
-    report = Report(resolved.relays[0], resolved.engine.name)
+    report = Report(resolved.relay, resolved.engine.name)
     with report.interruptible(("run", *_NAMES)):
         for check in _checks(resolved, seeds, notice, report):
             report.checks.append(check)
@@ -87,23 +86,22 @@ def _examine(resolved: Resolved, seeds: Sequence[int], notice: Notice) -> Report
 
 def _checks(resolved: Resolved, seeds: Sequence[int], notice: Notice, report: Report) -> Iterator[Check]:
     """Gives ``report`` the result of the watched run."""
-    relay = report.relay
     notice("watched run")
-    result = attempt(resolved, relay, replace(_OPTIONS, hazards=True))
+    result = attempt(resolved, replace(_OPTIONS, hazards=True))
     yield run_ended(result)
     if isinstance(result, Crash):
         yield from (skipped(name, "the run crashed") for name in _NAMES)
         return
     report.result = result
     notice("reference runs")
-    yield from _tokens(resolved, relay, result)
+    yield from _tokens(resolved, result)
     yield from (hazards(result.hazards), budget(result, kinds=len(resolved.scenario.expect)))
     notice("adversaries")
     with spread(len(seeds), result.run.wall_s, result.run.import_s) as each:
-        yield adversaries.Schedules(resolved, relay, seeds, each).check(result, notice)
+        yield adversaries.Schedules(resolved, seeds, each).check(result, notice)
 
 
-def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[Check]:
+def _tokens(resolved: Resolved, result: Result) -> Iterator[Check]:
     """Against our own scheduler, whose model the engine runs, and against the engine's own serial loop."""
     sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
     overlapped = overlaps(resolved.scenario)
@@ -124,5 +122,5 @@ def _tokens(resolved: Resolved, relay: RelayChoice, result: Result) -> Iterator[
     if not overlapped:
         yield skipped(OVERLAP, "the run was without overlap")
         return
-    serial = attempt(with_section(resolved, "engine", overlap=False), relay, _OPTIONS)
+    serial = attempt(with_section(resolved, "engine", overlap=False), _OPTIONS)
     yield tokens.alike(OVERLAP, result, serial, "as the engine without overlap")

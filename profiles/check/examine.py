@@ -11,7 +11,7 @@ from functools import cache, partial
 from math import inf
 from threading import Timer
 
-from ...scenarios.combinations import MODES, overlaps, staged
+from ...scenarios.combinations import MODES, overlaps
 from ...sched.relay.choice import RelayChoice
 from ..engines.adapter import find_adapter
 from ..engines.names import parse_engine
@@ -19,7 +19,7 @@ from ..judge.likeness import in_brief
 from ..measure.budget import Breach, Offender, asked, breaches, untested, untested_text
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pays_from, prepare_pool, spread
-from ..platform.resolve import Resolved, speculation
+from ..platform.resolve import Resolved, row_mode, speculation
 from ..ranks.execute import Options
 from ..record.result import Abstained, HazardFinding, Hazards, Result
 from ..run.crash import Crash
@@ -56,17 +56,17 @@ class Examiner:
 
     def examine(self, relay: RelayChoice) -> Report:
         """Raises MachineError."""
-        report = Report(relay)
+        report, question = Report(relay), self.resolved.with_relay(relay)
         with report.interruptible(("run", "invariants", "contract", *self._names)), self._spread() as each:
-            without = without_references(self.resolved, relay, each)
-            schedules = Schedules(self.resolved, relay, self.adversaries, each)
-            result, first = watched_run(self.resolved, relay, self.notice)
+            without = without_references(question, each)
+            schedules = Schedules(question, self.adversaries, each)
+            result, first = watched_run(question, self.notice)
             report.checks += [*first, self._contract(relay)]
             if not isinstance(result, Crash):
                 report.result = result
                 self.notice(f"{relay.state.name}: references that launches keep")
-                report.unproven = unproven(self.resolved, relay, result, without)
-            for check in self._others(relay, result, schedules):
+                report.unproven = unproven(question, result, without)
+            for check in self._others(question, result, schedules):
                 report.checks.append(check)
         return report
 
@@ -83,21 +83,22 @@ class Examiner:
     def checks(self, relay: RelayChoice) -> Iterator[Check]:
         """The checks of ``examine``, the cheapest first, each asked when it is read. Raises MachineError."""
         yield self._contract(relay)
-        result, first = watched_run(self.resolved, relay, self.notice)
+        question = self.resolved.with_relay(relay)
+        result, first = watched_run(question, self.notice)
         yield from first
         if not isinstance(result, Crash):
             yield hazards(result.hazards)
-        others = self._others(relay, result, Schedules(self.resolved, relay, self.adversaries, map))
+        others = self._others(question, result, Schedules(question, self.adversaries, map))
         yield from (check for check in others if isinstance(result, Crash) or check.name != "hazards")
 
     def _contract(self, relay: RelayChoice) -> Check:
-        scenario = self.resolved.scenario
-        overlap, mode, pipeline = overlaps(scenario), speculation(scenario), staged(scenario)
+        mode = row_mode(self.resolved.scenario)
+        worker = mode["speculation"]
         found = check_contract(
-            lambda: relay.row(overlap=overlap, speculation=mode, staged=pipeline),
-            overlap=overlap,
+            lambda: relay.row(**mode),
+            overlap=mode["overlap"],
             declared=relay.state.known_defects,
-            drafts=None if mode is None else partial(speculating, relay, mode),
+            drafts=None if worker is None else partial(speculating, relay, worker),
         )
         evidence = [
             Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in found.broken
@@ -122,20 +123,20 @@ class Examiner:
             return nullcontext(map)
         return spread(count, reference.run.wall_s)
 
-    def _others(self, relay: RelayChoice, result: Result | Crash, schedules: Schedules) -> Iterator[Check]:
+    def _others(self, question: Resolved, result: Result | Crash, schedules: Schedules) -> Iterator[Check]:
         if isinstance(result, Crash):
             yield from (skipped(name, "the run crashed") for name in self._names)
             return
-        yield tokens.check_tokens(self.resolved, relay, result, self.reference)
+        yield tokens.check_tokens(question, result, self.reference)
         if self._speculates:
-            self.notice(f"{relay.state.name}: drafts")
-            yield drafts.check_drafts(self.resolved, relay, self._drafts)
+            self.notice(f"{question.relay.state.name}: drafts")
+            yield drafts.check_drafts(question, self._drafts)
         yield hazards(result.hazards)
         yield budget(result, kinds=len(self.resolved.scenario.expect))
         if self.resolved.scenario.faults:
             yield skipped(adversaries.NAME, "at other times the scripted faults would hit other requests")
             return
-        self.notice(f"{relay.state.name}: adversaries")
+        self.notice(f"{question.relay.state.name}: adversaries")
         yield schedules.check(result, self.notice)
 
     @property
@@ -149,13 +150,13 @@ class Examiner:
 
 
 def watched_run(
-    resolved: Resolved, relay: RelayChoice, notice: Notice, device: DeviceChoice = "vgpu"
+    question: Resolved, notice: Notice, device: DeviceChoice = "vgpu"
 ) -> tuple[Result | Crash, Sequence[Check]]:
     """A run that is watched for hazards, and what its end and its invariants say."""
-    notice(f"{relay.state.name}: watched run")
+    notice(f"{question.relay.state.name}: watched run")
     guard = Invariants()
-    result = attempt(resolved, relay, Options(device=device, save_tokens=True, hazards=True), guard)
-    scripted = bool(resolved.scenario.faults)
+    result = attempt(question, Options(device=device, save_tokens=True, hazards=True), guard)
+    scripted = bool(question.scenario.faults)
     return result, (run_ended(result, scripted=scripted), invariants(guard, result))
 
 
@@ -276,17 +277,19 @@ def examine_on_cuda(resolved: Resolved, notice: Notice = silence) -> Sequence[Re
     from ..cuda.machine import require_one_device  # which a virtual GPU does not need
 
     require_one_device(resolved)
-    return [_on_cuda(resolved, relay, notice) for relay in resolved.relays]
+    return [_on_cuda(resolved.with_relay(relay), notice) for relay in resolved.relays]
 
 
-def _on_cuda(resolved: Resolved, relay: RelayChoice, notice: Notice) -> Report:
+def _on_cuda(question: Resolved, notice: Notice) -> Report:
     begin = time.perf_counter()
-    run, first = watched_run(resolved, relay, notice, "cuda")
+    run, first = watched_run(question, notice, "cuda")
     result = None if isinstance(run, Crash) else run
     found = skipped("hazards", "the run crashed") if result is None else hazards(result.hazards)
-    drafting = speculation(resolved.scenario) is not None
+    drafting = speculation(question.scenario) is not None
     others = [skipped(name, why) for name, why in VGPU_ONLY.items() if drafting or name != drafts.NAME]
-    return Report(relay, checks=[*first, found, *others], result=result, wall_s=time.perf_counter() - begin)
+    return Report(
+        question.relay, checks=[*first, found, *others], result=result, wall_s=time.perf_counter() - begin
+    )
 
 
 _EARLY_ENDS = (

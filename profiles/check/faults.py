@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...scenarios.combinations import MODES, overlaps, staged
-from ...scenarios.schema import Scenario
+from ...scenarios.combinations import MODES
 from ...sched.relay.choice import RelayChoice, RelayError
 from ...sched.relay.faults import FEATURES, Fault, awaited_faults, faults
 from ..platform.names import FaultError, require_faults
-from ..platform.resolve import Resolved, ask, speculation
+from ..platform.resolve import Resolved, RowMode, ask, row_mode
 
 
 def with_faults(resolved: Resolved, names: Sequence[str], *, onebatch: bool = False) -> Resolved:
@@ -20,26 +19,15 @@ def with_faults(resolved: Resolved, names: Sequence[str], *, onebatch: bool = Fa
     for fault in wanted:
         if fault.feature is not None and not MODES[fault.feature].on(resolved.scenario):
             raise FaultError(f"fault {fault.name} needs {FEATURES[fault.feature]}")
-    return replace(
-        resolved,
-        relays=tuple(
-            _faulty(relay, wanted, resolved.scenario, onebatch=onebatch) for relay in resolved.relays
-        ),
-    )
+    mode = row_mode(resolved.scenario)
+    relays = (_faulty(relay, wanted, mode, onebatch=onebatch) for relay in resolved.relays)
+    return replace(resolved, relays=tuple(relays))
 
 
-def _faulty(
-    relay: RelayChoice, wanted: Sequence[Fault], scenario: Scenario, *, onebatch: bool
-) -> RelayChoice:
+def _faulty(relay: RelayChoice, wanted: Sequence[Fault], mode: RowMode, *, onebatch: bool) -> RelayChoice:
     for fault in wanted:
         try:
-            relay = relay.broken_by(
-                fault,
-                overlap=overlaps(scenario),
-                speculation=speculation(scenario),
-                staged=staged(scenario),
-                onebatch=onebatch,
-            )
+            relay = relay.broken_by(fault, **mode, onebatch=onebatch)
         except RelayError as error:
             if relay.state.name in fault.states:
                 raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...sched.relay.choice import RelayChoice
 from ..engines.client import EngineFailedError
 from ..engines.names import EngineError
 from ..platform.machine import MachineError
@@ -15,13 +14,11 @@ from ..run.compose import Guard
 from ..run.crash import BrokenRunError, Crash, crash_of
 
 
-def attempt(
-    resolved: Resolved, relay: RelayChoice, options: Options, guard: Guard | None = None
-) -> Result | Crash:
+def attempt(question: Resolved, options: Options, guard: Guard | None = None) -> Result | Crash:
     """Execute a run and return its result, or how it crashed. Raises MachineError, EngineError, and KeyboardInterrupt
     where the run was interrupted, whose result is only a part."""
     try:
-        result = execute(resolved, relay, options, guard=guard)
+        result = execute(question, options, guard=guard)
     except (MachineError, EngineError):
         raise
     except EngineFailedError as error:

@@ -10,7 +10,7 @@ from ...scenarios.combinations import overlaps
 from ...scenarios.schema import EngineSection, RelaySection, Scenario
 from ...scenarios.workload import params
 from ...sched.loop.event_loops import ABORTED
-from ...sched.relay.choice import RelayChoice, choose
+from ...sched.relay.choice import choose
 from ..judge.likeness import other_ends, token_differences, value_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
@@ -27,7 +27,7 @@ _PLAIN = (
 )
 
 
-def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, reference: Result | Crash) -> Check:
+def check_tokens(resolved: Resolved, result: Result, reference: Result | Crash) -> Check:
     """``reference`` is the run of ``reference_question``."""
     about = f"as in {_reference_words(resolved)}"
     if isinstance(reference, Crash):
@@ -39,7 +39,7 @@ def check_tokens(resolved: Resolved, relay: RelayChoice, result: Result, referen
     reference = _aborted_alike(result, reference)
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
-    if not promised(resolved, relay):
+    if not promised(resolved):
         return skipped(
             NAME, "upstream's penalties lag under overlap and speculation: equal tokens are not promised"
         )
@@ -61,13 +61,13 @@ def reference_question(resolved: Resolved) -> Resolved:
 def reference(question: Resolved) -> Result | Crash:
     """The run of a ``reference_question``."""
     options = Options(device="vgpu", save_tokens=True, counted=False)
-    return attempt(question, choose("latest", {}), options)
+    return attempt(question.with_relay(choose("latest", {})), options)
 
 
-def promised(resolved: Resolved, relay: RelayChoice) -> bool:
+def promised(resolved: Resolved) -> bool:
     """Whether this relay gives the same tokens as every other loop and mode."""
     sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
-    exact = relay.switches["penalties"] == "exact"
+    exact = resolved.relay.switches["penalties"] == "exact"
     plain = not overlaps(resolved.scenario) and speculation(resolved.scenario) is None
     return exact or not sampling.penalised or plain
 

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ... import sched
-from ...scenarios.combinations import overlaps, staged
 from ...sched.batch import ScheduleBatch, StepResult
 from ...sched.relay import ordering
-from ...sched.relay.choice import RelayChoice
 from ...sched.relay.context import RelayContext
 from ...sched.relay.faults import Fault
-from ...sched.relay.row import RelayRow
 from ..platform.pool import MapFunction
-from ..platform.resolve import Resolved, speculation
+from ..platform.resolve import Resolved, row_mode
 from ..ranks.execute import Options
 from ..record.result import Abstained, Hazards, Result, SitePart
 from ..record.timeline import OrderKind
@@ -46,16 +43,13 @@ NOT_NEEDED = "executed, but no two accesses depend on it alone"
 
 
 def unproven(
-    resolved: Resolved,
-    relay: RelayChoice,
-    result: Result,
-    without: Mapping[str, Iterable[HazardsOrCrash | None]],
+    question: Resolved, result: Result, without: Mapping[str, Iterable[HazardsOrCrash | None]]
 ) -> Sequence[Unproven]:
     """Those of the running configuration: of the relay's policies, and of all other files in which the run orders
     something. ``result`` is of a run that was watched for hazards, ``without`` from ``without_references``. Raises
     MachineError."""
-    mode = speculation(resolved.scenario)
-    policies = {*_places_of(_row(resolved, relay)), *_places_of(relay.draft_row(mode))}
+    mode, relay = row_mode(question.scenario), question.relay
+    policies = {*_places_of(relay.row(**mode)), *_places_of(relay.draft_row(mode["speculation"]))}
     found: list[Unproven] = [
         *(Unproven(row.kind, row.site, NOT_NEEDED) for row in result.ordering if not row.needed),
         *_not_executed(result, policies),
@@ -85,35 +79,33 @@ def _not_kept(needed: Mapping[str, bool]) -> Iterator[Unproven]:
 
 
 def without_references(
-    resolved: Resolved, relay: RelayChoice, each: MapFunction
+    question: Resolved, each: MapFunction
 ) -> Mapping[str, Iterable[HazardsOrCrash | None]]:
     """By a field of ``KEPT`` that the configuration uses, the hazards of a run without those references, or None if
     they are needed in any case. Where ``each`` maps over other processes, the runs begin at once."""
-    if _row(resolved, relay).keep_alive is not ordering.keep_in_ring:
+    mode = row_mode(question.scenario)
+    if question.relay.row(**mode).keep_alive is not ordering.keep_in_ring:
         return {}
-    names = KEPT if speculation(resolved.scenario) == "v2" else (RING,)
-    return {name: each(partial(_hazards_without, resolved, relay), (name,)) for name in names}
+    names = KEPT if mode["speculation"] == "v2" else (RING,)
+    return {name: each(partial(_hazards_without, question), (name,)) for name in names}
 
 
-def _hazards_without(resolved: Resolved, relay: RelayChoice, name: str) -> HazardsOrCrash | None:
+def _hazards_without(question: Resolved, name: str) -> HazardsOrCrash | None:
     """None where few of the requests show that the references are needed, which takes shorter runs."""
     keep = ordering.keep_nothing if name == RING else _keep_without_extra
     without = Fault("", "", "", (), (), lambda row: replace(row, keep_alive=keep))
+    relay = question.relay
     changed = replace(relay, faults=(*relay.faults, without))
-    few = with_section(resolved, "workload", requests=_FEW)
-    if (resolved.scenario.workload.requests or 0) > _FEW and _hazards(few, changed) != _hazards(few, relay):
+    few = with_section(question, "workload", requests=_FEW)
+    many = (question.scenario.workload.requests or 0) > _FEW
+    if many and _hazards(few.with_relay(changed)) != _hazards(few):
         return None
-    return _hazards(resolved, changed)
+    return _hazards(question.with_relay(changed))
 
 
-def _hazards(resolved: Resolved, relay: RelayChoice) -> HazardsOrCrash:
-    result = attempt(resolved, relay, Options(device="vgpu", hazards=True, counted=False))
+def _hazards(question: Resolved) -> HazardsOrCrash:
+    result = attempt(question, Options(device="vgpu", hazards=True, counted=False))
     return result if isinstance(result, Crash) else result.hazards
-
-
-def _row(resolved: Resolved, relay: RelayChoice) -> RelayRow:
-    scenario = resolved.scenario
-    return relay.row(overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario))
 
 
 def _keep_without_extra(context: RelayContext, batch: ScheduleBatch, result: StepResult) -> None:

@@ -72,9 +72,7 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
     record = Path(order.record) if order.record else None
     options = Options(device=order.device, save_tokens=True, command=order.command, record=record)
     sink = prints if own else None
-    result = execute(
-        resolved, resolved.relays[0], options, observe=lambda *_: nullcontext(tokens), extra_sink=sink
-    )
+    result = execute(resolved, options, observe=lambda *_: nullcontext(tokens), extra_sink=sink)
     return Sample(result, prints.steps, dict(tokens.steps)) if own else Sample(result)
 
 
@@ -122,7 +120,7 @@ def margin(question: Question, order: TrialRequest, request: str, position: int)
     finder, sink = _Finder(request), GatedSink()
     with open_machine(device_kind(order.device, resolved.scenario), resolved, sink) as machine:
         sampler = ScoringSampler(machine.peek)
-        bench = PreparedRun(resolved, machine, resolved.relays[0], sink, sampler)
+        bench = PreparedRun(resolved, machine, sink, sampler)
         bench.warm_up()
         bench.measure(lambda *_: nullcontext(finder))
     if finder.found is None:
@@ -143,7 +141,7 @@ def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Pro
 
 def _run(question: Resolved) -> Result:
     """Raises KeyboardInterrupt where the run was interrupted, whose result is only a part."""
-    result = execute(question, question.relays[0], Options(device="vgpu"))
+    result = execute(question, Options(device="vgpu"))
     if result.run.cancelled:
         raise KeyboardInterrupt
     return result

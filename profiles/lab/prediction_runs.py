@@ -159,7 +159,7 @@ def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
         profile = [f"device.hardware={given.hardware.resolve()}"] if given.hardware else []
         asked = resolved(question, given.device, [*given.set, *profile])
         host = HostTimes()
-        result = execute(asked, asked.relays[0], options, extra_sink=host)
+        result = execute(asked, options, extra_sink=host)
     except Exception as error:
         broken = isinstance(error.__cause__ or error, torch.AcceleratorError)
         return FailedRun(f"{question}: {type(error).__name__}: {error}", last=broken)

@@ -120,7 +120,7 @@ def counted(question: Resolved, device: str) -> dict[str, Any]:
     sink = GatedSink()
     kind = device_kind("cuda" if device == "cuda" else "vgpu", question.scenario)
     with open_machine(kind, question, sink) as machine:
-        run = PreparedRun(question, machine, question.relays[0], sink)
+        run = PreparedRun(question, machine, sink)
         run.warm_up()
         module: Any = torch.get_device_module(machine.device)
         sites = Sites([Path(folder) for folder in sched.__path__])
@@ -201,7 +201,7 @@ def costs(question: Resolved, given: argparse.Namespace) -> int:
         return 0
     sink = GatedSink()
     with open_machine(given.device, question, sink) as machine:
-        run = PreparedRun(question, machine, question.relays[0], sink)
+        run = PreparedRun(question, machine, sink)
         run.warm_up()
         found = compared(run, (given.sides[0], given.sides[1]), given.pairs)
         label = {"device": machine.hardware.name, "emulated": machine.labels.emulated}
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     command = " ".join(arguments)
     options = Options(device=given.device, save_tokens=True, command=command, traced=not given.timed)
-    result = execute(question, question.relays[0], options)
+    result = execute(question, options)
     if given.output:
         result.write(given.output)
     return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
+from ...scenarios.combinations import overlaps, staged
 from ...scenarios.loader import PartialScenarioError, load
 from ...scenarios.problems import KeyPath, ScenarioError, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, RelaySection, Scenario, Speculative
@@ -41,6 +42,15 @@ class Resolved:
     hardware: HardwareProfile
     relays: tuple[RelayChoice, ...]
     engine: EngineChoice | None = None
+
+    @property
+    def relay(self) -> RelayChoice:
+        """The first one, which a run has: a question with several is asked in a run of each."""
+        return self.relays[0]
+
+    def with_relay(self, relay: RelayChoice) -> Resolved:
+        """The question of a run with that relay."""
+        return replace(self, relays=(relay,))
 
     @property
     def checkpoint(self) -> Path | None:
@@ -219,6 +229,18 @@ def speculation(scenario: Scenario) -> Literal["v1", "v2"] | None:
     """The speculative worker of a scenario; None without speculation."""
     spec = scenario.engine.speculative
     return None if spec.algorithm == "none" else spec.mode
+
+
+class RowMode(TypedDict):
+    """What of a scenario decides which row of its relay a run has, as arguments of ``RelayChoice``'s methods."""
+
+    overlap: bool
+    speculation: Literal["v1", "v2"] | None
+    staged: bool
+
+
+def row_mode(scenario: Scenario) -> RowMode:
+    return RowMode(overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario))
 
 
 def speculation_depth(scenario: Scenario) -> int:

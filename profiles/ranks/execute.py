@@ -6,7 +6,6 @@ from typing import Final
 
 from ...scenarios.combinations import MODES, findings
 from ...scenarios.schema import Scenario
-from ...sched.relay.choice import RelayChoice
 from ..measure.budget import asked
 from ..platform.inputs import scenario_part
 from ..platform.own_process import between_runs
@@ -25,7 +24,6 @@ _MODEL_RUNNER: Final = ("engine", "model_runner")
 
 def execute(
     resolved: Resolved,
-    relay: RelayChoice,
     options: Options,
     *,
     observe: ObserverFactory = unobserved,
@@ -42,12 +40,12 @@ def execute(
 
         specs = rank_specs(resolved)
         ranks = [spec.alone for spec in specs]
-        reports = run_engine(resolved.engine, resolved, relay, options, ranks, extra_sink)
+        reports = run_engine(resolved.engine, resolved, resolved.relay, options, ranks, extra_sink)
         result = join(resolved, specs, reports, ())
     else:
         _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
-        result = _own(RunTask(resolved, relay, options, kind, observe, extra_sink, guard))
+        result = _own(RunTask(resolved, resolved.relay, options, kind, observe, extra_sink, guard))
     return result.model_copy(update={"scenario": scenario, "not_asked": asked(result).not_asked})
 
 

@@ -30,7 +30,6 @@ from ...sched.model.runner import ModelRunner
 from ...sched.model.sampling import Sampler, TokenSampler
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer, StreamName
-from ...sched.relay.choice import RelayChoice
 from ...sched.relay.row import DraftRow, Relay, RelayRow
 from ...sched.request import RequestSource
 from ...sched.speculate.worker import Worker
@@ -66,7 +65,6 @@ class SystemParts(NamedTuple):
     """What a system is made from. ``observer``, ``clock`` and ``source`` take no host time."""
 
     resolved: Resolved
-    relay: RelayChoice
     machine: Machine
     observer: Observer
     clock: Clock
@@ -202,7 +200,7 @@ def _streams(config: EngineConfig, observer: Observer) -> Streams:
 
 
 def _relay(parts: SystemParts, config: EngineConfig, streams: Streams, slots: ReqToTokenPool) -> Relay:
-    choice, guard = parts.relay, parts.guard
+    choice, guard = parts.resolved.relay, parts.guard
     mode = None if config.speculative is None else config.speculative.mode
     row = choice.row(overlap=config.overlap, speculation=mode, staged=config.stages > 1)
     drafts = choice.draft_row(mode)

@@ -22,7 +22,6 @@ from ...sched.loop.engine import Engine
 from ...sched.loop.launch import launch_step
 from ...sched.loop.prepare import prepare_for_decode, prepare_for_extend
 from ...sched.memory.allocation import release_kv_cache
-from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
@@ -132,13 +131,11 @@ def too_large(resolved: Resolved, shape: BatchShape) -> str:
     return ""
 
 
-def run_batches(
-    resolved: Resolved, machine: Machine, relay: RelayChoice, shapes: Sequence[BatchShape]
-) -> Iterator[BatchTimes]:
+def run_batches(resolved: Resolved, machine: Machine, shapes: Sequence[BatchShape]) -> Iterator[BatchTimes]:
     """Run the batches one after the other on one engine. Where times do not repeat exactly, each runs once before."""
     largest = BatchShape(*map(max, zip(*shapes, strict=True)))
-    engine = PreparedRun(one_batch(resolved, largest), machine, relay, GatedSink()).scheduler.engine
-    appends = all(fault.appends for fault in relay.faults)
+    engine = PreparedRun(one_batch(resolved, largest), machine, GatedSink()).scheduler.engine
+    appends = all(fault.appends for fault in resolved.relay.faults)
     for shape in shapes:
         resolved_batch, steps = one_batch(resolved, shape), count(1)
         for _ in range(1 if machine.labels.exact else 2):
@@ -196,8 +193,7 @@ def document(
 ) -> Document:
     """Run all shapes that fit. ``run`` of the document is the caller's. Raises OneBatchError and
     MachineError."""
-    [relay] = resolved.relays
-    kind = device_kind(device, resolved.scenario)
+    relay, kind = resolved.relay, device_kind(device, resolved.scenario)
     refused = {shape: too_large(one_batch(resolved, shape), shape) for shape in shapes}
     fitting = [shape for shape in shapes if not refused[shape]]
     content: Document = {"labels": None}
@@ -207,7 +203,7 @@ def document(
         with open_machine(kind, whole, GatedSink()) as machine, broken_on_purpose(relay):
             content["labels"] = machine.labels.model_dump(mode="json")
             content["hardware"] = machine.hardware.model_dump(mode="json")
-            for found in run_batches(resolved, machine, relay, fitting):
+            for found in run_batches(resolved, machine, fitting):
                 times[found.shape] = found
                 notice(f"{len(times)} of {len(fitting)}")
     points = [

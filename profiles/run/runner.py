@@ -37,7 +37,7 @@ from ..measure.steps import SleepAnnouncingClock, TimelineError
 from ..measure.waiting import BubbleSink
 from ..platform.machine import Machine
 from ..platform.own_process import YOUNG_OBJECTS, is_frozen
-from ..platform.resolve import Resolved, speculation
+from ..platform.resolve import Resolved, row_mode, speculation
 from ..record.provenance import LoopName, RelayPart
 from ..record.timeline import Names, Sink, Window
 from .compose import Guard, compose
@@ -126,13 +126,9 @@ class OwnSystem(System):
         spec = self.scheduler.engine.config.speculative
         self.simulated = spec is not None and spec.acceptance is not None
         self.aborts = not isinstance(self.scheduler, PrefillWorker)
-        self._relay = parts.relay
         scenario = parts.resolved.scenario
-        self.declared_hazards = parts.relay.known_hazards(
-            overlap=overlaps(scenario),
-            speculation=speculation(scenario),
-            staged=staged(scenario),
-            split=scenario.engine.split_prefill.enabled,
+        self.declared_hazards = parts.resolved.relay.known_hazards(
+            **row_mode(scenario), split=scenario.engine.split_prefill.enabled
         )
 
     @property
@@ -150,13 +146,11 @@ class OwnSystem(System):
         loops[_loop_name(self._resolved.scenario)](self.scheduler)
 
     def relay_part(self) -> RelayPart:
-        relay, scenario = self._relay, self._resolved.scenario
+        relay, scenario = self._resolved.relay, self._resolved.scenario
         return RelayPart(
             state=relay.state.name,
             loop=_loop_name(scenario),
-            policies=relay.policies(
-                overlap=overlaps(scenario), speculation=speculation(scenario), staged=staged(scenario)
-            ),
+            policies=relay.policies(**row_mode(scenario)),
             switches=_switches(relay, scenario),
             faults=tuple(fault.name for fault in relay.faults),
         )
@@ -234,7 +228,6 @@ class PreparedRun:
 
     resolved: Resolved
     machine: Machine
-    relay: RelayChoice
     sink: GatedSink
     sampler: TokenSampler | None = None  # instead of the scheduler's own
     guard: Guard | None = None
@@ -253,7 +246,6 @@ class PreparedRun:
         self.system = self.make_system(
             SystemParts(
                 self.resolved,
-                self.relay,
                 self.machine,
                 host.excluded(self._observers),
                 host.excluded(self._clock),

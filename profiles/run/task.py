@@ -133,7 +133,6 @@ class RunTask:
             prepared = PreparedRun(
                 self.resolved,
                 machine,
-                self.relay,
                 sink,
                 guard=guard,
                 context=context,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,7 @@ def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = un
     """Run the scenario with each of its relays: the first observed, and the others side by side where that saves time
     and no time is measured. Raises as ``execute`` does, WorkersError."""
     require_alone(measured_times(resolved.scenario, options.device))
-    first, *rest = (replace(resolved, relays=(relay,)) for relay in resolved.relays)
+    first, *rest = map(resolved.with_relay, resolved.relays)
     found = [_run(options, first, observe=observe)]
     if not found[0].run.cancelled:
         alone = bool(unrepeatable(first, options))
@@ -120,4 +120,4 @@ def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = un
 
 
 def _run(options: Options, question: Resolved, *, observe: ObserverFactory = unobserved) -> Result:
-    return execute(question, question.relays[0], options, observe=observe)
+    return execute(question, options, observe=observe)

@@ -99,7 +99,7 @@ def run(options: Options, question: Resolved) -> Answer:
     """An error of the run is an answer, so that it does not end the other runs. Raises KeyboardInterrupt where the run
     was interrupted, and MachineError."""
     try:
-        result = execute(question, question.relays[0], options)
+        result = execute(question, options)
     except ScenarioError as error:
         return error.reasons
     except (TraceError, CheckpointError) as error:

@@ -102,7 +102,7 @@ def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], e
         changed = Counterfactual(place.site.file, place.site.line, change, extra)
     options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
     try:
-        result = execute(question, question.relays[0], options, extra_sink=settles)
+        result = execute(question, options, extra_sink=settles)
     except TimelineError:
         # Records of a step came after later steps had been settled: the host did not wait at all.
         return Figures(None, None, None, None, None, "", sys.maxsize)
@@ -167,7 +167,7 @@ def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, Line
     bare = without_values(question)
     for asked in (question,) if bare is None else (bare, question):
         survey = LineSurvey()
-        result = execute(asked, asked.relays[0], Options(device="vgpu"), extra_sink=survey)
+        result = execute(asked, Options(device="vgpu"), extra_sink=survey)
         if result.metrics == known.metrics:
             break
     return asked, result, survey
@@ -317,7 +317,7 @@ def compared_with_worth(
 def climbed_with_worth(ladder: Ladder, notice: Notice) -> Ladder:
     """The ladder with what the lines are worth in which a rung differs from the one before it, where their throughputs
     differ by as much as is of interest."""
-    sides = [AskedSide(replace(ladder.resolved, relays=(rung.relay,)), rung.result) for rung in ladder.rungs]
+    sides = [AskedSide(ladder.resolved.with_relay(rung.relay), rung.result) for rung in ladder.rungs]
     found = list(ladder.rungs[:1])
     for rung, before, after in zip(ladder.rungs[1:], sides, sides[1:], strict=False):
         asked: Sequence[LineEffect] = ()

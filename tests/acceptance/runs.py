@@ -81,12 +81,12 @@ def result_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> R
 
 def executed(question: Resolved, **options: Any) -> Result:
     """Runs a question, whatever its run shows."""
-    return execute(question, question.relays[0], Options(device="vgpu", **options))
+    return execute(question, Options(device="vgpu", **options))
 
 
 def guarded(question: Resolved, guard: Invariants, *, hazards: bool = False) -> Result:
     options = Options(device="vgpu", save_tokens=True, hazards=hazards or _watching.get())
-    found = execute(question, question.relays[0], options, guard=guard)
+    found = execute(question, options, guard=guard)
     assert not guard.violations()
     assert not found.undeclared, found.hazards
     return found
@@ -132,7 +132,7 @@ def prepared_run(question: Resolved) -> Iterator[tuple[Machine, PreparedRun]]:
     sink = GatedSink()
     opened: AbstractContextManager[Machine] = open_machine("vgpu", question, sink)
     with opened as machine:
-        yield machine, PreparedRun(question, machine, question.relays[0], sink)
+        yield machine, PreparedRun(question, machine, sink)
 
 
 def schedbench(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

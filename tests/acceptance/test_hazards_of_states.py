@@ -109,7 +109,9 @@ def test_fused_preparation_shows_hazards_under_the_same_names(relay: str, dead: 
 def test_a_dead_publish_is_found_with_its_line(values: str) -> None:
     publishing = broken("latest", publish=tokens.publish_next_lengths)
     question = resolved("mixed", *CROWD, f"device.values={values}")
-    [finding] = hazards_in(execute(question, publishing, Options(device="vgpu", hazards=True))).findings
+    [finding] = hazards_in(
+        execute(question.with_relay(publishing), Options(device="vgpu", hazards=True))
+    ).findings
     assert (finding.resource, finding.second) == ("new_seq_lens_buf", None)
     assert finding.first.site and finding.first.site.statement.startswith("self.new_seq_lens_buf[rows] =")
     assert finding.missing.endswith(" writes, is never read")
@@ -192,7 +194,9 @@ def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
 
 
 def run_with(choice: RelayChoice) -> Hazards:
-    return hazards_in(execute(resolved("mixed", *CROWD), choice, Options(device="vgpu", hazards=True)))
+    return hazards_in(
+        execute(resolved("mixed", *CROWD).with_relay(choice), Options(device="vgpu", hazards=True))
+    )
 
 
 def test_dropped_references_show_as_freed_blocks() -> None:

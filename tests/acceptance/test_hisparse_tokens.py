@@ -53,7 +53,7 @@ SINGLE = [option for options in AXES.values() for option in options]
 def run(*overrides: str) -> Result:
     """Runs with the invariants checked: mirrors, rows, pages of both sides, and the slot of each newest token."""
     question, guard = resolved("hisparse", *SMALL, *overrides), Invariants()
-    result = execute(question, question.relays[0], Options(device="vgpu"), guard=guard)
+    result = execute(question, Options(device="vgpu"), guard=guard)
     assert [violation.says for violation in guard.violations()] == []
     assert statuses(result) == {"finished"}
     return result

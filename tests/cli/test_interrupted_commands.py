@@ -151,7 +151,7 @@ def test_a_run_under_draws_that_fails_does_not_lose_the_verdict(
 def cut_short() -> tuple[Resolved, Result]:
     """A question, and the result of a run that was interrupted."""
     question = ask("mixed", ["requests=1", "output_tokens=2", "values=none"])
-    result = execute(question, question.relays[0], Options(device="vgpu"))
+    result = execute(question, Options(device="vgpu"))
     part = result.run.model_copy(update={"cancelled": True})
     return question, result.model_copy(update={"run": part})
 
@@ -180,7 +180,7 @@ def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> N
     question, result = cut_short()
     monkeypatch.setattr(runs, "execute", lambda *_, **__: result)
     with pytest.raises(KeyboardInterrupt):
-        attempt(question, question.relays[0], Options(device="vgpu"))
+        attempt(question, Options(device="vgpu"))
 
 
 @pytest.mark.parametrize("number", list(CODES))

@@ -28,7 +28,7 @@ def run() -> Callable[..., Result]:
     def running(*overrides: str, observe: ObserverFactory = unobserved) -> Result:
         resolved = resolve(load("mixed", [*SMALL, *overrides]))
         options = Options(device="cuda", save_tokens=True)
-        return execute(resolved, resolved.relays[0], options, observe=observe)
+        return execute(resolved, options, observe=observe)
 
     return running
 

@@ -19,7 +19,7 @@ FAULTS = (
 
 
 def hazards_of(question: Resolved) -> Hazards:
-    found = execute(question, question.relays[0], Options(device="cuda", hazards=True)).hazards
+    found = execute(question, Options(device="cuda", hazards=True)).hazards
     assert isinstance(found, Hazards), found
     return found
 

@@ -16,7 +16,7 @@ BURST = ["workload.requests=8", "workload.arrival.process=burst", "engine.chunke
 def tokens(scenario: str, *overrides: str, device: str = "cuda") -> dict[str, object]:
     resolved = resolve(load(scenario, [*BURST, *overrides]))
     options = Options(device=device, save_tokens=True)  # type: ignore[arg-type]
-    result = execute(resolved, resolved.relays[0], options)
+    result = execute(resolved, options)
     assert {row.status for row in result.requests} == {"finished"}
     return {row.id: row.token_ids for row in result.requests}
 

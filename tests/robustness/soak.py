@@ -102,7 +102,7 @@ def main(requests: int, *, hazards: bool) -> None:
     question = ask("mixed", [*BUSY, f"workload.requests={requests}"])
     sink, reporter = GatedSink(), MemoryReporter(requests)
     with open_machine("vgpu", question, sink, Options(hazards=hazards)) as machine:
-        bench = PreparedRun(question, machine, question.relays[0], sink)
+        bench = PreparedRun(question, machine, sink)
         bench.warm_up()
         bench.measure(lambda *_: nullcontext(reporter))
         check(bench.scheduler.engine.cache, (), peek=machine.peek)

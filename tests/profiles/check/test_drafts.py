@@ -44,13 +44,13 @@ def question(*overrides: str, state: str = "latest", worker: str = "v2") -> Reso
 
 
 def checked(resolved: Resolved) -> Check:
-    return check_drafts(resolved, resolved.relays[0], lambda: reference_drafts(resolved))
+    return check_drafts(resolved, lambda: reference_drafts(resolved))
 
 
 def violations(resolved: Resolved) -> dict[str, str]:
     """Runs in program order; returns the fields that broke a promise, with the evidence."""
     guard = Invariants()
-    execute(resolved, resolved.relays[0], Options(device="vgpu"), guard=guard)
+    execute(resolved, Options(device="vgpu"), guard=guard)
     return {violation.field: violation.says for violation in guard.violations()}
 
 

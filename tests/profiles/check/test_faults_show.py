@@ -116,16 +116,15 @@ def examiner(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, 
 def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...], onebatch: bool) -> Report:
     """Faults of one scenario share its examination without a fault."""
     without = examiner(scenario, overrides, adversaries)
-    [relay] = without.resolved.relays
-    return examine_one_batch(without.resolved, relay) if onebatch else without.examine(relay)
+    question = without.resolved
+    return examine_one_batch(question) if onebatch else without.examine(question.relay)
 
 
 def broken(scenario: FaultScenario, adversaries: tuple[int, ...]) -> Report:
     question = scenario.broken()
-    [relay] = question.relays
     if scenario.onebatch:
-        return examine_one_batch(question, relay)
-    return examiner(scenario.scenario, scenario.overrides, adversaries).examine(relay)
+        return examine_one_batch(question)
+    return examiner(scenario.scenario, scenario.overrides, adversaries).examine(question.relay)
 
 
 def caught(report: Report) -> set[str]:

@@ -33,7 +33,7 @@ def guarded(scenario: str, *overrides: str) -> Sequence[Violation]:
 
 def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> Result:
     question = resolved(scenario, *overrides)
-    return execute(question, question.relays[0], Options(device="vgpu"), guard=guard)
+    return execute(question, Options(device="vgpu"), guard=guard)
 
 
 # Whole runs of every state are guarded in test_ladder_tokens.py.

@@ -42,14 +42,12 @@ OVERRIDES = ("engine.relay=latest", "engine.overlap=true", "workload.output_toke
 def named() -> dict[str, dict[str, str]]:
     """Returns the named statements with their reason, by function."""
     question = ask("faults/mixing", [*OVERRIDES, "workload.requests=6"])
-    [relay] = question.relays
-    relay = relay.broken_by(
-        faults()["pd-overwritten-page"], overlap=True
-    )  # without workers it changes nothing
-    result = attempt(question, relay, Options(device="vgpu", hazards=True))
+    fault = faults()["pd-overwritten-page"]  # without workers it changes nothing
+    question = question.with_relay(question.relay.broken_by(fault, overlap=True))
+    result = attempt(question, Options(device="vgpu", hazards=True))
     assert isinstance(result, Result)
     found: dict[str, dict[str, str]] = {}
-    for entry in unproven(question, relay, result, without_references(question, relay, map)):
+    for entry in unproven(question, result, without_references(question, map)):
         found.setdefault(entry.site.function, {})[entry.site.statement] = entry.why
     return found
 
@@ -79,18 +77,15 @@ def test_a_few_requests_can_show_that_references_are_needed() -> None:
     """The run of all requests is made where they do not."""
     question = ask("faults/mixing", [*OVERRIDES, "workload.requests=9"])
     few = ask("faults/mixing", [*OVERRIDES, "workload.requests=6"])
-    [relay] = question.relays
-    [[shown]] = map(list, without_references(question, relay, map).values())
-    [[of_all]] = map(list, without_references(few, relay, map).values())
+    [[shown]] = map(list, without_references(question, map).values())
+    [[of_all]] = map(list, without_references(few, map).values())
     assert shown is None and isinstance(of_all, Hazards) and of_all.findings
 
 
 def test_a_run_without_a_timeline_has_the_same_requests_tokens_and_hazards() -> None:
     question = ask("faults/mixing", [*OVERRIDES, "workload.requests=6"])
     options = Options(device="vgpu", hazards=True, save_tokens=True)
-    results = [
-        attempt(question, question.relays[0], replace(options, counted=counted)) for counted in (True, False)
-    ]
+    results = [attempt(question, replace(options, counted=counted)) for counted in (True, False)]
     whole, bare = (result for result in results if isinstance(result, Result))
     assert whole.per_step and not bare.per_step
     assert (whole.requests, whole.outputs, whole.hazards) == (bare.requests, bare.outputs, bare.hazards)

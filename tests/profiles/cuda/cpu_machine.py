@@ -111,6 +111,6 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
             traced=watch.traced,
             unwatched=watch.uninstalled,
         )
-        bench = PreparedRun(resolved, machine, resolved.relays[0], sink)
+        bench = PreparedRun(resolved, machine, sink)
         bench.warm_up()
         yield bench

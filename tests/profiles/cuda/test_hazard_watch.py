@@ -218,7 +218,7 @@ def shape(finding: FoundHazard) -> tuple[object, ...]:
 
 
 def run(question: Resolved, device: str) -> Result:
-    return execute(question, question.relays[0], Options(device=device, hazards=True, save_tokens=True))  # type: ignore[arg-type]
+    return execute(question, Options(device=device, hazards=True, save_tokens=True))  # type: ignore[arg-type]
 
 
 def both(question: Resolved, monkeypatch: pytest.MonkeyPatch) -> tuple[Hazards, Hazards]:

@@ -49,7 +49,7 @@ def recorder(request):
     resolved = resolve(load("mixed", [*SMALL, *request.param]))
     recorder = WindowRecorder()
     with open_machine("vgpu", resolved, recorder) as machine:
-        PreparedRun(resolved, machine, resolved.relays[0], GatedSink()).measure(unobserved)
+        PreparedRun(resolved, machine, GatedSink()).measure(unobserved)
         recorder.streams = dict(machine.names.streams)
     return recorder
 

@@ -83,7 +83,7 @@ def run(
     question: Resolved, engine: str, *, python: str = sys.executable, timeout: float = TIMEOUT_S
 ) -> Result:
     asked = replace(question, engine=EngineChoice(engine, python, timeout=timeout))
-    return execute(asked, question.relays[0], Options(save_tokens=True))
+    return execute(asked, Options(save_tokens=True))
 
 
 def run_given(
@@ -91,4 +91,4 @@ def run_given(
 ) -> Result:
     """Run the engine, or our scheduler, on the virtual GPU."""
     question = replace(ask(scenario, overrides), engine=engine)
-    return execute(question, question.relays[0], Options(device="vgpu", **options))
+    return execute(question, Options(device="vgpu", **options))

@@ -496,11 +496,8 @@ def test_kernels_of_an_absent_package_are_not_counted(
     budget = ask("mixed").scenario.expect
     scenario = question.scenario.model_copy(update={"expect": budget})
     engine = EngineChoice(toy(ABSENT_KERNEL))
-    result = execute(
-        replace(question, scenario=scenario, engine=engine),
-        question.relays[0],
-        Options(record=tmp_path if recorded else None),
-    )
+    options = Options(record=tmp_path if recorded else None)
+    result = execute(replace(question, scenario=scenario, engine=engine), options)
     part = result.labels.engine
     assert part is not None
     assert part.edge.without_effect == ("toy_kernels.begun", "toy_kernels.plan")
@@ -535,9 +532,9 @@ def test_several_ranks_and_a_real_device_are_refused(question: Resolved, toy: Wr
     engine = EngineChoice(toy())
     stages, single = (replace(asked, engine=engine) for asked in (ask("pp2"), question))
     with pytest.raises(EngineError, match="runs on one rank, and the scenario has 2"):
-        execute(stages, stages.relays[0], Options())
+        execute(stages, Options())
     with pytest.raises(EngineError, match="runs on the virtual GPU"):
-        execute(single, single.relays[0], Options(device="cuda"))
+        execute(single, Options(device="cuda"))
 
 
 def test_a_model_runner_of_an_engines_own_is_refused_where_there_is_none(toy: WriteEngine) -> None:
@@ -545,7 +542,7 @@ def test_a_model_runner_of_an_engines_own_is_refused_where_there_is_none(toy: Wr
     with pytest.raises(EngineError, match="its adapter has no model runner of the engine's own"):
         run(question, toy())
     with pytest.raises(ScenarioError, match="name one with --engine"):
-        execute(question, question.relays[0], Options(device="vgpu"))
+        execute(question, Options(device="vgpu"))
 
 
 def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:

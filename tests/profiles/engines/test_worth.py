@@ -31,7 +31,7 @@ def settled(device):
 
 def asked(question: Resolved, engine: str) -> AskedSide:
     question = replace(question, engine=EngineChoice(engine))
-    result = execute(question, question.relays[0], Options(device="vgpu", save_tokens=True))
+    result = execute(question, Options(device="vgpu", save_tokens=True))
     return AskedSide(question, result)
 
 

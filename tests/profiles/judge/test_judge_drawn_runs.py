@@ -55,7 +55,7 @@ def test_a_verdict_needs_one_sign_over_the_constants_range(
 def test_the_range_of_a_figure_names_its_constant(tmp_path: Path) -> None:
     scenario = long_prompts(tmp_path, slope=(100.0, 500.0))
     question = ask(str(scenario), ("engine.relay.flatten=list",))
-    result = execute(question, question.relays[0], Options(device="vgpu"))
+    result = execute(question, Options(device="vgpu"))
     found = ranges(question, result, DRAWS).metrics["ttft_ms"]
     metric = result.metrics["ttft_ms"]
     assert isinstance(metric, Metric) and found.low < metric.values[0] < found.high
@@ -74,7 +74,7 @@ def test_values_are_computed_only_where_times_depend_on_them(
         ask(scenario, ("workload.requests=1", "workload.prompt_tokens=8", f"workload.output_tokens={tokens}"))
         for tokens in (2, known_tokens)
     )
-    known = execute(other, other.relays[0], Options(device="vgpu"))
+    known = execute(other, Options(device="vgpu"))
     seen: list[object] = []
 
     def each(function: Callable[[T], R], questions: Iterable[T], /) -> Iterable[R]:  # noqa: ARG001

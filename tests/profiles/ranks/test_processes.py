@@ -97,5 +97,5 @@ def test_modes_that_cuda_cannot_run_in_several_processes_are_refused(
     question = resolved("pp2", "device.values=real", "model={preset: tiny-llama, dtype: float32}")
     chosen = Options(device="cuda", world="distributed", **options)
     with pytest.raises(MachineError, match=why) as refused:
-        execute(question, question.relays[0], chosen)
+        execute(question, chosen)
     assert exit_code(refused.value) == UNABLE

@@ -103,7 +103,7 @@ def run(*overrides: str, scheduler_ns: int = 0, slow_observer: bool = False) -> 
         patch.object(host_time, "time", clock),
         open_machine("vgpu", question, sink) as machine,
     ):
-        bench = PreparedRun(question, machine, question.relays[0], sink)
+        bench = PreparedRun(question, machine, sink)
         slow_down(scheduler_ns, clock, bench.scheduler)
         bench.warm_up()
         observer = SlowObserver(clock) if slow_observer else Observer()
@@ -170,7 +170,7 @@ def flattening_us(how: str) -> float:
     ranges = Ranges()
     prompts = ("workload.prompt_tokens.value=2048", "workload.output_tokens.value=2", "workload.requests=16")
     question = ask("overlap_on", [*STEADY, *prompts, f"engine.relay.flatten={how}"])
-    execute(question, question.relays[0], Options(device="vgpu"), extra_sink=ranges)
+    execute(question, Options(device="vgpu"), extra_sink=ranges)
     (took,) = (took for name, took in ranges.took.items() if name.startswith("flatten"))
     return median(took) / 1e3
 

@@ -23,8 +23,7 @@ class BaseRun:
     def __init__(self, name: str, *overrides: str) -> None:
         self.question: Resolved = ask(name, overrides)
         survey = LineSurvey()
-        options, relay = Options(device="vgpu"), self.question.relays[0]
-        self.result: Result = execute(self.question, relay, options, extra_sink=survey)
+        self.result: Result = execute(self.question, Options(device="vgpu"), extra_sink=survey)
         self.figures: Figures = figures(self.result, survey)
         self.lines = source_lines(self.result, survey)
         self.phases = phases(survey, self.question.hardware)

@@ -69,7 +69,7 @@ def main(scenario: str, *overrides: str) -> None:
         if entry.triton:
             declare._KERNELS[op] = replace(entry, impl=beside(entry, calls, wrong))
     resolved = resolve(load(scenario, [*SMALL, *overrides]))
-    result = execute(resolved, resolved.relays[-1], Options(device="vgpu"))
+    result = execute(resolved.with_relay(resolved.relays[-1]), Options(device="vgpu"))
     finished = all(row.status == "finished" for row in result.requests)
     json.dump({"finished": finished, "calls": calls, "wrong": +wrong}, sys.stdout)
 
