@@ -16,7 +16,6 @@ from ..record.result import (
     CriticalPathPart,
     IdlePart,
     KindCounts,
-    RequestRow,
     SyncRow,
 )
 from ..record.timeline import Names, Window
@@ -33,7 +32,7 @@ from .metrics import (
     time_metric,
     waiting_metrics,
 )
-from .requests import AcceptanceLog, RequestLog, RequestRecord
+from .requests import AcceptanceLog, RequestLog
 from .steps import StepPeriods
 from .waiting import BubbleSink, WaitingSink
 
@@ -52,7 +51,6 @@ class ResultParts(NamedTuple):
     copies: tuple[CopyRow, ...]
     syncs: tuple[SyncRow, ...]
     idle: IdlePart | Abstained
-    requests: tuple[RequestRow, ...]
     critical_path: dict[str, CriticalPathPart]
 
 
@@ -112,12 +110,11 @@ class RunCollector:
             self._path.feed(window, periods)
 
     @computes("step_ms", "idle_ms")
-    def finish(self, names: Names, *, exact: bool, drafts: int = 0, save_tokens: bool = False) -> ResultParts:
+    def finish(self, names: Names, *, exact: bool, drafts: int = 0) -> ResultParts:
         """Call it after the last window. ``exact``: the numbers repeat byte for byte; ``drafts``: draft positions of
         the run, 0 without speculation."""
         waiting = self.waiting.finish()
         self.counts.finish()
-        records = self.requests.totals.in_order()
         return ResultParts(
             metrics={
                 **request_metrics(self.requests.totals, exact=exact),
@@ -132,7 +129,6 @@ class RunCollector:
             copies=line_rows(CopyRow, self.counts.lines.copies, names),
             syncs=line_rows(SyncRow, self.counts.lines.calls, names),
             idle=idle_part(waiting),
-            requests=tuple(request_row(record, save_tokens=save_tokens) for record in records),
             critical_path=self._critical_path(),
         )
 
@@ -160,9 +156,3 @@ class RunCollector:
         }
         why = "no decoding request was longer than its hot buffer"
         return {name: plain(name, value, exact=exact, why=why) for name, value in values.items()}
-
-
-def request_row(record: RequestRecord, *, save_tokens: bool) -> RequestRow:
-    row = RequestRow.model_validate(record, from_attributes=True)
-    kept = {"token_ids": tuple(record.output_ids), "kept_logprobs": record.logprobs}
-    return row.model_copy(update=kept) if save_tokens else row

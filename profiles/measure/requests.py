@@ -45,6 +45,27 @@ class RequestRecord:
         return self.status == "finished"
 
 
+def record_of(request: Request, now: int) -> RequestRecord:
+    """The record of a request that has ended, by ``now`` where it has no instant of its end."""
+    return RequestRecord(
+        id=request.id,
+        index=request.index,
+        arrival=request.arrival,
+        first_scheduled=request.first_scheduled_at,
+        prefilled=request.prefilled_at,
+        transferred=request.transferred_at,
+        first_token=request.first_token_at,
+        finish=now if request.finished_at is None else request.finished_at,
+        prompt_tokens=len(request.origin_input_ids),
+        cached_tokens=request.cached_tokens,
+        output_ids=request.output_ids,
+        embedding=request.embedding,
+        logprobs=(*request.prompt_logprobs, *request.output_logprobs),
+        status=request.status.value,
+        reason=request.reason,
+    )
+
+
 @dataclass(eq=False, slots=True)
 class TokenLog:
     """The number of tokens that the host knew at each instant."""
@@ -141,31 +162,11 @@ class RequestLog(Observer):
 
     def ended(self, request: Request) -> None:
         self._hand_out()
-        record = self._record(request)
+        record = record_of(request, self._clock.now())
         self.totals.records.append(record)
         events = self._events.pop(request.id, ())
         if record.finished:
             self.totals.gaps.extend(map(sub, islice(events, 1, None), events))
-
-    def _record(self, request: Request) -> RequestRecord:
-        finished_at = request.finished_at
-        return RequestRecord(
-            id=request.id,
-            index=request.index,
-            arrival=request.arrival,
-            first_scheduled=request.first_scheduled_at,
-            prefilled=request.prefilled_at,
-            transferred=request.transferred_at,
-            first_token=request.first_token_at,
-            finish=self._clock.now() if finished_at is None else finished_at,
-            prompt_tokens=len(request.origin_input_ids),
-            cached_tokens=request.cached_tokens,
-            output_ids=request.output_ids,
-            embedding=request.embedding,
-            logprobs=(*request.prompt_logprobs, *request.output_logprobs),
-            status=request.status.value,
-            reason=request.reason,
-        )
 
     def retracted(self, request: Request) -> None:  # noqa: ARG002
         self.totals.retractions += 1

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from ...scenarios.schema import Scenario
 from ..measure.achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
 from ..measure.collector import ResultParts
 from ..measure.metrics import Metrics
@@ -20,7 +19,6 @@ from ..record.provenance import RunPart, ScenarioPart
 from ..record.result import Abstained, Outputs, RequestRow, Result, digest
 from .declared_hazards import hazards, ordering
 from .runner import Pass, PreparedRun, unobserved
-from .system import System
 
 _METRICS_WITHOUT_TIMES = ("accept_length", "position_acceptance")
 
@@ -34,14 +32,12 @@ class MeasuredRun(NamedTuple):
     passes: dict[str, Any]
 
 
-def measured(prepared: PreparedRun, done: Pass, *, save_tokens: bool, traced: bool = True) -> MeasuredRun:
+def measured(prepared: PreparedRun, done: Pass, *, traced: bool = True) -> MeasuredRun:
     """What was measured in the pass that is ``done``; where counting needs a pass of its own and is wanted, run the
     workload again, ``traced``."""
     machine = prepared.machine
     drafts = speculation_depth(prepared.resolved.scenario)
-    parts = done.collector.finish(
-        machine.names, exact=machine.labels.exact, drafts=drafts, save_tokens=save_tokens
-    )
+    parts = done.collector.finish(machine.names, exact=machine.labels.exact, drafts=drafts)
     parts = parts._replace(metrics=parts.metrics | _achieved(prepared, done))
     outputs = outputs_of(done, prepared)
     if machine.traced is None:
@@ -151,14 +147,10 @@ _KINDS_THAT_READ_THE_RELAY: Final = {"decode", "verify"}
 
 
 def result_of(
-    scenario: Scenario,
-    system: System,
-    machine: Machine,
-    found: MeasuredRun,
-    run: RunPart,
-    world: str | None,
+    prepared: PreparedRun, found: MeasuredRun, run: RunPart, *, world: str | None, save_tokens: bool
 ) -> Result:
     """``world``: in which several ranks ran; None for a single engine."""
+    scenario, system, machine = prepared.resolved.scenario, prepared.system, prepared.machine
     done, acceptance = found.done, None
     if speculation(scenario) is not None:
         acceptance = "simulated" if done.simulated else "measured"
@@ -181,11 +173,12 @@ def result_of(
             decoded=bool(_KINDS_THAT_READ_THE_RELAY & done.collector.periods.kinds),
         ),
         ordering=ordering(machine),
-        **{
-            **found.parts._asdict(),
-            "outputs": found.outputs,
-            "requests": tuple(_counted_from(done.start, row) for row in found.parts.requests),
-        },
+        requests=tuple(
+            request_row(record, done.start, save_tokens=save_tokens)
+            for record in done.collector.requests.totals.in_order()
+        ),
+        outputs=found.outputs,
+        **found.parts._asdict(),
     )
 
 
@@ -202,9 +195,10 @@ def run_part(command: str, started: datetime, wall_s: float, done: Pass, machine
     )
 
 
-def _counted_from(start: int, row: RequestRow) -> RequestRow:
-    """The row with instants that count from the start of the measured workload."""
-    instants = {name: getattr(row, name) for name in ("arrival", "first_token", "finish")}
-    return row.model_copy(
-        update={name: value - start for name, value in instants.items() if value is not None}
-    )
+def request_row(record: RequestRecord, start: int, *, save_tokens: bool = False) -> RequestRow:
+    """Instants of the row count from ``start``, that of the measured workload."""
+    instants = {name: getattr(record, name) for name in ("arrival", "first_token", "finish")}
+    changes = {name: value - start for name, value in instants.items() if value is not None}
+    kept = {"token_ids": tuple(record.output_ids), "kept_logprobs": record.logprobs} if save_tokens else {}
+    row = RequestRow.model_validate(record, from_attributes=True)
+    return row.model_copy(update={**changes, **kept})

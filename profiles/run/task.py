@@ -13,7 +13,7 @@ from ...sched.disagg.router import run_router
 from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request, Status
-from ..measure.requests import AcceptanceLog, RequestTotals
+from ..measure.requests import AcceptanceLog, RequestTotals, record_of
 from ..measure.waiting import StageTime
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
@@ -21,7 +21,7 @@ from ..record.recording import RESULT, TimelineRecording, timeline_file
 from ..record.result import OWN_CLOCKS, RequestRow, Result
 from .compose import Guard
 from .crash import broken_on_purpose
-from .document import measured, result_of, run_part, uncounted, untimed
+from .document import measured, request_row, result_of, run_part, uncounted, untimed
 from .feed import Feed, measured_workload, warmup_workload
 from .machines import DeviceKind, Options
 from .rank_context import DiedError, RankContext, align
@@ -36,23 +36,6 @@ class RouterReport(NamedTuple):
     rows: Sequence[RequestRow]
     failure: str
     end: int
-
-
-def _row(request: Request, start: int) -> RequestRow:
-    """A row without tokens, which the router does not see."""
-    assert request.finished_at is not None
-    return RequestRow.model_validate(
-        {
-            "id": request.id,
-            "arrival": request.arrival - start,
-            "first_token": None,
-            "finish": request.finished_at - start,
-            "prompt_tokens": len(request.origin_input_ids),
-            "output_tokens": 0,
-            "status": request.status.value,
-            "reason": request.reason,
-        }
-    )
 
 
 class RankReport(NamedTuple):
@@ -116,7 +99,10 @@ class RunTask:
             except DiedError as death:
                 failure = str(death)
                 ended = feed.give_up(Status.FAILED, failure, clock.now())
-        return RouterReport([_row(request, start) for request in ended], failure, clock.now())
+        now = clock.now()
+        # The router does not see tokens.
+        rows = [request_row(record_of(request, now), start) for request in ended]
+        return RouterReport(rows, failure, now)
 
     def run(self, machine: Machine, sink: GatedSink, context: RankContext) -> RankReport:
         """Run the scenario on one rank. The caller's observer sees the ranks that report requests, its sink the first
@@ -148,7 +134,7 @@ class RunTask:
             with broken_on_purpose(self.relay):
                 prepared.warm_up()
                 done = prepared.measure(observe)
-                found = measured(prepared, done, save_tokens=options.save_tokens, traced=options.traced)
+                found = measured(prepared, done, traced=options.traced)
             sink.finish(machine.names)
         world = None if context.link is None and context.place is None else options.world
         if options.adversary is not None:
@@ -159,7 +145,7 @@ class RunTask:
             found = untimed(found, OWN_CLOCKS)
         run = run_part(options.command, self.started, time.perf_counter() - self.begin, done, machine)
         return RankReport(
-            result_of(self.resolved.scenario, prepared.system, machine, found, run, world),
+            result_of(prepared, found, run, world=world, save_tokens=options.save_tokens),
             done.collector.requests.totals,
             done.collector.acceptance,
             None if done.collector.bubble is None else done.collector.bubble.found(),

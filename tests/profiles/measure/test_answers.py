@@ -14,6 +14,7 @@ from schedbench.profiles.measure.distribution import Distribution
 from schedbench.profiles.measure.metrics import plain, time_metric
 from schedbench.profiles.record.result import Abstained
 from schedbench.profiles.record.timeline import Site
+from schedbench.profiles.run.document import request_row
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.observe import LogicalClock, StepInfo
 from schedbench.sched.request import Request, Status
@@ -133,10 +134,11 @@ def test_requests_become_rows_and_metrics():
     request.status, request.reason, request.finished_at = Status.FINISHED, "length", clock.now()
     for listener in answers.observers:
         listener.ended(request)
-    parts = answers.finish(NAMES, exact=True, save_tokens=True)
-    assert parts.requests[0].token_ids == (11, 12)
-    assert parts.requests[0].status == "finished"
-    metrics = parts.metrics
+    [record] = answers.requests.totals.records
+    row = request_row(record, 1_000_000, save_tokens=True)
+    assert (row.token_ids, row.status) == ((11, 12), "finished")
+    assert (row.arrival, row.first_token, row.finish) == (-1_000_000, 1_000_000, 4_000_000)
+    metrics = answers.finish(NAMES, exact=True).metrics
     assert metrics["ttft_ms"].values == (2.0,)
     assert metrics["tpot_ms"].values == metrics["itl_ms"].values == metrics["step_ms"].values == (3.0,)
     assert metrics["cache_hit_ratio"].values == (0.5,)
@@ -148,7 +150,7 @@ def test_metrics_of_an_empty_run_abstain():
     parts = RunCollector(LogicalClock()).finish(NAMES, exact=True)
     abstained = {name for name, metric in parts.metrics.items() if isinstance(metric, Abstained)}
     assert set(parts.metrics) - abstained == {"retractions", "peak_kv_tokens"}
-    assert (parts.per_step, parts.copies, parts.requests) == ({}, (), ())
+    assert (parts.per_step, parts.copies) == ({}, ())
 
 
 def test_a_missing_quantile_has_a_reason():
