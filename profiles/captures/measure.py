@@ -146,7 +146,7 @@ def _device(found: CaptureReading) -> dict[str, Any]:
     counts.feed(found.window)
     totals = waiting.finish()
     counts.finish()
-    metrics = {**forward_metrics(waiting.forwards, exact=False), **waiting_metrics(totals, exact=False)}
+    metrics = {**forward_metrics(waiting.forwards), **waiting_metrics(totals)}
     if found.unfit is not None:
         nothing = Abstained(abstained=found.unfit)
         steps, lines = per_step(counts.steps, {}, found), {"copies": (), "syncs": ()}
@@ -233,11 +233,8 @@ def _host_metrics(found: CaptureReading) -> Metrics:
         if span.name != SLEEP:
             by_name[span.name].add(span.end - span.start)
     why = "fewer than two launches without sleep between them"
-    ranges = {
-        f"range_ms.{name}": time_metric("range_ms", by_name[name], exact=False, why=why)
-        for name in sorted(by_name)
-    }
-    return {"step_ms": time_metric("step_ms", periods, exact=False, why=why), **ranges}
+    ranges = {f"range_ms.{name}": time_metric("range_ms", by_name[name], why=why) for name in sorted(by_name)}
+    return {"step_ms": time_metric("step_ms", periods, why=why), **ranges}
 
 
 def stream_roles(

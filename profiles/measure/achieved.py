@@ -140,7 +140,6 @@ def decode_metrics(
     *,
     spans: Distribution,
     requests: int,
-    exact: bool,
 ) -> Metrics:
     """``spans`` are those of decodes; ``requests`` is the sum of their batch sizes."""
     context, steps = _context(records), len(spans)
@@ -151,9 +150,7 @@ def decode_metrics(
     peak = hardware.kernels.memory_bandwidth.value * hardware.kernels.efficiency.memory.value
     rates = (done.bytes / ns, done.flops / ns / 1e3)
     values = (requests / steps, *rates, 1e3 * done.bytes / peak / steps)
-    return {
-        name: plain(name, value, exact=exact) for name, value in zip(_DECODE_METRICS, values, strict=True)
-    }
+    return {name: plain(name, value) for name, value in zip(_DECODE_METRICS, values, strict=True)}
 
 
 def _context(records: Iterable[RequestRecord]) -> float:
@@ -169,7 +166,7 @@ def _context(records: Iterable[RequestRecord]) -> float:
 
 @computes(_PROMPT_METRIC)
 def prompt_metrics(
-    load: UnitLoads, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str, exact: bool
+    load: UnitLoads, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str
 ) -> Metrics:
     """``spans`` are those of prefills. ``why_not`` is the reason for which their work is not known, or empty."""
     ns = spans.mean * len(spans) if len(spans) else 0
@@ -180,7 +177,7 @@ def prompt_metrics(
     tokens = sum(record.prompt_tokens - record.cached_tokens for record in records)
     pairs = sum(_pairs(record.prompt_tokens) - _pairs(record.cached_tokens) for record in records)
     flops = total(load, tokens=tokens, pairs=pairs, requests=len(records)).flops
-    return {_PROMPT_METRIC: plain(_PROMPT_METRIC, flops / ns / 1e3, exact=exact)}
+    return {_PROMPT_METRIC: plain(_PROMPT_METRIC, flops / ns / 1e3)}
 
 
 def _pairs(tokens: int) -> int:

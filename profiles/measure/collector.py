@@ -110,20 +110,19 @@ class RunCollector:
             self._path.feed(window, periods)
 
     @computes("step_ms", "idle_ms")
-    def finish(self, names: Names, *, exact: bool, drafts: int = 0) -> ResultParts:
-        """Call it after the last window. ``exact``: the numbers repeat byte for byte; ``drafts``: draft positions of
-        the run, 0 without speculation."""
+    def finish(self, names: Names, *, drafts: int = 0) -> ResultParts:
+        """Call it after the last window. ``drafts``: draft positions of the run, 0 without speculation."""
         waiting = self.waiting.finish()
         self.counts.finish()
         return ResultParts(
             metrics={
-                **request_metrics(self.requests.totals, exact=exact),
-                "step_ms": time_metric("step_ms", self.periods.periods, exact=exact, why=_NO_PERIOD),
-                **forward_metrics(self.waiting.forwards, exact=exact),
-                "idle_ms": time_metric("idle_ms", self.waiting.idle, exact=exact, why=_NO_IDLE),
-                **waiting_metrics(waiting, exact=exact),
-                **self._hot_buffer_metrics(exact=exact),
-                **acceptance_metrics(self.acceptance, drafts, exact=exact),
+                **request_metrics(self.requests.totals),
+                "step_ms": time_metric("step_ms", self.periods.periods, why=_NO_PERIOD),
+                **forward_metrics(self.waiting.forwards),
+                "idle_ms": time_metric("idle_ms", self.waiting.idle, why=_NO_IDLE),
+                **waiting_metrics(waiting),
+                **self._hot_buffer_metrics(),
+                **acceptance_metrics(self.acceptance, drafts),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
             copies=line_rows(CopyRow, self.counts.lines.copies, names),
@@ -144,7 +143,7 @@ class RunCollector:
         }
 
     @computes("hisparse_hit_ratio", "hisparse_swap_in_bytes_per_step")
-    def _hot_buffer_metrics(self, *, exact: bool) -> Metrics:
+    def _hot_buffer_metrics(self) -> Metrics:
         """Empty where all KV is on the device."""
         if self._lookups is None:
             return {}
@@ -155,4 +154,4 @@ class RunCollector:
             "hisparse_swap_in_bytes_per_step": fetched / steps if steps else None,
         }
         why = "no decoding request was longer than its hot buffer"
-        return {name: plain(name, value, exact=exact, why=why) for name, value in values.items()}
+        return {name: plain(name, value, why=why) for name, value in values.items()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..record.definitions import definition
 from ..record.result import Abstained, IdlePart, Metric
@@ -141,28 +141,28 @@ _STEP_TIMES: Final[Mapping[str, Callable[[Waiting], int]]] = {
 }
 
 
-def plain(name: str, value: float | None, *, exact: bool, why: str = "") -> Metric | Abstained:
+def plain(name: str, value: float | None, *, why: str = "") -> Metric | Abstained:
     """A metric of one value. Abstains for the reason ``why`` where the value is None."""
     if value is None:
         return Abstained(abstained=why)
     entry = definition(name)
-    return Metric(unit=entry.unit, direction=entry.direction, exact=exact, values=(value,))
+    return Metric(unit=entry.unit, direction=entry.direction, values=(value,))
 
 
-def time_metric(name: str, samples: Distribution, *, exact: bool, why: str) -> Metric | Abstained:
+def time_metric(name: str, samples: Distribution, *, why: str) -> Metric | Abstained:
     """A metric with quantiles, in ms; ``samples`` are in ns. Abstains for the reason ``why`` without samples."""
     if not len(samples):
         return Abstained(abstained=why)
     entry = definition(name)
+    quantiles: dict[str, Any] = {percentile: _quantile(samples, percentile) for percentile in _QUANTILES}
     return Metric(
         unit=entry.unit,
         direction=entry.direction,
-        exact=exact,
         values=(samples.mean / 1e6,),
         n=len(samples),
         min=samples.min / 1e6,
         max=samples.max / 1e6,
-        **{percentile: _quantile(samples, percentile) for percentile in _QUANTILES},
+        **quantiles,
     )
 
 
@@ -174,8 +174,16 @@ def _quantile(samples: Distribution, percentile: str) -> float | Abstained:
     return value / 1e6
 
 
+def exact(metrics: Mapping[str, Metric | Abstained]) -> Metrics:
+    """The metrics as those of a run whose times repeat byte for byte."""
+    return {
+        name: metric if isinstance(metric, Abstained) else metric.model_copy(update={"exact": True})
+        for name, metric in metrics.items()
+    }
+
+
 @computes(*_REQUEST_VALUES, *_REQUEST_TIMES)
-def request_metrics(totals: RequestTotals, *, exact: bool) -> Metrics:
+def request_metrics(totals: RequestTotals) -> Metrics:
     """Metrics of requests and of the tokens that they got."""
     records, prompt_tokens = totals.records, sum(record.prompt_tokens for record in totals.records)
     cached_tokens = sum(record.cached_tokens for record in records)
@@ -188,42 +196,39 @@ def request_metrics(totals: RequestTotals, *, exact: bool) -> Metrics:
         "peak_kv_tokens": totals.peak_kv_tokens,
     }
     return {
-        **{name: plain(name, value, exact=exact, why=_NO_REQUEST) for name, value in values.items()},
-        **{
-            name: time_metric(name, times(totals), exact=exact, why=_NO_REQUEST)
-            for name, times in _REQUEST_TIMES.items()
-        },
+        **{name: plain(name, value, why=_NO_REQUEST) for name, value in values.items()},
+        **{name: time_metric(name, times(totals), why=_NO_REQUEST) for name, times in _REQUEST_TIMES.items()},
     }
 
 
 @computes(*_TRANSFER_TIMES)
-def transfer_metrics(totals: RequestTotals, *, exact: bool) -> Metrics:
+def transfer_metrics(totals: RequestTotals) -> Metrics:
     """The parts of the time to first token besides the queue, where prompts have workers of their own."""
     return {
-        name: time_metric(name, between(totals.records, start, end), exact=exact, why=_NO_REQUEST)
+        name: time_metric(name, between(totals.records, start, end), why=_NO_REQUEST)
         for name, (start, end) in _TRANSFER_TIMES.items()
     }
 
 
 @computes("forward_ms")
-def forward_metrics(by_kind: Mapping[str, Distribution], *, exact: bool) -> Metrics:
+def forward_metrics(by_kind: Mapping[str, Distribution]) -> Metrics:
     everything = Distribution.merged(by_kind.values())
-    metrics = {"forward_ms": time_metric("forward_ms", everything, exact=exact, why=NO_FORWARD)}
+    metrics = {"forward_ms": time_metric("forward_ms", everything, why=NO_FORWARD)}
     for kind in sorted(by_kind):
-        metrics[f"forward_ms.{kind}"] = time_metric("forward_ms", by_kind[kind], exact=exact, why=NO_FORWARD)
+        metrics[f"forward_ms.{kind}"] = time_metric("forward_ms", by_kind[kind], why=NO_FORWARD)
     return metrics
 
 
 @computes("accept_length", "position_acceptance")
-def acceptance_metrics(log: AcceptanceLog, drafts: int, *, exact: bool) -> Metrics:
+def acceptance_metrics(log: AcceptanceLog, drafts: int) -> Metrics:
     """The acceptance of drafts; empty for a run that does not speculate."""
     if not drafts:
         return {}
     why = "nothing was verified"
-    metrics = {"accept_length": plain("accept_length", log.accept_length, exact=exact, why=why)}
+    metrics = {"accept_length": plain("accept_length", log.accept_length, why=why)}
     for position, share in enumerate(log.by_position(drafts), 1):
         name = f"position_acceptance.{position}"
-        metrics[name] = plain(name, share, exact=exact, why=why)
+        metrics[name] = plain(name, share, why=why)
     return metrics
 
 
@@ -234,8 +239,8 @@ def idle_part(waiting: Waiting) -> IdlePart:
 
 
 @computes(*_WINDOW_SHARES, *_STEP_TIMES)
-def waiting_metrics(waiting: Waiting, *, exact: bool) -> Metrics:
+def waiting_metrics(waiting: Waiting) -> Metrics:
     window, steps = waiting.window, waiting.steps
     values = {name: of(waiting) / window if window else None for name, of in _WINDOW_SHARES.items()}
     values |= {name: of(waiting) / 1e3 / steps if steps else None for name, of in _STEP_TIMES.items()}
-    return {name: plain(name, value, exact=exact, why=NO_FORWARD) for name, value in values.items()}
+    return {name: plain(name, value, why=NO_FORWARD) for name, value in values.items()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from ...scenarios.combinations import MODES, findings
 from ...scenarios.schema import Scenario
 from ..measure.budget import asked
+from ..measure.metrics import exact
 from ..platform.inputs import scenario_part
 from ..platform.own_process import between_runs
 from ..platform.resolve import Resolved
@@ -46,7 +47,11 @@ def execute(
         _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
         result = _own(RunTask(resolved, resolved.relay, options, kind, observe, extra_sink, guard))
-    return result.model_copy(update={"scenario": scenario, "not_asked": asked(result).not_asked})
+    parts: dict[str, Any] = {"scenario": scenario, "not_asked": asked(result).not_asked}
+    if result.labels.exact:
+        marked = (rank.model_copy(update={"metrics": exact(rank.metrics)}) for rank in result.ranks)
+        parts |= {"metrics": exact(result.metrics), "ranks": tuple(marked)}
+    return result.model_copy(update=parts)
 
 
 def _require_own(scenario: Scenario) -> None:

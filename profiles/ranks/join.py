@@ -126,7 +126,7 @@ def _of_workers(
         _lost(account, router, transfers=pair.mode != "none"),
     )
     if pair.mode != "none":
-        metrics |= transfer_metrics(account, exact=first.labels.exact)
+        metrics |= transfer_metrics(account)
     outputs = _broken_off(failure) or _unless_lost(missing, len(rows), _outputs(account.in_order(), ending))
     if pair.mode != "none" and pair.transfer == "fake":
         outputs = Abstained(abstained="KV was never sent, the tokens mean nothing")
@@ -166,7 +166,7 @@ def _rank_part(name: str, role: str, rank: RankReport, own: Metrics) -> RankPart
 def _worker_part(place: RankLayout, worker: RankReport) -> RankPart:
     """A prefill worker has no latencies of what comes after a request's prompt."""
     result = worker.result
-    parts = transfer_metrics(worker.account, exact=result.labels.exact) if place.role == "decode" else {}
+    parts = transfer_metrics(worker.account) if place.role == "decode" else {}
     part = _rank_part(place.name, place.role, worker, _unless_untimed(result, parts))
     if place.ends:
         return part
@@ -176,9 +176,8 @@ def _worker_part(place: RankLayout, worker: RankReport) -> RankPart:
 
 def _request_metrics(account: RequestTotals, results: Sequence[Result]) -> Metrics:
     """Latencies and throughput of all requests; metrics of a device or a loop abstain, as each rank has its own."""
-    last = results[-1]
-    metrics: Metrics = {name: Abstained(abstained=APART) for name in last.metrics if "." not in name}
-    metrics |= request_metrics(account, exact=last.labels.exact)
+    metrics: Metrics = {name: Abstained(abstained=APART) for name in results[-1].metrics if "." not in name}
+    metrics |= request_metrics(account)
     fullest = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
     return metrics | {"peak_kv_tokens": fullest}
 
@@ -190,8 +189,7 @@ def _value(metric: Metric | Abstained) -> float:
 def _acceptance_metrics(resolved: Resolved, ranks: Sequence[RankReport]) -> Metrics:
     """They count tokens, and are right where times mean nothing."""
     log = AcceptanceLog.merged(rank.acceptance for rank in ranks)
-    depth = speculation_depth(resolved.scenario)
-    return acceptance_metrics(log, depth, exact=ranks[0].result.labels.exact)
+    return acceptance_metrics(log, speculation_depth(resolved.scenario))
 
 
 @computes("idle_step_share")
@@ -200,7 +198,7 @@ def _idle_step_share(result: Result) -> Metric | Abstained:
     steps = {kind: counts.steps for kind, counts in result.per_step.items() if is_iteration(kind)}
     total = sum(steps.values())
     share = steps.get("idle", 0) / total if total else None
-    return plain("idle_step_share", share, exact=result.labels.exact, why="no step was counted")
+    return plain("idle_step_share", share, why="no step was counted")
 
 
 @computes("bubble_pct")
@@ -210,7 +208,7 @@ def _bubble(stages: Sequence[RankReport]) -> Metric | Abstained:
         if isinstance(busy, Abstained):
             return busy
     times = [stage.stage_time for stage in stages if stage.stage_time is not None]
-    return plain("bubble_pct", bubble(times), exact=stages[0].result.labels.exact)
+    return plain("bubble_pct", bubble(times))
 
 
 def _bubbles(stage: RankReport) -> Metrics:
@@ -221,7 +219,7 @@ def _bubbles(stage: RankReport) -> Metrics:
     window = time.last - time.first
     return {
         f"bubble_pct.{'outside' if place == OUTSIDE_TURNS else f'mb{place}'}": plain(
-            "bubble_pct", 100 * idle / window, exact=stage.result.labels.exact
+            "bubble_pct", 100 * idle / window
         )
         for place, idle in sorted(time.idle.items())
     }
@@ -235,10 +233,7 @@ def _unless_untimed(result: Result, metrics: Metrics) -> Metrics:
 
 def _first_of_each_kind(results: Sequence[Result]) -> dict[str, KindCounts]:
     """Of every kind, the steps of the first rank that had any."""
-    kinds: dict[str, KindCounts] = {}
-    for result in results:
-        for kind, counts in result.per_step.items():
-            kinds.setdefault(kind, counts)
+    kinds = {kind: counts for result in reversed(results) for kind, counts in result.per_step.items()}
     return dict(sorted(kinds.items()))
 
 

@@ -37,7 +37,7 @@ def measured(prepared: PreparedRun, done: Pass, *, traced: bool = True) -> Measu
     workload again, ``traced``."""
     machine = prepared.machine
     drafts = speculation_depth(prepared.resolved.scenario)
-    parts = done.collector.finish(machine.names, exact=machine.labels.exact, drafts=drafts)
+    parts = done.collector.finish(machine.names, drafts=drafts)
     parts = parts._replace(metrics=parts.metrics | _achieved(prepared, done))
     outputs = outputs_of(done, prepared)
     if machine.traced is None:
@@ -48,7 +48,7 @@ def measured(prepared: PreparedRun, done: Pass, *, traced: bool = True) -> Measu
     prepared.system.forget()
     with machine.traced() as counting:
         again = prepared.measure(unobserved)
-    counted = again.collector.finish(machine.names, exact=machine.labels.exact)
+    counted = again.collector.finish(machine.names)
     length = done.end - done.start
     void = "the traced pass was interrupted" if again.cancelled else counting.abstained
     return MeasuredRun(
@@ -70,7 +70,7 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
     if prepared.context.link is not None or speculation_depth(scenario) or other:
         return {}
     waiting, account = done.collector.waiting, done.collector.requests.totals
-    exact, mixed = prepared.machine.labels.exact, "mixed with decodes" if "mixed" in waiting.forwards else ""
+    mixed = "mixed with decodes" if "mixed" in waiting.forwards else ""
     again = "some were computed twice" if account.retractions else ""
     decodes = decode_metrics(
         decode_load(model),
@@ -78,14 +78,12 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
         account.records,
         spans=waiting.forwards["decode"],
         requests=waiting.requests["decode"],
-        exact=exact,
     )
     prompts = prompt_metrics(
         prompt_load(model),
         account.records,
         spans=waiting.forwards["prefill"],
         why_not=mixed or again,
-        exact=exact,
     )
     return decodes | prompts
 

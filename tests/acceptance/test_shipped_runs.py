@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.record.result import RequestRow, Result
+from schedbench.profiles.record.result import Metric, RequestRow, Result
 from schedbench.scenarios import shipped
 from schedbench.sched.observe import Observer, StepInfo
 from tests.acceptance.runs import SHORTER, digest_observed, digest_of, resolved, result_of, statuses, value
@@ -44,6 +44,8 @@ def test_every_request_finishes(name: str) -> None:
     few = ("workload.requests=2", "workload.output_tokens={dist: uniform, min: 2, max: 6}")
     result = result_of(name, *few, "measure.warmup_requests=0", hazards=True)
     assert statuses(result) == {"finished"} and len(result.requests) == 2
+    metrics = [metric for part in (result, *result.ranks) for metric in part.metrics.values()]
+    assert all(metric.exact for metric in metrics if isinstance(metric, Metric))
 
 
 @pytest.mark.wide

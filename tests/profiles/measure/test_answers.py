@@ -35,7 +35,7 @@ def collected(drawing, cuts=()) -> ResultParts:
     answers = RunCollector(LogicalClock())
     for window in drawing.windows(cuts):
         answers.feed(window)
-    return answers.finish(NAMES, exact=True)
+    return answers.finish(NAMES)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_requests_become_rows_and_metrics():
     row = request_row(record, 1_000_000, save_tokens=True)
     assert (row.token_ids, row.status) == ((11, 12), "finished")
     assert (row.arrival, row.first_token, row.finish) == (-1_000_000, 1_000_000, 4_000_000)
-    metrics = answers.finish(NAMES, exact=True).metrics
+    metrics = answers.finish(NAMES).metrics
     assert metrics["ttft_ms"].values == (2.0,)
     assert metrics["tpot_ms"].values == metrics["itl_ms"].values == metrics["step_ms"].values == (3.0,)
     assert metrics["cache_hit_ratio"].values == (0.5,)
@@ -147,14 +147,14 @@ def test_requests_become_rows_and_metrics():
 
 
 def test_metrics_of_an_empty_run_abstain():
-    parts = RunCollector(LogicalClock()).finish(NAMES, exact=True)
+    parts = RunCollector(LogicalClock()).finish(NAMES)
     abstained = {name for name, metric in parts.metrics.items() if isinstance(metric, Abstained)}
     assert set(parts.metrics) - abstained == {"retractions", "peak_kv_tokens"}
     assert (parts.per_step, parts.copies) == ({}, ())
 
 
 def test_a_missing_quantile_has_a_reason():
-    metric = time_metric("itl_ms", Distribution([1_000_000] * 19), exact=False, why="")
+    metric = time_metric("itl_ms", Distribution([1_000_000] * 19), why="")
     assert metric.p90 == 1.0
     assert metric.p95 == Abstained(abstained="p95 needs 20 samples, there are 19")
-    assert plain("retractions", 0, exact=True).values == (0.0,)
+    assert plain("retractions", 0).values == (0.0,)

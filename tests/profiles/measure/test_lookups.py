@@ -19,13 +19,13 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_metrics_exist_only_with_hot_buffers() -> None:
-    plain = RunCollector(LogicalClock()).finish(NAMES, exact=True).metrics
+    plain = RunCollector(LogicalClock()).finish(NAMES).metrics
     assert not any(name.startswith("hisparse") for name in plain)
     counted = lookups()
     answers = RunCollector(LogicalClock(), LookupCount(counted, unchanged, token_bytes=8))
     counted += torch.tensor([4, 1])
     answers.counts.steps["decode"] = 2
-    found = answers.finish(NAMES, exact=True).metrics
+    found = answers.finish(NAMES).metrics
     ratio, fetched = found["hisparse_hit_ratio"], found["hisparse_swap_in_bytes_per_step"]
     assert isinstance(ratio, Metric) and ratio.values == (0.75,)
     assert isinstance(fetched, Metric) and fetched.values == (4.0,)
@@ -33,5 +33,5 @@ def test_metrics_exist_only_with_hot_buffers() -> None:
 
 def test_metrics_abstain_without_a_long_request() -> None:
     answers = RunCollector(LogicalClock(), LookupCount(lookups(), unchanged, token_bytes=8))
-    found = answers.finish(NAMES, exact=True).metrics["hisparse_hit_ratio"]
+    found = answers.finish(NAMES).metrics["hisparse_hit_ratio"]
     assert found == Abstained(abstained="no decoding request was longer than its hot buffer")
