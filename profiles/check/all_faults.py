@@ -30,11 +30,7 @@ from .report import SHOWN, Check, Document, Evidence, Report, concluded, failed,
 class FaultVerdict(NamedTuple):
     """The checks of a question without the fault; and with it, the cheapest first, up to the first that fails."""
 
-    name: str
-    about: str
-    reference: str
-    state: str
-    loop: str
+    scenario: FaultScenario
     sound: tuple[Check, ...]
     broken: tuple[Check, ...]
 
@@ -76,14 +72,14 @@ def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list
             while not checks.keys() >= {*_tasks(scenario)}:
                 task, verdicts = next(done)
                 checks[task] = verdicts
-            found.append(_verdict(scenario, *(checks[task] for task in _tasks(scenario))))
+            found.append(FaultVerdict(scenario, *(checks[task] for task in _tasks(scenario))))
             notice(f"{len(found)} of {len(chosen)}: {_words(found[-1])}")
     return found
 
 
 def _words(caught: FaultVerdict) -> str:
     by = ", ".join(check.name for check in caught.by) or "NOTHING"
-    return f"{caught.name} caught by {by}{'' if caught.clean else '; FAILED without it'}"
+    return f"{caught.scenario.fault.name} caught by {by}{'' if caught.clean else '; FAILED without it'}"
 
 
 def _tasks(scenario: FaultScenario) -> tuple[_Task, _Task]:
@@ -106,38 +102,32 @@ def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _verdict(scenario: FaultScenario, sound: tuple[Check, ...], broken: tuple[Check, ...]) -> FaultVerdict:
-    question, fault = scenario.sound(), scenario.fault
-    return FaultVerdict(
-        name=fault.name,
-        about=fault.about,
-        reference=fault.reference,
-        state=question.relay.state.name,
-        loop=_loop(scenario, question),
-        sound=sound,
-        broken=broken,
-    )
-
-
-def _loop(scenario: FaultScenario, question: Resolved) -> str:
-    if scenario.onebatch:
-        return "onebatch"
-    return "overlapped" if overlaps(question.scenario) else "serial"
-
-
 def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document:
     return concluded(
         run,
         passed=all(caught.passed for caught in found),
-        faults=[
-            caught._asdict() | {"clean": caught.clean, "caught_by": [check.name for check in caught.by]}
-            for caught in found
-        ],
+        faults=[_document(caught) for caught in found],
         awaited=[
             {"name": fault.name, "reference": fault.reference, "feature": fault.feature}
             for fault in awaited_faults().values()
         ],
     )
+
+
+def _document(caught: FaultVerdict) -> Document:
+    fault, question = caught.scenario.fault, caught.scenario.sound()
+    loop = "overlapped" if overlaps(question.scenario) else "serial"
+    return {
+        "name": fault.name,
+        "about": fault.about,
+        "reference": fault.reference,
+        "state": question.relay.state.name,
+        "loop": "onebatch" if caught.scenario.onebatch else loop,
+        "sound": caught.sound,
+        "broken": caught.broken,
+        "clean": caught.clean,
+        "caught_by": [check.name for check in caught.by],
+    }
 
 
 # ---- a static batch ---------------------------------------------------------------------------------------------
