@@ -82,10 +82,6 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
         named = (*path, _discriminator(context))
         path = named if named in source.places else path
         value, context = context["tag"], {"expected": context["expected_tags"]}
-    return _expectation(path, kind=kind, value=value, context=context)
-
-
-def _expectation(path: KeyPath, *, kind: str, value: object, context: Mapping[str, Any]) -> _Complaint:
     choices = _choices(context.get("expected", ""))
     wanted = choices or [text.format_map(_whole(context)) for text in _WANTED.get(kind, (kind,))]
     return _Complaint(path, wanted, f", got {show(value)}{meant(value, choices)}", value)

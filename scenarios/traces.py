@@ -229,16 +229,13 @@ def _csv(file: BinaryIO, name: str, errors: TraceErrors, *, columns: Sequence[st
     header: list[str] = []
     for line, text in lines(file, name, errors):
         if not header:
-            header = _header(line, text, columns)
+            header = [cell.strip() for cell in _cells(line, text)]
+            if missing := [column for column in columns if column not in header]:
+                raise line.error(
+                    f"expected a header with {', '.join(columns)}; missing: {', '.join(missing)}"
+                )
         elif (row := _attempt(errors, partial(_csv_row, line, text, header))) is not None:
             yield row
-
-
-def _header(line: TraceLine, text: str, columns: Sequence[str]) -> list[str]:
-    header = [cell.strip() for cell in _cells(line, text)]
-    if missing := [column for column in columns if column not in header]:
-        raise line.error(f"expected a header with {', '.join(columns)}; missing: {', '.join(missing)}")
-    return header
 
 
 def _csv_row(line: TraceLine, text: str, header: Sequence[str]) -> RecordFields:

@@ -83,7 +83,8 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     Raises ScenarioError, or TraceError when a trace is malformed.
     """
     script = script_of(scenario, vocab_size=vocab_size, seed=seed)
-    encoder_tokens = _encoder_tokens(scenario, size=len(script), seed=seed)
+    wanted, rng = scenario.workload.encoder_tokens, stream(seed, RandomStream.ENCODER_TOKENS)
+    encoder_tokens = np.zeros(len(script), np.int64) if wanted is None else draw(wanted, len(script), rng=rng)
     whole = script.prompt_tokens + encoder_tokens
     prompt_tokens = np.minimum(whole, context_len - 1)
     output_tokens = np.minimum(script.output_tokens, context_len - prompt_tokens)
@@ -122,13 +123,6 @@ def _arrival(scenario: Scenario, script: Script) -> Arrival:
             BurstArrivals(process="burst") if script.instants is None else RecordedArrivals(process="trace")
         )
     return arrival
-
-
-def _encoder_tokens(scenario: Scenario, *, size: int, seed: int) -> Counts:
-    wanted = scenario.workload.encoder_tokens
-    if wanted is None:
-        return np.zeros(size, dtype=np.int64)
-    return draw(wanted, size, rng=stream(seed, RandomStream.ENCODER_TOKENS))
 
 
 def _template(script: Script, encoder_tokens: Counts, encoder: Callable[..., Counts]) -> Template:

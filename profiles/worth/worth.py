@@ -153,9 +153,9 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> R
         with spread(len(places), known.run.wall_s, known.run.import_s) as each:
             # First the change that gains most.
             gains.ask([(x, "half" if isinstance(x, HostPhase) else "absent") for x in places], each)
-            gains.ask(
-                [(line, change) for line in lines if gains.shows(line) for change in _milder(line)], each
-            )
+            shown = [line for line in lines if gains.shows(line)]
+            milder: list[tuple[Place, Change]] = [(line, "no wait") for line in shown if line.waits]
+            gains.ask([*milder, *((line, "pinned") for line in shown if line.pinnable)], each)
             gains.search([place for place in places if gains.hides(place)][:rooms], each)
     except KeyboardInterrupt:
         run = run.model_copy(update={"cancelled": True})
@@ -171,13 +171,6 @@ def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, Line
         if result.metrics == known.metrics:
             break
     return asked, result, survey
-
-
-def _milder(line: SourceLine) -> Iterator[Change]:
-    if line.waits:
-        yield "no wait"
-    if line.pinnable:
-        yield "pinned"
 
 
 class Gains:
