@@ -329,13 +329,14 @@ def _own_runner_left_out(resolved: Resolved, engine: EngineChoice) -> Iterator[t
     """How to run the engine's own model runner instead of the stub, or why it cannot run, and what the stub hides;
     nothing where no stub ran."""
     adapter = find_adapter(parse_engine(engine.name).adapter)
-    hidden = getattr(adapter, "stub_runner", "")
-    if hidden and not MODES["own model runner"].on(resolved.scenario):
+    hidden = getattr(adapter, "stub_runner", None)
+    if hidden is not None and not MODES["own model runner"].on(resolved.scenario):
         owned = with_section(resolved, "engine", model_runner="own")
         needs = getattr(adapter, "needs", lambda _: ())(owned.scenario)
         why = f", because {' and '.join(needs)}" if needs else " (--set engine.model_runner=own runs it)"
         yield "the engine's own model runner", f"a stub took its place{why}"
-        yield "waits and references", hidden
+        found = [text for mode, text in hidden.items() if MODES[mode].on(resolved.scenario)]
+        yield "waits and references", " and ".join(found)
 
 
 def _ends_left_out(reports: Sequence[Report]) -> str:

@@ -28,7 +28,7 @@ class EngineAdapter(Protocol):
     # function in the way; asked before the import. ``stages``: ``open`` makes the scheduler of one stage of a
     # pipeline, too. ``transfers``: it makes one worker of a pair, and KV travels between them. ``own_runner``: the
     # engine's own model runner can prepare the forwards. ``stub_runner``: a stub does, unless the own one is asked for;
-    # the text says which waits and references of the engine cannot be checked with the stub.
+    # by mode, the text says which waits and references of the engine cannot be checked with the stub.
 
     def load(self) -> None:
         """Import all that a run needs of the engine."""

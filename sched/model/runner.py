@@ -12,7 +12,7 @@ import torch
 
 from ..batch import ForwardBatch, ForwardMode, ModelOutput
 from ..config import EngineConfig
-from ..kernels.rows import INPUTS, stage_decode, stage_rows
+from ..kernels.rows import INPUTS, DecodeInputs, stage_decode, stage_rows
 from .decoder import Model
 
 T = TypeVar("T")
@@ -140,21 +140,17 @@ class ModelRunner:
         return self._replay(batch, self._sizes[place])
 
     def _replay(self, batch: ForwardBatch, size: int) -> ModelOutput:
-        stage_decode(
-            self._static,
-            batch.input_ids,
-            batch.positions,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            batch.out_cache_loc,
-            size,
-        )
+        inputs = (batch.input_ids, batch.positions, batch.req_pool_indices, batch.seq_lens)
+        self._stage(DecodeInputs(*inputs, batch.out_cache_loc), size)
         count = batch.batch_size
         for static, given in zip(self._proxies, batch.proxies, strict=True):
             static[:count] = given
         graph, output = self._captured[size]
         graph.replay()
         return output if size == count else _first_rows(output, count)
+
+    def _stage(self, inputs: DecodeInputs, size: int) -> None:
+        stage_decode(self._static, *inputs, size)
 
     def _padding(self, size: int) -> ForwardBatch:
         """A decode batch that consists of padding, on the static buffers."""

@@ -51,6 +51,7 @@ _REFUSED_HOSTED: Final = {
     "prompt logprobs": "hidden states in the place of logits (LogitsProcessor.forward)",
 }
 _NO_IDS: Final = "values: what stages send has no place for the ids by which KV is tagged (PPProxyTensors)"
+_HIDDEN: Final = "those that the wait for the stub's whole forward hides ({}, overlapped)"
 _PIP_NAMES: Final = {
     "zmq": "pyzmq",
     "partial_json_parser": "partial-json-parser",
@@ -66,9 +67,10 @@ class SglangAdapter:
     package = ADAPTERS["sglang"].package
     python_path = "python"
     stages = transfers = data_ranks = own_runner = True
-    stub_runner = (
-        "those that the wait for the stub's whole forward hides (SGLang 0.5.14 and later, overlapped)"
-    )
+    stub_runner = {  # noqa: RUF012
+        "speculation": _HIDDEN.format("SGLang 0.5.14 to 0.5.21"),
+        "hisparse": _HIDDEN.format("SGLang 0.5.14 and later"),
+    }
     environment = {  # noqa: RUF012
         "SGLANG_DISABLE_TORCHAO": "1",
         "SGLANG_FORCE_CONFIDENTIAL_COMPUTE": "0",  # otherwise NVML is asked

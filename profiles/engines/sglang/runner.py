@@ -14,7 +14,6 @@ import torch
 from ....scenarios.combinations import MODES
 from ....sched.batch import ForwardBatch, ForwardMode, ModelOutput
 from ....sched.kernels.rows import embedding
-from ....sched.model.runner import ModelRunner as DecoderRunner
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import RunBridge
@@ -22,6 +21,7 @@ from ..model import EngineModel, tagged_ids
 from .eagle import AttentionStub, EagleForwards, prepare_worker, simulate, without_weights
 from .edge import fitted
 from .forward_batch import decoder_batch
+from .graphs import GraphRunner
 from .hisparse import HostedKV
 
 # Steps of the runner's preparation that load weights or make what the decoder replaces.
@@ -58,6 +58,9 @@ class RunnerStub:
         self._target: Any = None  # the runner that is not a draft's
         self._eagle: EagleForwards | None = None
         self._hosted: HostedKV | None = None  # where KV is on the host
+        # Where SGLang's scheduler takes the event for which it waits instead of the whole forward, from 0.5.14 on.
+        made = self._module.ModelRunner.__init__.__code__.co_names
+        self._mailbox = next((name for name in made if name.endswith("read_done_event")), "")
 
     def install(self) -> None:
         kind = self._module.ModelRunner
@@ -93,6 +96,8 @@ class RunnerStub:
         runner.pp_rank, runner.pp_size = group.rank_in_group, group.world_size
         runner.is_draft_worker, runner.is_generation = given.get("is_draft_worker", False), True
         runner.forward_pass_id = 0
+        if self._mailbox:
+            setattr(runner, self._mailbox, None)
         if "ps" in given:
             runner.ps = given["ps"]
         runner.forward_stream = torch.cuda.Stream()
@@ -122,7 +127,7 @@ class RunnerStub:
         with torch.cuda.stream(runner.forward_stream):
             placed = None if self._hosted is None else self._hosted.placed()
             runner.engine_model = model = EngineModel(self._parts, placed)
-            decoder, config = model.decoder(pages), model.config
+            config = model.config
             if not runner.spec_algorithm.is_none():
                 runner.attn_backend = AttentionStub(runner.model_config.context_len)
                 assert config.speculative is not None
@@ -131,10 +136,18 @@ class RunnerStub:
                 runner.token_to_kv_pool.move_kv_cache = model.move_kv
                 if config.speculative.acceptance is not None:
                     simulate(config.speculative.acceptance)
-                self._eagle = EagleForwards(model, decoder, pages)
+                self._eagle = EagleForwards(model, model.decoder(pages), pages)
                 config = replace(config, cuda_graph=False)  # no step is a decode
             proxies = self._parts.context.proxies(self._parts.resolved.model, model.tags)
-            runner.decoder = DecoderRunner(decoder, config, proxies)
+            runner.decoder = GraphRunner(model, pages, config, proxies, lambda: self._publish_read(runner))
+
+    def _publish_read(self, runner: Any) -> None:
+        """A graph that is about to be replayed reads nothing more that the scheduler changes, unless it finds KV in the
+        tables of the coordinator."""
+        if self._mailbox and self._hosted is None:
+            event = torch.cuda.Event()
+            event.record()
+            setattr(runner, self._mailbox, event)
 
     def _pools(self, runner: Any, args: Any) -> None:
         """SGLang's own pools; the decoder's KV lies in a pool of its own, under the same slot numbers."""

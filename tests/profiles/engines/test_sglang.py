@@ -118,6 +118,7 @@ def test_a_refused_mode_names_the_function_that_prevents_it(arguments: str) -> N
     [
         ("sglang:.", "mixed", "a stub took its place (--set engine.model_runner=own runs it)"),
         ("sglang:.", "spec_v2", "a stub took its place, because speculation with engine.model_runner=own"),
+        ("sglang:.", "hisparse", "a stub took its place, because hisparse with engine.model_runner=own"),
         ("sglang:.", f"mixed {OWN}", ""),
         ("mini-sglang:.", "mixed", ""),
     ],
@@ -130,7 +131,8 @@ def test_a_check_with_a_stub_lists_the_own_model_runner_as_not_asked(
     found = not_asked(question, (), ())
     runner = found.get("the engine's own model runner", "")
     assert runner.startswith(says) and bool(runner) == bool(says)
-    assert bool(says) == ("stub's whole forward hides" in found.get("waits and references", ""))
+    hides = "stub's whole forward hides" in found.get("waits and references", "")
+    assert hides == (scenario != "mixed")
 
 
 def needs(arguments: str) -> Sequence[str]:
@@ -524,14 +526,25 @@ def test_a_missing_wait_of_the_forward_stream_is_a_hazard(broken: Path) -> None:
 
 
 @given
-def test_a_missing_reference_is_a_freed_block(broken: Path) -> None:
-    """Before #26380 no barrier makes the next schedule wait for the forward."""
+def test_a_missing_wait_for_the_reads_of_a_graph_is_a_hazard(broken: Path) -> None:
+    changed(sources(broken, LATER) / "scheduler.py", "self.schedule_stream.wait_event(ev)\n", "pass\n")
+    hazards = run(f"sglang:{broken}", hazards=True).hazards
+    assert isinstance(hazards, Hazards)
+    [second] = {finding.second for finding in hazards.findings if finding.resource == "req_to_token"}
+    assert second and second.site and Path(second.site.file).name == "memory_pool.py"
+
+
+@given
+@pytest.mark.parametrize("commit", [BEFORE, LATER])
+def test_a_missing_reference_is_a_freed_block(broken: Path, commit: str) -> None:
+    """Before #26380 no barrier makes the next schedule wait for the forward; later it waits for the reads of a graph,
+    behind which the forward still computes."""
     kept = "self.batch_record_buf[self.batch_record_ct] = [batch, attr_snapshot]"
-    changed(sources(broken, BEFORE) / "scheduler.py", kept, kept.replace("batch, attr_snapshot", ""))
+    changed(sources(broken, commit) / "scheduler.py", kept, kept.replace("batch, attr_snapshot", ""))
     hazards = run(f"sglang:{broken}", hazards=True).hazards
     assert isinstance(hazards, Hazards)
     assert any(finding.resource.startswith("freed block of") for finding in hazards.findings)
-    whole = run(f"sglang:{CLONE}@{BEFORE}", hazards=True).hazards
+    whole = run(f"sglang:{CLONE}@{commit}", hazards=True).hazards
     assert isinstance(whole, Hazards)
     assert not any(finding.resource.startswith("freed block of") for finding in whole.findings)
 
