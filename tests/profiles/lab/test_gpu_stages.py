@@ -342,10 +342,10 @@ def test_predictions_can_run_in_their_own_processes(tmp_path):
 def test_a_failing_prediction_leaves_the_others(tmp_path, monkeypatch, capsys):
     own = prediction_runs.execute
 
-    def broken(resolved, relay, options, **more):
+    def broken(resolved, options, **more):
         if resolved.scenario.name == "grammar":
             raise MemoryError("out of memory")
-        return own(resolved, relay, options, **more)
+        return own(resolved, options, **more)
 
     monkeypatch.setattr(prediction_runs, "execute", broken)
     words = ["--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), *SMALL]
