@@ -27,6 +27,7 @@ from ..platform.pool import MapFunction, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute
 from ..record.result import Outputs, Result, WorthPart, WorthRow
+from ..run.runner import ExtraSink
 from ..sweeps.ladder import Ladder
 from ..vgpu.counterfactual import Counterfactual
 from .candidates import EarlySettles, HostPhase, LineSurvey, SourceLine, phases, source_lines
@@ -102,11 +103,19 @@ def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], e
         changed = Counterfactual(place.site.file, place.site.line, change, extra)
     options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
     try:
-        result = execute(question, options, extra_sink=settles)
+        result = _run(question, options, settles)
     except TimelineError:
         # Records of a step came after later steps had been settled: the host did not wait at all.
         return Figures(None, None, None, None, None, "", sys.maxsize)
     return figures(result, settles)
+
+
+def _run(question: Resolved, options: Options, sink: ExtraSink) -> Result:
+    """Raises KeyboardInterrupt where the user interrupted the run, since a part of it has no figures to compare."""
+    result = execute(question, options, extra_sink=sink)
+    if result.run.cancelled:
+        raise KeyboardInterrupt
+    return result
 
 
 def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) -> HardwareProfile:
@@ -143,12 +152,15 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> R
     what ``execute`` raises."""
     if known.run.cancelled or known.run.failure:
         return known
-    question, result, survey = _surveyed(question, known)
+    run = known.run.model_copy(update={"cancelled": True})
+    try:
+        question, result, survey = _surveyed(question, known)
+    except KeyboardInterrupt:
+        return known.model_copy(update={"run": run})
     lines = source_lines(result, survey)
     # The times of an engine's phases are the hardware profile's, not its own.
     places: list[Place] = [*lines, *(phases(survey, question.hardware) if question.engine is None else ())]
     gains = Gains(question, figures(result, survey), notice)
-    run = known.run
     try:
         with spread(len(places), known.run.wall_s, known.run.import_s) as each:
             # First the change that gains most.
@@ -157,8 +169,9 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> R
             milder: list[tuple[Place, Change]] = [(line, "no wait") for line in shown if line.waits]
             gains.ask([*milder, *((line, "pinned") for line in shown if line.pinnable)], each)
             gains.search([place for place in places if gains.hides(place)][:rooms], each)
+        run = known.run
     except KeyboardInterrupt:
-        run = run.model_copy(update={"cancelled": True})
+        pass
     return known.model_copy(update={"worth": gains.part(), "run": run})
 
 
@@ -167,7 +180,7 @@ def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, Line
     bare = without_values(question)
     for asked in (question,) if bare is None else (bare, question):
         survey = LineSurvey()
-        result = execute(asked, Options(device="vgpu"), extra_sink=survey)
+        result = _run(asked, Options(device="vgpu"), survey)
         if result.metrics == known.metrics:
             break
     return asked, result, survey

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from schedbench.profiles.judge.local import without_values
+from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result, WorthRow
@@ -148,6 +151,26 @@ def test_an_interrupted_search_keeps_what_it_has(penalised: BaseRun, monkeypatch
     assert found.run.cancelled and part is not None and len(part.rows) == 2
     assert part.base["tpot_ms"] == penalised.figures.tpot_ms
     assert part.rows[0].site is not None and part.rows[0].site.file == UPLOAD
+
+
+@pytest.mark.parametrize("whole_runs", [0, 1, 3])
+def test_a_part_of_a_run_is_no_base_and_no_trial(
+    penalised: BaseRun, monkeypatch: pytest.MonkeyPatch, whole_runs: int
+) -> None:
+    """The user interrupts the run that is watched for lines, or one of those without a line."""
+    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
+    ended: list[RunOutcome] = []
+
+    def interrupted(*asked: Any, **options: Any) -> RunOutcome:
+        outcome = execute(*asked, **options)
+        ended.append(outcome)
+        run = outcome.result.run.model_copy(update={"cancelled": len(ended) > whole_runs})
+        return replace(outcome, result=outcome.result.model_copy(update={"run": run}))
+
+    monkeypatch.setattr("schedbench.profiles.worth.worth.execute", interrupted)
+    found = worth(penalised.question, penalised.result, lambda _: None, rooms=1)
+    assert found.run.cancelled and len(ended) == whole_runs + 1
+    assert len(found.worth.rows if found.worth else ()) == max(0, whole_runs - 1)
 
 
 def test_values_are_left_out_only_where_there_are_any() -> None:
