@@ -1,6 +1,6 @@
 """``--gate NAME:BOUND``: a bound that B has to keep, independent of the verdict.
 
-``throughput:2%``, ``ttft_ms.p99:-5%``    B may be this much worse than A, in the metric's own direction, and no more
+``throughput:2%``, ``ttft_ms.p99:5%``    B may be this much worse than A, in the metric's own direction, and no more
 ``better:throughput:2%``    B has to be at least this much better
 ``decode.steady.schedule.h2d:0``    no step of B has more
 ``mixed.forward.sync:+1``           B's worst step has at most one more than A's
@@ -96,9 +96,11 @@ def parse(text: str) -> Gate:
 def _require_meaning(gate: Gate) -> None:
     """Refuse a sign that contradicts the gate, and a loss or gain that the metric cannot have."""
     rises = definition(gate.name).direction == "higher"
-    if not gate.better and gate.sign == "+" and rises:
+    if gate.sign and (gate.sign == "+") == (rises != gate.better):
+        better, worse = ("more", "less") if rises else ("less", "more")
+        is_so = f"{worse} {gate.name} is worse" if gate.better else f"{better} {gate.name} is better"
         raise GateError(
-            f"gate {gate.text!r}: more {gate.name} is better; a gate bounds how much worse it may be"
+            f"gate {gate.text!r}: {is_so}; a gate bounds how much worse it may be"
             f" ({gate.name}:{gate.bound:g}%), or with better: how much better it has to be"
         )
     if gate.bound >= 100 and gate.better != rises:
