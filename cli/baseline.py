@@ -113,6 +113,6 @@ def stored(folder: Path, name: str) -> list[Path]:
 
 
 def _place(folder: Path, name: str) -> Path:
-    if Path(name).name != name:
+    if Path(name).name != name or name in ("", ".."):
         raise UsageError(f"baseline {name!r}: a name, not a path")
     return folder / name

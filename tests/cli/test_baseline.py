@@ -57,17 +57,20 @@ def test_a_result_is_saved_listed_shown_and_compared(
         (("compare", "mian", "x.json"), "baseline mian: unknown baseline, did you mean 'main'?"),
         (("save", "main", "RESULTS"), "baseline main: exists in"),
         (("save", "../main", "RESULTS"), "a name, not a path"),
+        (("save", "..", "RESULTS", "--force"), "a name, not a path"),
+        (("save", "", "RESULTS", "--force"), "a name, not a path"),
         (("save", "other", "none.json"), "none.json: No such file"),
     ],
 )
 def test_invalid_baselines_are_refused(
     run_command: RunCommand, results: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    assert run_command("baseline", "save", "main", results, "--folder", tmp_path).code == 0
+    folder = tmp_path / "kept"
+    assert run_command("baseline", "save", "main", results, "--folder", folder).code == 0
     given = [str(results) if one == "RESULTS" else one for one in arguments]
-    said = run_command("baseline", *given, "--folder", tmp_path)
+    said = run_command("baseline", *given, "--folder", folder)
     assert said.code == 2 and message in said.err
-    assert not (tmp_path / "other").exists()
+    assert [one.name for one in folder.iterdir()] == ["main"]
 
 
 def test_the_marker_compares_runs_with_the_saved_baseline(tmp_path: Path) -> None:
