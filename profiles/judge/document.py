@@ -71,7 +71,13 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
 
 
 def hint(found: Comparison) -> str | None:
-    """The number of runs that would allow a verdict, where too few of them or their spread prevented one."""
+    """What would allow a verdict: a question whose tokens do not follow from times, or, where too few runs or their
+    spread prevented one, the number of runs."""
+    if Reason.OUTPUT_DIFF in found.reasons and _draws_by_batch(found.trials.a[0].result):
+        return (
+            "the engine draws tokens by a sampler of its own, in the order of its batches, so that other times may"
+            " alone give other tokens; --set workload.sampling.temperature=0 compares tokens that they cannot change"
+        )
     open_metrics = {name: found.metrics[name] for name in found.headline if name in found.metrics}
     wanting = {name: one for name, one in open_metrics.items() if one.reasons == (Reason.LOW_N,)}
     known = {name: one for name, one in wanting.items() if one.needed is not None}
@@ -93,6 +99,12 @@ def hint(found: Comparison) -> str | None:
             f"around {found.rules.min_effect:g} %, the smallest effect of interest"
         )
     return "; ".join(said) or None
+
+
+def _draws_by_batch(result: Result) -> bool:
+    expanded: Any = result.scenario.expanded
+    sampling = expanded.get("workload", {}).get("sampling", {})
+    return result.labels.engine is not None and bool(sampling.get("temperature"))
 
 
 def _side(label: str, results: Sequence[Result]) -> Document:

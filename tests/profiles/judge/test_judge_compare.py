@@ -61,6 +61,15 @@ def test_a_faster_side_with_the_same_tokens_is_better(trials):
     assert not (found.broken or found.undecided)
 
 
+@pytest.mark.parametrize(("temperature", "drawn"), [(0.7, True), (0.0, False)])
+@pytest.mark.parametrize("engine", [{"name": "toy:.", "sha256": "0"}, None])
+def test_an_engine_may_draw_other_tokens_at_other_times(trials, temperature, drawn, engine):
+    asked = {"scenario.expanded.workload.sampling": {"temperature": temperature}, "labels.engine": engine}
+    found = judge(trials(a=asked, b=asked | {"outputs.digest": "0" * 64}))
+    hint = document(found, a="a", b="b", run=RUN)["comparison"]["hint"] or ""
+    assert ("workload.sampling.temperature=0" in hint) == (drawn and engine is not None)
+
+
 def test_other_tokens_prevent_a_verdict(trials):
     found = judge(trials(b={"outputs.digest": "0" * 64}))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OUTPUT_DIFF,))
