@@ -25,7 +25,7 @@ import torch
 from ...sched.observe import Clock, Observer, StepKind
 from ..platform.hardware import HardwareProfile
 from ..platform.resolve import ask
-from ..ranks.execute import Options, execute
+from ..ranks.execute import Options, execute, whole
 from ..record.timeline import Call, Names, Range, Window
 from ..run.machines import one_thread
 from ..vgpu.gpu import open_vgpu
@@ -249,9 +249,7 @@ def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector
     question = replace(ask(run.scenario, run.overrides), hardware=hardware)
     collector = PhaseCollector()
     options = Options(device="vgpu")
-    result = execute(question, options, observe=collector.watch, extra_sink=collector)
-    if result.run.cancelled:
-        raise KeyboardInterrupt
+    result = whole(execute(question, options, observe=collector.watch, extra_sink=collector))
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)
 
 

@@ -8,7 +8,7 @@ from ..engines.client import EngineFailedError
 from ..engines.names import EngineError
 from ..platform.machine import MachineError
 from ..platform.resolve import Resolved
-from ..ranks.execute import Options, execute
+from ..ranks.execute import Options, execute, whole
 from ..record.result import Result
 from ..run.compose import Guard
 from ..run.crash import BrokenRunError, Crash, crash_of
@@ -18,7 +18,7 @@ def attempt(question: Resolved, options: Options, guard: Guard | None = None) ->
     """Execute a run and return its result, or how it crashed. Raises MachineError, EngineError, and KeyboardInterrupt
     where the run was interrupted, whose result is only a part."""
     try:
-        result = execute(question, options, guard=guard)
+        return whole(execute(question, options, guard=guard))
     except (MachineError, EngineError):
         raise
     except EngineFailedError as error:
@@ -27,9 +27,6 @@ def attempt(question: Resolved, options: Options, guard: Guard | None = None) ->
         return crash_of(error.__cause__ or error)
     except Exception as error:
         return crash_of(error)
-    if result.run.cancelled:
-        raise KeyboardInterrupt
-    return result
 
 
 def with_section(resolved: Resolved, section: str, **changes: object) -> Resolved:

@@ -24,7 +24,7 @@ from ...sched.observe import Observer
 from ...sched.request import Request
 from ..platform.pool import MapFunction, pool, saves_time
 from ..platform.resolve import Resolved
-from ..ranks.execute import Options, execute
+from ..ranks.execute import Options, execute, whole
 from ..record.result import RangePart, RangesPart, Result
 from ..run.machines import DeviceChoice, device_kind, open_machine
 from ..run.runner import GatedSink, PreparedRun
@@ -140,11 +140,7 @@ def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Pro
 
 
 def _run(question: Resolved) -> Result:
-    """Raises KeyboardInterrupt where the run was interrupted, whose result is only a part."""
-    result = execute(question, Options(device="vgpu"))
-    if result.run.cancelled:
-        raise KeyboardInterrupt
-    return result
+    return whole(execute(question, Options(device="vgpu")))
 
 
 def without_values(question: Resolved) -> Resolved | None:

@@ -31,9 +31,9 @@ def execute(
     extra_sink: ExtraSink | None = None,
     guard: Guard | None = None,
 ) -> Result:
-    """Run once. ``observe`` and ``guard`` see our own scheduler only. Raises MachineError,
-    CheckpointError, ScenarioError, TraceError; BrokenRunError where the relay's faults broke it; EngineError and
-    EngineFailedError of an engine of another project."""
+    """Run once. ``observe`` and ``guard`` see our own scheduler only. Raises MachineError, CheckpointError,
+    ScenarioError, TraceError; BrokenRunError where the relay's faults broke it; EngineError and EngineFailedError of an
+    engine of another project."""
     between_runs()
     scenario = scenario_part(resolved)  # before the run, which may outlast an edit
     if resolved.engine is not None:
@@ -52,6 +52,13 @@ def execute(
         marked = (rank.model_copy(update={"metrics": exact(rank.metrics)}) for rank in result.ranks)
         parts |= {"metrics": exact(result.metrics), "ranks": tuple(marked)}
     return result.model_copy(update=parts)
+
+
+def whole(result: Result) -> Result:
+    """The result. Raises KeyboardInterrupt where the user interrupted its run, of which it is only a part."""
+    if result.run.cancelled:
+        raise KeyboardInterrupt
+    return result
 
 
 def _require_own(scenario: Scenario) -> None:
@@ -78,4 +85,4 @@ def _own(task: RunTask) -> Result:
     return join(task.resolved, specs, reports, missed)
 
 
-__all__ = ["Options", "execute"]
+__all__ = ["Options", "execute", "whole"]

@@ -19,7 +19,7 @@ from ..platform.inputs import inputs
 from ..platform.machine import MachineError
 from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved
-from ..ranks.execute import Options, execute
+from ..ranks.execute import Options, execute, whole
 from ..record.environment import tool
 from ..record.result import Result, ResultError, read
 from ..run.crash import Crash, crash_of
@@ -99,7 +99,7 @@ def run(options: Options, question: Resolved) -> Answer:
     """An error of the run is an answer, so that it does not end the other runs. Raises KeyboardInterrupt where the run
     was interrupted, and MachineError."""
     try:
-        result = execute(question, options)
+        return whole(execute(question, options))
     except ScenarioError as error:
         return error.reasons
     except (TraceError, CheckpointError) as error:
@@ -112,6 +112,3 @@ def run(options: Options, question: Resolved) -> Answer:
         raise
     except Exception as error:
         return crash_of(error)
-    if result.run.cancelled:
-        raise KeyboardInterrupt
-    return result

@@ -25,9 +25,8 @@ from ..measure.steps import TimelineError, is_iteration
 from ..platform.hardware import HardwareProfile, PhaseLine
 from ..platform.pool import MapFunction, spread
 from ..platform.resolve import Resolved
-from ..ranks.execute import Options, execute
+from ..ranks.execute import Options, execute, whole
 from ..record.result import Outputs, Result, WorthPart, WorthRow
-from ..run.runner import ExtraSink
 from ..sweeps.ladder import Ladder
 from ..vgpu.counterfactual import Counterfactual
 from .candidates import EarlySettles, HostPhase, LineSurvey, SourceLine, phases, source_lines
@@ -103,19 +102,11 @@ def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], e
         changed = Counterfactual(place.site.file, place.site.line, change, extra)
     options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
     try:
-        result = _run(question, options, settles)
+        result = whole(execute(question, options, extra_sink=settles))
     except TimelineError:
         # Records of a step came after later steps had been settled: the host did not wait at all.
         return Figures(None, None, None, None, None, "", sys.maxsize)
     return figures(result, settles)
-
-
-def _run(question: Resolved, options: Options, sink: ExtraSink) -> Result:
-    """Raises KeyboardInterrupt where the user interrupted the run, since a part of it has no figures to compare."""
-    result = execute(question, options, extra_sink=sink)
-    if result.run.cancelled:
-        raise KeyboardInterrupt
-    return result
 
 
 def _with_phase(profile: HardwareProfile, name: str, factor: float, extra: int) -> HardwareProfile:
@@ -180,7 +171,7 @@ def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, Line
     bare = without_values(question)
     for asked in (question,) if bare is None else (bare, question):
         survey = LineSurvey()
-        result = _run(asked, Options(device="vgpu"), survey)
+        result = whole(execute(asked, Options(device="vgpu"), extra_sink=survey))
         if result.metrics == known.metrics:
             break
     return asked, result, survey

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from schedbench.profiles.judge.local import without_values
-from schedbench.profiles.measure.budget import RunOutcome
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result, WorthRow
@@ -158,14 +156,14 @@ def test_a_part_of_a_run_is_no_base_and_no_trial(
     penalised: BaseRun, monkeypatch: pytest.MonkeyPatch, whole_runs: int
 ) -> None:
     """The user interrupts the run that is watched for lines, or one of those without a line."""
-    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
-    ended: list[RunOutcome] = []
+    monkeypatch.setattr("schedbench.profiles.worth.worth.spread", lambda *_: nullcontext(map))
+    ended: list[Result] = []
 
-    def interrupted(*asked: Any, **options: Any) -> RunOutcome:
-        outcome = execute(*asked, **options)
-        ended.append(outcome)
-        run = outcome.result.run.model_copy(update={"cancelled": len(ended) > whole_runs})
-        return replace(outcome, result=outcome.result.model_copy(update={"run": run}))
+    def interrupted(*asked: Any, **options: Any) -> Result:
+        result = execute(*asked, **options)
+        ended.append(result)
+        run = result.run.model_copy(update={"cancelled": len(ended) > whole_runs})
+        return result.model_copy(update={"run": run})
 
     monkeypatch.setattr("schedbench.profiles.worth.worth.execute", interrupted)
     found = worth(penalised.question, penalised.result, lambda _: None, rooms=1)
