@@ -14,7 +14,6 @@ from typing import Final
 
 from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
-from ...sched.relay.choice import RelayChoice
 from ..platform.engine_choice import EngineChoice, working
 from ..platform.resolve import Resolved
 from ..record.result import Result
@@ -47,7 +46,6 @@ class EngineFailedError(RuntimeError):
 def run_engine(
     choice: EngineChoice,
     resolved: Resolved,
-    relay: RelayChoice,
     options: Options,
     ranks: Sequence[RankContext],
     extra_sink: ExtraSink | None = None,
@@ -79,9 +77,7 @@ def run_engine(
     process.output.begin_run()
     workers = [rank for rank in ranks if rank.place is None or rank.place.role != "router"]
     groups = [workers] if together else [[worker] for worker in workers]
-    reports = [
-        report for group in groups for report in process.run(resolved, relay, options, group, extra_sink)
-    ]
+    reports = [report for group in groups for report in process.run(resolved, options, group, extra_sink)]
     return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]
 
 
@@ -189,13 +185,12 @@ class EngineProcess:
     def run(
         self,
         resolved: Resolved,
-        relay: RelayChoice,
         options: Options,
         ranks: Sequence[RankContext],
         extra_sink: ExtraSink | None,
     ) -> Sequence[RankReport]:
         """The reports of the ``ranks``, which run at the same time. Raises what ``run_engine`` raises."""
-        task = packed((resolved, relay, options, ranks, extra_sink))
+        task = packed((resolved, options, ranks, extra_sink))
         answer = self._ask({"run": task, "cwd": os.getcwd()}, "the run")
         self._raise(answer, "the run")
         for part in answer["result"]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from ...sched.observe import StepKind
-from ...sched.relay.choice import RelayChoice
 from ..measure.steps import STEADY
 from ..platform.capacity import link_profile
 from ..platform.hardware import HardwareProfile, load
@@ -93,7 +92,6 @@ class StepKinds:
 def run_on_engine(
     engine: LoadedEngine,
     resolved: Resolved,
-    relay: RelayChoice,
     options: Options,
     context: RankContext,
     link: StageLink | TurnLink | None,
@@ -126,7 +124,7 @@ def run_on_engine(
             system.append(engine.adapter.open(parts))
             return system[-1]
 
-        task = RunTask(resolved, relay, options, "vgpu", heartbeat, extra_sink, make_system=make_system)
+        task = RunTask(resolved, options, "vgpu", heartbeat, extra_sink, make_system=make_system)
         try:
             report = task.run(opened, sink, context)
         except KernelBoundsError:

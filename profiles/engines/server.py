@@ -251,11 +251,11 @@ class LoadedEngine(NamedTuple):
             return failure(error, str(self.source.watched))
 
         beating(beat)
-        resolved, relay, options, ranks, extra_sink = unpacked(task)
+        resolved, options, ranks, extra_sink = unpacked(task)
 
         def run(context: RankContext, link: StageLink | TurnLink | None) -> Answer:
             _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
-            report = run_on_engine(self, resolved, relay, options, context, link, extra_sink)
+            report = run_on_engine(self, resolved, options, context, link, extra_sink)
             seen = {"sink": packed(extra_sink)} if context.rank == 0 and extra_sink is not None else {}
             return {"document": report.result.document(), "rest": packed(report[1:]), **seen}
 

@@ -41,12 +41,12 @@ def execute(
 
         specs = rank_specs(resolved)
         ranks = [spec.alone for spec in specs]
-        reports = run_engine(resolved.engine, resolved, resolved.relay, options, ranks, extra_sink)
+        reports = run_engine(resolved.engine, resolved, options, ranks, extra_sink)
         result = join(resolved, specs, reports, ())
     else:
         _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
-        result = _own(RunTask(resolved, resolved.relay, options, kind, observe, extra_sink, guard))
+        result = _own(RunTask(resolved, options, kind, observe, extra_sink, guard))
     parts: dict[str, Any] = {"scenario": scenario, "not_asked": asked(result).not_asked}
     if result.labels.exact:
         marked = (rank.model_copy(update={"metrics": exact(rank.metrics)}) for rank in result.ranks)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from ...sched.disagg.router import run_router
 from ...sched.observe import Clock, Observer
-from ...sched.relay.choice import RelayChoice
 from ...sched.request import Request, Status
 from ..measure.requests import AcceptanceLog, RequestTotals, record_of
 from ..measure.waiting import StageTime
@@ -63,7 +62,6 @@ class RunTask:
     caller's; ``make_system`` makes what is measured."""
 
     resolved: Resolved
-    relay: RelayChoice
     options: Options
     kind: DeviceKind
     observe: ObserverFactory = unobserved
@@ -131,7 +129,7 @@ class RunTask:
                 with wanted(clock, total) as own:
                     yield own if recording is None else ObserverGroup(own, recording.observer(clock))
 
-            with broken_on_purpose(self.relay):
+            with broken_on_purpose(self.resolved.relay):
                 prepared.warm_up()
                 done = prepared.measure(observe)
                 found = measured(prepared, done, traced=options.traced)
