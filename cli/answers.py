@@ -197,9 +197,12 @@ class RunAnswer(Answer):
 
 
 class WorthAnswer(RunAnswer):
-    """One run, with what its lines and host phases are worth, which is all that its page shows."""
+    """One run, with what its lines and host phases are worth, which is all that its page shows; or a run that did not
+    end as it should, of which nothing is known to be worth anything, with its own page."""
 
-    def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
+    def page(self, width: int = WIDE, *, few: bool = False) -> Page:
+        if "worth" not in self.document:
+            return super().page(width, few=few)
         return result_page.worth_page_of(self.document, few=few)
 
     def to_csv(self) -> str:

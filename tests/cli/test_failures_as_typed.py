@@ -34,6 +34,12 @@ def test_a_run_that_loses_a_rank_reports_it_and_keeps_its_result(
 
 
 @pytest.mark.wide
+def test_worth_of_a_run_that_loses_a_rank_shows_the_run(run_command: RunCommand) -> None:
+    said = run_command("worth", "disagg", *SMALL, "--set", DEATH)
+    assert said.code == 4 and "broke off: partial" in " ".join(said.out.split()), said.err
+
+
+@pytest.mark.wide
 def test_a_request_failed_by_script_is_a_failed_workload(run_command: RunCommand) -> None:
     dropped = NEVER.replace("99", "2")
     said = run_command("run", "disagg", *SMALL, "--set", dropped)

@@ -176,6 +176,15 @@ def test_worth_keeps_finished_runs_and_ends_its_processes(
     assert set(active_children()) <= before
 
 
+def test_worth_of_a_run_whose_lines_were_not_watched_shows_the_run(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, outcome = cut_short()
+    monkeypatch.setattr("schedbench.profiles.worth.worth.execute", lambda *_, **__: outcome)
+    done = run_command("worth", "mixed", *SMALL)
+    assert done.code == 130 and "cancelled: partial" in " ".join(done.out.split()), done.err
+
+
 def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     question, result = cut_short()
     monkeypatch.setattr(runs, "execute", lambda *_, **__: result)
