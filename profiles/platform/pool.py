@@ -185,7 +185,10 @@ class _ProcessPerThread(ThreadPoolExecutor):
                 raise BrokenProcessPool
             self._own.process = process = ProcessPoolExecutor(1, mp_context=_context(), initializer=_begin)
             self._opened.append(process)
-            return process.submit(function, *task)
+            try:
+                return process.submit(function, *task)
+            except EOFError as error:  # the process that it is forked from has been killed
+                raise BrokenProcessPool from error
 
     def kill(self) -> None:
         """End the processes; and, while a thread starts one, the fork server, which may still be importing."""

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,25 @@ def test_a_killed_process_takes_no_other_task_along_and_its_own_runs_again(tmp_p
         file.touch()
     with pool(2) as each:
         assert list(each(eval, [KILLED_UNTIL.format(str(file)) for file in files])) == [True] * 4
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_process_that_cannot_be_forked_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """The process from which it is forked has been killed."""
+    errors = [EOFError] * failures
+
+    class Executor(pool_module.ProcessPoolExecutor):
+        def submit(self, *task: Any, **given: Any) -> Any:  # type: ignore[override]
+            if errors:
+                raise errors.pop()
+            return super().submit(*task, **given)
+
+    monkeypatch.setattr(pool_module, "ProcessPoolExecutor", Executor)
+    refused = pytest.raises(WorkersError, match="ended abruptly") if failures > 1 else nullcontext()
+    with refused, pool(1) as each:
+        assert list(each(operator.neg, [3, 1])) == [-3, -1]
 
 
 def test_a_task_that_ends_its_process_twice_fails_alone() -> None:
