@@ -28,6 +28,7 @@ def rung(state: str, digest: str = "ab" * 32, **switches: str) -> dict[str, Any]
         "known_hazards": [],
         "changes": {},
         "result": {
+            "run": {"cancelled": False},
             "labels": {"emulated": True},
             "hardware": {"name": "h200"},
             "requests": [{}, {}],
@@ -87,6 +88,8 @@ def test_the_conclusion_compares_the_ends_and_names_the_largest_change(ladder: d
         "largest change from one to the next: second, off flatten=list +4.00 %; "
         "every relay gives the tokens it promises."
     )
+    ladder["rungs"][1]["result"]["run"]["cancelled"] = True
+    assert ladder_conclusion(ladder) == "interrupted after 2 relays, no conclusion."
 
 
 def test_the_largest_change_is_between_rungs_of_one_block(ladder: dict[str, Any]) -> None:
