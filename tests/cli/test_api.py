@@ -151,7 +151,7 @@ def test_a_check_has_its_whole_document(tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_worth_has_a_row_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("schedbench.profiles.worth.worth.pool", lambda _: nullcontext(map))
+    monkeypatch.setattr("schedbench.profiles.worth.worth.spread", lambda *_: nullcontext(map))
     monkeypatch.setattr("schedbench.profiles.worth.worth.source_lines", lambda *_: [])
     part = sb.worth("mixed", rooms=0, **TINY).result.worth
     assert part is not None and {row.change for row in part.rows} == {"half"}

@@ -119,7 +119,7 @@ def test_an_interrupted_calibration_writes_nothing(monkeypatch, tmp_path, run_co
 
     def interrupted(*_, **__):
         ran.append(1)
-        return SimpleNamespace(result=SimpleNamespace(run=SimpleNamespace(cancelled=True)))
+        return SimpleNamespace(run=SimpleNamespace(cancelled=True))
 
     monkeypatch.setattr(host, "execute", interrupted)
     path = tmp_path / "here.yaml"
