@@ -197,8 +197,8 @@ class RunAnswer(Answer):
 
 
 class WorthAnswer(RunAnswer):
-    """One run, with what its lines and host phases are worth, which is all that its page shows; or a run that did not
-    end as it should, of which nothing is known to be worth anything, with its own page."""
+    """One run, with what its lines and host phases are worth, which is all that its page shows. A run that was
+    interrupted or broke off before that was asked has the page of a run."""
 
     def page(self, width: int = WIDE, *, few: bool = False) -> Page:
         if "worth" not in self.document:

@@ -207,6 +207,7 @@ def value_differences(a: Result, b: Result) -> Iterator[str]:
     error = 0 if a.labels.engine is None and b.labels.engine is None else LOGPROB_ERROR
     workload: Any = a.scenario.expanded["workload"]
     kept_b = {row.id: row.kept_logprobs for row in b.requests}
+    named = False
     for row in a.requests:
         before = row.prompt_tokens - 1 if workload["sampling"]["prompt_logprobs"] else 0
         for place, (x, y) in enumerate(zip_longest(row.kept_logprobs, kept_b.get(row.id, ()))):
@@ -214,7 +215,10 @@ def value_differences(a: Result, b: Result) -> Iterator[str]:
                 token = f"output token {place - before}" if place >= before else f"prompt token {place + 1}"
                 here, there = ("none" if score is None else f"{score:.6g}" for score in (x, y))
                 yield f"request {row.id}: log probability of {token} is {here}, the other {there}"
+                named = True
                 break
+    if not (named or error or any(token_differences(a, b))):
+        yield _NOT_NAMED
 
 
 def first_divergence(

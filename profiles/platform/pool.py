@@ -45,9 +45,8 @@ _PRELOADED: Final = ["schedbench.profiles.platform.forked"]  # imports all that 
 _START_S: Final = 6.0  # what the processes of a pool take to start
 # Tasks submitted for each process: none waits for the next, and few results wait to be read.
 _AHEAD: Final = 4
-_LISTEN_S: Final = (
-    0.5  # the longest wait in one piece: a signal that arrives just before it may be handled after it
-)
+# The longest wait in one piece: a signal that arrives just before it may be handled only after it.
+_LISTEN_S: Final = 0.5
 _ORPHANED: Final = 1  # exit code of a process whose parent has ended
 _ENDED: Final = (
     "a worker process ended abruptly, and so did another where the task ran again: by a signal or a crash (where memory"

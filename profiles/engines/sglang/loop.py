@@ -100,10 +100,8 @@ class SglangLoop(EngineSystem):
             pools["KV slots of the host"] = self._coordinator.mem_pool_host
         used = {"KV slots": self._used_tokens()}
         for what, pool in pools.items():
-            size = pool.size + getattr(
-                pool, "pre_alloc_size", 0
-            )  # rows for KV that a decode worker waits for
-            used[what] = int(size - pool.available_size())
+            reserve = getattr(pool, "pre_alloc_size", 0)  # rows of a decode worker for KV that it waits for
+            used[what] = int(pool.size + reserve - pool.available_size())
         if twice := [f"{-count} {what}" for what, count in used.items() if count < 0]:
             found = f"{' and '.join(twice)} more are free than exist: some were freed twice"
             raise EngineFaultError(f"all requests have ended, and {found}")

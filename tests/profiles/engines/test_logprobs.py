@@ -9,7 +9,7 @@ import pytest
 
 from schedbench.profiles.check import tokens
 from schedbench.profiles.judge.conclusion import divergence_text
-from schedbench.profiles.judge.likeness import LOGPROB_ERROR, first_divergence
+from schedbench.profiles.judge.likeness import LOGPROB_ERROR, first_divergence, same_tokens, value_differences
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.record.result import Result
 
@@ -114,3 +114,11 @@ def test_two_runs_of_one_source_have_equal_log_probabilities(asked: Resolved, sc
 def test_a_document_has_no_log_probabilities_of_its_own(own: Result) -> None:
     assert own.requests[0].token_ids and own.requests[0].kept_logprobs
     assert "kept_logprobs" not in own.document()["requests"][0]
+
+
+def test_a_difference_beside_equal_log_probabilities_is_no_equality(own: Result) -> None:
+    """Such as a tag of KV that does not add up, which only the digest has."""
+    damaged = own.model_copy(update={"outputs": own.outputs.model_copy(update={"digest": "0" * 64})})
+    assert not same_tokens(own, damaged)
+    [said] = value_differences(own, damaged)
+    assert said.startswith("what differs was not kept")
