@@ -151,6 +151,7 @@ def compare(
         exit_on_inconclusive,
     )
     arguments.use_workers(jobs, executor)
+    arguments.make_output_dir(output_dir)
     if scenario == _LIBRARY and not (a or b or arguments.python_call.get()):
         return _library(wanted._replace(picture=False), output_dir)
     return _compared(wanted, scenario, a, b, output_dir)

@@ -67,6 +67,7 @@ def sweep(
     from ..profiles.sweeps.sweep import planned
 
     arguments.use_workers(jobs, executor)
+    arguments.make_output_dir(output_dir)
     engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
     with arguments.typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
         sides = _sides(a, b, over, alone=alone)

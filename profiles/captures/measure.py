@@ -25,6 +25,7 @@ from ..measure.metrics import (
     NO_FORWARD,
     Metrics,
     computes,
+    exact,
     forward_metrics,
     idle_part,
     time_metric,
@@ -102,6 +103,7 @@ def document(
 ) -> Result:
     """The document of what was read of a capture. ``failure`` says how the program failed. Raises CaptureFileError."""
     device, emulated = _device(found), capture.tool == "vgpu"
+    metrics = {**_host_metrics(found), **device.pop("metrics")}
     wall_s = (found.window.end - found.window.start) / 1e9
     # In place of a scenario: what two captures must have in common to be compared.
     expanded: dict[str, Any] = {
@@ -127,7 +129,7 @@ def document(
             workload=Abstained(abstained=_NO_REQUESTS),
             relay=RelayPart(state="unknown"),
             hardware=HardwarePart(name=capture.facts.get("gpu") or "unknown GPU"),
-            metrics={**_host_metrics(found), **device.pop("metrics")},
+            metrics=exact(metrics) if emulated else metrics,
             **device,
             requests=(),
             outputs=Abstained(abstained=_NO_REQUESTS),

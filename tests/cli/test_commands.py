@@ -167,6 +167,22 @@ def test_an_unknown_metric_gets_the_nearest_name(run_command):
     assert said.code == 2 and "`schedbench explain` lists them" in said.err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "start"],
+        ["compare", "start", "--a", "relay=pr25945"],
+        ["sweep", "start", "--over", "engine.overlap=true,false"],
+        ["check", "start"],
+        ["onebatch", "start"],
+    ],
+)
+def test_a_file_in_place_of_the_output_folder_is_refused_before_any_run(run_command, tmp_path, command):
+    (tmp_path / "taken").touch()
+    said = run_command(*command, "--output-dir", str(tmp_path / "taken"))
+    assert (said.code, said.err) == (2, f"schedbench: --output-dir {tmp_path / 'taken'}: File exists\n")
+
+
 @pytest.mark.parametrize("what", ["scenarios", "models", "hardware", "maps", "engines"])
 def test_lists_have_names_and_abouts(cli, what):
     entries = json.loads(cli.invoke(app, ["list", what, "--format", "json"]).output)

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from schedbench.profiles.programs.watch import ProgramError, WatchRequest, watched
-from schedbench.profiles.record.result import CopyRow, Hazards, Result, SyncRow
+from schedbench.profiles.record.result import CopyRow, Hazards, Metric, Result, SyncRow
 
 TRAINING = """
     import torch
@@ -86,7 +86,8 @@ def test_a_hidden_sync_of_a_training_step_is_found(tmp_path: Path) -> None:
     assert lines(found.syncs)[line_of(TRAINING, "loss.item()")] == 5
     assert isinstance(found.hazards, Hazards)
     assert found.hazards.findings == ()
-    assert (found.labels.emulated, found.labels.capture) == (True, "vgpu")
+    assert (found.labels.emulated, found.labels.exact, found.labels.capture) == (True, True, "vgpu")
+    assert all(metric.exact for metric in found.metrics.values() if isinstance(metric, Metric))
 
 
 def test_a_missing_wait_of_a_double_buffered_loader_is_found(tmp_path: Path) -> None:
