@@ -77,7 +77,7 @@ class OpHandlers(dict[int, Handler]):
         if name in LIKES:
             return like_handler(gpu, name)
         if name in ("cat", "stack") and not schema.is_mutable:
-            return _concatenation(self.copies, name, _functional(gpu, func, name))
+            return _concatenation(self.copies, name)
         if name in READS:
             return _read(gpu, func, name)
         if is_view(schema):
@@ -203,16 +203,14 @@ def _lists_in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> 
     return handler
 
 
-def _concatenation(copies: CopyHandlers, name: str, one_kernel: Handler) -> Handler:
-    """``one_kernel`` where CUDA has one for all tensors; otherwise a copy of each (ATen's Shape.cu). A stack is a
-    concatenation along a new dimension."""
+def _concatenation(copies: CopyHandlers, name: str) -> Handler:
+    """A stack is a concatenation along a new dimension."""
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        held = unwrap(args[0])
-        if len(held) > 1 and held[0].dim() <= 4 and len({tensor.dtype for tensor in held}) == 1:
-            return one_kernel(args, kwargs)
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        return copies.concatenate([t.unsqueeze(dim) for t in held] if name == "stack" else held, dim)
+        held, dim = unwrap(args[0]), args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        return copies.concatenate(
+            name, [part.unsqueeze(dim) for part in held] if name == "stack" else held, dim
+        )
 
     return handler
 

@@ -227,6 +227,10 @@ def test_device_copies_are_memcpys_when_alike_and_contiguous(bench: Any, names: 
     assert kinds(lambda: torch.cat([table.t()])) == [("kernel", 0)]
     assert kinds(lambda: torch.cat([x, names["ids"]])) == [("d2d", 24), ("kernel", 0)]
     assert kinds(lambda: torch.cat([x[:0]])) == []
+    assert len(kinds(lambda: torch.cat([x] * 128))) == len(kinds(lambda: torch.stack([x] * 128))) == 1
+    assert len(kinds(lambda: torch.cat([x] * 257))) == 3
+    assert len(kinds(lambda: torch.cat([x[:0]] * 128 + [x]))) == 1
+    assert len(kinds(lambda: torch.cat([x] * 64 + [table.t()[0]]))) == 2
     assert kinds(lambda: x.masked_fill(x > 2, 0.0)) == [("kernel", 0), ("d2d", 24), ("kernel", 0)]
     assert kinds(lambda: x.index_put((names["ids"],), x[:3])) == [("d2d", 24), ("kernel", 0)]
 
