@@ -208,11 +208,14 @@ def _gains(rows: list[Document], *, none: str) -> Table:
     void = Counter(row["abstained"] for row in rows if row["abstained"])
     notes = ["differences to the run as it is, in this scenario"]
     notes += [f"{count} without figures: {reason}" for reason, count in void.items()]
+    if any(row.get("needed") for row in rows):
+        notes.append("needed: accesses would race without the line, so that only a finer order can gain")
     caption = "; ".join(notes) if rows else none
     headings = ("~source line, or host phase", "~if it", *_FIGURES.values())
     table = framed("what would it be worth", *headings, caption=caption, no_wrap=True, tight=True)
     for row in rows:
         said = Text.assemble(_CHANGES[row["change"]], ("\n" + ", ".join(row["kinds"]), "dim"))
+        said.append("\nneeded" * row.get("needed", False))
         table.add_row(_where(row), said, *(_signed(row[name]) for name in _FIGURES))
     return table
 

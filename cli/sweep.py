@@ -63,11 +63,10 @@ def sweep(
 
     given, scenario = [*overrides, *arguments.settings(keys)], str(scenario)
     refuse_mistyped(scenario, given)
-    _require_usable(resume=resume, kept=output_dir is not None, alone=alone, sided=(a, b) != (None, None))
+    _require_usable(output_dir, resume=resume, alone=alone, sided=(a, b) != (None, None))
     from ..profiles.sweeps.sweep import planned
 
     arguments.use_workers(jobs, executor)
-    arguments.make_output_dir(output_dir)
     engines = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout)
     with arguments.typed_as("--over", [axis.partition("=")[0].strip() for axis in over]):
         sides = _sides(a, b, over, alone=alone)
@@ -88,12 +87,13 @@ def sweep(
     return SweepAnswer(content, exit_code=code).kept(output_dir)
 
 
-def _require_usable(*, resume: bool, kept: bool, alone: bool, sided: bool) -> None:
-    """Raises UsageError for options that exclude each other."""
-    if resume and not kept:
+def _require_usable(output_dir: Path | None, *, resume: bool, alone: bool, sided: bool) -> None:
+    """Raises UsageError for options that exclude each other, and for a folder that cannot be written."""
+    if resume and output_dir is None:
         raise UsageError("--resume needs the --output-dir of an earlier sweep")
     if alone and sided:
         raise UsageError("--alone has no sides: leave out --a and --b")
+    arguments.make_output_dir(output_dir)
 
 
 def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) -> tuple[str, ...]:
@@ -132,4 +132,4 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
                 update("the break-evens under draws of the hardware's constants")
             return found, ask_again(plan, found, draws), False
     except KeyboardInterrupt:
-        return found, DrawnCrossings({}, "the user interrupted"), True
+        return found, DrawnCrossings({}, "interrupted"), True

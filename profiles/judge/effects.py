@@ -13,10 +13,10 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
-from ..measure.counts import STREAM_WAIT
 from ..measure.steps import OUTSIDE, STEADY
 from ..record.definitions import DEFINITIONS, IDLE_PARTS, PERCENTILES, Definition, definition, full_name
 from ..record.result import (
+    STREAM_WAIT,
     Abstained,
     CopyRow,
     HazardFinding,
@@ -127,7 +127,7 @@ class CounterEffect(NamedTuple):
 class LineEffect(NamedTuple):
     """A source line's copies, syncs or waits per step of its kind. ``site`` has B's line number where B has it.
     A side that has no steps of the kind has None. ``worth_pct``: the part of B's throughput against A's that the line
-    accounts for, all its copies and syncs together; None where that was not computed, or cannot be."""
+    accounts for, all its copies, syncs and waits together; None where that was not computed, or cannot be."""
 
     site: SitePart | None
     range: str

@@ -255,7 +255,7 @@ def conduct_draws(
                 found.append(result)
                 report(f"{len(found)} of {count} runs under draws of the hardware's constants")
     except KeyboardInterrupt:
-        why = f"the user interrupted after {len(found)} of {count} runs under draws"
+        why = f"interrupted after {len(found)} of {count} runs under draws"
         return DrawnRuns(abstained=why, cancelled=True)
     except Exception as error:
         side = a if len(found) < len(drawn) else b

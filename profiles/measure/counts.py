@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
-from ..record.result import CopyRow, CountSummary, KindCounts, SitePart, SyncRow
+from ..record.result import STREAM_WAIT, CopyRow, CountSummary, KindCounts, SitePart, SyncRow
 from ..record.timeline import Call, Names, Op, Records, Window
 from .steps import OUTSIDE, STEADY, StepGate, labels
 
@@ -112,7 +112,6 @@ COUNTS_LAG: Final = 8  # more than WAITING_LAG, since the exposed parts must be 
 _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
 # Calls of these kinds and stream waits always count; other calls count where the host waited in them.
 _COUNTED: Final = frozenset(("sync", "copy"))
-STREAM_WAIT: Final = "cudaStreamWaitEvent"
 
 
 class CounterKey(NamedTuple):

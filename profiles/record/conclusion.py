@@ -147,7 +147,7 @@ def _share(ratio: float) -> str:
 
 def _costliest(result: Document) -> Iterator[str]:
     rows = [row for row in result["worth"]["rows"] if row["site"] and not row["hidden"]]
-    gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0]
+    gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0 and not row.get("needed")]
     best = max(gains, key=lambda row: row["output_throughput_pct"], default=None)
     most = best["output_throughput_pct"] if best else 0.0
     if result["run"]["cancelled"]:
@@ -178,10 +178,9 @@ def _place(site: Document) -> str:
 
 def _work(result: Document, site: Document) -> str:
     """What the line does how often in a step of the kind in which it does most; empty if it neither copies nor
-    waits."""
+    waits, on the host or on a stream."""
     copies = [row for row in result["copies"] if row["site"] and _place(row["site"]) == _place(site)]
-    waits = [row for row in result["syncs"] if row["sync"] or row["host_us"]]
-    syncs = [row for row in waits if row["site"] and _place(row["site"]) == _place(site)]
+    syncs = [row for row in result["syncs"] if row["site"] and _place(row["site"]) == _place(site)]
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for row in copies or syncs:
         counts[row["kind"], _noun(row)] += row["count"]
@@ -200,7 +199,7 @@ def _work(result: Document, site: Document) -> str:
 
 def _noun(row: Document) -> str:
     if "direction" not in row:
-        return "wait"
+        return "wait" if row["sync"] or row["host_us"] else "stream wait"
     manner = "blocking " if row["blocking"] else "pageable " if row["host_memory"] == "pageable" else ""
     direction = str(row["direction"])
     return manner + _COPIES.get(direction, direction)

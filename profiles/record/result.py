@@ -71,6 +71,7 @@ class Metric(ResultModel):
     p99: Number | Abstained | None = None
 
 
+STREAM_WAIT: Final = "cudaStreamWaitEvent"  # the call of a row that waits on a stream, not on the host
 PROGRAM: Final = "program"  # the kind of the only step of a watched program whose ranges define none
 
 
@@ -245,6 +246,7 @@ class WorthRow(ResultModel):
     """What a run has if one thing is changed in it and everything else is equal: the differences to the run as it is.
 
     ``site`` is None for the host phase ``phase``. ``what``: what the line does; ``kinds``: in which kinds of steps.
+    ``needed``: it orders accesses that would race without it, so that only an order that costs less can gain.
     ``hidden``: no figure gains from it; the figures are then the same with any further time up to ``room_us[0]`` per
     step, and lose with ``room_us[1]``, if such limits were asked for. A figure that either run lacks is None."""
 
@@ -258,13 +260,15 @@ class WorthRow(ResultModel):
     tpot_ms: Number | None = None
     step_us: Number | None = None  # the time of the whole run by the steps of the run as it is
     idle_us_per_step: Number | None = None  # between forwards
+    needed: bool = omitted(False)
     hidden: bool = False
     room_us: tuple[Number, Number | None] | None = None
     abstained: str = ""  # why there are no figures
 
 
 class WorthPart(ResultModel):
-    """Counterfactual runs, largest gain first. ``base`` has the figures of the run without a change."""
+    """Counterfactual runs, largest gain first, those of needed lines behind the others. ``base`` has the figures of
+    the run without a change."""
 
     base: dict[str, Number | None]
     rows: tuple[WorthRow, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from ..record.timeline import NO_SITE
-from .engine import COMPUTE, EventRecording, StreamQueue
+from .engine import COMPUTE, EventRecording, PeerEventRecording, StreamQueue
 from .runtime import Direction, Runtime, RuntimeInputs
 
 LineChange = Literal["no wait", "pinned", "absent", "longer"]
@@ -68,6 +68,14 @@ class CounterfactualRuntime(Runtime):
     def synchronize_device(self) -> None:
         if not self._is_left_out() and not self._has("no wait"):
             super().synchronize_device()
+
+    def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
+        if not self._is_left_out():
+            super().wait_event(stream, recording)
+
+    def wait_peer_event(self, recording: PeerEventRecording) -> None:
+        if not self._is_left_out():
+            super().wait_peer_event(recording)
 
     def pin(self, size: int, *, copied: bool) -> None:
         if not self._has("absent"):

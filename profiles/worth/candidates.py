@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ..measure.steps import OUTSIDE
 from ..platform.hardware import HardwareProfile
-from ..record.result import CopyRow, Result, SitePart, SyncRow
+from ..record.result import STREAM_WAIT, CopyRow, Result, SitePart, SyncRow
 from ..record.timeline import NO_SITE, Names, Window
 
 _LAUNCHES: Final = {"kernel": "launch", "d2d": "d2d", "memset": "memset"}
@@ -18,12 +18,14 @@ LinePlace = tuple[str, int]  # file and line
 
 @dataclass(slots=True, eq=False)
 class SourceLine:
-    """``waits``: its calls wait for the device; ``pinnable``: it copies from or to pageable memory, or blocks."""
+    """``waits``: its calls wait for the device; ``orders``: it syncs, or makes a stream wait; ``pinnable``: it copies
+    from or to pageable memory, or blocks."""
 
     site: SitePart
     what: dict[str, None] = field(default_factory=dict)  # in the order in which they were found
     kinds: set[str] = field(default_factory=set)
     waits: bool = False
+    orders: bool = False
     pinnable: bool = False
     exposed_us: float = 0.0
     host_us: float = 0.0
@@ -116,7 +118,7 @@ def phases(survey: LineSurvey, hardware: HardwareProfile) -> list[HostPhase]:
 def _rows(result: Result) -> Iterator[CopyRow | SyncRow]:
     """What lines do to the device in a step. Waits for other ranks' hosts are no calls of the device."""
     yield from (row for row in result.copies if row.kind != OUTSIDE and row.direction != "kernel")
-    yield from (row for row in result.syncs if row.kind != OUTSIDE and row.sync)
+    yield from (row for row in result.syncs if row.kind != OUTSIDE and (row.sync or row.call == STREAM_WAIT))
 
 
 def _line(lines: dict[LinePlace, SourceLine], site: SitePart) -> SourceLine:
@@ -129,5 +131,6 @@ def _take(line: SourceLine, row: CopyRow | SyncRow) -> None:
     line.exposed_us += row.exposed_us
     line.host_us += row.host_us
     line.what[row.what] = None
+    line.orders |= isinstance(row, SyncRow)
     if isinstance(row, CopyRow):
         line.pinnable |= row.direction in ("h2d", "d2h") and (row.blocking or row.host_memory == "pageable")

@@ -29,7 +29,7 @@ from ..ranks.execute import Options, execute, whole
 from ..record.result import Outputs, Result, WorthPart, WorthRow
 from ..sweeps.ladder import Ladder
 from ..vgpu.counterfactual import Counterfactual
-from .candidates import EarlySettles, HostPhase, LineSurvey, SourceLine, phases, source_lines
+from .candidates import EarlySettles, HostPhase, LinePlace, LineSurvey, SourceLine, phases, source_lines
 
 INTEREST: Final = 0.1  # percent of throughput, TTFT, TPOT or a step's time; a smaller change does not show
 
@@ -159,11 +159,19 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> R
             shown = [line for line in lines if gains.shows(line)]
             milder: list[tuple[Place, Change]] = [(line, "no wait") for line in shown if line.waits]
             gains.ask([*milder, *((line, "pinned") for line in shown if line.pinnable)], each)
+            if any(line.orders for line in shown):
+                gains.needed = _needed(question)
             gains.search([place for place in places if gains.hides(place)][:rooms], each)
         run = known.run
     except KeyboardInterrupt:
         pass
     return known.model_copy(update={"worth": gains.part(), "run": run})
+
+
+def _needed(question: Resolved) -> set[LinePlace]:
+    """The lines whose order the run needs, which a run that is watched for hazards finds."""
+    watched = whole(execute(question, Options(device="vgpu", hazards=True)))
+    return {(row.site.file, row.site.line) for row in watched.ordering if row.needed}
 
 
 def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, LineSurvey]:
@@ -178,7 +186,7 @@ def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, Line
 
 
 class Gains:
-    """The trials that have ended, by place."""
+    """The trials that have ended, by place. ``needed``: lines without which two accesses would have no order."""
 
     def __init__(self, question: Resolved, base: Figures, notice: Notice) -> None:
         self._question = question
@@ -186,6 +194,7 @@ class Gains:
         self._notice = notice
         self._found: dict[Place, dict[Change, Figures]] = {}
         self._rooms: dict[Place, Room] = {}
+        self.needed: Collection[LinePlace] = ()
 
     def ask(self, asked: Sequence[tuple[Place, Change]], each: MapFunction) -> None:
         trials = each(partial(tried, self._question), asked)
@@ -231,6 +240,7 @@ class Gains:
             where = {"phase": place.name, "what": "host phase"}
         else:
             where = {"site": place.site, "what": ", ".join(place.what), "kinds": tuple(sorted(place.kinds))}
+            where["needed"] = place.orders and (place.site.file, place.site.line) in self.needed
         if void := trial.void(base):
             return WorthRow(**where, change=change, abstained=void)
         before, after = base.output_throughput, trial.output_throughput
@@ -253,11 +263,13 @@ def _difference(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else b - a
 
 
-def _rank(row: WorthRow) -> tuple[bool, bool, bool, float, float, float, float]:
-    """Largest gain first, then rows without figures, then hidden ones, of which those with a room first."""
+def _rank(row: WorthRow) -> tuple[bool, bool, bool, bool, float, float, float, float]:
+    """Largest gain first, then those of needed lines, then rows without figures, then hidden ones, of which those with
+    a room first."""
     return (
         row.hidden,
         bool(row.abstained),
+        row.needed,
         row.room_us is None,
         -(row.output_throughput_pct or 0.0),
         row.tpot_ms or 0.0,

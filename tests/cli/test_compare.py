@@ -120,7 +120,7 @@ def test_the_same_side_twice_is_not_engaged(cli, scenario):
 
 
 def test_an_interruption_of_the_draws_is_shown_where_the_change_is_not_engaged(document):
-    found, why = document["comparison"], "the user interrupted after 1 of 4 runs under draws"
+    found, why = document["comparison"], "interrupted after 1 of 4 runs under draws"
     found |= {"reasons": ["NOT_ENGAGED"], "draws": {"count": 0, "abstained": why}}
     assert why not in " ".join(page(document).split())
     document["run"]["cancelled"] = True

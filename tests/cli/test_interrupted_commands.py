@@ -92,7 +92,7 @@ def test_a_command_ends_with_the_code_of_the_signal(
 @pytest.mark.parametrize(
     ("options", "text", "says"),
     [
-        (("--draws", "2"), "2 of 4 runs under draws", "the user interrupted after 2 of 4 runs under draws"),
+        (("--draws", "2"), "2 of 4 runs under draws", "interrupted after 2 of 4 runs under draws"),
         (
             ("--draws", "0", "--worth"),
             "counterfactual runs",

@@ -16,6 +16,7 @@ from schedbench.cli import compare_page, ladder_page
 from schedbench.cli.page import markdown
 from schedbench.cli.pictures import run_charts
 from schedbench.cli.result_page import csv_of, page, worth_page_of
+from schedbench.profiles.record.result import STREAM_WAIT
 from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
 
@@ -57,8 +58,11 @@ def test_rows_are_sorted_by_gain_and_hidden_ones_last(document: dict[str, Any]) 
     assert rows[0]["site"]["file"] == UPLOAD
     hidden = [row["hidden"] for row in rows]
     assert hidden == sorted(hidden) and any(hidden)
-    gains = [row["output_throughput_pct"] for row in rows if not row["hidden"] and not row["abstained"]]
-    assert gains == sorted(gains, reverse=True)
+    shown = [row for row in rows if not row["hidden"] and not row["abstained"]]
+    gains = [(row.get("needed", False), -row["output_throughput_pct"]) for row in shown]
+    assert gains == sorted(gains)
+    [barrier] = [row for row in shown if row.get("needed")]
+    assert barrier["what"] == STREAM_WAIT and barrier["output_throughput_pct"] > 2
     assert sum(row["room_us"] is not None for row in rows) == 1
     assert {row["change"] for row in rows} == {"absent", "no wait", "pinned", "half"}
 

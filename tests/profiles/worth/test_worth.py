@@ -10,7 +10,7 @@ import pytest
 from schedbench.profiles.judge.local import without_values
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.record.result import Result, WorthRow
+from schedbench.profiles.record.result import STREAM_WAIT, Result, WorthRow
 from schedbench.profiles.worth.candidates import HostPhase, LineSurvey, SourceLine, phases, source_lines
 from schedbench.profiles.worth.worth import TOO_EARLY, Figures, Gains, figures, room, tried, worth
 
@@ -76,6 +76,20 @@ def test_the_worth_of_a_line_equals_the_gain_of_the_real_change(penalised: BaseR
     assert row.tpot_ms == pytest.approx(
         (fixed.figures.tpot_ms or 0) - (penalised.figures.tpot_ms or 0), rel=0.1
     )
+
+
+def test_the_worth_of_a_stream_wait_equals_the_gain_without_the_barrier() -> None:
+    with_barrier, without = (
+        BaseRun("cases/bidirectional-wait", f"engine.relay.barrier={barrier}", *SHORT)
+        for barrier in ("top", "off")
+    )
+    line = next(line for line in with_barrier.lines if STREAM_WAIT in line.what)
+    gains = with_barrier.gains()
+    gains.ask([(line, "absent")], map)
+    [row] = gains.part().rows
+    gain = (without.figures.output_throughput or 0) / (with_barrier.figures.output_throughput or 1) - 1
+    assert gain > 0.02
+    assert row.output_throughput_pct == pytest.approx(100 * gain, rel=0.05)
 
 
 def test_the_lines_that_cost_most_come_first(penalised: BaseRun) -> None:
