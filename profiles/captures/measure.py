@@ -156,8 +156,8 @@ def _device(found: CaptureReading) -> dict[str, Any]:
     return {
         "metrics": metrics,
         "per_step": per_step(counts.steps, counts.tallies(), found),
-        "copies": line_rows(CopyRow, counts.lines.copies, found),
-        "syncs": line_rows(SyncRow, counts.lines.calls, found),
+        "copies": line_rows(CopyRow, counts.copies, found),
+        "syncs": line_rows(SyncRow, counts.calls, found),
         "idle": idle_part(totals) if totals.window else Abstained(abstained=NO_FORWARD),
     }
 

@@ -125,8 +125,8 @@ class RunCollector:
                 **acceptance_metrics(self.acceptance, drafts),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
-            copies=line_rows(CopyRow, self.counts.lines.copies, names),
-            syncs=line_rows(SyncRow, self.counts.lines.calls, names),
+            copies=line_rows(CopyRow, self.counts.copies, names),
+            syncs=line_rows(SyncRow, self.counts.calls, names),
             idle=idle_part(waiting),
             critical_path=self._critical_path(),
         )

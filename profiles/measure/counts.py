@@ -13,97 +13,23 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...sched.observe import StepInfo
 from ..record.result import STREAM_WAIT, CopyRow, CountSummary, KindCounts, SitePart, SyncRow
 from ..record.timeline import Call, Names, Op, Records, Window
-from .steps import OUTSIDE, STEADY, StepGate, labels
-
-KERNEL_COPY = "kernel"  # direction of a kernel that reads or writes pinned host memory
-
-
-class CopyLine(NamedTuple):
-    """Copies that are alike. ``kind`` is the step's kind, ``decode.steady`` apart from ``decode``."""
-
-    site: int
-    range: str
-    kind: str
-    stream: int
-    direction: str
-    host_memory: str
-    blocking: bool
-
-
-class CallLine(NamedTuple):
-    """Syncs, waits of streams, and other calls that the host waited in, that are alike."""
-
-    site: int
-    range: str
-    kind: str
-    stream: int
-    call: str
-    sync: bool  # its purpose is to wait
+from .steps import OUTSIDE, StepGate, labels
 
 
 @dataclass(slots=True)
 class Cost:
-    """``host_ns``: how long calls of the line waited for the device; ``exposed_ns``: its exposed part."""
+    """Of copies or calls that are alike. ``steady``: of ``count``, those in steady decodes; ``host_ns``: how long calls
+    waited for the device; ``exposed_ns``: its exposed part."""
 
     count: int = 0
+    steady: int = 0
     bytes: int = 0
     host_ns: int = 0
     exposed_ns: int = 0
 
-    def add(self, other: Cost) -> None:
-        self.count += other.count
-        self.bytes += other.bytes
-        self.host_ns += other.host_ns
-        self.exposed_ns += other.exposed_ns
 
-
-class _Costs(dict[Any, Cost]):
-    """Costs by line, which are also found by a plain tuple of the line's fields: making a line takes longer."""
-
-    def __init__(self, kind: type[CopyLine] | type[CallLine]) -> None:
-        self._kind = kind
-
-    def __missing__(self, fields: tuple[Any, ...]) -> Cost:
-        cost = self[self._kind._make(fields)] = Cost()
-        return cost
-
-
-class LineTotals:
-    """Sums of copies and calls by ``CopyLine`` and ``CallLine``."""
-
-    def __init__(self, exposed: Callable[[Call], int]) -> None:
-        self.copies = _Costs(CopyLine)
-        self.calls = _Costs(CallLine)
-        self._exposed = exposed
-
-    def fold(self, kind: str, copies: list[Op], calls: list[Call]) -> None:
-        """All copies, and all counted and waiting calls of one step. A copy belongs to the call that enqueued it; a
-        kernel copy and a node of a graph have no call of their own."""
-        copying = deque(sorted([call for call in calls if call.kind == "copy"], key=_start))
-        others = [call for call in calls if call.kind != "copy"]
-        for op in sorted(copies, key=_launched):
-            what, _, stream, _, _, size, host_size, memory, blocking, where, _, _, site, launched, _ = op
-            kernel = what == "kernel"
-            direction, memory = (KERNEL_COPY, "pinned") if kernel else (what, memory)
-            cost = self.copies[site, where, kind, stream, direction, memory, blocking]
-            cost.count += 1
-            cost.bytes += host_size if kernel else size
-            while copying and copying[0].end < launched:
-                others.append(copying.popleft())
-            if not kernel and copying and launched >= copying[0].start:
-                self._charge(cost, copying.popleft())
-        for call in (*others, *copying):
-            purpose, name, _, _, waited, stream, where, _, site = call
-            if purpose != "copy" or waited:
-                cost = self.calls[site, where, kind, stream, name, purpose == "sync"]
-                cost.count += 1
-                self._charge(cost, call)
-
-    def _charge(self, cost: Cost, call: Call) -> None:
-        if call.waited:
-            cost.host_ns += call.waited
-            cost.exposed_ns += self._exposed(call)
-
+Costs = defaultdict[tuple[Any, ...], Cost]
+"""By the fields of a row up to ``count``, but with the numbers of the site and the stream."""
 
 _start = itemgetter(Call._fields.index("start"))
 _launched = itemgetter(Op._fields.index("launched"))
@@ -133,10 +59,12 @@ class _Pending:
 
 
 class CountsSink:
-    """Folds windows into counts per step. Must be fed after the sink that computes ``exposed``."""
+    """Folds windows into counts per step, and into sums by source line: ``copies``, and ``calls`` that are syncs, waits
+    of streams, or other calls that the host waited in. Must be fed after the sink that computes ``exposed``."""
 
     def __init__(self, exposed: Callable[[Call], int]) -> None:
-        self.lines = LineTotals(exposed)
+        self.copies, self.calls = Costs(Cost), Costs(Cost)
+        self._exposed = exposed
         self.steps: Counter[str] = Counter()
         self._gate = StepGate(COUNTS_LAG)
         self._pending: defaultdict[int, _Pending] = defaultdict(_Pending)
@@ -177,7 +105,7 @@ class CountsSink:
         """Folds everything that is left. Nothing may be fed afterwards."""
         self._fold(self._gate.finish())
         for entry in (*(entry for _, entry in self._outside), *self._pending.values()):
-            self.lines.fold(OUTSIDE, entry.copies, entry.calls)
+            self._fold_lines(OUTSIDE, entry)
 
     def tallies(self) -> dict[CounterKey, CountSummary]:
         return {place: _tally(seen, self.steps[place.kind]) for place, seen in sorted(self._seen.items())}
@@ -189,7 +117,7 @@ class CountsSink:
             entry = self._pending.pop(info.step, None)
             alike[kinds, () if entry is None else tuple(entry.counts.items())] += 1
             if entry is not None:
-                self.lines.fold(kinds[-1], entry.copies, entry.calls)
+                self._fold_lines(info.kind, entry, steady=len(kinds) > 1)
         for (kinds, counts), steps in alike.items():
             for kind in kinds:
                 self.steps[kind] += steps
@@ -205,7 +133,37 @@ class CountsSink:
             self._outside.append((step, pending.pop(step)))
         while self._outside and self._outside[0][0] <= passed:
             _, entry = self._outside.popleft()
-            self.lines.fold(OUTSIDE, entry.copies, entry.calls)
+            self._fold_lines(OUTSIDE, entry)
+
+    def _fold_lines(self, kind: str, records: _Pending, *, steady: bool = False) -> None:
+        """All copies, and all counted and waiting calls of one step. A copy belongs to the call that enqueued it; a
+        kernel copy and a node of a graph have no call of their own."""
+        copying = deque(sorted([call for call in records.calls if call.kind == "copy"], key=_start))
+        others = [call for call in records.calls if call.kind != "copy"]
+        for op in sorted(records.copies, key=_launched):
+            what, _, stream, _, _, size, host_size, memory, blocking, where, _, _, site, launched, _ = op
+            kernel = what == "kernel"
+            memory = "pinned" if kernel else memory
+            cost = self.copies[site, where, kind, stream, what, memory, blocking]
+            cost.count += 1
+            cost.steady += steady
+            cost.bytes += host_size if kernel else size
+            while copying and copying[0].end < launched:
+                others.append(copying.popleft())
+            if not kernel and copying and launched >= copying[0].start:
+                self._charge(cost, copying.popleft())
+        for call in (*others, *copying):
+            purpose, name, _, _, waited, stream, where, _, site = call
+            if purpose != "copy" or waited:
+                cost = self.calls[site, where, kind, stream, name, purpose == "sync"]
+                cost.count += 1
+                cost.steady += steady
+                self._charge(cost, call)
+
+    def _charge(self, cost: Cost, call: Call) -> None:
+        if call.waited:
+            cost.host_ns += call.waited
+            cost.exposed_ns += self._exposed(call)
 
 
 def _tally(seen: Counter[int], steps: int) -> CountSummary:
@@ -216,7 +174,6 @@ def _tally(seen: Counter[int], steps: int) -> CountSummary:
     return CountSummary(median=median(ordered), mean=mean, max=ordered[-1], steps_with=steps_with)
 
 
-Line = TypeVar("Line", CopyLine, CallLine)
 Row = TypeVar("Row", CopyRow, SyncRow)
 
 
@@ -234,35 +191,24 @@ def per_step(
     return {kind: KindCounts.model_validate({"steps": steps[kind], **streams[kind]}) for kind in streams}
 
 
-def line_rows(row: type[Row], lines: Mapping[Line, Cost], names: Names) -> tuple[Row, ...]:
+def line_rows(row: type[Row], lines: Costs, names: Names) -> tuple[Row, ...]:
     """The rows of lines with their numbers resolved, in the order of ``weight``."""
     rows = [
         row(
-            **line._asdict()
+            **dict(zip(row.model_fields, line, strict=False))
             | {
-                "site": SitePart(**names.sites[line.site]._asdict()) if line.site >= 0 else None,
-                "stream": stream_name(names, line.stream),
+                "site": SitePart(**names.sites[line[0]]._asdict()) if line[0] >= 0 else None,
+                "stream": stream_name(names, line[3]),
                 "count": cost.count,
-                "steady": steady,
+                "steady": cost.steady,
                 "host_us": cost.host_ns / 1e3,
                 "exposed_us": cost.exposed_ns / 1e3,
             }
-            | ({"bytes": cost.bytes} if isinstance(line, CopyLine) else {})
+            | ({"bytes": cost.bytes} if row is CopyRow else {})
         )
-        for line, (cost, steady) in _without_steady(lines).items()
+        for line, cost in lines.items()
     ]
     return tuple(sorted(rows, key=weight))
-
-
-def _without_steady(lines: Mapping[Line, Cost]) -> dict[Line, tuple[Cost, int]]:
-    """Adds the lines of steady decodes to those of all decodes, and keeps their count."""
-    merged: dict[Line, tuple[Cost, int]] = {}
-    for line, cost in lines.items():
-        kind = line.kind.removesuffix(STEADY)
-        whole, steady = merged.get(line._replace(kind=kind), (Cost(), 0))
-        whole.add(cost)
-        merged[line._replace(kind=kind)] = whole, steady + (cost.count if kind != line.kind else 0)
-    return merged
 
 
 def weight(row: CopyRow | SyncRow) -> tuple[float, float, int, str]:

@@ -110,8 +110,8 @@ def counted(windows):
     sink.finish()
     # Without kernels: a replayed graph is one record of the virtual GPU.
     tallies = {place: tally for place, tally in sink.tallies().items() if place.counter != "kernel"}
-    copies = {line: (cost.count, cost.bytes) for line, cost in sink.lines.copies.items()}
-    syncs = {line: cost.count for line, cost in sink.lines.calls.items() if line.sync}
+    copies = {line: (cost.count, cost.bytes) for line, cost in sink.copies.items()}
+    syncs = {line: cost.count for line, cost in sink.calls.items() if line[-1]}
     return dict(sink.steps), tallies, copies, syncs
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.measure.counts import CallLine, CopyLine, Cost, CounterKey, CountsSink
+from schedbench.profiles.measure.counts import Cost, CounterKey, CountsSink
 from schedbench.profiles.measure.steps import TimelineError
 from schedbench.profiles.measure.waiting import WaitingSink
 from schedbench.profiles.record.result import CountSummary
@@ -98,9 +98,9 @@ def test_copies_by_source_line(drawing):
         copy = {"kind": "h2d", "bytes": 100, "host_memory": "pageable", "blocking": True, "launched": at}
         drawing.op(at, at + 1, step=step, site=5, range="prepare", **copy)
         drawing.call(at, at + 3, step=step, waited=2, kind="copy", site=5, range="prepare")
-    line = CopyLine(5, "prepare", "decode", SCHEDULE, "h2d", "pageable", True)
-    assert count(drawing).lines.copies == {line: Cost(count=2, bytes=200, host_ns=4000, exposed_ns=1000)}
-    assert count(drawing).lines.calls == {}
+    line = (5, "prepare", "decode", SCHEDULE, "h2d", "pageable", True)
+    assert count(drawing).copies == {line: Cost(count=2, bytes=200, host_ns=4000, exposed_ns=1000)}
+    assert count(drawing).calls == {}
 
 
 def test_syncs_by_source_line_exposed_and_hidden(drawing):
@@ -110,8 +110,8 @@ def test_syncs_by_source_line_exposed_and_hidden(drawing):
     drawing.step(1, launched=15, settled=21)
     drawing.call(2, 14, step=0, waited=11, site=9)
     counts = count(drawing)
-    line = CallLine(9, "settle", "decode", SCHEDULE, "synchronize", True)
-    assert counts.lines.calls == {line: Cost(count=1, host_ns=11_000, exposed_ns=4_000)}
+    line = (9, "settle", "decode", SCHEDULE, "synchronize", True)
+    assert counts.calls == {line: Cost(count=1, host_ns=11_000, exposed_ns=4_000)}
 
 
 def test_a_launch_that_waited_is_listed_but_not_as_a_sync(drawing):
@@ -119,7 +119,7 @@ def test_a_launch_that_waited_is_listed_but_not_as_a_sync(drawing):
     drawing.call(0, 5, step=0, waited=4, kind="launch", name="launch")
     drawing.call(5, 6, step=0, kind="launch", name="launch")
     counts = count(drawing)
-    assert [(line.call, cost.count) for line, cost in counts.lines.calls.items()] == [("launch", 1)]
+    assert [(line[4], cost.count) for line, cost in counts.calls.items()] == [("launch", 1)]
     assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
 
 
@@ -128,8 +128,8 @@ def test_waits_of_streams_are_listed_but_not_as_syncs(drawing):
     for name in ("cudaEventRecord", "cudaStreamWaitEvent"):
         drawing.call(0, 1, step=0, kind="event", name=name, site=7)
     counts = count(drawing)
-    line = CallLine(7, "settle", "decode", SCHEDULE, "cudaStreamWaitEvent", False)
-    assert counts.lines.calls == {line: Cost(count=1)}
+    line = (7, "settle", "decode", SCHEDULE, "cudaStreamWaitEvent", False)
+    assert counts.calls == {line: Cost(count=1)}
     assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
 
 
@@ -138,8 +138,8 @@ def test_copies_by_kernels_count_as_kernels_and_list_their_bytes(drawing):
     drawing.op(1, 2, step=0, host_bytes=4096, site=3)
     counts = count(drawing)
     assert counts.tallies()[CounterKey("decode", SCHEDULE, "kernel")].max == 1
-    line = CopyLine(3, "", "decode", SCHEDULE, "kernel", "pinned", False)
-    assert counts.lines.copies == {line: Cost(count=1, bytes=4096)}
+    line = (3, "", "decode", SCHEDULE, "kernel", "pinned", False)
+    assert counts.copies == {line: Cost(count=1, bytes=4096)}
 
 
 def test_ops_of_no_launched_step_are_counted_apart(drawing):
@@ -147,7 +147,7 @@ def test_ops_of_no_launched_step_are_counted_apart(drawing):
     drawing.op(0, 1, step=-1, kind="h2d", bytes=1, site=1)
     drawing.op(0, 1, step=4, kind="h2d", bytes=2, site=1)
     counts = count(drawing)
-    assert [(line.kind, cost.bytes) for line, cost in counts.lines.copies.items()] == [("none", 3)]
+    assert [(line[2], cost.bytes) for line, cost in counts.copies.items()] == [("none", 3)]
     assert CounterKey("none", SCHEDULE, "h2d") not in counts.tallies()
 
 
@@ -174,7 +174,7 @@ def test_memory_does_not_grow_with_steps(play):
 
 
 def facts(counts: CountsSink) -> tuple:
-    return counts.steps, counts.tallies(), counts.lines.copies, counts.lines.calls
+    return counts.steps, counts.tallies(), counts.copies, counts.calls
 
 
 @pytest.mark.wide
@@ -196,11 +196,11 @@ def test_counts_of_lines_sum_to_the_total(play, random):
     counts.feed(window)
     total = waiting.finish()
     counts.finish()
-    costs = [*counts.lines.copies.values(), *counts.lines.calls.values()]
+    costs = [*counts.copies.values(), *counts.calls.values()]
     assert sum(cost.host_ns for cost in costs) == total.stall
     assert sum(cost.exposed_ns for cost in costs) == total.exposed_stall
     assert sum(cost.bytes for cost in costs) == sum(op.bytes + op.host_bytes for op in window.ops)
-    assert sum(cost.count for cost in counts.lines.copies.values()) == sum(
+    assert sum(cost.count for cost in counts.copies.values()) == sum(
         op.kind in ("h2d", "d2h") for op in window.ops
     )
 
