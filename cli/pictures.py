@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from ..profiles.picture.model import counted
+from ..profiles.measure.intervals import counted
 from ..profiles.record.conclusion import mean_value
 from ..profiles.record.recording import RecordedTimeline
 from .charts import Chart, Point

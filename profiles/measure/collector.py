@@ -32,7 +32,7 @@ from .metrics import (
     time_metric,
     waiting_metrics,
 )
-from .requests import AcceptanceLog, RequestLog
+from .requests import RequestLog
 from .steps import StepPeriods
 from .waiting import BubbleSink, WaitingSink
 
@@ -90,7 +90,6 @@ class RunCollector:
         self._lookups = lookups
         self.requests = RequestLog(clock)
         self.periods = StepPeriods(clock)
-        self.acceptance = AcceptanceLog()
         self.waiting = WaitingSink()
         self.counts = CountsSink(self.waiting.take_exposed)
         self.bubble = bubble
@@ -98,7 +97,7 @@ class RunCollector:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        return self.requests, self.periods, self.acceptance
+        return self.requests, self.periods
 
     def feed(self, window: Window) -> None:
         self.waiting.feed(window)
@@ -122,7 +121,7 @@ class RunCollector:
                 "idle_ms": time_metric("idle_ms", self.waiting.idle, why=_NO_IDLE),
                 **waiting_metrics(waiting),
                 **self._hot_buffer_metrics(),
-                **acceptance_metrics(self.acceptance, drafts),
+                **acceptance_metrics(self.requests.totals.accepted, drafts),
             },
             per_step=per_step(self.counts.steps, self.counts.tallies(), names),
             copies=line_rows(CopyRow, self.counts.copies, names),

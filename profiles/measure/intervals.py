@@ -26,6 +26,15 @@ def covered(intervals: Iterable[tuple[int, int]]) -> int:
     return total
 
 
+def counted(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """How many of the spans are open, at each instant at which that changes."""
+    open_now, found = 0, dict[int, int]()
+    for at, by in sorted((at, by) for start, end in spans for at, by in ((start, 1), (end, -1))):
+        open_now += by
+        found[at] = open_now
+    return list(found.items())
+
+
 def partition(
     start: int, end: int, claims: Mapping[T, Sequence[tuple[int, int]]], rest: T
 ) -> Iterator[tuple[int, int, T]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ..record.definitions import definition
 from ..record.result import Abstained, IdlePart, Metric
 from .distribution import Distribution, needed
-from .requests import AcceptanceLog, Instant, RequestRecord, RequestTotals, TokenLog, between, tpot
+from .intervals import counted
+from .requests import Instant, RequestRecord, RequestTotals, between, tpot
 from .waiting import Waiting
 
 
@@ -42,7 +42,7 @@ def steady_window(records: Iterable[RequestRecord]) -> TimeSpan | None:
         peak / 2  |__|.........|__|.........................|__
                                     <---- steady window --->
     """
-    levels = _levels(records)
+    levels = counted((r.first_scheduled, r.finish) for r in records if r.first_scheduled is not None)
     half = max((running for _, running in levels), default=0) / 2
     best: TimeSpan | None = None
     start: int | None = None
@@ -56,40 +56,31 @@ def steady_window(records: Iterable[RequestRecord]) -> TimeSpan | None:
     return best
 
 
-def _levels(records: Iterable[RequestRecord]) -> list[tuple[int, int]]:
-    """(instant, requests running from then on), in order."""
-    changes: Counter[int] = Counter()
-    for record in records:
-        if record.first_scheduled is not None:
-            changes[record.first_scheduled] += 1
-            changes[record.finish] -= 1
-    instants = sorted(changes)
-    return [*zip(instants, accumulate(changes[instant] for instant in instants), strict=True)]
-
-
-def rates(records: Sequence[RequestRecord], tokens: TokenLog) -> dict[str, float]:
-    """Per second of the full window; empty when no time passed."""
+def rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict[str, float]:
+    """Per second of the full window; empty when no time passed. ``tokens``: as in ``RequestTotals``."""
     window = full_window(records)
     if window is None:
         return {}
     finished = [record for record in records if record.finished]
-    prompt_tokens = sum(record.prompt_tokens for record in finished)
+    output_tokens, prompt_tokens = tokens.total(), sum(record.prompt_tokens for record in finished)
     return {
-        "output_throughput": tokens.total / window.seconds,
+        "output_throughput": output_tokens / window.seconds,
         "input_throughput": prompt_tokens / window.seconds,
-        "total_throughput": (tokens.total + prompt_tokens) / window.seconds,
+        "total_throughput": (output_tokens + prompt_tokens) / window.seconds,
         "request_throughput": len(finished) / window.seconds,
     }
 
 
-def steady_rates(records: Sequence[RequestRecord], tokens: TokenLog) -> dict[str, float]:
-    """Per second of the steady window; empty when there is none."""
+def steady_rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict[str, float]:
+    """Per second of the steady window; empty when there is none. A token that the host knew at an instant was made
+    before it."""
     window = steady_window(records)
     if window is None:
         return {}
     finishes = sum(record.finished and window.start < record.finish <= window.end for record in records)
+    made = sum(count for instant, count in tokens.items() if window.start < instant <= window.end)
     return {
-        "steady_output_throughput": tokens.within(window.start, window.end) / window.seconds,
+        "steady_output_throughput": made / window.seconds,
         "steady_request_throughput": finishes / window.seconds,
     }
 
@@ -220,16 +211,19 @@ def forward_metrics(by_kind: Mapping[str, Distribution]) -> Metrics:
 
 
 @computes("accept_length", "position_acceptance")
-def acceptance_metrics(log: AcceptanceLog, drafts: int) -> Metrics:
-    """The acceptance of drafts; empty for a run that does not speculate."""
+def acceptance_metrics(accepted: Counter[int], drafts: int) -> Metrics:
+    """The acceptance of drafts: tokens per verify, and the share of verifies that accepted each of the first ``drafts``
+    positions; empty for a run that does not speculate. ``accepted``: as in ``RequestTotals``."""
+    verifies = accepted.total()
     if not drafts:
         return {}
-    why = "nothing was verified"
-    metrics = {"accept_length": plain("accept_length", log.accept_length, why=why)}
-    for position, share in enumerate(log.by_position(drafts), 1):
-        name = f"position_acceptance.{position}"
-        metrics[name] = plain(name, share, why=why)
-    return metrics
+    if not verifies:
+        return {"accept_length": Abstained(abstained="nothing was verified")}
+    values = {"accept_length": sum(length * times for length, times in accepted.items()) / verifies}
+    for position in range(1, drafts + 1):
+        reached = sum(times for length, times in accepted.items() if length > position)
+        values[f"position_acceptance.{position}"] = reached / verifies
+    return {name: plain(name, value) for name, value in values.items()}
 
 
 def idle_part(waiting: Waiting) -> IdlePart:

@@ -1,11 +1,10 @@
-"""Records of requests, tokens and accepted drafts, collected by observers of the scheduler; latencies of requests."""
+"""Records of requests, tokens and accepted drafts, collected by an observer of the scheduler; latencies of requests."""
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import sub
@@ -66,68 +65,31 @@ def record_of(request: Request, now: int) -> RequestRecord:
     )
 
 
-@dataclass(eq=False, slots=True)
-class TokenLog:
-    """The number of tokens that the host knew at each instant."""
-
-    _times: array[int] = field(default_factory=lambda: array("q"))
-    _totals: array[int] = field(default_factory=lambda: array("q"))
-
-    def add(self, now: int, count: int) -> None:
-        if self._times and self._times[-1] == now:
-            self._totals[-1] += count
-        else:
-            self._times.append(now)
-            self._totals.append(self.total + count)
-
-    @property
-    def total(self) -> int:
-        return self._totals[-1] if self._totals else 0
-
-    @classmethod
-    def merged(cls, parts: Iterable[TokenLog]) -> TokenLog:
-        """The tokens of several workers together."""
-        whole = cls()
-        for now, count in sorted(entry for part in parts for entry in part.entries()):
-            whole.add(now, count)
-        return whole
-
-    def entries(self) -> Iterator[tuple[int, int]]:
-        """Instants with the number of tokens that became known at each."""
-        before = 0
-        for now, total in zip(self._times, self._totals, strict=True):
-            yield now, total - before
-            before = total
-
-    def within(self, start: int, end: int) -> int:
-        """Tokens of (start, end]: a token that became known at an instant was made before it."""
-        return self._until(end) - self._until(start)
-
-    def _until(self, instant: int) -> int:
-        at = bisect_right(self._times, instant)
-        return self._totals[at - 1] if at else 0
-
-
 @dataclass(slots=True)
 class RequestTotals:
-    """Requests that ended, and the tokens that they got."""
+    """Requests that ended, and the tokens that they got: ``tokens`` by the instant at which the host knew them.
+    ``accepted``: verifies of a request, by the tokens that each accepted before any cut at the end of the request."""
 
     records: list[RequestRecord] = field(default_factory=list)
     gaps: Distribution = field(default_factory=Distribution)  # between events of one finished request, ns
-    tokens: TokenLog = field(default_factory=TokenLog)
+    tokens: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
     retractions: int = 0
     peak_kv_tokens: int = 0
 
     @classmethod
     def merged(cls, parts: Sequence[RequestTotals]) -> RequestTotals:
         """Of workers that had a part of the requests each. ``peak_kv_tokens`` is that of the fullest pool."""
-        return cls(
+        whole = cls(
             records=[record for part in parts for record in part.records],
             gaps=Distribution.merged([part.gaps for part in parts]),
-            tokens=TokenLog.merged([part.tokens for part in parts]),
             retractions=sum(part.retractions for part in parts),
             peak_kv_tokens=max(part.peak_kv_tokens for part in parts),
         )
+        for part in parts:
+            whole.tokens.update(part.tokens)
+            whole.accepted.update(part.accepted)
+        return whole
 
     def in_order(self) -> list[RequestRecord]:
         """Records by place in the workload."""
@@ -135,7 +97,7 @@ class RequestTotals:
 
 
 class RequestLog(Observer):
-    """Observes tokens, ends, retractions and KV usage."""
+    """Observes tokens, accepted drafts, ends, retractions and KV usage."""
 
     def __init__(self, clock: Clock) -> None:
         self.totals = RequestTotals()
@@ -152,7 +114,7 @@ class RequestLog(Observer):
             self._requests = got
         self._newest.append(now)
         if got:
-            self.totals.tokens.add(now, count * len(got))
+            self.totals.tokens[now] += count * len(got)
 
     def _hand_out(self) -> None:
         """Note the newest instants for each of their requests."""
@@ -167,6 +129,9 @@ class RequestLog(Observer):
         events = self._events.pop(request.id, ())
         if record.finished:
             self.totals.gaps.extend(map(sub, islice(events, 1, None), events))
+
+    def verified(self, request: Request, accepted: int) -> None:  # noqa: ARG002
+        self.totals.accepted[accepted] += 1
 
     def retracted(self, request: Request) -> None:  # noqa: ARG002
         self.totals.retractions += 1
@@ -192,36 +157,3 @@ def tpot(records: Sequence[RequestRecord]) -> Distribution:
         for r in records
         if r.finished and r.first_token is not None and r.output_tokens > 1
     )
-
-
-@dataclass(eq=False)
-class AcceptanceLog(Observer):
-    """Counts the verifies of requests by the tokens that each accepted, before any cut at the end of a request."""
-
-    _verifies: Counter[int] = field(default_factory=Counter)
-
-    @classmethod
-    def merged(cls, logs: Iterable[AcceptanceLog]) -> AcceptanceLog:
-        """The log of several workers, each of which had a part of the requests."""
-        whole = cls()
-        for log in logs:
-            whole._verifies += log._verifies
-        return whole
-
-    def verified(self, request: Request, accepted: int) -> None:  # noqa: ARG002
-        self._verifies[accepted] += 1
-
-    @property
-    def accept_length(self) -> float | None:
-        """Tokens per verify; None where nothing was verified."""
-        total = self._verifies.total()
-        return sum(length * count for length, count in self._verifies.items()) / total if total else None
-
-    def by_position(self, drafts: int) -> list[float]:
-        """The share of verifies that accepted each of the first ``drafts`` draft positions."""
-        total = self._verifies.total()
-        reached = (
-            sum(count for length, count in self._verifies.items() if length > position)
-            for position in range(1, drafts + 1)
-        )
-        return [count / total for count in reached] if total else []

@@ -5,7 +5,7 @@ Renderers derive from this and from nothing else. Instants are ns from the start
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from ..measure.waiting import Cause
@@ -88,12 +88,3 @@ class Scene(NamedTuple):
 
 
 Picture = tuple[Scene, ...]
-
-
-def counted(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """How many of the spans are open, at each instant at which that changes."""
-    open_now, found = 0, dict[int, int]()
-    for at, by in sorted((at, by) for start, end in spans for at, by in ((start, 1), (end, -1))):
-        open_now += by
-        found[at] = open_now
-    return list(found.items())

@@ -13,11 +13,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ..measure.intervals import counted
 from ..record.files import packed_whole, replaced
 from ..record.recording import RecordedTimeline
 from ..record.timeline import Call, Op, Range, Wait
 from .draw import TimelineView
-from .model import KINDS, counted
+from .model import KINDS
 
 Event = dict[str, Any]
 Packet = Any  # Perfetto's TracePacket, which has no types

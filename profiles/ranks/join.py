@@ -7,13 +7,14 @@ its own stays in ``ranks``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
 from ..measure.counts import Row, weight
 from ..measure.metrics import Metrics, acceptance_metrics, computes, plain, request_metrics, transfer_metrics
-from ..measure.requests import AcceptanceLog, RequestRecord, RequestTotals
+from ..measure.requests import RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
 from ..measure.waiting import OUTSIDE_TURNS, bubble
 from ..platform.resolve import Resolved, speculation_depth
@@ -96,7 +97,7 @@ def _of_data_ranks(resolved: Resolved, ranks: Sequence[RankReport], failure: str
         first,
         results,
         failure,
-        metrics=metrics | _acceptance_metrics(resolved, ranks),
+        metrics=metrics | _acceptance_metrics(resolved, account),
         ranks=tuple(
             _rank_part(f"rank {index}", "data", rank, {"idle_step_share": _idle_step_share(rank.result)})
             for index, rank in enumerate(ranks)
@@ -134,7 +135,7 @@ def _of_workers(
         first,
         results,
         failure,
-        metrics=_unless_untimed(first, metrics) | _acceptance_metrics(resolved, ending),
+        metrics=_unless_untimed(first, metrics) | _acceptance_metrics(resolved, account),
         ranks=tuple(_worker_part(place, worker) for place, worker in zip(places, workers, strict=True)),
         requests=tuple(sorted(rows.values(), key=lambda row: int(row.id[1:]))),
         outputs=outputs,
@@ -146,8 +147,8 @@ def _own_requests(rank: RankReport, share: RankShare) -> RankReport:
     account = rank.account
     records = [record for record in account.records if share.owns(record.index)]
     names = {record.id for record in records}
-    own = RequestTotals(records, account.gaps, account.tokens, account.retractions, account.peak_kv_tokens)
     rows = tuple(row for row in rank.result.requests if row.id in names)
+    own = replace(account, records=records)
     return rank._replace(account=own, result=rank.result.model_copy(update={"requests": rows}))
 
 
@@ -186,10 +187,9 @@ def _value(metric: Metric | Abstained) -> float:
     return metric.values[0] if isinstance(metric, Metric) else -1.0
 
 
-def _acceptance_metrics(resolved: Resolved, ranks: Sequence[RankReport]) -> Metrics:
+def _acceptance_metrics(resolved: Resolved, account: RequestTotals) -> Metrics:
     """They count tokens, and are right where times mean nothing."""
-    log = AcceptanceLog.merged(rank.acceptance for rank in ranks)
-    return acceptance_metrics(log, speculation_depth(resolved.scenario))
+    return acceptance_metrics(account.accepted, speculation_depth(resolved.scenario))
 
 
 @computes("idle_step_share")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...sched.disagg.router import run_router
 from ...sched.observe import Clock, Observer
 from ...sched.request import Request, Status
-from ..measure.requests import AcceptanceLog, RequestTotals, record_of
+from ..measure.requests import RequestTotals, record_of
 from ..measure.waiting import StageTime
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
@@ -45,7 +45,6 @@ class RankReport(NamedTuple):
 
     result: Result
     account: RequestTotals
-    acceptance: AcceptanceLog
     stage_time: StageTime | None
     damage: Mapping[str, int]
     end: int
@@ -145,7 +144,6 @@ class RunTask:
         return RankReport(
             result_of(prepared, found, run, world=world, save_tokens=options.save_tokens),
             done.collector.requests.totals,
-            done.collector.acceptance,
             None if done.collector.bubble is None else done.collector.bubble.found(),
             done.damage,
             done.end,

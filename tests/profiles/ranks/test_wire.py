@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from schedbench.profiles.measure.distribution import Distribution
-from schedbench.profiles.measure.requests import AcceptanceLog, RequestRecord, RequestTotals
+from schedbench.profiles.measure.requests import RequestRecord, RequestTotals
 from schedbench.profiles.measure.waiting import StageTime
 from schedbench.profiles.ranks import process_link, wire
 from schedbench.profiles.ranks.codec import MalformedMessageError, encode, parse, reader
@@ -72,11 +72,10 @@ def test_requests_and_tensors_are_decoded_unchanged() -> None:
 
 def test_a_report_is_decoded_unchanged() -> None:
     result = result_of("mixed", "workload.requests=2")
-    totals, acceptance = RequestTotals(gaps=Distribution([3, 3, 9]), retractions=2), AcceptanceLog()
+    totals = RequestTotals(gaps=Distribution([3, 3, 9]), tokens=Counter({5: 2}), retractions=2)
+    totals.accepted[3] += 1
     totals.records.append(RequestRecord("r0", 0, 1, 2, None, 4, 5, 6, array("q", [8]), "finished", ""))
-    totals.tokens.add(5, 2)
-    acceptance.verified(request(), 3)
-    sent = RankReport(result, totals, acceptance, StageTime(1, 2, 3, {0: 4}), {"r0": 1}, 9)
+    sent = RankReport(result, totals, StageTime(1, 2, 3, {0: 4}), {"r0": 1}, 9)
     found = decoded(RESULT, sent)
     assert (found.result, found.stage_time, found.damage, found.end) == (
         result,
@@ -85,8 +84,8 @@ def test_a_report_is_decoded_unchanged() -> None:
         9,
     )
     assert found.account.records == totals.records and found.account.retractions == 2
-    assert [*found.account.tokens.entries()] == [(5, 2)] and found.account.gaps._seen == Counter({3: 2, 9: 1})
-    assert found.acceptance.accept_length == 3
+    assert (found.account.tokens, found.account.accepted) == (Counter({5: 2}), Counter({3: 1}))
+    assert found.account.gaps._seen == Counter({3: 2, 9: 1})
 
 
 class Evil:
