@@ -134,11 +134,12 @@ class RunCollector:
         if self._path is None:
             return {}
         self._path.finish(self.waiting.take_periods())
+        steps, parts = self._path.steps, self._path.parts
         return {
             kind: CriticalPathPart(
-                steps=times.steps, total_ns=times.parts.total(), parts_ns=dict(times.parts)
+                steps=steps[kind], total_ns=parts[kind].total(), parts_ns=dict(parts[kind])
             )
-            for kind, times in self._path.kinds.items()
+            for kind in steps
         }
 
     @computes("hisparse_hit_ratio", "hisparse_swap_in_bytes_per_step")

@@ -43,15 +43,6 @@ _CHUNK: Final = 64  # steps whose records are followed at once
 _AHEAD: Final = 16  # later steps from which the path comes
 
 
-class PathTimes:
-    """``parts`` in ns, which add up to the time of all ``steps`` of a kind. Those of the host have the names of their
-    innermost ranges."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.parts: Counter[str] = Counter()
-
-
 _BY_HOST: Final = -1  # in place of the number of an operation
 _OP_FIELDS: Final = ("stream", "start", "end", "launched")
 Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -65,11 +56,13 @@ def integers(*columns: Sequence[int]) -> Integers:
 
 
 class CriticalPathSink:
-    """Folds windows and the periods of steps into ``kinds``. ``sync_return``: from the end of what a sync waits for to
-    its return, ns."""
+    """Folds windows and the periods of steps into ``steps``, the number of each kind, and ``parts`` in ns, which add up
+    to the time of all steps of the kind. Those of the host have the names of their innermost ranges. ``sync_return``:
+    from the end of what a sync waits for to its return, ns."""
 
     def __init__(self, sync_return: int) -> None:
-        self.kinds: defaultdict[str, PathTimes] = defaultdict(PathTimes)
+        self.steps: Counter[str] = Counter()
+        self.parts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._sync_return = sync_return
         self._names = _Numbers()
         self._numbers = self._names.of((_HOST, KERNEL, COPY, WAIT, GAP)).tolist()
@@ -139,13 +132,12 @@ class CriticalPathSink:
         cuts = np.minimum(cuts, end)
         # In float64, which is exact: a run takes less than 2**53 ns.
         times = np.bincount(place, cuts[inside + 1] - cuts[inside])
-        for named, steps in Counter(kind).items():
-            self.kinds[named].steps += steps
+        self.steps.update(kind)
         newest = np.full(len(times), -1)
         newest[place] = np.arange(len(place))
         for number in np.argsort(-newest, kind="stable")[: np.count_nonzero(newest >= 0)].tolist():
             at_kind, at_name = divmod(number, len(names))
-            self.kinds[[*kinds][at_kind]].parts[[*names][at_name]] += int(times[number])
+            self.parts[[*kinds][at_kind]][[*names][at_name]] += int(times[number])
 
 
 class _Numbers(dict[str, int]):

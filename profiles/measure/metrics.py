@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..record.definitions import definition
 from ..record.result import Abstained, IdlePart, Metric
@@ -15,27 +15,9 @@ from .requests import Instant, RequestRecord, RequestTotals, between, tpot
 from .waiting import Waiting
 
 
-class TimeSpan(NamedTuple):
-    """[start, end) in ns."""
-
-    start: int
-    end: int
-
-    @property
-    def seconds(self) -> float:
-        return (self.end - self.start) / 1e9
-
-
-def full_window(records: Sequence[RequestRecord]) -> TimeSpan | None:
-    """First arrival to last end; None when no time passed between."""
-    start = min((record.arrival for record in records), default=0)
-    end = max((record.finish for record in records), default=0)
-    return TimeSpan(start, end) if end > start else None
-
-
-def steady_window(records: Iterable[RequestRecord]) -> TimeSpan | None:
-    """The longest stretch in which at least half as many requests run as at the peak; a request runs from its first
-    admission to its end. The earliest of equals is taken::
+def steady_window(records: Iterable[RequestRecord]) -> tuple[int, int] | None:
+    """Start and end, ns, of the longest stretch in which at least half as many requests run as at the peak; a request
+    runs from its first admission to its end. The earliest of equals is taken::
 
         running   |      ____      ______________________
                   |   __|    |_   |                      |__
@@ -44,30 +26,33 @@ def steady_window(records: Iterable[RequestRecord]) -> TimeSpan | None:
     """
     levels = counted((r.first_scheduled, r.finish) for r in records if r.first_scheduled is not None)
     half = max((running for _, running in levels), default=0) / 2
-    best: TimeSpan | None = None
+    best: tuple[int, int] | None = None
     start: int | None = None
     for instant, running in levels:
         if running >= half and start is None:
             start = instant
         elif running < half and start is not None:
-            if best is None or instant - start > best.end - best.start:
-                best = TimeSpan(start, instant)
+            if best is None or instant - start > best[1] - best[0]:
+                best = start, instant
             start = None
     return best
 
 
 def rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict[str, float]:
-    """Per second of the full window; empty when no time passed. ``tokens``: as in ``RequestTotals``."""
-    window = full_window(records)
-    if window is None:
+    """Per second from the first arrival to the last end; empty when no time passed. ``tokens``: as in
+    ``RequestTotals``."""
+    start = min((record.arrival for record in records), default=0)
+    end = max((record.finish for record in records), default=0)
+    if end <= start:
         return {}
+    seconds = (end - start) / 1e9
     finished = [record for record in records if record.finished]
     output_tokens, prompt_tokens = tokens.total(), sum(record.prompt_tokens for record in finished)
     return {
-        "output_throughput": output_tokens / window.seconds,
-        "input_throughput": prompt_tokens / window.seconds,
-        "total_throughput": (output_tokens + prompt_tokens) / window.seconds,
-        "request_throughput": len(finished) / window.seconds,
+        "output_throughput": output_tokens / seconds,
+        "input_throughput": prompt_tokens / seconds,
+        "total_throughput": (output_tokens + prompt_tokens) / seconds,
+        "request_throughput": len(finished) / seconds,
     }
 
 
@@ -77,11 +62,12 @@ def steady_rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict
     window = steady_window(records)
     if window is None:
         return {}
-    finishes = sum(record.finished and window.start < record.finish <= window.end for record in records)
-    made = sum(count for instant, count in tokens.items() if window.start < instant <= window.end)
+    start, end = window
+    finishes = sum(record.finished and start < record.finish <= end for record in records)
+    made, seconds = sum(tokens[at] for at in tokens if start < at <= end), (end - start) / 1e9
     return {
-        "steady_output_throughput": made / window.seconds,
-        "steady_request_throughput": finishes / window.seconds,
+        "steady_output_throughput": made / seconds,
+        "steady_request_throughput": finishes / seconds,
     }
 
 

@@ -31,7 +31,7 @@ def path_of(drawing: Any, cuts: Sequence[int] = (), *, sync_return: int = 0) -> 
 
 
 def us(path: CriticalPathSink, kind: str = "decode") -> dict[str, float]:
-    return {part: ns / 1000 for part, ns in path.kinds[kind].parts.items() if ns}
+    return {part: ns / 1000 for part, ns in path.parts[kind].items() if ns}
 
 
 def steps(drawing: Any, count: int) -> None:
@@ -86,8 +86,8 @@ def test_gaps_of_a_stream_and_waits_for_events_of_other_devices(drawing: Any) ->
 def test_the_path_covers_every_instant_for_any_windows(play: Any, seed: int, cuts: list[int]) -> None:
     """The records of 200 steps are followed in several chunks."""
     path, window = path_of(play(Random(seed), 200), cuts)
-    assert sum(times.parts.total() for times in path.kinds.values()) == window
-    assert sum(times.steps for times in path.kinds.values()) > 150
+    assert sum(parts.total() for parts in path.parts.values()) == window
+    assert path.steps.total() > 150
 
 
 @pytest.fixture(scope="module")
