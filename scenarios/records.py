@@ -32,16 +32,22 @@ class TraceError(Exception):
 
 
 class TraceErrors:
-    """The errors of one trace: the first ``MAX_ERRORS``, and the number of all."""
+    """The errors of one trace: the first ``MAX_ERRORS``, and the number of all. A TraceError ends a block that is
+    entered with it, and is one of them."""
 
     def __init__(self) -> None:
         self.first: list[TraceError] = []
         self.count = 0
 
-    def append(self, error: TraceError) -> None:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, TraceError):
+            return False
         self.count += 1
         if len(self.first) < MAX_ERRORS:
             self.first.append(error.with_traceback(None))
+        return True
 
     @property
     def full(self) -> bool:
@@ -121,13 +127,9 @@ def lines(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[tuple[Trac
         line = TraceLine(name, number)
         if len(raw) > MAX_RECORD:
             raise line.error(f"expected lines of at most {MAX_RECORD} bytes")
-        try:
-            text = decoded(raw, line).strip()
-        except TraceError as error:
-            errors.append(error)
-            continue
-        if text:
-            yield line, text
+        with errors:
+            if text := decoded(raw, line).strip():
+                yield line, text
 
 
 def decoded(raw: bytes, line: TraceLine) -> str:

@@ -25,7 +25,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -48,8 +48,6 @@ from .workload_schema import Sampling, TraceFormat
 TokenCount = Callable[[str], int]
 Rows = Callable[[BinaryIO, str, TraceErrors], Iterator[RecordFields]]
 """(file, its name in errors, the errors so far) to its records; malformed ones become errors."""
-
-T = TypeVar("T")
 
 TOKENIZER: Final = "tokenizer.json"
 _BYTES_PER_TOKEN: Final = 4
@@ -122,29 +120,19 @@ def parse(
     errors = TraceErrors()
     records: list[TraceRecord] = []
     left_out = 0
-    try:
+    with errors:  # one of ``rows`` itself ends the reading
         for row in rows(file, name, errors):
-            record = _attempt(errors, partial(record_of, row))
-            if record is None:
-                left_out += 1  # or malformed: then the count is not used
-            else:
-                records.append(record)
+            with errors:
+                record = record_of(row)
+                if record is None:
+                    left_out += 1
+                else:
+                    records.append(record)
             if errors.full or len(records) == limit:
                 break
-    except TraceError as error:  # nothing can be read behind it
-        errors.append(error)
     if errors.count:
         raise errors.joined()
     return TraceContent(records, left_out)
-
-
-def _attempt(errors: TraceErrors, work: Callable[[], T]) -> T | None:
-    """The outcome of ``work``; None where it raises a TraceError, which is kept."""
-    try:
-        return work()
-    except TraceError as error:
-        errors.append(error)
-        return None
 
 
 def _open(path: Path) -> BinaryIO:
@@ -205,8 +193,8 @@ def _jsonl(row: RecordFields) -> TraceRecord:
 
 def _json_lines(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[RecordFields]:
     for line, text in lines(file, name, errors):
-        if (row := _attempt(errors, partial(_json_object, line, text))) is not None:
-            yield row
+        with errors:
+            yield _json_object(line, text)
 
 
 def _json_object(line: TraceLine, text: str) -> RecordFields:
@@ -234,8 +222,9 @@ def _csv(file: BinaryIO, name: str, errors: TraceErrors, *, columns: Sequence[st
                 raise line.error(
                     f"expected a header with {', '.join(columns)}; missing: {', '.join(missing)}"
                 )
-        elif (row := _attempt(errors, partial(_csv_row, line, text, header))) is not None:
-            yield row
+        else:
+            with errors:
+                yield _csv_row(line, text, header)
 
 
 def _csv_row(line: TraceLine, text: str, header: Sequence[str]) -> RecordFields:
