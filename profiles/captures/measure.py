@@ -24,7 +24,6 @@ from ..measure.distribution import Distribution
 from ..measure.metrics import (
     NO_FORWARD,
     Metrics,
-    computes,
     exact,
     forward_metrics,
     idle_part,
@@ -221,7 +220,6 @@ def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureRead
     }
 
 
-@computes("range_ms")
 def _host_metrics(found: CaptureReading) -> Metrics:
     """The time from launch to launch, and the host's time by range."""
     parts = {info.step for info in found.window.launched if info.kind in PARTS}

@@ -23,7 +23,7 @@ from ...sched.model.weights import empty_weights
 from ..platform.hardware import HardwareProfile
 from ..record.result import Abstained
 from .distribution import Distribution
-from .metrics import Metrics, computes, plain
+from .metrics import Metrics, plain
 from .requests import RequestRecord
 
 _META: Final = torch.device("meta")
@@ -132,7 +132,6 @@ class _CostCounter(TorchFunctionMode):
         return kernel.meta(*args)
 
 
-@computes(*_DECODE_METRICS)
 def decode_metrics(
     load: UnitLoads,
     hardware: HardwareProfile,
@@ -164,7 +163,6 @@ def _context(records: Iterable[RequestRecord]) -> float:
     return positions / decoded if decoded else 0.0
 
 
-@computes(_PROMPT_METRIC)
 def prompt_metrics(
     load: UnitLoads, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str
 ) -> Metrics:

@@ -24,7 +24,6 @@ from .critical_path import CriticalPathSink
 from .metrics import (
     Metrics,
     acceptance_metrics,
-    computes,
     forward_metrics,
     idle_part,
     plain,
@@ -108,7 +107,6 @@ class RunCollector:
         if self._path is not None:
             self._path.feed(window, periods)
 
-    @computes("step_ms", "idle_ms")
     def finish(self, names: Names, *, drafts: int = 0) -> ResultParts:
         """Call it after the last window. ``drafts``: draft positions of the run, 0 without speculation."""
         waiting = self.waiting.finish()
@@ -142,7 +140,6 @@ class RunCollector:
             for kind in steps
         }
 
-    @computes("hisparse_hit_ratio", "hisparse_swap_in_bytes_per_step")
     def _hot_buffer_metrics(self) -> Metrics:
         """Empty where all KV is on the device."""
         if self._lookups is None:

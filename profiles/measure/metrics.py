@@ -1,11 +1,10 @@
-"""The computation of each metric, by its name. A new metric of requests is one entry here, besides its Definition; a
-computation elsewhere registers its metrics with ``computes``."""
+"""The computation of metrics, by their names. A new metric of requests is one entry here, besides its Definition."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ..record.definitions import definition
 from ..record.result import Abstained, IdlePart, Metric
@@ -72,21 +71,10 @@ def steady_rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict
 
 
 Metrics = dict[str, Metric | Abstained]
-F = TypeVar("F", bound=Callable[..., object])
 
 NO_FORWARD: Final = "no forward kernel was seen"
 _NO_REQUEST: Final = "no request ran long enough"
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-
-COMPUTED: Final[set[str]] = set()  # metrics that some function computes
-
-
-def computes(*names: str) -> Callable[[F], F]:
-    """Registers the decorated function as the computation of these metrics. Raises KeyError where one is undefined."""
-    for name in names:
-        COMPUTED.add(definition(name).name)
-    return lambda function: function
-
 
 _REQUEST_VALUES: Final = (
     *("output_throughput", "input_throughput", "total_throughput", "request_throughput"),
@@ -159,7 +147,6 @@ def exact(metrics: Mapping[str, Metric | Abstained]) -> Metrics:
     }
 
 
-@computes(*_REQUEST_VALUES, *_REQUEST_TIMES)
 def request_metrics(totals: RequestTotals) -> Metrics:
     """Metrics of requests and of the tokens that they got."""
     records, prompt_tokens = totals.records, sum(record.prompt_tokens for record in totals.records)
@@ -178,7 +165,6 @@ def request_metrics(totals: RequestTotals) -> Metrics:
     }
 
 
-@computes(*_TRANSFER_TIMES)
 def transfer_metrics(totals: RequestTotals) -> Metrics:
     """The parts of the time to first token besides the queue, where prompts have workers of their own."""
     return {
@@ -187,7 +173,6 @@ def transfer_metrics(totals: RequestTotals) -> Metrics:
     }
 
 
-@computes("forward_ms")
 def forward_metrics(by_kind: Mapping[str, Distribution]) -> Metrics:
     everything = Distribution.merged(by_kind.values())
     metrics = {"forward_ms": time_metric("forward_ms", everything, why=NO_FORWARD)}
@@ -196,7 +181,6 @@ def forward_metrics(by_kind: Mapping[str, Distribution]) -> Metrics:
     return metrics
 
 
-@computes("accept_length", "position_acceptance")
 def acceptance_metrics(accepted: Counter[int], drafts: int) -> Metrics:
     """The acceptance of drafts: tokens per verify, and the share of verifies that accepted each of the first ``drafts``
     positions; empty for a run that does not speculate. ``accepted``: as in ``RequestTotals``."""
@@ -218,7 +202,6 @@ def idle_part(waiting: Waiting) -> IdlePart:
     )
 
 
-@computes(*_WINDOW_SHARES, *_STEP_TIMES)
 def waiting_metrics(waiting: Waiting) -> Metrics:
     window, steps = waiting.window, waiting.steps
     values = {name: of(waiting) / window if window else None for name, of in _WINDOW_SHARES.items()}

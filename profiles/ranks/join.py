@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
 from ..measure.counts import Row, weight
-from ..measure.metrics import Metrics, acceptance_metrics, computes, plain, request_metrics, transfer_metrics
+from ..measure.metrics import Metrics, acceptance_metrics, plain, request_metrics, transfer_metrics
 from ..measure.requests import RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
 from ..measure.waiting import OUTSIDE_TURNS, bubble
@@ -192,7 +192,6 @@ def _acceptance_metrics(resolved: Resolved, account: RequestTotals) -> Metrics:
     return acceptance_metrics(account.accepted, speculation_depth(resolved.scenario))
 
 
-@computes("idle_step_share")
 def _idle_step_share(result: Result) -> Metric | Abstained:
     """The share of steps in which the rank had no request of its own."""
     steps = {kind: counts.steps for kind, counts in result.per_step.items() if is_iteration(kind)}
@@ -201,7 +200,6 @@ def _idle_step_share(result: Result) -> Metric | Abstained:
     return plain("idle_step_share", share, why="no step was counted")
 
 
-@computes("bubble_pct")
 def _bubble(stages: Sequence[RankReport]) -> Metric | Abstained:
     for stage in stages:
         busy = stage.result.metrics["gpu_busy"]
