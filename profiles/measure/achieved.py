@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
 from ...sched.batch import ForwardBatch, ForwardMode
@@ -31,26 +33,15 @@ _DECODE_METRICS: Final = ("decode_batch_size", "decode_bandwidth", "decode_flops
 _PROMPT_METRIC: Final = "prefill_flops"
 
 
-class Load(NamedTuple):
-    """Memory traffic, and floating-point operations."""
-
-    bytes: float
-    flops: float
-
-    def plus(self, other: Load, times: float = 1) -> Load:
-        return Load(self.bytes + times * other.bytes, self.flops + times * other.flops)
-
-
+Load = NDArray[np.object_]
+"""[2]: bytes of memory traffic, and floating-point operations, as numbers of Python, of which whole ones are exact."""
 UnitLoads = Mapping[str, Load]
 """The load of one unit of each amount."""
 
 
 def total(per_unit: UnitLoads, **amounts: float) -> Load:
     """The load of these amounts, in each of which it is linear."""
-    whole = Load(0, 0)
-    for name, amount in amounts.items():
-        whole = whole.plus(per_unit[name], amount)
-    return whole
+    return sum((amount * per_unit[name] for name, amount in amounts.items()), np.zeros(2, object))
 
 
 @cache
@@ -59,10 +50,9 @@ def decode_load(model: ModelConfig) -> UnitLoads:
     Every declared cost is linear in requests and positions, so that three batches determine it."""
     decoder = _decoder(model)
     one, two, longer = (_load(decoder, lengths) for lengths in ((1,), (1, 1), (2,)))
-    position = longer.plus(one, -1)
-    request = two.plus(one, -1).plus(position, -1)
-    step = one.plus(request, -1).plus(position, -1)
-    return {"steps": step, "requests": request, "positions": position}
+    position = longer - one
+    request = two - one - position
+    return {"steps": one - request - position, "requests": request, "positions": position}
 
 
 @cache
@@ -72,9 +62,9 @@ def prompt_load(model: ModelConfig) -> UnitLoads:
     prompts determine the costs."""
     decoder = _decoder(model)
     one, two, three = (_load(decoder, (n,), prompts=True) for n in (1, 2, 3))
-    pair = three.plus(two, -2).plus(one)
-    token = two.plus(one, -1).plus(pair, -2)
-    return {"tokens": token, "pairs": pair, "requests": one.plus(token, -1).plus(pair, -1)}
+    pair = three - 2 * two + one
+    token = two - one - 2 * pair
+    return {"tokens": token, "pairs": pair, "requests": one - token - pair}
 
 
 def _decoder(model: ModelConfig) -> Decoder:
@@ -118,7 +108,7 @@ class _CostCounter(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.load = Load(0, 0)
+        self.load: Load = np.zeros(2, object)
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -128,7 +118,7 @@ class _CostCounter(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if kernel.cost is not None:
             work = kernel.cost(*args)
-            self.load = self.load.plus(Load(work.bytes, work.flops))
+            self.load += (work.bytes, work.flops)
         return kernel.meta(*args)
 
 
@@ -145,10 +135,9 @@ def decode_metrics(
     ns = spans.mean * steps if steps else 0
     if not (context and requests and ns):
         return {name: Abstained(abstained="no decode ran") for name in _DECODE_METRICS}
-    done = total(load, steps=steps, requests=requests, positions=context * requests)
+    moved, flops = total(load, steps=steps, requests=requests, positions=context * requests).tolist()
     peak = hardware.kernels.memory_bandwidth.value * hardware.kernels.efficiency.memory.value
-    rates = (done.bytes / ns, done.flops / ns / 1e3)
-    values = (requests / steps, *rates, 1e3 * done.bytes / peak / steps)
+    values = (requests / steps, moved / ns, flops / ns / 1e3, 1e3 * moved / peak / steps)
     return {name: plain(name, value) for name, value in zip(_DECODE_METRICS, values, strict=True)}
 
 
@@ -174,7 +163,7 @@ def prompt_metrics(
         return {_PROMPT_METRIC: Abstained(abstained=why)}
     tokens = sum(record.prompt_tokens - record.cached_tokens for record in records)
     pairs = sum(_pairs(record.prompt_tokens) - _pairs(record.cached_tokens) for record in records)
-    flops = total(load, tokens=tokens, pairs=pairs, requests=len(records)).flops
+    _, flops = total(load, tokens=tokens, pairs=pairs, requests=len(records)).tolist()
     return {_PROMPT_METRIC: plain(_PROMPT_METRIC, flops / ns / 1e3)}
 
 

@@ -18,6 +18,7 @@ from tests.acceptance.runs import result_of, value
 PROMPTS = "prefill_flops"
 NAMES = ("decode_batch_size", "decode_bandwidth", "decode_flops", "decode_roofline_ms")
 
+BYTES, FLOPS = 0, 1
 UNITS = ("gemm", "attention", "memory")
 SMALL = (
     "workload.requests=12",
@@ -36,17 +37,17 @@ def test_weights_are_read_once_a_step_and_keys_for_every_position(preset: str) -
     load, size = decode_load(model), model.dtype.itemsize
     read = model.num_parameters
     read -= 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
-    assert load["steps"].bytes == pytest.approx(read * size, rel=2e-2)
-    assert load["requests"].flops == pytest.approx(2 * read, rel=1e-2)
+    assert load["steps"][BYTES] == pytest.approx(read * size, rel=2e-2)
+    assert load["requests"][FLOPS] == pytest.approx(2 * read, rel=1e-2)
     pages = 4  # of the page table, a layer
-    assert load["positions"].bytes == model.num_layers * (2 * model.kv_size * size + pages)
-    assert load["steps"].flops == 0
+    assert load["positions"][BYTES] == model.num_layers * (2 * model.kv_size * size + pages)
+    assert load["steps"][FLOPS] == 0
 
 
 def test_load_is_proportional_to_requests() -> None:
     load = decode_load(PRESETS["tiny-llama"])
-    assert total(load, steps=3, requests=5, positions=70).bytes == (
-        3 * load["steps"].bytes + 5 * load["requests"].bytes + 70 * load["positions"].bytes
+    assert total(load, steps=3, requests=5, positions=70)[BYTES] == (
+        3 * load["steps"][BYTES] + 5 * load["requests"][BYTES] + 70 * load["positions"][BYTES]
     )
 
 
@@ -55,9 +56,9 @@ def test_load_of_a_prompt_follows_from_tokens_and_pairs() -> None:
     load = prompt_load(model)
     norms = (2 * model.num_layers + 1) * model.hidden_size
     layers = model.num_parameters - norms - 2 * model.vocab_size * model.hidden_size
-    assert load["tokens"].flops == 2 * layers
-    assert load["requests"].flops == 2 * model.vocab_size * model.hidden_size
-    assert load["pairs"].flops == 4 * model.num_layers * model.num_heads * model.head_dim
+    assert load["tokens"][FLOPS] == 2 * layers
+    assert load["requests"][FLOPS] == 2 * model.vocab_size * model.hidden_size
+    assert load["pairs"][FLOPS] == 4 * model.num_layers * model.num_heads * model.head_dim
 
 
 def _exactly(value: float) -> dict[str, float]:
@@ -128,4 +129,4 @@ def test_the_load_follows_the_dtype() -> None:
     """Only the shape of the model is used: in float32 it reads twice as many bytes."""
     model = PRESETS["qwen3-0.6b"]
     wide = decode_load(replace(model, dtype_name="float32"))
-    assert wide["steps"].bytes > 1.99 * decode_load(model)["steps"].bytes
+    assert wide["steps"][BYTES] > 1.99 * decode_load(model)["steps"][BYTES]
