@@ -169,8 +169,8 @@ def _with_ranges(question: Resolved, result: Result) -> Result:
 
 def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer:
     """Run every relay of the scenario. The answer has the worst of their exit codes."""
-    from ..profiles.sweeps.ladder import climb
-    from ..profiles.worth.worth import climbed_with_worth
+    from ..profiles.sweeps.ladder import climb, document, tokens_agree
+    from ..profiles.worth.worth import worth_of_rungs
     from .answers import LadderAnswer
     from .console import run_progress, status
 
@@ -178,15 +178,15 @@ def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer
         raise question.scenario.source.refuse(
             ("engine", "relays"), "an answer has one relay: give it as relay"
         )
-    found = climb(question, options, observe=run_progress)
-    codes = [0 if found.tokens_agree else GATE_FAILED, *(exit_code(rung.result) for rung in found.rungs)]
+    rungs = climb(question, options, observe=run_progress)
+    codes, lines = [0 if tokens_agree(question, rungs) else GATE_FAILED, *map(exit_code, rungs)], []
     if worth:
         try:
             with status("counterfactual runs") as notice:
-                found = climbed_with_worth(found, notice)
+                lines = worth_of_rungs(question, rungs, notice)
         except KeyboardInterrupt:
             codes.append(INTERRUPTED)
-    return LadderAnswer(found.document(), exit_code=max(codes))
+    return LadderAnswer(document(question, rungs, lines), exit_code=max(codes))
 
 
 def _printed(engine: EngineChoice | None) -> Iterator[str]:

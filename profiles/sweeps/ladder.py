@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -20,7 +20,6 @@ from ..platform.inputs import scenario_part
 from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, execute
-from ..record.provenance import ScenarioPart
 from ..record.result import SCHEMA_VERSION, Outputs, Result
 from ..run.runner import ObserverFactory, unobserved
 from .conclusion import ladder_conclusion
@@ -28,60 +27,46 @@ from .conclusion import ladder_conclusion
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """``lines``: in which it differs from the rung before it, where their worth was computed."""
+def tokens_agree(question: Resolved, rungs: Sequence[Result]) -> bool:
+    """Whether rungs with the same rule for penalties have the same tokens. Where the workload penalises, upstream's
+    rule gives other tokens than the exact one."""
+    penalised = params(question.scenario.workload.sampling, max_new_tokens=1).penalised
+    promised = {
+        (
+            rung.relay.switches["penalties"] if penalised else "",
+            rung.outputs.digest if isinstance(rung.outputs, Outputs) else None,
+        )
+        for rung in rungs
+    }
+    return len({rule for rule, _ in promised}) == len(promised)
 
-    relay: RelayChoice
-    result: Result
-    lines: Sequence[LineEffect] = ()
 
-    @property
-    def digest(self) -> str | None:
-        outputs = self.result.outputs
-        return outputs.digest if isinstance(outputs, Outputs) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Ladder:
-    """``rungs`` in the order of the scenario; some are missing when the run was interrupted."""
-
-    resolved: Resolved
-    scenario: ScenarioPart
-    rungs: tuple[Rung, ...]
-
-    @property
-    def tokens_agree(self) -> bool:
-        """Whether rungs with the same rule for penalties have the same tokens. Where the workload penalises, upstream's
-        rule gives other tokens than the exact one."""
-        sampling = self.resolved.scenario.workload.sampling
-        penalised = params(sampling, max_new_tokens=1).penalised
-        promised = {
-            (rung.relay.switches["penalties"] if penalised else "", rung.digest) for rung in self.rungs
-        }
-        return len({rule for rule, _ in promised}) == len(promised)
-
-    def document(self) -> Document:
-        scenario = self.resolved.scenario
-        overlap, mode = overlaps(scenario), speculation(scenario)
-        rows = [_rows(rung.relay, overlap, mode) for rung in self.rungs]
-        changes = [{}, *map(_apart, rows, rows[1:])]  # of the policies of the rung before
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "scenario": self.scenario,
-            "ladder": {"tokens_agree": self.tokens_agree},
-            "rungs": [
-                {
-                    "known_hazards": list(rung.relay.known_hazards(overlap=overlap, speculation=mode)),
-                    "changes": changed,
-                    "result": rung.result.document(),
-                    "lines": [line._asdict() for line in rung.lines],
-                }
-                for rung, changed in zip(self.rungs, changes, strict=False)
-            ],
-        }
-        plain: Document = to_jsonable_python(content)
-        return plain | {"conclusion": ladder_conclusion(plain)}
+def document(
+    question: Resolved, rungs: Sequence[Result], lines: Sequence[Sequence[LineEffect]] = ()
+) -> Document:
+    """``rungs`` are in the order of the relays; some are missing when the run was interrupted. ``lines``: in which each
+    rung differs from the one before it, where their worth was computed."""
+    overlap, mode = overlaps(question.scenario), speculation(question.scenario)
+    rows = [_rows(relay, overlap, mode) for relay in question.relays]
+    changes = [{}, *map(_apart, rows, rows[1:])]  # of the policies of the rung before
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "scenario": scenario_part(question),
+        "ladder": {"tokens_agree": tokens_agree(question, rungs)},
+        "rungs": [
+            {
+                "known_hazards": list(relay.known_hazards(overlap=overlap, speculation=mode)),
+                "changes": changed,
+                "result": rung.document(),
+                "lines": [line._asdict() for line in asked],
+            }
+            for relay, rung, changed, asked in zip(
+                question.relays, rungs, changes, lines or repeat(()), strict=False
+            )
+        ],
+    }
+    plain: Document = to_jsonable_python(content)
+    return plain | {"conclusion": ladder_conclusion(plain)}
 
 
 def _rows(relay: RelayChoice, overlap: bool, mode: Speculation | None) -> dict[str, RelayRow | DraftRow]:
@@ -102,7 +87,7 @@ def _apart(
     }
 
 
-def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = unobserved) -> Ladder:
+def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = unobserved) -> list[Result]:
     """Run the scenario with each of its relays: the first observed, and the others side by side where that saves time
     and no time is measured. Raises as ``execute`` does, WorkersError."""
     require_alone(measured_times(resolved.scenario, options.device))
@@ -115,8 +100,7 @@ def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = un
                 found.append(result)
                 if result.run.cancelled:
                     break
-    rungs = tuple(map(Rung, resolved.relays, found))
-    return Ladder(resolved, scenario_part(resolved), rungs)
+    return found
 
 
 def _run(options: Options, question: Resolved, *, observe: ObserverFactory = unobserved) -> Result:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -27,7 +28,6 @@ from ..platform.pool import MapFunction, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute, whole
 from ..record.result import Outputs, Result, WorthPart, WorthRow
-from ..sweeps.ladder import Ladder
 from ..vgpu.counterfactual import Counterfactual
 from .candidates import EarlySettles, HostPhase, LinePlace, LineSurvey, SourceLine, phases, source_lines
 
@@ -323,18 +323,18 @@ def compared_with_worth(
     return replace(found, lines=with_worth(found.lines, side_a, side_b, notice))
 
 
-def climbed_with_worth(ladder: Ladder, notice: Notice) -> Ladder:
-    """The ladder with what the lines are worth in which a rung differs from the one before it, where their throughputs
+def worth_of_rungs(question: Resolved, rungs: Sequence[Result], notice: Notice) -> list[Sequence[LineEffect]]:
+    """What the lines are worth in which each rung of a ladder differs from the one before it, where their throughputs
     differ by as much as is of interest."""
-    sides = [AskedSide(ladder.resolved.with_relay(rung.relay), rung.result) for rung in ladder.rungs]
-    found = list(ladder.rungs[:1])
-    for rung, before, after in zip(ladder.rungs[1:], sides, sides[1:], strict=False):
+    found: list[Sequence[LineEffect]] = [()]
+    sides = map(AskedSide, map(question.with_relay, question.relays), rungs)
+    for before, after in pairwise(sides):
         asked: Sequence[LineEffect] = ()
         x, y = (mean(side.result, "output_throughput") for side in (before, after))
         if x and y and abs(percent(x, y)) >= INTEREST:
             asked = with_worth(lines([before.result], [after.result]), before, after, notice)
-        found.append(replace(rung, lines=tuple(line for line in asked if line.a != line.b)))
-    return replace(ladder, rungs=tuple(found))
+        found.append([line for line in asked if line.a != line.b])
+    return found
 
 
 def with_worth(found: Sequence[LineEffect], a: AskedSide, b: AskedSide, notice: Notice) -> list[LineEffect]:

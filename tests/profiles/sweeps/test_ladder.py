@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from schedbench.profiles.platform.resolve import ask
+from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.record.result import Result
 from schedbench.profiles.sweeps.break_even import crossings
-from schedbench.profiles.sweeps.ladder import Ladder, climb
+from schedbench.profiles.sweeps.ladder import climb, document, tokens_agree
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import SweepPlan, cells, planned
 
@@ -25,44 +24,48 @@ SMALL = (
 VGPU = Options(device="vgpu")
 
 
-def climbed(*overrides: str) -> Ladder:
-    return climb(ask("mixed", [*SMALL, *overrides]), VGPU)
+RELAYS = "engine.relays=[pr25944, pr26020, {state: latest, barrier: top}]"
+
+
+def small(*overrides: str) -> Resolved:
+    return ask("mixed", [*SMALL, *overrides])
 
 
 @pytest.fixture(scope="module")
-def ladder() -> Ladder:
-    return climbed("engine.relays=[pr25944, pr26020, {state: latest, barrier: top}]")
+def rungs() -> list[Result]:
+    return climb(small(RELAYS), VGPU)
 
 
-def test_a_rung_for_each_relay_in_order(ladder: Ladder) -> None:
-    assert [rung.relay.state.name for rung in ladder.rungs] == ["pr25944", "pr26020", "latest"]
-    assert ladder.tokens_agree
+def test_a_rung_for_each_relay_in_order(rungs: list[Result]) -> None:
+    assert [rung.relay.state for rung in rungs] == ["pr25944", "pr26020", "latest"]
+    assert tokens_agree(small(RELAYS), rungs)
 
 
-def test_the_document_holds_a_result_for_each(ladder: Ladder) -> None:
-    document = json.loads(json.dumps(ladder.document()))
-    first, second, third = document["rungs"]
+def test_the_document_holds_a_result_for_each(rungs: list[Result]) -> None:
+    found = json.loads(json.dumps(document(small(RELAYS), rungs)))
+    first, second, third = found["rungs"]
     assert first["changes"] == {}
     assert second["changes"]["advance"] == ["advance_host_side", "advance_new_tensor"]
     assert third["result"]["relay"]["switches"]["barrier"] == "top"
     assert third["result"]["relay"]["policies"]["preparation"] == "fused"
-    for rung in document["rungs"]:
+    for rung in found["rungs"]:
         assert Result.from_json(json.dumps(rung["result"])).outputs
-    assert document["ladder"] == {"tokens_agree": True}
+    assert found["ladder"] == {"tokens_agree": True}
 
 
-def test_a_relay_with_other_tokens_is_named(ladder: Ladder) -> None:
-    other = climbed("engine.relay=latest", "model.seed=1").rungs
-    assert not replace(ladder, rungs=ladder.rungs + other).tokens_agree
+def test_a_relay_with_other_tokens_is_named(rungs: list[Result]) -> None:
+    other = climb(small("engine.relay=latest", "model.seed=1"), VGPU)
+    assert not tokens_agree(small(RELAYS), rungs + other)
 
 
 @pytest.mark.wide
 def test_upstream_and_exact_penalties_may_have_other_tokens() -> None:
     relays = "engine.relays=[pr25774-before, pr25945, latest, {state: pr25944, penalties: exact}]"
-    found = climb(ask("penalties", ["workload.requests=12", relays]), VGPU)
-    digests = [rung.digest for rung in found.rungs]
-    assert digests[0] == digests[1] != digests[2] == digests[3]
-    assert found.tokens_agree
+    question = ask("penalties", ["workload.requests=12", relays])
+    found = climb(question, VGPU)
+    outputs = [rung.outputs for rung in found]
+    assert outputs[0] == outputs[1] != outputs[2] == outputs[3]
+    assert tokens_agree(question, found)
 
 
 @pytest.mark.wide
