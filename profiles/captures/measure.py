@@ -19,7 +19,7 @@ from ...sched.observe import SLEEP, Category
 from ..cuda.join import NOWHERE, Joined, JoinInputs, join
 from ..cuda.kineto import API, KinetoRow
 from ..cuda.log import StreamTable
-from ..measure.counts import CountsSink, line_rows, per_step
+from ..measure.counts import CountsSink, line_rows
 from ..measure.distribution import Distribution
 from ..measure.metrics import (
     NO_FORWARD,
@@ -34,7 +34,7 @@ from ..measure.steps import PARTS
 from ..measure.waiting import WaitingSink
 from ..record.environment import tool
 from ..record.provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart
-from ..record.result import Abstained, CopyRow, Hazards, Result, SyncRow, canonical
+from ..record.result import Abstained, CopyRow, Hazards, KindCounts, Result, SyncRow, canonical
 from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap
@@ -150,11 +150,12 @@ def _device(found: CaptureReading) -> dict[str, Any]:
     metrics = {**forward_metrics(waiting.forwards), **waiting_metrics(totals)}
     if found.unfit is not None:
         nothing = Abstained(abstained=found.unfit)
-        steps, lines = per_step(counts.steps, {}, found), {"copies": (), "syncs": ()}
+        steps = {kind: KindCounts(steps=count) for kind, count in sorted(counts.steps.items())}
+        lines: dict[str, Any] = {"copies": (), "syncs": ()}
         return {"metrics": dict.fromkeys(metrics, nothing), "per_step": steps, "idle": nothing, **lines}
     return {
         "metrics": metrics,
-        "per_step": per_step(counts.steps, counts.tallies(), found),
+        "per_step": counts.per_step(found),
         "copies": line_rows(CopyRow, counts.copies, found),
         "syncs": line_rows(SyncRow, counts.calls, found),
         "idle": idle_part(totals) if totals.window else Abstained(abstained=NO_FORWARD),

@@ -19,7 +19,7 @@ from ..record.result import (
     SyncRow,
 )
 from ..record.timeline import Names, Window
-from .counts import CountsSink, line_rows, per_step
+from .counts import CountsSink, line_rows
 from .critical_path import CriticalPathSink
 from .metrics import (
     Metrics,
@@ -121,7 +121,7 @@ class RunCollector:
                 **self._hot_buffer_metrics(),
                 **acceptance_metrics(self.requests.totals.accepted, drafts),
             },
-            per_step=per_step(self.counts.steps, self.counts.tallies(), names),
+            per_step=self.counts.per_step(names),
             copies=line_rows(CopyRow, self.counts.copies, names),
             syncs=line_rows(SyncRow, self.counts.calls, names),
             idle=idle_part(waiting),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import itemgetter
 from statistics import median
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...sched.observe import StepInfo
 from ..record.result import STREAM_WAIT, CopyRow, CountSummary, KindCounts, SitePart, SyncRow
@@ -40,15 +40,6 @@ _COPIES: Final = frozenset(("h2d", "d2h", "d2d"))
 _COUNTED: Final = frozenset(("sync", "copy"))
 
 
-class CounterKey(NamedTuple):
-    """What is counted per step. ``counter`` is an op's kind or ``sync``, or a copy's direction with its
-    host memory or ``blocking``, as in ``h2d_pageable``."""
-
-    kind: str
-    stream: int
-    counter: str
-
-
 @dataclass(slots=True)
 class _Pending:
     """Records of a step that is not complete yet. ``counts`` is by stream and counter."""
@@ -70,7 +61,7 @@ class CountsSink:
         self._pending: defaultdict[int, _Pending] = defaultdict(_Pending)
         self._outside: deque[tuple[int, _Pending]] = deque()  # folded once the step named has passed
         self._newest = -1
-        self._seen: defaultdict[CounterKey, Counter[int]] = defaultdict(Counter)
+        self._seen: defaultdict[tuple[str, int, str], Counter[int]] = defaultdict(Counter)
 
     def feed(self, window: Window) -> None:
         """Raises TimelineError if a copy, sync or kernel arrives after its step is complete."""
@@ -107,8 +98,16 @@ class CountsSink:
         for entry in (*(entry for _, entry in self._outside), *self._pending.values()):
             self._fold_lines(OUTSIDE, entry)
 
-    def tallies(self) -> dict[CounterKey, CountSummary]:
-        return {place: _tally(seen, self.steps[place.kind]) for place, seen in sorted(self._seen.items())}
+    def tallies(self) -> dict[tuple[str, int, str], CountSummary]:
+        """By kind of step, stream, and counter: an op's kind or ``sync``, or a copy's direction with its host memory or
+        ``blocking``, as in ``h2d_pageable``."""
+        return {place: _tally(seen, self.steps[place[0]]) for place, seen in sorted(self._seen.items())}
+
+    def per_step(self, names: Names) -> dict[str, KindCounts]:
+        kinds: dict[str, dict[str, Any]] = {kind: {"steps": self.steps[kind]} for kind in sorted(self.steps)}
+        for (kind, stream, counter), tally in self.tallies().items():
+            kinds[kind].setdefault(stream_name(names, stream), {})[counter] = tally
+        return {kind: KindCounts.model_validate(counted) for kind, counted in kinds.items()}
 
     def _fold(self, complete: Iterable[StepInfo]) -> None:
         alike: defaultdict[tuple[tuple[str, ...], tuple[Any, ...]], int] = defaultdict(int)
@@ -122,7 +121,7 @@ class CountsSink:
             for kind in kinds:
                 self.steps[kind] += steps
                 for (stream, counter), count in counts:
-                    self._seen[CounterKey(kind, stream, counter)][count] += steps
+                    self._seen[kind, stream, counter][count] += steps
 
     def _fold_outside(self) -> None:
         """Folds records of no step, or of a step that was passed over, which count for no kind of step."""
@@ -179,16 +178,6 @@ Row = TypeVar("Row", CopyRow, SyncRow)
 
 def stream_name(names: Names, stream: int) -> str:
     return names.streams.get(stream, f"stream {stream}")
-
-
-def per_step(
-    steps: Mapping[str, int], tallies: Mapping[CounterKey, CountSummary], names: Names
-) -> dict[str, KindCounts]:
-    streams: dict[str, dict[str, dict[str, CountSummary]]] = {kind: {} for kind in sorted(steps)}
-    for place, tally in tallies.items():
-        counters = streams[place.kind].setdefault(stream_name(names, place.stream), {})
-        counters[place.counter] = tally
-    return {kind: KindCounts.model_validate({"steps": steps[kind], **streams[kind]}) for kind in streams}
 
 
 def line_rows(row: type[Row], lines: Costs, names: Names) -> tuple[Row, ...]:

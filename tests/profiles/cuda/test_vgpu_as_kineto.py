@@ -109,7 +109,7 @@ def counted(windows):
         sink.feed(window)
     sink.finish()
     # Without kernels: a replayed graph is one record of the virtual GPU.
-    tallies = {place: tally for place, tally in sink.tallies().items() if place.counter != "kernel"}
+    tallies = {place: tally for place, tally in sink.tallies().items() if place[-1] != "kernel"}
     copies = {line: (cost.count, cost.bytes) for line, cost in sink.copies.items()}
     syncs = {line: cost.count for line, cost in sink.calls.items() if line[-1]}
     return dict(sink.steps), tallies, copies, syncs

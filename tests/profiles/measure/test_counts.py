@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.profiles.measure.counts import Cost, CounterKey, CountsSink
+from schedbench.profiles.measure.counts import Cost, CountsSink
 from schedbench.profiles.measure.steps import TimelineError
 from schedbench.profiles.measure.waiting import WaitingSink
 from schedbench.profiles.record.result import CountSummary
@@ -40,25 +40,21 @@ def test_median_mean_max_and_steps_with(drawing):
         for _ in range(copies):
             drawing.op(10 * step, 10 * step + 1, step=step, kind="h2d", bytes=8, host_memory="pinned")
     tallies = count(drawing).tallies()
-    assert tallies[CounterKey("decode", SCHEDULE, "h2d")] == CountSummary(
-        median=1.0, mean=1.5, max=4, steps_with=3
-    )
-    assert tallies[CounterKey("decode", FORWARD, "kernel")] == CountSummary(
-        median=1.0, mean=1.0, max=1, steps_with=4
-    )
-    assert CounterKey("decode", SCHEDULE, "d2h") not in tallies
+    assert tallies["decode", SCHEDULE, "h2d"] == CountSummary(median=1.0, mean=1.5, max=4, steps_with=3)
+    assert tallies["decode", FORWARD, "kernel"] == CountSummary(median=1.0, mean=1.0, max=1, steps_with=4)
+    assert ("decode", SCHEDULE, "d2h") not in tallies
 
 
 def test_a_replayed_graph_counts_as_its_kernels(drawing):
     decodes(drawing, 1)
     drawing.op(0, 8, step=0, stream=FORWARD, kind="kernel", forward=True, kernels=300)
-    assert count(drawing).tallies()[CounterKey("decode", FORWARD, "kernel")].max == 301
+    assert count(drawing).tallies()["decode", FORWARD, "kernel"].max == 301
 
 
 def test_median_of_an_even_number_of_steps_lies_between(drawing):
     decodes(drawing, 2)
     drawing.op(0, 1, step=0, stream=COPY, kind="d2h", bytes=8)
-    assert count(drawing).tallies()[CounterKey("decode", COPY, "d2h")] == CountSummary(
+    assert count(drawing).tallies()["decode", COPY, "d2h"] == CountSummary(
         median=0.5, mean=0.5, max=1, steps_with=1
     )
 
@@ -69,8 +65,8 @@ def test_steady_steps_are_counted_in_both_kinds(drawing):
     drawing.call(10, 11, step=1)
     counts = count(drawing)
     assert counts.steps == {"decode": 3, "decode.steady": 2}
-    assert counts.tallies()[CounterKey("decode", SCHEDULE, "sync")].steps_with == 2
-    assert counts.tallies()[CounterKey("decode.steady", SCHEDULE, "sync")] == CountSummary(
+    assert counts.tallies()["decode", SCHEDULE, "sync"].steps_with == 2
+    assert counts.tallies()["decode.steady", SCHEDULE, "sync"] == CountSummary(
         median=0.5, mean=0.5, max=1, steps_with=1
     )
 
@@ -80,7 +76,7 @@ def test_memory_kind_and_blocking_have_their_own_counters(drawing):
     drawing.op(0, 1, step=0, kind="h2d", bytes=8, host_memory="pageable", blocking=True)
     drawing.op(1, 2, step=0, kind="h2d", bytes=8, host_memory="pinned")
     tallies = count(drawing).tallies()
-    per_counter = {place.counter: tally.max for place, tally in tallies.items() if place.stream == SCHEDULE}
+    per_counter = {counter: tally.max for (_, on, counter), tally in tallies.items() if on == SCHEDULE}
     assert per_counter == {"h2d": 2, "h2d_pageable": 1, "h2d_pinned": 1, "h2d_blocking": 1}
 
 
@@ -88,7 +84,7 @@ def test_ops_belong_to_their_step_whenever_they_ran(drawing):
     """The settling of step 0 falls between the launches of steps 1 and 2."""
     decodes(drawing, 3)
     drawing.op(25, 26, step=0, stream=COPY, kind="d2h", bytes=4)
-    assert count(drawing).tallies()[CounterKey("decode", COPY, "d2h")].steps_with == 1
+    assert count(drawing).tallies()["decode", COPY, "d2h"].steps_with == 1
 
 
 def test_copies_by_source_line(drawing):
@@ -120,7 +116,7 @@ def test_a_launch_that_waited_is_listed_but_not_as_a_sync(drawing):
     drawing.call(5, 6, step=0, kind="launch", name="launch")
     counts = count(drawing)
     assert [(line[4], cost.count) for line, cost in counts.calls.items()] == [("launch", 1)]
-    assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
+    assert ("decode", SCHEDULE, "sync") not in counts.tallies()
 
 
 def test_waits_of_streams_are_listed_but_not_as_syncs(drawing):
@@ -130,14 +126,14 @@ def test_waits_of_streams_are_listed_but_not_as_syncs(drawing):
     counts = count(drawing)
     line = (7, "settle", "decode", SCHEDULE, "cudaStreamWaitEvent", False)
     assert counts.calls == {line: Cost(count=1)}
-    assert CounterKey("decode", SCHEDULE, "sync") not in counts.tallies()
+    assert ("decode", SCHEDULE, "sync") not in counts.tallies()
 
 
 def test_copies_by_kernels_count_as_kernels_and_list_their_bytes(drawing):
     decodes(drawing, 1)
     drawing.op(1, 2, step=0, host_bytes=4096, site=3)
     counts = count(drawing)
-    assert counts.tallies()[CounterKey("decode", SCHEDULE, "kernel")].max == 1
+    assert counts.tallies()["decode", SCHEDULE, "kernel"].max == 1
     line = (3, "", "decode", SCHEDULE, "kernel", "pinned", False)
     assert counts.copies == {line: Cost(count=1, bytes=4096)}
 
@@ -148,7 +144,7 @@ def test_ops_of_no_launched_step_are_counted_apart(drawing):
     drawing.op(0, 1, step=4, kind="h2d", bytes=2, site=1)
     counts = count(drawing)
     assert [(line[2], cost.bytes) for line, cost in counts.copies.items()] == [("none", 3)]
-    assert CounterKey("none", SCHEDULE, "h2d") not in counts.tallies()
+    assert ("none", SCHEDULE, "h2d") not in counts.tallies()
 
 
 def test_a_copy_after_its_step_is_an_error(drawing):
