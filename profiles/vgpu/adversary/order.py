@@ -22,21 +22,12 @@ Work = Callable[[], object]
 
 
 class DeferredTask(NamedTuple):
-    """Something to compute. ``describe`` returns what it is and where it was launched."""
+    """Something to do on a stream, once the recording ``behind`` was reached, if there is one. ``describe`` returns
+    what it is and where it was launched; nothing for what cannot fail."""
 
     work: Work
-    describe: Callable[[], str]
-
-
-class DeferredRecord(NamedTuple):
-    recording: EventRecording
-
-
-class DeferredWait(NamedTuple):
-    recording: EventRecording
-
-
-Item = DeferredTask | DeferredRecord | DeferredWait
+    describe: Callable[[], str] = str
+    behind: EventRecording | None = None
 
 
 OrderStrategy = Callable[["DeferredOrder"], int | None]
@@ -47,7 +38,7 @@ COMMON_STRATEGIES = (
     4  # the first ones, which apply to every run; the others favour streams that not every run has
 )
 STRATEGIES = ("all work as late as possible", *(f"the {name} stream first" for name in FAVOURED))
-_PROBABILITY = 0.3  # of any stream going on after an item
+_PROBABILITY = 0.3  # of any stream going on after a task
 
 
 def strategy(seed: int, streams: Mapping[int, str]) -> OrderStrategy:
@@ -82,7 +73,7 @@ class DeferredOrder:
 
     def __init__(self, strategy: OrderStrategy) -> None:
         self._choose = strategy
-        self.queues: dict[int, deque[Item]] = {}
+        self.queues: dict[int, deque[DeferredTask]] = {}
         self._pending: dict[EventRecording, int] = {}  # recordings that are not reached, with their streams
 
     @property
@@ -91,18 +82,18 @@ class DeferredOrder:
 
     # ---- enqueueing ----------------------------------------------------------------------------------------
 
-    def launch(self, stream: int, item: Item) -> None:
-        self.queues.setdefault(stream, deque()).append(item)
+    def launch(self, stream: int, task: DeferredTask) -> None:
+        self.queues.setdefault(stream, deque()).append(task)
         self._run_early()
 
     def record(self, stream: int, recording: EventRecording) -> None:
         if self.queues.get(stream):
             self._pending[recording] = stream
-            self.launch(stream, DeferredRecord(recording))
+            self.launch(stream, DeferredTask(partial(self._pending.pop, recording)))
 
     def wait(self, stream: int, recording: EventRecording) -> None:
         if recording in self._pending and self._pending[recording] != stream:
-            self.launch(stream, DeferredWait(recording))
+            self.launch(stream, DeferredTask(lambda: None, behind=recording))
 
     # ---- the host waits ------------------------------------------------------------------------------------
 
@@ -123,32 +114,30 @@ class DeferredOrder:
             self._step(self._pending[recording])
 
     def _step(self, stream: int) -> None:
-        """Do one item of the stream that the next item waits for, or that item; then what the strategy chooses."""
+        """Do one task of the stream that the next task waits for, or that task; then what the strategy chooses."""
         queue = self.queues[stream]
-        head = queue[0]
-        if type(head) is DeferredWait and head.recording in self._pending:
-            self._step(self._pending[head.recording])
+        behind = queue[0].behind
+        if behind is not None and behind in self._pending:
+            self._step(self._pending[behind])
             return
-        self._do(queue.popleft())
+        _do(queue.popleft())
         self._run_early()
 
     # ---- chosen by the strategy ---------------------------------------------------------------------------------
 
     def _run_early(self) -> None:
         while (stream := self._choose(self)) is not None:
-            self._do(self.queues[stream].popleft())
+            _do(self.queues[stream].popleft())
 
     def is_ready(self, stream: int) -> bool:
-        """Whether the stream has a next item, and no wait blocks it."""
+        """Whether the stream has a next task, and no wait blocks it."""
         queue = self.queues[stream]
-        return bool(queue) and not (type(queue[0]) is DeferredWait and queue[0].recording in self._pending)
+        return bool(queue) and queue[0].behind not in self._pending
 
-    def _do(self, item: Item) -> None:
-        if type(item) is DeferredTask:
-            try:
-                item.work()
-            except Exception as error:
-                error.add_note(f"in {item.describe()}, done late")
-                raise
-        elif type(item) is DeferredRecord:
-            del self._pending[item.recording]
+
+def _do(task: DeferredTask) -> None:
+    try:
+        task.work()
+    except Exception as error:
+        error.add_note(f"in {task.describe()}, done late")
+        raise
