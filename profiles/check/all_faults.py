@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload_schema import Fixed
-from ...sched.relay.faults import awaited_faults
+from ...sched.relay.faults import awaited_faults, faults
 from ..platform.pool import pool
-from ..platform.resolve import Resolved, ask
+from ..platform.resolve import Resolved
 from ..record.result import Result
 from ..run.crash import Crash, crash_of
 from ..run.declared_hazards import hazards as hazards_of
@@ -23,7 +24,7 @@ from ..run.one_batch import BatchShape, BatchTimes, one_batch, run_batches
 from ..run.runner import GatedSink
 from . import tokens
 from .examine import Examiner, hazards
-from .faults import FaultScenario, fault_scenarios, with_faults
+from .faults import FaultScenario, fault_scenarios
 from .report import SHOWN, Check, Document, Evidence, Report, concluded, failed, skipped, verdict
 
 
@@ -50,54 +51,38 @@ class FaultVerdict(NamedTuple):
 _references: dict[str, Result | Crash] = {}  # of all questions that this process examines
 
 
-class _Task(NamedTuple):
-    """A question as names and overrides, which can be pickled; policies cannot."""
-
-    scenario: str
-    overrides: tuple[str, ...]
-    fault: str | None
-    onebatch: bool
-
-
 def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[FaultVerdict]:
     """Verdicts in upstream's order, with one worker process per processor. The checks do not get the faults' names.
     ``notice`` is called after each fault."""
     chosen = fault_scenarios()
-    tasks = list(dict.fromkeys(task for scenario in chosen.values() for task in _tasks(scenario)))
-    checks: dict[_Task, tuple[Check, ...]] = {}
+    pairs = [(scenario.sound(), scenario) for scenario in chosen.values()]
+    tasks = list(dict.fromkeys(chain.from_iterable(pairs)))
+    checks: dict[FaultScenario, tuple[Check, ...]] = {}
     found: list[FaultVerdict] = []
     with pool(len(tasks)) as each:
         done = zip(tasks, each(partial(_checked, tuple(adversaries)), tasks), strict=True)
-        for scenario in chosen.values():
-            while not checks.keys() >= {*_tasks(scenario)}:
+        for sound, scenario in pairs:
+            while not checks.keys() >= {sound, scenario}:
                 task, verdicts = next(done)
                 checks[task] = verdicts
-            found.append(FaultVerdict(scenario, *(checks[task] for task in _tasks(scenario))))
+            found.append(FaultVerdict(scenario, checks[sound], checks[scenario]))
             notice(f"{len(found)} of {len(chosen)}: {_words(found[-1])}")
     return found
 
 
 def _words(caught: FaultVerdict) -> str:
     by = ", ".join(check.name for check in caught.by) or "NOTHING"
-    return f"{caught.scenario.fault.name} caught by {by}{'' if caught.clean else '; FAILED without it'}"
+    return f"{caught.scenario.fault} caught by {by}{'' if caught.clean else '; FAILED without it'}"
 
 
-def _tasks(scenario: FaultScenario) -> tuple[_Task, _Task]:
-    """Without the fault, and with it."""
-    sound = _Task(scenario.scenario, scenario.overrides, None, scenario.onebatch)
-    return sound, sound._replace(fault=scenario.fault.name)
-
-
-def _checked(adversaries: Sequence[int], task: _Task) -> tuple[Check, ...]:
-    question = ask(task.scenario, task.overrides)
-    if task.fault is not None:
-        question = with_faults(question, [task.fault], onebatch=task.onebatch)
+def _checked(adversaries: Sequence[int], task: FaultScenario) -> tuple[Check, ...]:
+    question = task.question()
     if task.onebatch:
         return tuple(examine_one_batch(question).checks)
     checks = []
     for check in Examiner(question, adversaries, references=_references).checks(question.relay):
         checks.append(check)
-        if task.fault is not None and check.verdict == "failed":
+        if task.fault and check.verdict == "failed":
             break
     return tuple(checks)
 
@@ -115,7 +100,7 @@ def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document
 
 
 def _document(caught: FaultVerdict) -> Document:
-    fault, question = caught.scenario.fault, caught.scenario.sound()
+    fault, question = faults()[caught.scenario.fault], caught.scenario.sound().question()
     loop = "overlapped" if overlaps(question.scenario) else "serial"
     return {
         "name": fault.name,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ...scenarios.combinations import MODES
 from ...sched.relay.choice import RelayChoice, RelayError
@@ -50,26 +51,21 @@ PARTING = "faults/parting"
 STAGING = "faults/staging"
 
 
-@dataclass(frozen=True, slots=True)
-class FaultScenario:
+class FaultScenario(NamedTuple):
     """A scenario that goes through the code of a fault. ``overrides`` set the fault's state and loop, and not the
-    fault."""
+    fault, whose name is empty in the same scenario without it. ``onebatch``: the fault shows in a static batch."""
 
-    fault: Fault
+    fault: str
     scenario: str
     overrides: tuple[str, ...]
+    onebatch: bool = False
 
-    def sound(self) -> Resolved:
-        """The question without the fault."""
-        return ask(self.scenario, self.overrides)
+    def sound(self) -> FaultScenario:
+        return self._replace(fault="")
 
-    def broken(self) -> Resolved:
-        return with_faults(self.sound(), [self.fault.name], onebatch=self.onebatch)
-
-    @property
-    def onebatch(self) -> bool:
-        """Whether the fault shows in a static batch."""
-        return self.fault.loops == ("onebatch",)
+    def question(self) -> Resolved:
+        found = ask(self.scenario, self.overrides)
+        return with_faults(found, [self.fault], onebatch=self.onebatch) if self.fault else found
 
 
 _PENALISED = ("workload.sampling.presence_penalty=0.5",)
@@ -125,7 +121,8 @@ def fault_scenario(fault: Fault, *, state: str | None = None, loop: str | None =
     scenario, overrides = _SCENARIOS.get(fault.name, (MIXING, ()))
     relay = f"engine.relay={state or fault.states[0]}"
     overlap = f"engine.overlap={str((loop or fault.loops[0]) == 'overlapped').lower()}"
-    return FaultScenario(fault, scenario, (relay, overlap, *_speculating(fault), *overrides))
+    settings = (relay, overlap, *_speculating(fault), *overrides)
+    return FaultScenario(fault.name, scenario, settings, fault.loops == ("onebatch",))
 
 
 def _speculating(fault: Fault) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -217,7 +216,7 @@ def nothing_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.wide
 def test_all_faults_are_checked_off_and_on(run_command: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = fault_scenarios()["never-resolve"]
-    one = {"never-resolve": replace(fault, overrides=(*fault.overrides, *FEW))}
+    one = {"never-resolve": fault._replace(overrides=(*fault.overrides, *FEW))}
     monkeypatch.setattr(all_faults, "fault_scenarios", lambda: one)
     said = run_command("check", "--all-faults", "--seeds", "0", "--format", "json")
     document = json.loads(said.out)
@@ -237,7 +236,7 @@ def test_a_fault_that_no_check_finds_fails(run_command: RunCommand, monkeypatch:
     """The fault is harmless here: it stashes before sampling, and no sample is delayed."""
     fault = fault_scenarios()["stash-before-sampling"]
     harmless = FaultScenario(fault.fault, fault.scenario, (*fault.overrides[:2], *FEW))
-    monkeypatch.setattr(all_faults, "fault_scenarios", lambda: {harmless.fault.name: harmless})
+    monkeypatch.setattr(all_faults, "fault_scenarios", lambda: {harmless.fault: harmless})
     said = run_command("check", "--all-faults", "--seeds", "0")
     assert said.err == "1 of 1: stash-before-sampling caught by NOTHING\n"
     assert said.code == 1 and "NOTHING" in said.out

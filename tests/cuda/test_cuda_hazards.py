@@ -26,7 +26,7 @@ def hazards_of(question: Resolved) -> Hazards:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_shows_a_hazard(fault: str) -> None:
-    assert hazards_of(fault_scenarios()[fault].broken()).findings
+    assert hazards_of(fault_scenarios()[fault].question()).findings
 
 
 @pytest.mark.parametrize(("state", "declared"), [("latest", 0), ("pr25774-before", 2)])

@@ -121,7 +121,7 @@ def sound(scenario: str, overrides: tuple[str, ...], adversaries: tuple[int, ...
 
 
 def broken(scenario: FaultScenario, adversaries: tuple[int, ...]) -> Report:
-    question = scenario.broken()
+    question = scenario.question()
     if scenario.onebatch:
         return examine_one_batch(question)
     return examiner(scenario.scenario, scenario.overrides, adversaries).examine(question.relay)
@@ -172,7 +172,7 @@ def test_a_fault_is_found_in_its_other_states_and_loops(name: str) -> None:
     if scenario.onebatch:
         assert broken(scenario, ()).failed
         return
-    question = scenario.broken()
+    question = scenario.question()
     relay, overlap = question.relays[0], fault.loops[-1] == "overlapped"
     kept = check_contract(
         lambda: relay.row(overlap=overlap), overlap=overlap, declared=relay.state.known_defects

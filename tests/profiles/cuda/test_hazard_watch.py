@@ -279,7 +279,7 @@ CAUGHT = (
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_fault_gives_the_same_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = fault_scenarios()[name]
-    expected, found = both(scenario.broken(), monkeypatch)
+    expected, found = both(scenario.question(), monkeypatch)
     assert found == expected and found.findings
 
 
@@ -298,5 +298,5 @@ def test_every_fault_that_hazards_find_is_covered() -> None:
     page = (HERE.parents[2] / "docs" / "check.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     by_hazards = {row[0].strip("`") for row in rows if len(row) > 3 and "hazards" in row[3].split(", ")}
-    several = {name for name in by_hazards if fault_scenarios()[name].broken().scenario.engine.ranks > 1}
+    several = {name for name in by_hazards if fault_scenarios()[name].question().scenario.engine.ranks > 1}
     assert by_hazards - several == set(CAUGHT) and by_hazards <= set(faults())
