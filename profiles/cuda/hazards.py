@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, TypeGuard
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..record.timeline import Site
+from ...sched.observe import Observer, StepInfo
+from ..record.timeline import Sink, Site, Window
 from ..vgpu.hazards.checker import HazardChecker
 from ..vgpu.hazards.clocks import Clock, VectorClocks
 from ..vgpu.hazards.footprints import ByteSpan, span
@@ -306,28 +307,41 @@ class WatchedDevice:
     real: Callable[[torch.Tensor], torch.Tensor] = itself
 
 
-@dataclass(frozen=True, slots=True)
-class HazardWatch:
-    """A checker, and the names behind the small integers of its records."""
+class HazardWatch(Observer):
+    """A checker, the names behind the small integers of its records, and the steps, which are all that such a run
+    measures."""
 
-    checker: HazardChecker
-    order: ProgramOrder
-    operators: Operators = field(repr=False)
+    def __init__(self, checker: HazardChecker, order: ProgramOrder, operators: Operators) -> None:
+        self.checker = checker
+        self._order = order
+        self._operators = operators
+        self._launched: list[StepInfo] = []
+        self._settled: list[StepInfo] = []
 
     @property
     def sites(self) -> Sequence[Site]:
-        return self.order.sites.resolved()
+        return self._order.sites.resolved()
 
     @property
     def streams(self) -> dict[int, str]:
-        return self.order.streams
+        return self._order.streams
 
-    def announce(self, name: str, stream: Any) -> None:
-        self.order.streams[self.order.number(stream)] = name
+    def stream(self, name: str, stream: Any) -> None:
+        self._order.streams[self._order.number(stream)] = name
+
+    def launched(self, info: StepInfo) -> None:
+        self._launched.append(info)
+
+    def settled(self, info: StepInfo) -> None:
+        self._settled.append(info)
+
+    def deliver(self, sink: Sink, end: int) -> None:
+        sink.feed(Window(0, end, launched=self._launched, settled=self._settled))
+        self._launched, self._settled = [], []
 
     def peek(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's values on the host, hidden from the checker."""
-        with self.operators.excluded():
+        with self._operators.excluded():
             return tensor.cpu()
 
 

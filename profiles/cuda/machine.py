@@ -16,14 +16,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from ... import sched
 from ...sched.config import Capabilities
-from ...sched.observe import Observer, StepInfo
 from ..platform.machine import Machine, MachineError
 from ..platform.resolve import Resolved
 from ..record.files import packed_whole
 from ..record.provenance import HardwarePart, Labels
-from ..record.timeline import Sink, Window
+from ..record.timeline import Sink
 from ..vgpu.sites import Sites
-from .hazards import HazardWatch, WatchedDevice, watching
+from .hazards import WatchedDevice, watching
 from .kineto import API, GPU, KinetoRow, rows
 from .log import StreamTable, WallClock, WatchedNames
 from .watch import DeviceHandle, Watch
@@ -108,20 +107,23 @@ def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterat
     device = torch.device("cuda", torch.cuda.current_device())
     inline = round(resolved.hardware.copies.pageable_inline.value)
     with torch.no_grad(), watched(cuda(keep_trace), sink, inline=inline) as (watch, clock, sites):
-        yield Machine(
-            device=device,
-            capabilities=Capabilities(),
+        yield _machine(
+            device,
             clock=clock,
             observer=watch.observer,
             names=WatchedNames(sites, watch.streams),
-            labels=Labels(emulated=False, host="measured"),
-            hardware=HardwarePart(name=torch.cuda.get_device_name(device)),
             flush=watch.flush,
             peek=torch.Tensor.cpu,
             environment=facts(device),
             traced=watch.traced,
             unwatched=watch.uninstalled,
         )
+
+
+def _machine(device: torch.device, **parts: Any) -> Machine:  # cuda-only
+    capabilities, labels = Capabilities(), Labels(emulated=False, host="measured")
+    hardware = HardwarePart(name=torch.cuda.get_device_name(device))
+    return Machine(device=device, capabilities=capabilities, labels=labels, hardware=hardware, **parts)
 
 
 @contextmanager
@@ -176,28 +178,6 @@ VOID: Final = (
 )
 
 
-class StepRecorder(Observer):
-    """Records the steps and the names of streams, which is all that such a run measures."""
-
-    def __init__(self, hazards: HazardWatch) -> None:
-        self._hazards = hazards
-        self._launched: list[StepInfo] = []
-        self._settled: list[StepInfo] = []
-
-    def stream(self, name: str, stream: Any) -> None:
-        self._hazards.announce(name, stream)
-
-    def launched(self, info: StepInfo) -> None:
-        self._launched.append(info)
-
-    def settled(self, info: StepInfo) -> None:
-        self._settled.append(info)
-
-    def deliver(self, sink: Sink, start: int, end: int) -> None:
-        sink.feed(Window(start, end, launched=self._launched, settled=self._settled))
-        self._launched, self._settled = [], []
-
-
 def require_one_device(resolved: Resolved) -> None:
     """Raises MachineError if there is no CUDA device, or if the scenario needs more than one."""
     require_cuda(
@@ -215,16 +195,13 @@ def open_cuda_with_hazards(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
     inline = round(resolved.hardware.copies.pageable_inline.value)
     watched = WatchedDevice(torch.cuda, device.type, inline)
     with torch.no_grad(), watching(watched, [Path(folder) for folder in sched.__path__]) as hazards:
-        clock, steps = WallClock(), StepRecorder(hazards)
-        yield Machine(
-            device=device,
-            capabilities=Capabilities(),
+        clock = WallClock()
+        yield _machine(
+            device,
             clock=clock,
-            observer=steps,
+            observer=hazards,
             names=hazards,
-            labels=Labels(emulated=False, host="measured"),
-            hardware=HardwarePart(name=torch.cuda.get_device_name(device)),
-            flush=lambda: steps.deliver(sink, 0, clock.now()),
+            flush=lambda: hazards.deliver(sink, clock.now()),
             peek=hazards.peek,
             environment={name: fact for name, fact in facts(device).items() if name != "source_of_counts"},
             hazards=hazards.checker,

@@ -40,8 +40,8 @@ class WatchedScene(Scene):
     def __init__(self, gpu: object, hazards: HazardWatch) -> None:
         super().__init__(gpu)  # type: ignore[arg-type]
         self.hazards = hazards
-        hazards.announce("schedule", self.schedule)
-        hazards.announce("forward", self.forward)
+        hazards.stream("schedule", self.schedule)
+        hazards.stream("forward", self.forward)
 
     @property
     def found(self) -> list[FoundHazard]:
@@ -201,7 +201,7 @@ def test_random_programs_give_the_same_findings(program: list[Step]) -> None:
     with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
         values, expected = interpret(program, gpu), gpu.findings
     with open_vgpu(load("h200"), watch=LINES) as gpu, vgpu_as_cuda.watched(LINES) as hazards:
-        hazards.announce("default", torch.get_device_module(gpu.device).current_stream())
+        hazards.stream("default", torch.get_device_module(gpu.device).current_stream())
         again = interpret(program, gpu)
         found = hazards.checker.found(hazards.sites, {})
     assert again == values

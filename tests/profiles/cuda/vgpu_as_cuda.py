@@ -14,15 +14,15 @@ import torch
 from schedbench import sched
 from schedbench.profiles.cuda import machine as cuda_machine
 from schedbench.profiles.cuda.hazards import HazardWatch, WatchedDevice, watching
-from schedbench.profiles.cuda.machine import VOID, StepRecorder
+from schedbench.profiles.cuda.machine import VOID
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.timeline import Sink, Window
 from schedbench.profiles.run import machines
+from schedbench.profiles.run.system import ObserverGroup
 from schedbench.profiles.vgpu.device import device
 from schedbench.profiles.vgpu.tensor import DeviceTensor
 from schedbench.sched.config import Capabilities
-from schedbench.sched.observe import Observer, StepInfo
 
 INLINE = 65536
 
@@ -42,43 +42,20 @@ class NullSink:
     def feed(self, window: Window) -> None: ...
 
 
-class ForwardingRecorder(StepRecorder):
-    """Passes on to the virtual GPU's observer, which advances the clock by which requests arrive."""
-
-    def __init__(self, hazards: HazardWatch, own: Observer) -> None:
-        super().__init__(hazards)
-        self._own = own
-
-    def range(self, name: str, step: int, size: int) -> AbstractContextManager[Any]:
-        return self._own.range(name, step, size)
-
-    def stream(self, name: str, stream: Any) -> None:
-        self._own.stream(name, stream)
-        super().stream(name, stream)
-
-    def launched(self, info: StepInfo) -> None:
-        self._own.launched(info)
-        super().launched(info)
-
-    def settled(self, info: StepInfo) -> None:
-        self._own.settled(info)
-        super().settled(info)
-
-
 @contextmanager
 def open_vgpu_as_cuda(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
     """Replaces ``open_cuda_with_hazards``."""
     folders = [Path(folder) for folder in sched.__path__]
     with machines.open_machine("vgpu", resolved, NullSink()) as machine, watched(folders) as seen:
-        steps = ForwardingRecorder(seen, machine.observer)
+        # The virtual GPU's observer advances the clock by which requests arrive.
         yield replace(
             machine,
             capabilities=Capabilities(),
-            observer=steps,
+            observer=ObserverGroup(machine.observer, seen),
             names=seen,
             hazards=seen.checker,
             peek=seen.peek,
-            flush=lambda: steps.deliver(sink, 0, machine.clock.now()),
+            flush=lambda: seen.deliver(sink, machine.clock.now()),
             untimed=VOID,
         )
 
