@@ -8,9 +8,10 @@ graphs, and what a custom op does inside.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,14 +31,15 @@ _READ: Final = "d2h pinned blocking"  # a single number, which torch reads throu
 OpCopies = Iterator[tuple[str, int]]  # (what, bytes)
 
 
-class CopyRules(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CopyRules:
     """What an operator's copies depend on besides its operands. ``type`` is the device's; ``inline`` is the most bytes
     that a pageable upload may have without waiting."""
 
     type: str
     inline: int
 
-    def on_device(self, value: object) -> bool:
+    def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
         return isinstance(value, torch.Tensor) and value.device.type == self.type
 
 
@@ -136,7 +138,7 @@ def copies_of(
     rules: CopyRules, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> OpCopies:
     """The copies of an operator between host and device."""
-    on_device: Callable[[object], bool] = rules.on_device
+    on_device = rules.on_device
     if op == "_to_copy":
         yield from _transfer(rules, result, args[0], non_blocking=bool(kwargs.get("non_blocking")))
     elif op == "copy_":

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -268,16 +268,14 @@ def itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class StorageMemory:
-    """Tensors of the device type ``type``. No references to tensors are kept, since they would keep blocks from being
-    freed. ``real`` returns the tensor that has the storage, if that is another one."""
+class WatchedDevice(CopyRules):
+    """A device whose memory the checker reads. No references to tensors are kept, since they would keep blocks from
+    being freed. ``real`` returns the tensor that has the storage of a tensor."""
 
-    type: str
+    module: Any  # torch.cuda or a module like it
+    tensors: Any = torch.Tensor  # the class that has record_stream
     real: Callable[[torch.Tensor], torch.Tensor] = itself
     lasting: bool = False
-
-    def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
-        return isinstance(value, torch.Tensor) and value.device.type == self.type
 
     def pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
@@ -293,18 +291,6 @@ class StorageMemory:
 
     def span(self, tensor: torch.Tensor) -> ByteSpan | None:
         return None if self.block(tensor) is None else span(self.real(tensor))
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedDevice:
-    """``inline`` is the most bytes that a pageable upload may have without waiting. ``real`` returns the tensor that
-    has the storage of a tensor."""
-
-    module: Any  # torch.cuda or a module like it
-    type: str
-    inline: int
-    tensors: Any = torch.Tensor  # the class that has record_stream
-    real: Callable[[torch.Tensor], torch.Tensor] = itself
 
 
 class HazardWatch(Observer):
@@ -350,8 +336,8 @@ def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWat
     """Check all that this thread does on the device in this block. Source lines of ``watch`` are recorded. The
     checker's own reads make the host wait, so times mean nothing."""
     order = ProgramOrder(device.module, watch)
-    checker = HazardChecker(order, StorageMemory(device.type, device.real))
-    operators = Operators(checker, order, CopyRules(device.type, device.inline))
+    checker = HazardChecker(order, device)
+    operators = Operators(checker, order, device)
     around = _calls(device, checker, order, operators)
 
     def wrap(target: Target, function: Function) -> Function:

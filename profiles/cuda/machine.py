@@ -193,7 +193,7 @@ def open_cuda_with_hazards(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
     require_cuda()
     device = torch.device("cuda", torch.cuda.current_device())
     inline = round(resolved.hardware.copies.pageable_inline.value)
-    watched = WatchedDevice(torch.cuda, device.type, inline)
+    watched = WatchedDevice(device.type, inline, torch.cuda)
     with torch.no_grad(), watching(watched, [Path(folder) for folder in sched.__path__]) as hazards:
         clock = WallClock()
         yield _machine(

@@ -35,7 +35,7 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
 def watched(watch: Sequence[Path]) -> AbstractContextManager[HazardWatch]:
     """Watches the open virtual GPU."""
     module: Any = torch.get_device_module(device())
-    return watching(WatchedDevice(module, "vgpu", INLINE, tensors=DeviceTensor, real=held), watch)
+    return watching(WatchedDevice("vgpu", INLINE, module, tensors=DeviceTensor, real=held), watch)
 
 
 class NullSink:
