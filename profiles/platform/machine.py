@@ -11,7 +11,8 @@ import numpy as np
 
 from ...sched.observe import Clock, Observer
 from ..record.provenance import HardwarePart, Labels
-from ..record.timeline import FoundHazard, Names, OrderingPlace, Site
+from ..record.result import HazardFinding, OrderingRow
+from ..record.timeline import Names, Site
 
 if TYPE_CHECKING:
     import torch
@@ -115,15 +116,15 @@ class Watcher:
         """Everything that is launched inside is one operation, whose ``results`` are complete when the block ends."""
         return self._NOTHING
 
-    def places(self) -> Sequence[OrderingPlace]:
+    def places(self) -> tuple[OrderingRow, ...]:
         """The source lines that ordered accesses, if their need is probed."""
         return ()
 
-    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:  # noqa: ARG002
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[HazardFinding, ...]:  # noqa: ARG002
         """Accesses that nothing orders."""
         return ()
 
-    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:  # noqa: ARG002
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[HazardFinding, ...]:  # noqa: ARG002
         """Named memory that was written and never read."""
         return ()
 

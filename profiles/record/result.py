@@ -35,7 +35,7 @@ from .provenance import (
     Tool,
     omitted,
 )
-from .timeline import OrderKind
+from .timeline import HazardKind, OrderKind
 
 # History: 1.0 the first.
 SCHEMA_VERSION: Final = "1.0"
@@ -203,16 +203,20 @@ class Outputs(ResultModel):
 
 
 class HazardAccess(ResultModel):
-    """``stream`` is "host" where the host itself touched pinned memory."""
+    """``stream`` is "host" where the host itself touched pinned memory. Documents say in words whether it is a
+    write."""
 
     op: str
+    write: bool = Field(default=False, exclude=True)
     site: SitePart | None
     stream: str
 
 
 class HazardFinding(ResultModel):
-    """Two unordered accesses; or a single access without effect, the last of several."""
+    """``first`` was issued before ``second`` and nothing orders the two. ``second`` is None for memory whose last write
+    is ``first`` and which is never read. ``missing`` is the explanation in words; documents have no other kind."""
 
+    kind: HazardKind | None = Field(default=None, exclude=True)
     resource: str
     first: HazardAccess
     second: HazardAccess | None

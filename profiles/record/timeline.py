@@ -155,31 +155,3 @@ class Names(Protocol):
 
 HazardKind = Literal["race", "pinned", "freed", "unread"]
 OrderKind = Literal["wait", "event", "reference"]
-
-
-class OrderingPlace(NamedTuple):
-    """A source line that a run executed to order accesses, and whether two accesses of the run have no other order."""
-
-    kind: OrderKind
-    site: Site
-    is_needed: bool
-
-
-class FoundAccess(NamedTuple):
-    """One access of a hazard. ``stream`` is "host" where the host itself makes the access."""
-
-    op: str
-    write: bool
-    site: Site | None
-    stream: str
-
-
-class FoundHazard(NamedTuple):
-    """``first`` was issued before ``second`` and nothing orders the two. ``second`` is None for kind "unread": memory
-    whose last write is ``first`` and which is never read. ``missing`` is the explanation in words."""
-
-    kind: HazardKind
-    resource: str
-    first: FoundAccess
-    second: FoundAccess | None
-    missing: str

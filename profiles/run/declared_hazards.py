@@ -11,10 +11,10 @@ import torch
 from ...sched.loop.engine import Engine
 from ...sched.relay import states
 from ..platform.machine import Machine
-from ..record.result import Abstained, HazardFinding, Hazards, OrderingRow, SitePart
-from ..record.timeline import FoundAccess, FoundHazard, HazardKind, OrderKind, Site
+from ..record.result import Abstained, HazardAccess, HazardFinding, Hazards, SitePart
+from ..record.timeline import HazardKind
 
-_NOWHERE = Site("", "", 0, "")
+_NOWHERE = SitePart(file="", function="", line=0, statement="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,12 @@ class AccessSign:
     statement: str = ""
     op: str = ""
 
-    def matches(self, access: FoundAccess | None) -> bool:
+    def matches(self, access: HazardAccess | None) -> bool:
         if access is None or (access.stream, access.write) != (self.stream, self.write):
             return False
-        _, function, _, statement = access.site or _NOWHERE
-        return self.function in ("", function) and self.statement in statement and self.op in ("", access.op)
+        site = access.site or _NOWHERE
+        named = self.function in ("", site.function) and self.statement in site.statement
+        return named and self.op in ("", access.op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class HazardSign:
     first: tuple[AccessSign, ...]
     second: tuple[AccessSign, ...] = ()
 
-    def matches(self, finding: FoundHazard) -> bool:
+    def matches(self, finding: HazardFinding) -> bool:
         if finding.kind != self.kind or self.resource not in finding.resource:
             return False
         second = any(sign.matches(finding.second) for sign in self.second)
@@ -174,18 +175,6 @@ def hazards(machine: Machine, declared: Sequence[str], *, decoded: bool) -> Haza
     return split_declared(found, declared)
 
 
-def ordering(machine: Machine) -> tuple[OrderingRow, ...]:
-    """The source lines that ordered accesses, in the order of the source; a line with several calls is needed if one of
-    them is."""
-    needed: dict[tuple[OrderKind, Site], bool] = {}
-    for kind, site, is_needed in machine.hazards.places() if machine.hazards is not None else ():
-        needed[kind, site] = is_needed or needed.get((kind, site), False)
-    return tuple(
-        OrderingRow(kind=kind, site=SitePart(**site._asdict()), needed=needed[kind, site])
-        for kind, site in sorted(needed, key=lambda key: (key[1].file, key[1].line))
-    )
-
-
 def name_pools(machine: Machine, engine: Engine) -> None:
     """Name the tensors that steps share, for findings."""
     if machine.hazards is not None:
@@ -197,7 +186,7 @@ def name_pools(machine: Machine, engine: Engine) -> None:
             machine.hazards.name(value, name)
 
 
-def split_declared(found: Sequence[FoundHazard], declared: Sequence[str]) -> Hazards:
+def split_declared(found: Sequence[HazardFinding], declared: Sequence[str]) -> Hazards:
     """The names of declared hazards that were found, and the findings that none of them explains."""
     shown = {
         name: [finding for finding in found if any(sign.matches(finding) for sign in SIGNS[name])]
@@ -206,9 +195,5 @@ def split_declared(found: Sequence[FoundHazard], declared: Sequence[str]) -> Haz
     attributed = {id(finding) for findings in shown.values() for finding in findings}
     return Hazards(
         known=tuple(name for name, findings in shown.items() if findings),
-        findings=tuple(
-            HazardFinding.model_validate(finding, from_attributes=True)
-            for finding in found
-            if id(finding) not in attributed
-        ),
+        findings=tuple(finding for finding in found if id(finding) not in attributed),
     )

@@ -17,7 +17,7 @@ from ..platform.resolve import speculation, speculation_depth
 from ..record.environment import environment, tool
 from ..record.provenance import RunPart, ScenarioPart
 from ..record.result import Abstained, Outputs, RequestRow, Result, digest
-from .declared_hazards import hazards, ordering
+from .declared_hazards import hazards
 from .runner import Pass, PreparedRun, unobserved
 
 _METRICS_WITHOUT_TIMES = ("accept_length", "position_acceptance")
@@ -170,7 +170,7 @@ def result_of(
             system.declared_hazards,
             decoded=bool(_KINDS_THAT_READ_THE_RELAY & done.collector.periods.kinds),
         ),
-        ordering=ordering(machine),
+        ordering=() if machine.hazards is None else machine.hazards.places(),
         requests=tuple(
             request_row(record, done.start, save_tokens=save_tokens)
             for record in done.collector.requests.totals.in_order()

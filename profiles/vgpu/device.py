@@ -11,7 +11,8 @@ import torch
 
 from ...sched.config import Capabilities
 from ..platform.machine import Watcher
-from ..record.timeline import FoundHazard, Site
+from ..record.result import HazardFinding
+from ..record.timeline import Site
 from .addresses import AddressTable
 from .executor import Executor
 from .observer import HostObserver, VirtualClock
@@ -79,7 +80,7 @@ class VirtualGpu:
         self.runtime.flush()
 
     @property
-    def findings(self) -> tuple[FoundHazard, ...]:
+    def findings(self) -> tuple[HazardFinding, ...]:
         """The hazards found so far; none unless the virtual GPU was opened with ``hazards``."""
         return self.watcher.found(self.sites, self.streams)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...platform.machine import VisitingKernel, Watcher
-from ...record.timeline import NO_SITE, FoundHazard, OrderingPlace, Site
+from ...record.result import HazardFinding, OrderingRow
+from ...record.timeline import NO_SITE, Site
 from .blocks import SHADOW, DeviceMemory, HostProgram, ShadowTable
 from .declared import DeclaredFootprints
 from .findings import Findings, unread
@@ -224,15 +225,14 @@ class HazardChecker(Watcher):
 
     # ---- reports -------------------------------------------------------------------------------------------
 
-    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
+    def found(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[HazardFinding, ...]:
         return self._findings.named(sites, {self._clocks.host - 1: "host", **streams})
 
-    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
+    def unread(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[HazardFinding, ...]:
         return unread(self._named, sites, streams)  # the host writes none of this memory
 
-    def places(self) -> tuple[OrderingPlace, ...]:
-        """The source lines that ordered accesses, where their need is probed."""
-        return () if self._probes is None else tuple(self._probes.places())
+    def places(self) -> tuple[OrderingRow, ...]:
+        return () if self._probes is None else self._probes.places()
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ...record.timeline import NO_SITE, FoundAccess, FoundHazard, HazardKind, Site
+from ...record.result import HazardAccess, HazardFinding, SitePart
+from ...record.timeline import NO_SITE, HazardKind, Site
 from .shadow import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory, ShadowMemory
 
 FREED: Final = "freed block of "  # a resource's name begins with it where the kind is "freed"
@@ -43,25 +44,27 @@ class Findings:
         )
         self._found.setdefault(hazard.key, hazard)
 
-    def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[FoundHazard, ...]:
+    def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[HazardFinding, ...]:
         """Streams of one name count as one: an engine may make its streams anew for every run."""
         return tuple(dict.fromkeys(_named(hazard, sites, streams) for hazard in self._found.values()))
 
 
 def unread(
     memories: Iterable[NamedMemory], sites: Sequence[Site], streams: Mapping[int, str]
-) -> tuple[FoundHazard, ...]:
+) -> tuple[HazardFinding, ...]:
     """Named memory that was written and never read."""
     found = []
     for memory in memories:
         if memory.last_write is not None and not memory.is_read:
             access = _access(memory.last_write, sites, streams, write=True)
             missing = f"{_described(access)}, the last of {memory.writes} writes, is never read"
-            found.append(FoundHazard("unread", memory.name, access, None, missing))
+            found.append(
+                HazardFinding(kind="unread", resource=memory.name, first=access, second=None, missing=missing)
+            )
     return tuple(found)
 
 
-def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, str]) -> FoundHazard:
+def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, str]) -> HazardFinding:
     first = _access(hazard.first, sites, streams, write=hazard.first_writes)
     second = _access(hazard.second, sites, streams, write=hazard.second_writes)
     origin = hazard.origin
@@ -69,22 +72,22 @@ def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, 
     missing = _missing(hazard.kind, _described(first, resource), _described(second), first, second)
     if hazard.kind == "freed":
         resource = f"{FREED}{resource}"
-    return FoundHazard(hazard.kind, resource, first, second, missing)
+    return HazardFinding(kind=hazard.kind, resource=resource, first=first, second=second, missing=missing)
 
 
 def _access(
     launch: IssuedOp, sites: Sequence[Site], streams: Mapping[int, str], *, write: bool
-) -> FoundAccess:
+) -> HazardAccess:
     number = launch.actor - 1
     stream = streams.get(number, f"stream {number}")
-    return FoundAccess(launch.op, write, _site(launch.site, sites), stream)
+    return HazardAccess(op=launch.op, write=write, site=_site(launch.site, sites), stream=stream)
 
 
-def _site(index: int, sites: Sequence[Site]) -> Site | None:
-    return None if index == NO_SITE else sites[index]
+def _site(index: int, sites: Sequence[Site]) -> SitePart | None:
+    return None if index == NO_SITE else SitePart(**sites[index]._asdict())
 
 
-def _missing(kind: HazardKind, earlier: str, later: str, first: FoundAccess, second: FoundAccess) -> str:
+def _missing(kind: HazardKind, earlier: str, later: str, first: HazardAccess, second: HazardAccess) -> str:
     """``earlier`` and ``later`` describe the accesses ``first`` and ``second``."""
     if kind == "freed":
         return (
@@ -96,7 +99,7 @@ def _missing(kind: HazardKind, earlier: str, later: str, first: FoundAccess, sec
     return f"{earlier} must come before {later}: no wait_stream or event between them"
 
 
-def _described(access: FoundAccess, resource: str = "") -> str:
+def _described(access: HazardAccess, resource: str = "") -> str:
     """Without its operation and line where the resource is named by the same ones."""
     operation = f"{access.op}{_at(access.site)}"
     where = "" if access.write and resource == f"result of {operation}" else f" ({operation})"
@@ -110,5 +113,5 @@ def accessor(stream: str) -> str:
     return stream if stream.startswith("stream ") else f"the {stream} stream"
 
 
-def _at(site: Site | None) -> str:
+def _at(site: SitePart | None) -> str:
     return f" at {site.file}:{site.line}" if site else ""

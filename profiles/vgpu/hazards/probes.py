@@ -6,12 +6,13 @@ accesses to the same bytes show that the place is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Final
 
-from ...record.timeline import OrderingPlace, OrderKind, Site
+from ...record.result import OrderingRow, SitePart
+from ...record.timeline import OrderKind, Site
 from ..sites import Sites
 from .clocks import Clock, VectorClocks, join
 from .footprints import Footprint
@@ -68,11 +69,17 @@ class ProbedClocks(VectorClocks):
         place.executed += 1
         return number
 
-    def places(self) -> Iterator[OrderingPlace]:
-        sites: Sequence[Site] = self._sites.resolved()
+    def places(self) -> tuple[OrderingRow, ...]:
+        """In the order of the source. A line with several calls is needed if one of them is."""
+        sites, needed = self._sites.resolved(), dict[tuple[OrderKind, Site], bool]()
         for number, place in self._places.items():
             if number >= 0:
-                yield OrderingPlace(place.kind, sites[number], place.is_needed)
+                key = place.kind, sites[number]
+                needed[key] = place.is_needed or needed.get(key, False)
+        return tuple(
+            OrderingRow(kind=kind, site=SitePart(**site._asdict()), needed=needed[kind, site])
+            for kind, site in sorted(needed, key=lambda key: (key[1].file, key[1].line))
+        )
 
     def compare(self, shadow: ShadowMemory, launch: IssuedOp, footprint: Footprint, *, write: bool) -> None:
         """Find the places without which an earlier access would race with this one."""

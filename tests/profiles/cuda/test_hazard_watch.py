@@ -16,8 +16,7 @@ from schedbench.profiles.cuda.hazards import HazardWatch
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.record.result import Abstained, Hazards, Result
-from schedbench.profiles.record.timeline import FoundHazard
+from schedbench.profiles.record.result import Abstained, HazardFinding, Hazards, Result
 from schedbench.profiles.run import document
 from schedbench.profiles.vgpu.device import CURRENT
 from schedbench.profiles.vgpu.gpu import open_vgpu
@@ -44,7 +43,7 @@ class WatchedScene(Scene):
         hazards.stream("forward", self.forward)
 
     @property
-    def found(self) -> list[FoundHazard]:
+    def found(self) -> list[HazardFinding]:
         hazards = self.hazards
         return list(hazards.checker.found(hazards.sites, hazards.streams))
 
@@ -61,7 +60,7 @@ def watched_scene() -> Iterator[WatchedScene]:
         yield scene
 
 
-def own(program: Callable[[Scene], object]) -> list[FoundHazard]:
+def own(program: Callable[[Scene], object]) -> list[HazardFinding]:
     with open_vgpu(load("h200"), hazards=True, watch=LINES) as gpu:
         scene = Scene(gpu)
         program(scene)
@@ -208,7 +207,7 @@ def test_random_programs_give_the_same_findings(program: list[Step]) -> None:
     assert sorted(map(shape, found)) == sorted(map(shape, expected))
 
 
-def shape(finding: FoundHazard) -> tuple[object, ...]:
+def shape(finding: HazardFinding) -> tuple[object, ...]:
     """Returns a finding without stream names, which these programs do not have."""
     touches = (finding.first, finding.second)
     return finding.kind, *((t.op, t.write, t.site and t.site.line) for t in touches if t)

@@ -6,47 +6,50 @@ from collections.abc import Iterator
 
 import pytest
 
-from schedbench.profiles.record.timeline import FoundAccess, FoundHazard, Site
+from schedbench.profiles.record.result import HazardAccess, HazardFinding, SitePart
 from schedbench.profiles.run.declared_hazards import SIGNS, AccessSign, HazardSign, split_declared
 
 SIGNED = [(name, sign) for name, signs in SIGNS.items() for sign in signs]
 
 
-def access(sign: AccessSign) -> FoundAccess:
-    site = Site("sched/x.py", sign.function or "anywhere", 1, f"... {sign.statement} ...")
-    return FoundAccess(sign.op or "op", sign.write, site, sign.stream)
+def access(sign: AccessSign) -> HazardAccess:
+    text = f"... {sign.statement} ..."
+    site = SitePart(file="sched/x.py", function=sign.function or "anywhere", line=1, statement=text)
+    return HazardAccess(op=sign.op or "op", write=sign.write, site=site, stream=sign.stream)
 
 
-def declared(sign: HazardSign) -> Iterator[FoundHazard]:
+def declared(sign: HazardSign) -> Iterator[HazardFinding]:
     """One finding for each pair of places."""
     for first in sign.first:
         for second in sign.second or (None,):
             later = None if second is None else access(second)
-            yield FoundHazard(sign.kind, f"{sign.resource} ...", access(first), later, "")
+            yield HazardFinding(
+                kind=sign.kind, resource=f"{sign.resource} ...", first=access(first), second=later, missing=""
+            )
 
 
-def others(access: FoundAccess, *, anywhere: bool) -> Iterator[FoundAccess]:
+def others(access: HazardAccess, *, anywhere: bool) -> Iterator[HazardAccess]:
     """Accesses that differ in one respect. ``anywhere``: the place does not matter for the declaration."""
-    yield access._replace(stream="transfer")
-    yield access._replace(write=not access.write)
+    yield access.model_copy(update={"stream": "transfer"})
+    yield access.model_copy(update={"write": not access.write})
     assert access.site is not None
     if not anywhere:
-        yield access._replace(site=access.site._replace(function="elsewhere"))
-        yield access._replace(site=access.site._replace(statement="x = y"))
-        yield access._replace(site=None)
+        yield access.model_copy(update={"site": access.site.model_copy(update={"function": "elsewhere"})})
+        yield access.model_copy(update={"site": access.site.model_copy(update={"statement": "x = y"})})
+        yield access.model_copy(update={"site": None})
 
 
-def different(found: FoundHazard) -> Iterator[FoundHazard]:
-    yield found._replace(kind="pinned")
+def different(found: HazardFinding) -> Iterator[HazardFinding]:
+    yield found.model_copy(update={"kind": "pinned"})
     for first in others(found.first, anywhere=False):
-        yield found._replace(first=first)
+        yield found.model_copy(update={"first": first})
     if found.second is None:
-        yield found._replace(second=found.first)
+        yield found.model_copy(update={"second": found.first})
         return
-    yield found._replace(second=None)
-    yield found._replace(first=found.second, second=found.first)
+    yield found.model_copy(update={"second": None})
+    yield found.model_copy(update={"first": found.second, "second": found.first})
     for second in others(found.second, anywhere=found.kind == "freed"):
-        yield found._replace(second=second)
+        yield found.model_copy(update={"second": second})
 
 
 @pytest.mark.parametrize(("name", "sign"), SIGNED)

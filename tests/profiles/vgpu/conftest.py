@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from schedbench.profiles.platform.hardware import HardwareProfile, load
-from schedbench.profiles.record.timeline import FoundHazard
+from schedbench.profiles.record.result import HazardFinding
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.profiles.vgpu.gpu import open_vgpu
 from tests.profiles.recorders import WindowRecorder
@@ -62,7 +62,7 @@ class Scene:
         return made
 
     @property
-    def found(self) -> list[FoundHazard]:
+    def found(self) -> list[HazardFinding]:
         return list(self.gpu.findings)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.record.timeline import FoundHazard
+from schedbench.profiles.record.result import HazardFinding
 from schedbench.profiles.vgpu.tensor import wrap
 from schedbench.sched.kernels.declare import Access, Work, kernel, reads
 from tests.profiles.vgpu.conftest import Scene
@@ -23,7 +23,7 @@ def scene(opened: Any) -> Iterator[Scene]:
         yield Scene(bench.gpu)
 
 
-def one(scene: Scene) -> FoundHazard:
+def one(scene: Scene) -> HazardFinding:
     assert len(scene.found) == 1, [finding.missing for finding in scene.found]
     return scene.found[0]
 
@@ -251,7 +251,7 @@ def test_a_freed_block_may_be_reused_at_once(scene: Scene, program: Program) -> 
 def needed(scene: Scene, function: str) -> dict[str, bool]:
     """Returns whether each place in that function is needed, by statement."""
     places = scene.gpu.watcher.places()
-    return {place.site.statement: place.is_needed for place in places if place.site.function == function}
+    return {place.site.statement: place.needed for place in places if place.site.function == function}
 
 
 @pytest.mark.parametrize("program", [*BETWEEN_STREAMS, *AT_THE_HOST, freed_without_record])
