@@ -8,7 +8,6 @@ from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
 
 # Relative deviations beyond this one count linearly, smaller ones by their square.
 _TOLERATED: Final = 0.05
@@ -82,6 +81,8 @@ def fit(samples: Iterable[TimedSample]) -> FittedLine:
 
 def _robust(n: np.ndarray, y: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     """Least relative deviation from the medians ``y``, weighted by their numbers of samples."""
+    from scipy.optimize import least_squares  # a plan of calibrations is made without it
+
     weight = np.sqrt(counts)
     unit, scale = float(np.max(np.abs(n))), max(float(np.max(y)), 1.0)
     size = weight / np.maximum(y / scale, 1.0 / scale)  # below a nanosecond deviations are absolute

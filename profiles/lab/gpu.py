@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from ..calibrate import calibration
 from ..cuda.nvtx_ranges import INJECTED
 from ..platform.resolve import Resolved, ask
 from ..record.files import write_whole
@@ -126,7 +127,7 @@ def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:
     profile = folder / "calibrated.yaml"
     places = ("--probes", str(folder), "--output", str(profile))
     probed = tuple(f"probe-{name}" for name in ("environment", *_CALIBRATING))
-    fit = ("-m", "schedbench.profiles.calibrate.calibration", *places)  # by name: its import needs scipy
+    fit = (*_module(calibration), *places)
     yield GpuStage("calibrate", fit, 90, uses=probed, packages=("scipy",), writes=(profile.name,))
     questions = ladder(*TINY, *LARGE) if every else ladder("mixed")  # in the order in which they are run
     emulated = _prediction_runs("prediction-emulated", questions, folder, "vgpu", "emulated", 120)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -20,10 +19,11 @@ from typing import Final, Literal, NamedTuple
 import torch
 
 from ...sched.relay.states import states
+from ..calibrate.host import PhaseCollector, own_times
 from ..platform.pool import Workers, pool, use_workers
 from ..platform.resolve import Resolved, ask
 from ..ranks.execute import Options, execute
-from ..record.timeline import Names, Range, Window
+from ..record.timeline import Range
 from .prediction import HOST_TIMES, file
 
 Device = Literal["cuda", "vgpu"]
@@ -123,32 +123,12 @@ class FailedRun(NamedTuple):
     last: bool = False
 
 
-class HostTimes:
-    """A sink that adds up the host's time by range of the scheduler."""
-
-    def __init__(self) -> None:
-        self._ranges: list[Range] = []
-
-    def begin(self) -> None:
-        self._ranges.clear()
-
-    def feed(self, window: Window) -> None:
-        self._ranges += window.ranges
-
-    def finish(self, names: Names) -> None: ...
-
-    def us_per_step(self) -> dict[str, float]:
-        """us by range. The time of an inner range does not count for the outer one; calls and waits count."""
-        spent, enclosing = Counter[str](), list[Range]()
-        for span in sorted(self._ranges, key=lambda each: (each.start, -each.end)):
-            while enclosing and enclosing[-1].end <= span.start:
-                enclosing.pop()
-            spent[span.name] += span.end - span.start
-            if enclosing:
-                spent[enclosing[-1].name] -= span.end - span.start
-            enclosing.append(span)
-        steps = len({span.step for span in self._ranges})
-        return {name: ns / 1e3 / steps for name, ns in spent.items()}
+def host_us_per_step(ranges: Sequence[Range]) -> dict[str, float]:
+    """us by range of the scheduler. The time of an inner range does not count for the outer one; calls and waits
+    count."""
+    names, steps = {span.name for span in ranges}, len({span.step for span in ranges})
+    own = own_times(ranges, (), phases=names, through_torch=0).samples
+    return {name: sum(sample.ns for sample in found) / 1e3 / steps for (name, _), found in own.items()}
 
 
 def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
@@ -158,14 +138,14 @@ def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
     try:
         profile = [f"device.hardware={given.hardware.resolve()}"] if given.hardware else []
         asked = resolved(question, given.device, [*given.set, *profile])
-        host = HostTimes()
+        host = PhaseCollector()
         result = execute(asked, options, extra_sink=host)
     except Exception as error:
         broken = isinstance(error.__cause__ or error, torch.AcceleratorError)
         return FailedRun(f"{question}: {type(error).__name__}: {error}", last=broken)
     if result.run.cancelled:
         return FailedRun(f"{question}: interrupted", last=True)
-    environment = {**result.environment, HOST_TIMES: host.us_per_step()}
+    environment = {**result.environment, HOST_TIMES: host_us_per_step(host.ranges)}
     result = result.model_copy(update={"environment": environment})
     result.write(given.folder / f"{file(*question, given.side)}.json")
     return FailedRun("")
