@@ -91,11 +91,28 @@ class _Join:
         return (call for row in self._own_calls() if (call := self._call(row)) is not None)
 
     def waits(self) -> Iterator[Wait]:
-        source = self.source
-        for wait in stream_waits(self.rows, self._call_of):
-            context, _ = self._logged(wait.call)
-            stream = source.streams.by_cupti(wait.stream)
-            yield Wait(stream, wait.start - source.epoch, wait.end - source.epoch, context.step)
+        """When streams stood still for an event of another stream. A wait for an event whose record is unknown is left
+        out.
+
+        CUPTI records when the host asked for a wait. How long the stream waited follows from the operations around it::
+
+            awaited stream    |--- last op before the record ---|
+            waiting stream    |- last op before the wait -|     |- next
+                                                          |wait |
+        """
+        epoch, finish = self.source.epoch, _Finish(self.rows, self._call_of)
+        for row in self.rows:
+            if row.category != SYNC or row.name != WAIT_EVENT:
+                continue
+            call, record = self._call_of.get(row.correlation), self._call_of.get(row.waits_for)
+            if call is None or record is None:
+                continue
+            start = max(call.end, finish.before(row.stream, call.start))
+            end = finish.before(row.source, record.start)
+            if end > start:
+                context, _ = self._logged(call)
+                stream = self.source.streams.by_cupti(row.stream)
+                yield Wait(stream, start - epoch, end - epoch, context.step)
 
     def notes(self) -> dict[str, int]:
         calls = sum(row.category in API for row in self.rows)
@@ -221,38 +238,6 @@ def _why_incomplete(window: Window) -> str | None:
         reached = max(op.step for op in window.ops)
         return f"the trace is cut off: step {last} was launched, the last recorded operation is of step {reached}"
     return None
-
-
-class StreamWait(NamedTuple):
-    """``stream`` is CUPTI's number, instants are as in the rows; ``call`` asked for the wait."""
-
-    stream: int
-    start: int
-    end: int
-    call: KinetoRow
-
-
-def stream_waits(rows: Sequence[KinetoRow], calls: Mapping[int, KinetoRow]) -> Iterator[StreamWait]:
-    """When streams stood still for an event of another stream. ``calls`` by correlation; a wait for an event whose
-    record is unknown is left out.
-
-    CUPTI records when the host asked for a wait. How long the stream waited follows from the operations around it::
-
-        awaited stream    |--- last op before the record ---|
-        waiting stream    |- last op before the wait -|     |- next
-                                                      |wait |
-    """
-    finish = _Finish(rows, calls)
-    for row in rows:
-        if row.category != SYNC or row.name != WAIT_EVENT:
-            continue
-        call, record = calls.get(row.correlation), calls.get(row.waits_for)
-        if call is None or record is None:
-            continue
-        start = max(call.end, finish.before(row.stream, call.start))
-        end = finish.before(row.source, record.start)
-        if end > start:
-            yield StreamWait(row.stream, start, end, call)
 
 
 class _Finish:
