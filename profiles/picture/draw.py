@@ -126,27 +126,21 @@ def representative(steps: Sequence[StepInfo]) -> Iterator[Sequence[StepInfo]]:
         yield [prompts[len(prompts) // 2]]
 
 
-class Clip(NamedTuple):
-    """A stretch of time, and the instant from which its scene counts."""
-
-    start: int
-    end: int
-    zero: int
-
-    def take(self, piece: Slice) -> Slice | None:
-        """The part of ``piece`` inside, as the scene counts."""
-        start, end = max(piece.start, self.start), min(piece.end, self.end)
-        return piece._replace(start=start - self.zero, end=end - self.zero) if start < end else None
-
-
 class Excerpt(NamedTuple):
-    """The part of a run that a scene shows. ``first``: the first forward kernel of its first step."""
+    """The part of a run that a scene shows. ``first``: the first forward kernel of its first step. ``zero``: the
+    instant from which the scene counts."""
 
     title: str
     ranks: Mapping[str, TimelineView]
     start: int
     first: int
     end: int
+    zero: int = 0
+
+    def take(self, piece: Slice) -> Slice | None:
+        """The part of ``piece`` inside, as the scene counts."""
+        start, end = max(piece.start, self.start), min(piece.end, self.end)
+        return piece._replace(start=start - self.zero, end=end - self.zero) if start < end else None
 
 
 def _excerpt(
@@ -166,15 +160,14 @@ def _scene(parts: Sequence[Excerpt]) -> Scene:
     """The excerpts below each other, aligned at the first forward of each."""
     lead = max(part.first - part.start for part in parts)
     lanes, arrows, boundaries = list[Lane](), list[Arrow](), list[Boundary]()
-    for part in parts:
-        clip = Clip(part.start, part.end, part.first - lead)
+    for part in (each._replace(zero=each.first - lead) for each in parts):
         for group, view in part.ranks.items():
-            lanes += _lanes(group, view, clip)
-            arrows += _arrows(group, view, clip)
+            lanes += _lanes(group, view, part)
+            arrows += _arrows(group, view, part)
             boundaries += [
-                Boundary(group, start - clip.zero, step)
+                Boundary(group, start - part.zero, step)
                 for step, (start, _) in sorted(view.forwards.items())
-                if clip.start < start < clip.end
+                if part.start < start < part.end
             ]
     labels = {lane.label for lane in lanes}
     shown = (arrow for arrow in arrows if arrow.source in labels and arrow.target in labels)
@@ -182,7 +175,7 @@ def _scene(parts: Sequence[Excerpt]) -> Scene:
     return Scene(title, end, tuple(lanes), tuple(shown), tuple(boundaries))
 
 
-def _lanes(group: str, view: TimelineView, clip: Clip) -> Iterator[Lane]:
+def _lanes(group: str, view: TimelineView, part: Excerpt) -> Iterator[Lane]:
     """The host, each stream, and the idle time; those without anything in the scene are left out."""
     slices: dict[str, list[Slice]] = {HOST: [*_host(view)]}
     for stream in sorted(view.streams, key=lambda stream: _place(view.name(stream))):
@@ -201,9 +194,9 @@ def _lanes(group: str, view: TimelineView, clip: Clip) -> Iterator[Lane]:
         for piece in view.idle
     ]
     for name, found in slices.items():
-        inside = sorted(filter(None, map(clip.take, found)), key=lambda piece: piece.start)
+        inside = sorted(filter(None, map(part.take, found)), key=lambda piece: piece.start)
         if inside:
-            yield Lane(group, name, tuple(_together(inside, (clip.end - clip.start) // _FINEST)))
+            yield Lane(group, name, tuple(_together(inside, (part.end - part.start) // _FINEST)))
 
 
 def _place(name: str) -> tuple[int, str]:
@@ -243,14 +236,14 @@ def _joined(run: Sequence[Slice]) -> Iterator[Slice]:
         yield first._replace(name=name, end=max(piece.end for piece in run))
 
 
-def _arrows(group: str, view: TimelineView, clip: Clip) -> Iterator[Arrow]:
+def _arrows(group: str, view: TimelineView, part: Excerpt) -> Iterator[Arrow]:
     """The waits that end in the scene, each from what it waited for."""
     for wait in chain[Call | Wait]((call for call in view.calls if call.waited), view.waits):
-        op = view.awaited(wait) if clip.start <= wait.end <= clip.end else None
-        if op is None or op.end < clip.start:
+        op = view.awaited(wait) if part.start <= wait.end <= part.end else None
+        if op is None or op.end < part.start:
             continue
         lane, waited, line = view.name(wait.stream), wait.end - wait.start, ("", "")
         if isinstance(wait, Call):
             lane, waited, line = HOST, wait.waited, view.line(wait.site)
         source, target = (f"{group} {name}".strip() for name in (view.name(op.stream), lane))
-        yield Arrow(source, op.end - clip.zero, target, wait.end - clip.zero, waited, op.name, *line)
+        yield Arrow(source, op.end - part.zero, target, wait.end - part.zero, waited, op.name, *line)
