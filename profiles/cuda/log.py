@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from ...sched.observe import StepInfo
-from ..record.timeline import NO_SITE, Range, Site
+from ..record.timeline import NO_SITE, Range
 from ..vgpu.ledger import NO_CONTEXT, LedgerContext
-from ..vgpu.sites import Sites
 
 T = TypeVar("T")
 
@@ -122,19 +120,3 @@ class StreamTable:
         number = self._by_cupti.setdefault(cupti, _UNNAMED + cupti)
         self.names.setdefault(number, f"stream {cupti}")
         return number
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedNames:
-    """The names behind the small integers of a CUDA run's records."""
-
-    lines: Sites
-    table: StreamTable
-
-    @property
-    def sites(self) -> Sequence[Site]:
-        return self.lines.resolved()
-
-    @property
-    def streams(self) -> dict[int, str]:
-        return self.table.names

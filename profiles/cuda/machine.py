@@ -21,10 +21,9 @@ from ..platform.resolve import Resolved
 from ..record.files import packed_whole
 from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink
-from ..vgpu.sites import Sites
 from .hazards import WatchedDevice, watching
 from .kineto import API, GPU, KinetoRow, rows
-from .log import StreamTable, WallClock, WatchedNames
+from .log import StreamTable, WallClock
 from .watch import DeviceHandle, Watch
 
 
@@ -106,12 +105,12 @@ def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterat
     require_cuda()
     device = torch.device("cuda", torch.cuda.current_device())
     inline = round(resolved.hardware.copies.pageable_inline.value)
-    with torch.no_grad(), watched(cuda(keep_trace), sink, inline=inline) as (watch, clock, sites):
+    with torch.no_grad(), Watch(cuda(keep_trace), sink, inline=inline).installed() as watch:
         yield _machine(
             device,
-            clock=clock,
+            clock=watch.clock,
             observer=watch.observer,
-            names=WatchedNames(sites, watch.streams),
+            names=watch,
             flush=watch.flush,
             peek=torch.Tensor.cpu,
             environment=facts(device),
@@ -124,15 +123,6 @@ def _machine(device: torch.device, **parts: Any) -> Machine:  # cuda-only
     capabilities, labels = Capabilities(), Labels(emulated=False, host="measured")
     hardware = HardwarePart(name=torch.cuda.get_device_name(device))
     return Machine(device=device, capabilities=capabilities, labels=labels, hardware=hardware, **parts)
-
-
-@contextmanager
-def watched(device: DeviceHandle, sink: Sink, *, inline: int) -> Iterator[tuple[Watch, WallClock, Sites]]:
-    """A watch of the device. The source lines that it records are those of sched/."""
-    clock, sites = WallClock(), Sites([Path(folder) for folder in sched.__path__])
-    watch = Watch(device, clock, sink=sink, sites=sites, inline=inline)
-    with watch.installed():
-        yield watch, clock, sites
 
 
 def cuda(keep_trace: Path | None = None) -> DeviceHandle:  # cuda-only

@@ -10,14 +10,16 @@ first kernel, and not where the step begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Self
 
+from ... import sched
 from ...sched.observe import Clock, Observer, StepInfo
 from ..platform.machine import Counting
-from ..record.timeline import NO_SITE, Op, Range, Sink, Window
+from ..record.timeline import NO_SITE, Op, Range, Sink, Site, Window
 from ..vgpu.ledger import LedgerContext
 from ..vgpu.sites import Sites
 from .calls import BlockingCalls, CallSites
@@ -229,29 +231,36 @@ class DeviceHandle:
 
 
 class Watch:
-    """Watches one machine; passes are timed unless they run inside ``traced``."""
+    """Watches one machine; passes are timed unless they run inside ``traced``. Also resolves the names of its records:
+    source lines are those of sched/."""
 
-    def __init__(
-        self, device: DeviceHandle, clock: WallClock, *, sink: Sink, sites: Sites, inline: int
-    ) -> None:
+    def __init__(self, device: DeviceHandle, sink: Sink, *, inline: int) -> None:
         self.device = device
-        self.clock = clock
+        self.clock = WallClock()
         self.sink = sink
-        self.sites = sites
+        self.lines = Sites([Path(folder) for folder in sched.__path__])
         self.inline = inline
         self.threads: frozenset[int] = frozenset()
-        self.streams = StreamTable()
-        self.observer = CudaObserver(clock, self.streams, device.handle)
-        self.waits = BlockingCalls(clock, Log(), device.type, self.current)
+        self.table = StreamTable()
+        self.observer = CudaObserver(self.clock, self.table, device.handle)
+        self.waits = BlockingCalls(self.clock, Log(), device.type, self.current)
         self._period: _Timed | _Traced = _Timed(self)
         self._replaced = ExitStack()
 
+    @property
+    def sites(self) -> Sequence[Site]:
+        return self.lines.resolved()
+
+    @property
+    def streams(self) -> dict[int, str]:
+        return self.table.names
+
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> Iterator[Self]:
         """Time calls that may wait in this block."""
         with self._replaced:
             self._install()
-            yield
+            yield self
 
     @contextmanager
     def uninstalled(self) -> Iterator[None]:
@@ -269,7 +278,7 @@ class Watch:
     def traced(self) -> Iterator[Counting]:
         """Trace the periods of this block. What follows the last flush in it is lost."""
         counting = Counting()
-        self.threads = self.device.threads() | self.device.identify(self.streams)
+        self.threads = self.device.threads() | self.device.identify(self.table)
         self._period.drop()
         self._period = _Traced(self, counting)
         try:
@@ -288,10 +297,10 @@ class Watch:
 
     def number(self, stream: Any) -> int:
         """The number of a stream, or of the current one for None."""
-        return self.current() if stream is None else self.streams.by_handle(self.device.handle(stream))
+        return self.current() if stream is None else self.table.by_handle(self.device.handle(stream))
 
     def current(self) -> int:
-        return self.streams.by_handle(self.device.current())
+        return self.table.by_handle(self.device.current())
 
 
 class _Timed:
@@ -335,14 +344,14 @@ class _Traced:
         self._recorder.start()
         self._start = watch.clock.now()
         self._sites = ExitStack()
-        calls = CallSites(self._log, watch.clock, watch.sites, watch.number)
+        calls = CallSites(self._log, watch.clock, watch.lines, watch.number)
         self._sites.enter_context(calls.installed(watch.device.module))
 
     def deliver(self, end: int) -> None:
         self._sites.close()
         rows = self._recorder.stop()
         watch = self._watch
-        source = JoinInputs(self._log, watch.streams, watch.threads, watch.clock.epoch, watch.inline)
+        source = JoinInputs(self._log, watch.table, watch.threads, watch.clock.epoch, watch.inline)
         joined = join(rows, source, start=self._start, end=end)
         if joined.abstained is not None:
             self.counting.abstained = joined.abstained

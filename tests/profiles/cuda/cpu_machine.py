@@ -11,9 +11,9 @@ from unittest.mock import patch
 import torch
 
 from schedbench.profiles.cuda.kineto import KinetoRow
-from schedbench.profiles.cuda.log import WallClock, WatchedNames
-from schedbench.profiles.cuda.machine import this_thread, watched
-from schedbench.profiles.cuda.watch import DeviceHandle
+from schedbench.profiles.cuda.log import WallClock
+from schedbench.profiles.cuda.machine import this_thread
+from schedbench.profiles.cuda.watch import DeviceHandle, Watch
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.provenance import HardwarePart, Labels
@@ -95,14 +95,14 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
     )
     nothing = Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False)
     one_epoch = patch.object(WallClock, "epoch", EPOCH)
-    with one_epoch, torch.no_grad(), watched(device, sink, inline=0) as (watch, clock, sites):
+    with one_epoch, torch.no_grad(), Watch(device, sink, inline=0).installed() as watch:
         held.append(watch)
         machine = Machine(
             device=torch.device("cpu"),
             capabilities=nothing,
-            clock=clock,
+            clock=watch.clock,
             observer=watch.observer,
-            names=WatchedNames(sites, watch.streams),
+            names=watch,
             labels=Labels(emulated=False, host="measured"),
             hardware=HardwarePart(name="cpu"),
             flush=watch.flush,

@@ -12,8 +12,8 @@ import torch
 from schedbench.profiles.cuda.calls import NO_WAIT_BELOW, BlockingCalls, CallSites
 from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.log import NO_CALL, Log, WallClock
-from schedbench.profiles.cuda.machine import this_thread, watched
-from schedbench.profiles.cuda.watch import BATCH, DeviceHandle
+from schedbench.profiles.cuda.machine import this_thread
+from schedbench.profiles.cuda.watch import BATCH, DeviceHandle, Watch
 from schedbench.profiles.record.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions
@@ -76,9 +76,9 @@ def recorder():
 
 @pytest.fixture
 def watching(device, recorder):
-    with watched(device, recorder, inline=65536) as (watch, clock, _):
+    with Watch(device, recorder, inline=65536).installed() as watch:
         watch.observer.stream("schedule", 5)
-        yield watch, clock
+        yield watch, watch.clock
 
 
 def step(observer, number):
@@ -109,7 +109,7 @@ def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, rec
     assert call.waited == call.end - call.start >= NO_WAIT_BELOW["sync"]
     assert {r.name for r in window.ranges} >= {"prepare", "model", "publish"}
     assert [info.step for info in window.launched] == [info.step for info in window.settled] == [1]
-    assert watch.streams.names[op.stream] == "schedule"
+    assert watch.streams[op.stream] == "schedule"
 
 
 def test_the_watchers_own_syncs_are_not_recorded(watching, recorder):
@@ -144,7 +144,7 @@ def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, recorder, kin
         watch.flush()
     _, window = recorder.windows
     (op,) = window.ops
-    assert (op.name, op.step, op.range, watch.streams.names[op.stream]) == ("k", 1, "model", "schedule")
+    assert (op.name, op.step, op.range, watch.streams[op.stream]) == ("k", 1, "model", "schedule")
     assert kineto.windows == ["start", "stop"] * 2
     assert counting.abstained is None
     assert counting.notes["operations"] == 1
@@ -178,7 +178,7 @@ def test_a_failing_traced_pass_stops_kineto(watching, kineto):
 def test_torch_is_as_before_when_the_watch_ends(device, recorder):
     names = ("to", "item", "tolist", "cpu", "__bool__")
     before = [getattr(torch.Tensor, name) for name in names], torch.tensor, vars(device.module.Event).copy()
-    with watched(device, recorder, inline=0) as (watch, *_), watch.traced():
+    with Watch(device, recorder, inline=0).installed() as watch, watch.traced():
         assert torch.tensor is not before[1]
         watch.flush()
     assert (
