@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..vgpu.hazards.clocks import Clock, VectorClocks
 from ..vgpu.hazards.footprints import ByteSpan, span
 from ..vgpu.hazards.ops import checked, host_accesses
 from ..vgpu.hazards.shadow import Block
-from ..vgpu.patching import Function, Target, replaced
+from ..vgpu.patching import Function, Target, attributes_set, replaced, surrounded
 from ..vgpu.sites import Sites
 from ..vgpu.torch_ops import LIKES, Handler
 from .dispatch_counts import CopyRules, copies_of
@@ -338,19 +338,10 @@ def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWat
     order = ProgramOrder(device.module, watch)
     checker = HazardChecker(order, device)
     operators = Operators(checker, order, device)
-    around = _calls(device, checker, order, operators)
-
-    def wrap(target: Target, function: Function) -> Function:
-        def wrapped(*args: Any, **kwargs: Any) -> None:
-            with around[target](*args, **kwargs):
-                function(*args, **kwargs)
-
-        return wrapped
-
     with (
         checker.listening(),
         order.installed(),
-        replaced(list(around), wrap),
+        attributes_set(_calls(device, checker, order, operators)),
         host_accesses(lambda: checker, checker.memory),
         operators,
     ):
@@ -359,35 +350,28 @@ def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWat
 
 def _calls(
     device: WatchedDevice, checker: HazardChecker, order: ProgramOrder, operators: Operators
-) -> Mapping[Target, Callable[..., AbstractContextManager[None]]]:
-    """The calls that are neither operators nor order streams, and what surrounds them."""
+) -> Iterator[tuple[Any, str, Function]]:
+    """The calls that are neither operators nor order streams, in place of torch's."""
 
-    @contextmanager
-    def record_stream(tensor: torch.Tensor, stream: Any) -> Iterator[None]:
+    def record_stream(record: Function, tensor: torch.Tensor, stream: Any) -> None:
         checker.record_stream(tensor, order.number(stream))
-        yield
+        record(tensor, stream)
 
-    @contextmanager
-    def capture_begin(graph: Any, *_: Any, **__: Any) -> Iterator[None]:
-        yield
+    def capture_begin(begin: Function, graph: Any, *args: Any, **kwargs: Any) -> None:
+        begin(graph, *args, **kwargs)
         order.capturing = True
         checker.capturing(graph)
 
-    @contextmanager
-    def capture_end(graph: Any) -> Iterator[None]:  # noqa: ARG001
+    def capture_end(end: Function, graph: Any) -> None:
         order.capturing = False
         checker.capturing(None)
-        yield
+        end(graph)
 
-    @contextmanager
-    def replay(graph: Any) -> Iterator[None]:
+    def replay(launch: Function, graph: Any) -> None:
         with operators.excluded(), checker.replaying(graph):
-            yield
+            launch(graph)
 
     graph = device.module.CUDAGraph
-    return {
-        Target(device.tensors, "record_stream", ""): record_stream,
-        Target(graph, "capture_begin", "cudaStreamBeginCapture"): capture_begin,
-        Target(graph, "capture_end", "cudaStreamEndCapture"): capture_end,
-        Target(graph, "replay", "cudaGraphLaunch"): replay,
-    }
+    yield device.tensors, "record_stream", surrounded(device.tensors.record_stream, record_stream)
+    for call in (capture_begin, capture_end, replay):
+        yield graph, call.__name__, surrounded(getattr(graph, call.__name__), call)

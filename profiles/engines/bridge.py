@@ -15,9 +15,9 @@ from ...sched.data_parallel.sync import PartitionedSource, RankShare, RankStatus
 from ...sched.observe import NO_STEP, Observer, StepInfo, StepKind
 from ...sched.relay.choice import loop_of
 from ...sched.request import Request, Status
-from ..programs.patches import surrounded
 from ..record.provenance import NO_RELAY, RelayPart
 from ..run.system import System, SystemParts
+from ..vgpu.patching import surrounded
 from .failures import EngineFaultError
 from .names import EngineError
 

@@ -1,11 +1,10 @@
-"""Patches of functions, and of modules that the program may or may not import."""
+"""Patches of modules that the program may or may not import."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -15,16 +14,6 @@ from ..vgpu.patching import attributes_set
 
 # The (owner, name, value) of each attribute to be set, given the module.
 Patches = Callable[[Any], Iterable[tuple[Any, str, Any]]]
-
-
-def surrounded(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls ``around`` with the original in front of its own arguments."""
-
-    @wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    return call
 
 
 @contextmanager

@@ -26,8 +26,9 @@ from ..vgpu import custom
 from ..vgpu.addresses import UNCOMPUTED, AddressTable, rounded
 from ..vgpu.device import VirtualGpu
 from ..vgpu.hazards.footprints import Offsets
+from ..vgpu.patching import surrounded
 from ..vgpu.tensor import DeviceTensor, is_pinned, is_pinned_storage
-from .patches import patched_on_import, surrounded
+from .patches import patched_on_import
 
 VARIABLE: Final = "TRITON_INTERPRET"
 _LEAST: Final = np.iinfo(np.int64).min

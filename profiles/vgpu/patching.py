@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from typing import Any, NamedTuple
 
 Function = Callable[..., Any]
@@ -24,6 +25,16 @@ def replaced(
     return attributes_set(
         (target.owner, target.name, wrap(target, getattr(target.owner, target.name))) for target in targets
     )
+
+
+def surrounded(original: Function, around: Function) -> Function:
+    """A function that calls ``around`` with the original in front of its own arguments."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    return call
 
 
 @contextmanager
