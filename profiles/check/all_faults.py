@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.workload_schema import Fixed
@@ -27,52 +26,48 @@ from .examine import Examiner, hazards
 from .faults import FaultScenario, fault_scenarios
 from .report import SHOWN, Check, Document, Evidence, Report, concluded, failed, skipped, verdict
 
-
-class FaultVerdict(NamedTuple):
-    """The checks of a question without the fault; and with it, the cheapest first, up to the first that fails."""
-
-    scenario: FaultScenario
-    sound: tuple[Check, ...]
-    broken: tuple[Check, ...]
-
-    @property
-    def clean(self) -> bool:
-        return not failed(self.sound)
-
-    @property
-    def by(self) -> tuple[Check, ...]:
-        return failed(self.broken)
-
-    @property
-    def passed(self) -> bool:
-        return self.clean and bool(self.by)
-
-
 _references: dict[str, Result | Crash] = {}  # of all questions that this process examines
 
 
-def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[FaultVerdict]:
-    """Verdicts in upstream's order, with one worker process per processor. The checks do not get the faults' names.
-    ``notice`` is called after each fault."""
-    chosen = fault_scenarios()
-    pairs = [(scenario.sound(), scenario) for scenario in chosen.values()]
+def catch_all(adversaries: Sequence[int], notice: Callable[[str], None]) -> list[Document]:
+    """What was found of each fault, in upstream's order, with one worker process per processor. The checks do not get
+    the faults' names. ``notice`` is called after each fault."""
+    pairs = [(scenario.sound(), scenario) for scenario in fault_scenarios().values()]
     tasks = list(dict.fromkeys(chain.from_iterable(pairs)))
     checks: dict[FaultScenario, tuple[Check, ...]] = {}
-    found: list[FaultVerdict] = []
+    found: list[Document] = []
     with pool(len(tasks)) as each:
         done = zip(tasks, each(partial(_checked, tuple(adversaries)), tasks), strict=True)
         for sound, scenario in pairs:
             while not checks.keys() >= {sound, scenario}:
                 task, verdicts = next(done)
                 checks[task] = verdicts
-            found.append(FaultVerdict(scenario, checks[sound], checks[scenario]))
-            notice(f"{len(found)} of {len(chosen)}: {_words(found[-1])}")
+            found.append(_document(scenario, checks[sound], checks[scenario]))
+            notice(f"{len(found)} of {len(pairs)}: {_words(found[-1])}")
     return found
 
 
-def _words(caught: FaultVerdict) -> str:
-    by = ", ".join(check.name for check in caught.by) or "NOTHING"
-    return f"{caught.scenario.fault} caught by {by}{'' if caught.clean else '; FAILED without it'}"
+def _document(scenario: FaultScenario, sound: Sequence[Check], broken: Sequence[Check]) -> Document:
+    """``sound`` are the checks without the fault. ``broken`` are those with it, the cheapest first, up to the first
+    that fails."""
+    fault, question = faults()[scenario.fault], scenario.sound().question()
+    loop = "overlapped" if overlaps(question.scenario) else "serial"
+    return {
+        "name": fault.name,
+        "about": fault.about,
+        "reference": fault.reference,
+        "state": question.relay.state.name,
+        "loop": "onebatch" if scenario.onebatch else loop,
+        "sound": sound,
+        "broken": broken,
+        "clean": not failed(sound),
+        "caught_by": [check.name for check in failed(broken)],
+    }
+
+
+def _words(fault: Document) -> str:
+    by = ", ".join(fault["caught_by"]) or "NOTHING"
+    return f"{fault['name']} caught by {by}{'' if fault['clean'] else '; FAILED without it'}"
 
 
 def _checked(adversaries: Sequence[int], task: FaultScenario) -> tuple[Check, ...]:
@@ -87,32 +82,17 @@ def _checked(adversaries: Sequence[int], task: FaultScenario) -> tuple[Check, ..
     return tuple(checks)
 
 
-def faults_document(found: Sequence[FaultVerdict], *, run: Document) -> Document:
+def faults_document(found: Sequence[Document], *, run: Document) -> Document:
+    """``found`` is of ``catch_all``."""
     return concluded(
         run,
-        passed=all(caught.passed for caught in found),
-        faults=[_document(caught) for caught in found],
+        passed=all(fault["clean"] and fault["caught_by"] for fault in found),
+        faults=found,
         awaited=[
             {"name": fault.name, "reference": fault.reference, "feature": fault.feature}
             for fault in awaited_faults().values()
         ],
     )
-
-
-def _document(caught: FaultVerdict) -> Document:
-    fault, question = faults()[caught.scenario.fault], caught.scenario.sound().question()
-    loop = "overlapped" if overlaps(question.scenario) else "serial"
-    return {
-        "name": fault.name,
-        "about": fault.about,
-        "reference": fault.reference,
-        "state": question.relay.state.name,
-        "loop": "onebatch" if caught.scenario.onebatch else loop,
-        "sound": caught.sound,
-        "broken": caught.broken,
-        "clean": caught.clean,
-        "caught_by": [check.name for check in caught.by],
-    }
 
 
 # ---- a static batch ---------------------------------------------------------------------------------------------
