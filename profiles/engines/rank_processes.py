@@ -6,6 +6,8 @@ course: what a rank is given has been sent by ranks that had run up to its time.
 
     rank 0   ----turn(5)            |-- 5 --turn(9)
     rank 1   --turn(3)  |-- 3 --turn(7)            |-- 7 -- ...
+
+A rank that waits for a message of a certain rank, whatever its time, is given what there is at once.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from ...sched.link import FOREVER, LinkError
 from ..run.rank_context import RankContext
@@ -28,6 +30,7 @@ from .messages import end_copies_of
 
 _ENDING_S: Final = 1.0  # within which a process whose connection is closed ends
 
+L = TypeVar("L")  # a rank's end of its connection
 Failure = Callable[[BaseException], Answer]
 RunRank = Callable[[int, Connection], Answer]
 
@@ -56,6 +59,12 @@ class Turn(NamedTuple):
     until: int
 
 
+class Receipt(NamedTuple):
+    """A rank waits for the next message, whose time means nothing, unless the rank ``source`` has ended."""
+
+    source: int
+
+
 class _Beat(NamedTuple):
     """A rank advances."""
 
@@ -69,20 +78,20 @@ class _Ended(NamedTuple):
 
 @dataclass(slots=True)
 class RankProcess:
-    """``turn`` is the one that the rank waits for, None while it runs."""
+    """``turn`` is what the rank waits for, None while it runs."""
 
     name: str
     rank: int
     process: int
     connection: Connection
-    turn: Turn | None = None
+    turn: Turn | Receipt | None = None
     inbox: list[SentValue] = field(default_factory=list)
     ended: _Ended | None = None
 
     @property
     def time(self) -> int:
-        """When a rank that waits goes on."""
-        assert self.turn is not None
+        """When a rank that waits for its turn goes on."""
+        assert isinstance(self.turn, Turn)
         earliest = min((message.at for message in self.inbox), default=FOREVER)
         return max(self.turn.now, min(self.turn.until, earliest))
 
@@ -115,19 +124,22 @@ class RankProcess:
 
 def run_ranks(
     ranks: Sequence[RankContext],
-    run: RunRank,
+    run: Callable[[RankContext, L], Answer],
+    link: Callable[[int, int, Connection], L],
     failure: Failure,
     beat: Callable[[], None],
-    forked: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """The answers of ``run`` for all ranks. ``failure``: the answer of a rank that raised; ``beat`` is called while
-    ranks advance, and ``forked`` when all have begun. Raises RankError where a rank has failed; no process is left
-    running."""
+    """The answers of ``run`` for all ranks, each with the ``link`` that is made of its number, the number of ranks and
+    its connection. ``failure``: the answer of a rank that raised; ``beat`` is called while ranks advance. Raises
+    RankError where a rank has failed; no process is left running."""
+
+    def linked(rank: int, connection: Connection) -> Answer:
+        return run(ranks[rank], link(rank, len(ranks), connection))
+
     processes: list[RankProcess] = []
     try:
         for rank, context in enumerate(ranks):
-            processes.append(_begun(_name(context, rank), rank, processes, run, failure))
-        forked()
+            processes.append(_begun(_name(context, rank), rank, processes, linked, failure))
         return _answers(processes, beat)
     except BaseException:
         for process in processes:
@@ -183,10 +195,15 @@ def _answers(processes: Sequence[RankProcess], beat: Callable[[], None]) -> list
     interrupted = False
     while running := [process for process in processes if process.ended is None]:
         try:
-            if all(process.turn is not None for process in running):
+            for process in running:
+                if isinstance(process.turn, Receipt) and (
+                    process.inbox or processes[process.turn.source].ended
+                ):
+                    process.grant(0 if process.inbox else FOREVER)
+            if all(isinstance(process.turn, Turn) for process in running):
                 chosen = min(running, key=lambda process: (process.time, process.rank))
                 chosen.grant(FOREVER if interrupted else chosen.time)
-            ready = wait([process.connection for process in running if process.turn is None])
+            ready = wait([process.connection for process in running])
             _receive(next(process for process in running if process.connection in ready), processes, beat)
         except KeyboardInterrupt:
             if interrupted:
@@ -208,7 +225,7 @@ def _receive(process: RankProcess, processes: Sequence[RankProcess], beat: Calla
         message = process.connection.recv()
     except (EOFError, OSError):
         message = process.ended_without_answer()
-    if isinstance(message, Turn):
+    if isinstance(message, Turn | Receipt):
         process.turn = message
     elif isinstance(message, _Beat):
         beat()

@@ -94,7 +94,7 @@ def run_on_engine(
     resolved: Resolved,
     options: Options,
     context: RankContext,
-    link: StageLink | TurnLink | None,
+    link: TurnLink | None,
     extra_sink: ExtraSink | None,
 ) -> RankReport:
     """Run the scenario by the engine, or the part of that rank, which has a ``link`` to other stages of a pipeline or

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ..run.rank_context import RankContext
     from .adapter import EngineAdapter
     from .source import EngineSource
-    from .stages import StageLink
     from .turns import TurnLink
 
 OLDEST: Final = (3, 11)  # the Python that schedbench needs
@@ -240,9 +239,10 @@ class LoadedEngine(NamedTuple):
     def run(self, task: str, answers: Answers) -> list[Answer]:
         """The reports of one run's ranks, results as documents; ``task``: the arguments of ``EngineProcess.run``."""
         from .heartbeat import beating
+        from .rank_processes import run_ranks
         from .run import run_on_engine
-        from .stages import run_stages
-        from .turns import run_workers
+        from .stages import StageLink
+        from .turns import TurnLink
 
         def beat() -> None:
             answers.write(beat=True)
@@ -253,7 +253,7 @@ class LoadedEngine(NamedTuple):
         beating(beat)
         resolved, options, ranks, extra_sink = unpacked(task)
 
-        def run(context: RankContext, link: StageLink | TurnLink | None) -> Answer:
+        def run(context: RankContext, link: TurnLink | None) -> Answer:
             _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
             report = run_on_engine(self, resolved, options, context, link, extra_sink)
             seen = {"sink": packed(extra_sink)} if context.rank == 0 and extra_sink is not None else {}
@@ -261,8 +261,8 @@ class LoadedEngine(NamedTuple):
 
         if len(ranks) == 1:
             return [run(ranks[0], None)]
-        run_linked = run_workers if ranks[0].stage is None else run_stages
-        return run_linked(ranks, run, failed, beat)
+        link = TurnLink if ranks[0].stage is None else StageLink
+        return run_ranks(ranks, run, link, failed, beat)
 
 
 def lacking(version: tuple[int, ...], requires: Mapping[str, str], *, ours: bool) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -17,27 +17,11 @@ import torch
 from ...sched.data_parallel.sync import ROUND
 from ...sched.link import FOREVER, LinkError, Message
 from ..platform.hardware import LinkProfile
-from ..run.rank_context import RankContext
 from ..vgpu.device import VirtualGpu
-from .failures import Answer
 from .messages import end_copies_of
-from .rank_processes import Failure, SentValue, Turn, run_ranks
+from .rank_processes import Receipt, SentValue, Turn
 
 _ALONE: Final = "nothing comes any more: all workers wait"
-
-
-def run_workers(
-    ranks: Sequence[RankContext],
-    run: Callable[[RankContext, TurnLink], Answer],
-    failure: Failure,
-    beat: Callable[[], None],
-) -> list[Answer]:
-    """The answers of ``run`` for all workers. See ``run_ranks``."""
-
-    def linked(rank: int, connection: Connection) -> Answer:
-        return run(ranks[rank], TurnLink(rank, len(ranks), connection))
-
-    return run_ranks(ranks, linked, failure, beat)
 
 
 class TurnLink:
@@ -90,12 +74,18 @@ class TurnLink:
 
     def sleep_until(self, until: int) -> None:
         """Advance the host's clock to ``until``, ns, or to the next arrival. Raises LinkError where that is never."""
-        end_copies_of(self._process)
         runtime = self._gpu.runtime
-        self._connection.send(Turn(runtime.now, max(until, runtime.now)))
-        at, arrived = self._connection.recv()
+        at = self._wait(Turn(runtime.now, max(until, runtime.now)))
         if at >= FOREVER:
             raise LinkError(_ALONE)
         runtime.now = max(runtime.now, at)
+
+    def _wait(self, turn: Turn | Receipt) -> int:
+        """Receive what there is when the rank is to go on. Returns when that is, ns; FOREVER where it is never."""
+        end_copies_of(self._process)
+        self._connection.send(turn)
+        at: int
+        at, arrived = self._connection.recv()
         for message in arrived:
             self._arrived[message.source, message.tag].append(message)
+        return at

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.engines.rank_processes import RankError
-from schedbench.profiles.engines.stages import StageLink, messages_answered, run_stages
+from schedbench.profiles.engines.rank_processes import RankError, run_ranks
+from schedbench.profiles.engines.stages import StageLink, messages_answered
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.torch_cuda import cuda_answered
 from schedbench.profiles.run.rank_context import RankContext
@@ -60,7 +60,7 @@ def exchange(_: RankContext, link: StageLink) -> dict[str, Any]:
 
 
 def test_tensors_arrive_with_their_values_after_the_latency_of_the_link() -> None:
-    first, second = run_stages(RANKS, exchange, failed, lambda: None)
+    first, second = run_ranks(RANKS, exchange, StageLink, failed, lambda: None)
     assert first["document"] == [2.5, 3.5, 4.5]
     on_host, on_device = second["document"]
     assert on_host == round(LATER + LINK.call.value + LINK.host_latency.value)
@@ -71,10 +71,10 @@ def test_a_copy_of_a_stage_that_its_engine_forks_says_nothing() -> None:
     def run(_: RankContext, link: StageLink) -> dict[str, Any]:
         if link.rank and os.fork():
             assert os.wait()[1] == 0
-        link.put(1 - link.rank, "tag", link.rank)
-        return {"document": link.take(1 - link.rank, "tag")}
+        link.send(1 - link.rank, "tag", link.rank)
+        return {"document": link.receive(1 - link.rank, "tag").value}
 
-    assert [answer["document"] for answer in run_stages(RANKS, run, failed, lambda: None)] == [1, 0]
+    assert [answer["document"] for answer in run_ranks(RANKS, run, StageLink, failed, lambda: None)] == [1, 0]
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -84,11 +84,11 @@ def test_the_reason_of_a_stage_that_fails_is_reported(rank: int) -> None:
     def run(_: RankContext, link: StageLink) -> dict[str, Any]:
         if link.rank == rank:
             raise ValueError("no memory")
-        return {"document": link.take((link.rank + 1) % 3, "never")}
+        return {"document": link.receive((link.rank + 1) % 3, "never").value}
 
     stages = [RankContext(stage=Stage(index, 3, range(1))) for index in range(3)]
     with pytest.raises(RankError) as raised:
-        run_stages(stages, run, failed, lambda: None)
+        run_ranks(stages, run, StageLink, failed, lambda: None)
     assert raised.value.of_rank == {"failed": f"stage {rank}: no memory"}
 
 
@@ -97,9 +97,9 @@ def test_a_stage_that_ends_without_a_report_is_named() -> None:
         if link.rank:
             os._exit(0)
         with pytest.raises(LinkError, match="stage 0 waited for stage 1, which is gone"):
-            link.take(1, "never")
+            link.receive(1, "never")
         return {"document": None}
 
     with pytest.raises(RankError) as raised:
-        run_stages(RANKS, run, failed, lambda: None)
+        run_ranks(RANKS, run, StageLink, failed, lambda: None)
     assert raised.value.of_rank["failed"] == "the process of stage 1 exited with 0"

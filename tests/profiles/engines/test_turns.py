@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from schedbench.profiles.engines.failures import Answer
-from schedbench.profiles.engines.rank_processes import RankError
-from schedbench.profiles.engines.turns import TurnLink, run_workers
+from schedbench.profiles.engines.rank_processes import RankError, run_ranks
+from schedbench.profiles.engines.turns import TurnLink
 from schedbench.profiles.platform.hardware import LinkProfile, load
 from schedbench.profiles.run.rank_context import RankContext
 from schedbench.profiles.vgpu.device import VirtualGpu
@@ -44,13 +44,13 @@ def children() -> set[int]:
 
 
 def answers(run: Run) -> Sequence[Any]:
-    return [answer["document"] for answer in run_workers(RANKS, run, failed, lambda: None)]
+    return [answer["document"] for answer in run_ranks(RANKS, run, TurnLink, failed, lambda: None)]
 
 
 def raised(run: Run) -> str:
     before = children()
     with pytest.raises(RankError) as found:
-        run_workers(RANKS, run, failed, lambda: None)
+        run_ranks(RANKS, run, TurnLink, failed, lambda: None)
     assert children() == before  # none is left, alive or as a zombie
     message = found.value.of_rank["failed"]
     assert isinstance(message, str)
