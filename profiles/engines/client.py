@@ -16,7 +16,6 @@ from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
 from ..platform.engine_choice import EngineChoice, working
 from ..platform.resolve import Resolved
-from ..record.result import Result
 from ..run.machines import Options
 from ..run.rank_context import RankContext
 from ..run.runner import ExtraSink
@@ -193,22 +192,14 @@ class EngineProcess:
         task = packed((resolved, options, ranks, extra_sink))
         answer = self._ask({"run": task, "cwd": os.getcwd()}, "the run")
         self._raise(answer, "the run")
+        reports: list[RankReport] = []
         for part in answer["result"]:
             if "sink" in part:
                 vars(extra_sink).update(vars(unpacked(part["sink"])))
-        return [self._report(part) for part in answer["result"]]
-
-    def _report(self, part: Answer) -> RankReport:
-        result = Result.from_document(part["document"], name=self._choice.name)
-        account, *rest = unpacked(part["rest"])
-        logprobs = {record.id: record.logprobs for record in account.records}  # the document has none
-        changed = {
-            "run": result.run.model_copy(update={"import_s": self.import_s}),
-            "requests": tuple(
-                row.model_copy(update={"kept_logprobs": logprobs[row.id]}) for row in result.requests
-            ),
-        }
-        return RankReport(result.model_copy(update=changed), account, *rest)
+            report: RankReport = unpacked(part["report"])
+            run = report.result.run.model_copy(update={"import_s": self.import_s})
+            reports.append(report._replace(result=report.result.model_copy(update={"run": run})))
+        return reports
 
     @property
     def pid(self) -> int | None:

@@ -231,7 +231,7 @@ def _receive(process: RankProcess, processes: Sequence[RankProcess], beat: Calla
         beat()
     elif isinstance(message, _Ended):
         process.ended = message
-        if "document" not in message.answer and not message.misses:
+        if "report" not in message.answer and not message.misses:
             raise RankError(message.answer)
     else:
         to, value = message

@@ -237,7 +237,7 @@ class LoadedEngine(NamedTuple):
         return cls(source, adapter, hollow, seconds)
 
     def run(self, task: str, answers: Answers) -> list[Answer]:
-        """The reports of one run's ranks, results as documents; ``task``: the arguments of ``EngineProcess.run``."""
+        """The reports of one run's ranks; ``task``: the arguments of ``EngineProcess.run``."""
         from .heartbeat import beating
         from .rank_processes import run_ranks
         from .run import run_on_engine
@@ -257,7 +257,7 @@ class LoadedEngine(NamedTuple):
             _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
             report = run_on_engine(self, resolved, options, context, link, extra_sink)
             seen = {"sink": packed(extra_sink)} if context.rank == 0 and extra_sink is not None else {}
-            return {"document": report.result.document(), "rest": packed(report[1:]), **seen}
+            return {"report": packed(report), **seen}
 
         if len(ranks) == 1:
             return [run(ranks[0], None)]

@@ -194,7 +194,7 @@ class RequestRow(ResultModel):
     status: Literal["finished", "refused", "aborted", "failed", "cancelled"]
     reason: str
     token_ids: tuple[Count, ...] | None = Field(default=None, exclude_if=lambda ids: ids is None)
-    # Of the prompt, then of the output, where tokens are kept. Documents have the digest of them alone.
+    # Of the prompt, then of the output. Documents have the digest of them alone.
     kept_logprobs: tuple[float, ...] = Field(default=(), exclude=True)
 
 

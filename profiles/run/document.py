@@ -197,6 +197,6 @@ def request_row(record: RequestRecord, start: int, *, save_tokens: bool = False)
     """Instants of the row count from ``start``, that of the measured workload."""
     instants = {name: getattr(record, name) for name in ("arrival", "first_token", "finish")}
     changes = {name: value - start for name, value in instants.items() if value is not None}
-    kept = {"token_ids": tuple(record.output_ids), "kept_logprobs": record.logprobs} if save_tokens else {}
+    kept = {"token_ids": tuple(record.output_ids)} if save_tokens else {}
     row = RequestRow.model_validate(record, from_attributes=True)
-    return row.model_copy(update={**changes, **kept})
+    return row.model_copy(update={**changes, "kept_logprobs": record.logprobs, **kept})

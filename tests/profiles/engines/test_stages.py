@@ -44,7 +44,7 @@ def exchange(_: RankContext, link: StageLink) -> dict[str, Any]:
                 found = torch.empty(3, device="cuda")
                 distributed.irecv(found, src=1).wait()
                 assert all(work.wait() for work in works)
-                return {"document": found.tolist()}
+                return {"report": found.tolist()}
             host, device = (
                 torch.empty(3, dtype=torch.long),
                 torch.empty(3, dtype=torch.bfloat16, device="cuda"),
@@ -56,13 +56,13 @@ def exchange(_: RankContext, link: StageLink) -> dict[str, Any]:
             arrived = gpu.runtime.now
             distributed.send(device.float() + host.cuda(), 0)
             torch.cuda.synchronize()
-            return {"document": (at, arrived)}
+            return {"report": (at, arrived)}
 
 
 def test_tensors_arrive_with_their_values_after_the_latency_of_the_link() -> None:
     first, second = run_ranks(RANKS, exchange, StageLink, failed, lambda: None)
-    assert first["document"] == [2.5, 3.5, 4.5]
-    on_host, on_device = second["document"]
+    assert first["report"] == [2.5, 3.5, 4.5]
+    on_host, on_device = second["report"]
     assert on_host == round(LATER + LINK.call.value + LINK.host_latency.value)
     assert on_device > LATER + 2 * LINK.call.value + LINK.latency.value
 
@@ -72,9 +72,9 @@ def test_a_copy_of_a_stage_that_its_engine_forks_says_nothing() -> None:
         if link.rank and os.fork():
             assert os.wait()[1] == 0
         link.send(1 - link.rank, "tag", link.rank)
-        return {"document": link.receive(1 - link.rank, "tag").value}
+        return {"report": link.receive(1 - link.rank, "tag").value}
 
-    assert [answer["document"] for answer in run_ranks(RANKS, run, StageLink, failed, lambda: None)] == [1, 0]
+    assert [answer["report"] for answer in run_ranks(RANKS, run, StageLink, failed, lambda: None)] == [1, 0]
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -84,7 +84,7 @@ def test_the_reason_of_a_stage_that_fails_is_reported(rank: int) -> None:
     def run(_: RankContext, link: StageLink) -> dict[str, Any]:
         if link.rank == rank:
             raise ValueError("no memory")
-        return {"document": link.receive((link.rank + 1) % 3, "never").value}
+        return {"report": link.receive((link.rank + 1) % 3, "never").value}
 
     stages = [RankContext(stage=Stage(index, 3, range(1))) for index in range(3)]
     with pytest.raises(RankError) as raised:
@@ -98,7 +98,7 @@ def test_a_stage_that_ends_without_a_report_is_named() -> None:
             os._exit(0)
         with pytest.raises(LinkError, match="stage 0 waited for stage 1, which is gone"):
             link.receive(1, "never")
-        return {"document": None}
+        return {"report": None}
 
     with pytest.raises(RankError) as raised:
         run_ranks(RANKS, run, StageLink, failed, lambda: None)

@@ -44,7 +44,7 @@ def children() -> set[int]:
 
 
 def answers(run: Run) -> Sequence[Any]:
-    return [answer["document"] for answer in run_ranks(RANKS, run, TurnLink, failed, lambda: None)]
+    return [answer["report"] for answer in run_ranks(RANKS, run, TurnLink, failed, lambda: None)]
 
 
 def raised(run: Run) -> str:
@@ -68,14 +68,14 @@ def test_a_worker_receives_what_was_sent_before_its_time_and_nothing_later() -> 
                 clock.now = at
                 link.take_turn()
                 link.post(1, "kv", at, at + 50)
-            return {"document": None}
+            return {"report": None}
         seen = []
         for at in (149, 150, 300, 350):
             clock.now = at
             link.take_turn()
             message = link.poll("kv")
             seen.append(None if message is None else message.value)
-        return {"document": seen}
+        return {"report": seen}
 
     assert answers(run)[1] == [None, 100, 200, 300]
 
@@ -86,14 +86,14 @@ def test_a_worker_sleeps_until_a_message_arrives_by_the_times_of_the_link() -> N
         if link.rank == 0:
             clock.now = 1000
             link.send(1, "pages", [1, 2])
-            return {"document": clock.now}
+            return {"report": clock.now}
         link.sleep_until(FOREVER)
         message = link.poll("pages")
         assert message is not None
         assert (message.source, message.value) == (0, [1, 2])
         clock.now += 5
         link.sleep_until(clock.now + 7)
-        return {"document": clock.now}
+        return {"report": clock.now}
 
     sent = 1000 + round(PROFILE.call.value)
     assert answers(run) == [sent, sent + round(PROFILE.host_latency.value) + 12]
@@ -104,7 +104,7 @@ def test_a_wait_for_what_cannot_come_ends_where_all_workers_wait() -> None:
         Clock(link)
         with pytest.raises(LinkError, match="all workers wait"):
             link.receive(1 - link.rank, "never")
-        return {"document": link.rank}
+        return {"report": link.rank}
 
     assert answers(run) == [0, 1]
 
@@ -150,7 +150,7 @@ def test_a_copy_of_a_worker_that_its_engine_forks_says_nothing() -> None:
         if os.fork():
             assert os.wait()[1] == 0
         link.post(1 - link.rank, "kv", link.rank, 1)
-        return {"document": link.receive(1 - link.rank, "kv").value}
+        return {"report": link.receive(1 - link.rank, "kv").value}
 
     assert answers(run) == [1, 0]
 
@@ -167,6 +167,6 @@ def test_an_interrupt_reaches_every_worker() -> None:
                 if (link.rank, clock.now) == (0, 100):  # the other one has taken turns, too
                     os.kill(parent, signal.SIGINT)
         except KeyboardInterrupt:
-            return {"document": "interrupted"}
+            return {"report": "interrupted"}
 
     assert answers(run) == ["interrupted"] * 2
