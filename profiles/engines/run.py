@@ -132,7 +132,8 @@ def run_on_engine(
         except (HollowKernelError, TritonKernelError) as error:
             raise EngineError(f"the engine cannot be run with this scenario: {error}") from error
     edge = _edge(engine.hollow, program, kernels, system[0], steps)
-    labels = report.result.labels.model_copy(update={"engine": engine.source.part(edge)})
+    part = engine.source.part.model_copy(update={"edge": edge})
+    labels = report.result.labels.model_copy(update={"engine": part})
     result = report.result.model_copy(update={"labels": labels})
     return report._replace(result=_without(edge.uncounted, result))
 

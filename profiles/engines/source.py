@@ -11,46 +11,28 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..record.environment import run_git
-from ..record.provenance import EdgePart, EnginePart
+from ..record.provenance import EnginePart
 from .names import EngineError, EngineName, shipped_adapter
 
 _VERSION: Final = re.compile(r"^__version__\s*=(?:\s*version\s*=)?\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _VERSION_FILES: Final = ("version.py", "_version.py", "__init__.py")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSource:
+class EngineSource(NamedTuple):
     """``path`` goes first on the import path and has the folder ``package``. ``watched`` is the folder whose lines are
-    reported, by names relative to its parent. ``sha256`` is of the package's Python files; ``commit`` and ``dirty`` are
-    None where no repository tracks them. ``temporary`` is removed once the source is no longer used."""
+    reported, by names relative to its parent. ``part`` is what the labels of a result say of it, without the edge of a
+    run. ``temporary`` is removed once the source is no longer used."""
 
     name: EngineName
     path: Path
     package: str
     watched: Path
-    sha256: str
-    version: str | None = None
-    ref: str | None = None
-    commit: str | None = None
-    dirty: bool | None = None
+    part: EnginePart
     temporary: Path | None = None
-
-    def part(self, edge: EdgePart) -> EnginePart:
-        """The engine in the labels of a result."""
-        return EnginePart(
-            name=Path(self.name.adapter).stem,
-            version=self.version,
-            ref=self.ref,
-            commit=self.commit,
-            dirty=self.dirty,
-            sha256=self.sha256,
-            edge=edge,
-        )
 
 
 class PackagePlace(NamedTuple):
@@ -90,7 +72,7 @@ def opened_source(name: EngineName, place: PackagePlace, *, wheels: Path) -> Ite
             source = _exported(name, place, tree)
         else:
             source = _unpacked(name, place, tree, wheels)
-        yield replace(_in_its_place(source, place, tree), temporary=tree)
+        yield _in_its_place(source, place, tree)._replace(temporary=tree)
 
 
 @contextmanager
@@ -113,7 +95,7 @@ def _in_its_place(source: EngineSource, place: PackagePlace, tree: Path) -> Engi
     path = tree / place.python_path
     path.mkdir(parents=True)
     (path / place.package).symlink_to(source.path / place.package)
-    return replace(source, path=path, watched=path)
+    return source._replace(path=path, watched=path)
 
 
 def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
@@ -277,14 +259,14 @@ def _folder(name: EngineName) -> Path:
 def _source(name: EngineName, place: PackagePlace, path: Path, **tracked: Any) -> EngineSource:
     """``tracked``: what a repository knows of it."""
     package = path / place.package
-    return EngineSource(
-        name=name,
-        path=path,
-        package=place.package,
-        watched=path if Path(place.python_path).name else package,
-        sha256=_digest(package),
+    part = EnginePart(
+        name=Path(name.adapter).stem,
         version=name.version or _version(package),
+        sha256=_digest(package),
         **tracked,
+    )
+    return EngineSource(
+        name, path, place.package, watched=path if Path(place.python_path).name else package, part=part
     )
 
 

@@ -51,11 +51,11 @@ def engine_checks(choice: EngineChoice) -> list[DoctorCheck]:
     except EngineError as error:
         return [DoctorCheck("source", False, str(error), runs=True)]
     with closing(engine):
-        source = engine.source
+        source, part = engine.source, engine.source.part
         known = [
-            source.version,
-            source.commit and f"commit {source.commit[:10]}",
-            source.dirty and "with changes",
+            part.version,
+            part.commit and f"commit {part.commit[:10]}",
+            part.dirty and "with changes",
         ]
         facts = ", ".join(str(fact) for fact in known if fact) or "of unknown version"
         found = [DoctorCheck("source", True, f"{source.package}, {facts}")]

@@ -42,7 +42,7 @@ class Runs:
 
     def file(self, resolved: Resolved) -> str:
         """Named after the question, the hardware and the source of the engine, so that another sweep finds it."""
-        engine = "" if resolved.engine is None else f"-{engine_source(resolved.engine).sha256[:16]}"
+        engine = "" if resolved.engine is None else f"-{engine_source(resolved.engine).part.sha256[:16]}"
         return f"{resolved.scenario.sha256[:16]}-{resolved.hardware.sha256[:8]}{engine}.json"
 
     def answers(self, questions: Sequence[Resolved]) -> Iterator[Answer]:

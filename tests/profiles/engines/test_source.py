@@ -14,7 +14,6 @@ import pytest
 
 from schedbench.profiles.engines.names import EngineError, EngineName, expanded, is_engine, parse_engine
 from schedbench.profiles.engines.source import EngineSource, PackagePlace, opened_source
-from schedbench.profiles.record.provenance import EdgePart
 
 from .checkouts import checkout, git, write_package
 
@@ -91,15 +90,20 @@ def test_choices_in_braces_are_separate_names() -> None:
 def test_a_checkout_runs_from_its_working_tree(tmp_path: Path) -> None:
     commit = checkout(tmp_path, TEXT)
     clean = opened(f"toy:{tmp_path}")
-    assert (clean.commit, clean.ref, clean.dirty, clean.version) == (commit, "main", False, "1.0")
+    assert (clean.part.commit, clean.part.ref, clean.part.dirty, clean.part.version) == (
+        commit,
+        "main",
+        False,
+        "1.0",
+    )
     assert clean.path == clean.watched == tmp_path / "python"
     (tmp_path / "README.md").write_text("not of the package")
     assert opened(f"toy:{tmp_path}") == clean
     (tmp_path / "python/toy/loop.py").write_text(CHANGED)
     dirty = opened(f"toy:{tmp_path}")
-    assert dirty.dirty is True
-    assert dirty.sha256 != clean.sha256
-    assert dirty.part(EdgePart()).name == "toy"
+    assert dirty.part.dirty is True
+    assert dirty.part.sha256 != clean.part.sha256
+    assert dirty.part.name == "toy"
 
 
 def test_a_commit_is_taken_from_git_and_not_from_the_working_tree(tmp_path: Path) -> None:
@@ -107,8 +111,8 @@ def test_a_commit_is_taken_from_git_and_not_from_the_working_tree(tmp_path: Path
     clean = opened(f"toy:{tmp_path}")
     (tmp_path / "python/toy/loop.py").write_text(CHANGED)
     source = opened(f"toy:{tmp_path}@v1")
-    assert (source.commit, source.ref, source.dirty) == (commit, "v1", False)
-    assert source.sha256 == clean.sha256
+    assert (source.part.commit, source.part.ref, source.part.dirty) == (commit, "v1", False)
+    assert source.part.sha256 == clean.part.sha256
     assert source.watched.name == "python"
     wait_for_removal(source.path)
 
@@ -124,14 +128,14 @@ def test_only_the_folder_of_the_package_is_written(tmp_path: Path) -> None:
 def test_a_bare_repository_has_commits_only(tmp_path: Path) -> None:
     checkout(tmp_path / "work", TEXT)
     git(tmp_path, "clone", "-q", "--bare", "work", "bare.git")
-    assert opened(f"toy:{tmp_path}/bare.git@main").ref == "main"
+    assert opened(f"toy:{tmp_path}/bare.git@main").part.ref == "main"
     assert "name a commit" in refusal(f"toy:{tmp_path}/bare.git")
 
 
 def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
     write_package(tmp_path / "toy", TEXT)
     source = opened(f"toy:{tmp_path}")
-    assert (source.commit, source.dirty, source.ref) == (None, None, None)
+    assert (source.part.commit, source.part.dirty, source.part.ref) == (None, None, None)
     assert source.watched.name == "python"  # as in a checkout, so that lines have the same names
     assert "no git checkout: leave out @main" in refusal(f"toy:{tmp_path}@main")
 
@@ -140,14 +144,14 @@ def test_a_folder_that_its_repository_ignores_has_no_commit(tmp_path: Path) -> N
     checkout(tmp_path, TEXT)
     (tmp_path / ".gitignore").write_text("unpacked\n")
     write_package(tmp_path / "unpacked" / "toy", TEXT)
-    assert opened(f"toy:{tmp_path}/unpacked").commit is None
+    assert opened(f"toy:{tmp_path}/unpacked").part.commit is None
 
 
 def test_a_release_is_unpacked_in_the_layout_of_a_checkout(tmp_path: Path) -> None:
     checkout(tmp_path, TEXT)
     wheel(tmp_path, "2.0")
     source = opened("toy==2.0", tmp_path)
-    assert (source.version, source.commit) == ("2.0", None)
+    assert (source.part.version, source.part.commit) == ("2.0", None)
     assert source.watched.name == "python"
 
 
@@ -171,7 +175,7 @@ def test_a_release_without_a_wheel_is_unpacked_from_its_sdist(tmp_path: Path, fo
     with tarfile.open(tmp_path / "toy-2.0.tar.gz", "w:gz") as file:
         file.add(tmp_path / "made", "toy-2.0")
     source = opened("toy==2.0", tmp_path)
-    assert (source.version, source.watched.name) == ("2.0", "python")
+    assert (source.part.version, source.watched.name) == ("2.0", "python")
     (tmp_path / "toy-3.0.tar.gz").write_text("<html>")
     assert "toy-3.0.tar.gz is no gz file: fetch it again" in refusal("toy==3.0", tmp_path)
 
@@ -179,9 +183,9 @@ def test_a_release_without_a_wheel_is_unpacked_from_its_sdist(tmp_path: Path, fo
 def test_a_project_states_its_version(tmp_path: Path) -> None:
     write_package(tmp_path / "toy", TEXT)
     (tmp_path / "toy/__init__.py").write_text("")
-    assert opened(f"toy:{tmp_path}").version is None
+    assert opened(f"toy:{tmp_path}").part.version is None
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "toy"\nversion = "3.1"\n')
-    assert opened(f"toy:{tmp_path}").version == "3.1"
+    assert opened(f"toy:{tmp_path}").part.version == "3.1"
 
 
 def test_refusals_give_their_reason(tmp_path: Path) -> None:
