@@ -74,7 +74,7 @@ def run_engine(
         )
     process = engine_process(choice)
     process.output.begin_run()
-    workers = [rank for rank in ranks if rank.place is None or rank.place.role != "router"]
+    workers = [rank for rank in ranks if not rank.is_router]
     groups = [workers] if together else [[worker] for worker in workers]
     reports = [report for group in groups for report in process.run(resolved, options, group, extra_sink)]
     return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]

@@ -139,7 +139,7 @@ def run_ranks(
     processes: list[RankProcess] = []
     try:
         for rank, context in enumerate(ranks):
-            processes.append(_begun(_name(context, rank), rank, processes, linked, failure))
+            processes.append(_begun(context.name, rank, processes, linked, failure))
         return _answers(processes, beat)
     except BaseException:
         for process in processes:
@@ -149,12 +149,6 @@ def run_ranks(
         for process in processes:
             os.waitpid(process.process, 0)
             process.connection.close()
-
-
-def _name(context: RankContext, rank: int) -> str:
-    if context.place is not None:
-        return context.place.name
-    return f"{'rank' if context.stage is None else 'stage'} {rank}"
 
 
 def _begun(

@@ -16,8 +16,8 @@ from ..run.compose import Guard
 from ..run.machines import Options, device_kind
 from ..run.runner import ExtraSink, ObserverFactory, unobserved
 from ..run.task import RunTask
+from .contexts import rank_contexts
 from .join import join
-from .specs import rank_specs
 from .threads import run_alone, run_threads
 
 _MODEL_RUNNER: Final = ("engine", "model_runner")
@@ -39,10 +39,9 @@ def execute(
     if resolved.engine is not None:
         from ..engines.client import run_engine
 
-        specs = rank_specs(resolved)
-        ranks = [spec.alone for spec in specs]
-        reports = run_engine(resolved.engine, resolved, options, ranks, extra_sink)
-        result = join(resolved, specs, reports, ())
+        contexts = rank_contexts(resolved)
+        reports = run_engine(resolved.engine, resolved, options, contexts, extra_sink)
+        result = join(resolved, contexts, reports, ())
     else:
         _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
@@ -73,16 +72,16 @@ def _require_own(scenario: Scenario) -> None:
 
 def _own(task: RunTask) -> Result:
     """The result of schedbench's own scheduler, on all ranks."""
-    specs, missed = rank_specs(task.resolved), tuple[str, ...]()
-    if len(specs) == 1:
+    contexts, missed = rank_contexts(task.resolved), tuple[str, ...]()
+    if len(contexts) == 1:
         reports = [run_alone(task)]
     elif task.options.world == "virtual":
-        reports, missed = run_threads(task, specs)
+        reports, missed = run_threads(task, contexts)
     else:
         from .processes import run_processes
 
-        reports = run_processes(task, specs)
-    return join(task.resolved, specs, reports, missed)
+        reports = run_processes(task, contexts)
+    return join(task.resolved, contexts, reports, missed)
 
 
 __all__ = ["Options", "execute", "whole"]

@@ -20,8 +20,8 @@ from ..measure.waiting import OUTSIDE_TURNS, bubble
 from ..platform.resolve import Resolved, speculation_depth
 from ..record.result import Abstained, Hazards, KindCounts, Metric, OrderingRow, Outputs, RankPart, Result
 from ..run.document import outputs_with
+from ..run.rank_context import RankContext
 from ..run.task import RankReport, RouterReport
-from .specs import RankSpec
 
 Report = RankReport | RouterReport
 
@@ -31,20 +31,20 @@ _AFTER_PREFILL: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 
 
 def join(
-    resolved: Resolved, specs: Sequence[RankSpec], reports: Sequence[Report], missed: tuple[str, ...]
+    resolved: Resolved, contexts: Sequence[RankContext], reports: Sequence[Report], missed: tuple[str, ...]
 ) -> Result:
-    """The result of a run from the reports of all its ranks, in the order of ``specs``. ``missed``: what of the script
-    of failures the run did not come to."""
+    """The result of a run from the reports of all its ranks, in the order of ``contexts``. ``missed``: what of the
+    script of failures the run did not come to."""
     ranks = [report for report in reports if isinstance(report, RankReport)]
-    if len(specs) == 1:
+    if len(contexts) == 1:
         return ranks[0].result
     failure = _failures(reports)
     if isinstance(reports[-1], RouterReport):
-        result = _of_workers(resolved, specs, ranks, reports[-1], failure)
-    elif specs[0].alone.share is not None:
+        result = _of_workers(resolved, contexts, ranks, reports[-1], failure)
+    elif contexts[0].share is not None:
         result = _of_data_ranks(resolved, ranks, failure)
     else:
-        result = _of_stages(specs, ranks, failure)
+        result = _of_stages(contexts, ranks, failure)
     return result.model_copy(update={"run": result.run.model_copy(update={"missed": missed})})
 
 
@@ -68,7 +68,7 @@ def _combined(first: Result, results: Sequence[Result], failure: str | None, **p
     return first.model_copy(update=common | parts)
 
 
-def _of_stages(specs: Sequence[RankSpec], stages: Sequence[RankReport], failure: str | None) -> Result:
+def _of_stages(contexts: Sequence[RankContext], stages: Sequence[RankReport], failure: str | None) -> Result:
     """Requests come from the first stage: they enter there, and their tokens return to it."""
     results = [stage.result for stage in stages]
     first, metrics = results[0], _request_metrics(stages[0].account, results)
@@ -78,8 +78,8 @@ def _of_stages(specs: Sequence[RankSpec], stages: Sequence[RankReport], failure:
         failure,
         metrics=_unless_untimed(first, metrics) | {"bubble_pct": _bubble(stages)},
         ranks=tuple(
-            _rank_part(spec.name, "pipeline", stage, {"bubble_pct": _bubble([stage]), **_bubbles(stage)})
-            for spec, stage in zip(specs, stages, strict=True)
+            _rank_part(context.name, "pipeline", stage, {"bubble_pct": _bubble([stage]), **_bubbles(stage)})
+            for context, stage in zip(contexts, stages, strict=True)
         ),
         outputs=_broken_off(failure) or _agreed(results),
     )
@@ -109,14 +109,14 @@ def _of_data_ranks(resolved: Resolved, ranks: Sequence[RankReport], failure: str
 
 def _of_workers(
     resolved: Resolved,
-    specs: Sequence[RankSpec],
+    contexts: Sequence[RankContext],
     workers: Sequence[RankReport],
     router: RouterReport,
     failure: str | None,
 ) -> Result:
     """Requests come from the workers on which they end for their clients, and lost ones from the router."""
     pair = resolved.scenario.engine.disaggregation
-    places = [spec.alone.place for spec in specs if spec.alone.place is not None and not spec.is_router]
+    places = [one.place for one in contexts if one.place is not None and not one.is_router]
     results = [worker.result for worker in workers]
     ending = [worker for place, worker in zip(places, workers, strict=True) if place.ends]
     first, account = ending[0].result, RequestTotals.merged([worker.account for worker in ending])

@@ -40,16 +40,16 @@ from ..platform.machine import Machine, MachineError
 from ..platform.own_process import claim_process
 from ..platform.pool import end_with_parent
 from ..run.machines import NO_ADVERSARY, open_machine
-from ..run.rank_context import ALIGN, inject_faults
+from ..run.rank_context import ALIGN, RankContext
 from ..run.runner import GatedSink
 from ..run.task import RunTask
 from ..vgpu.device import CURRENT
 from ..vgpu.engine import QUEUES, Simulation
 from ..vgpu.gpu import patched
+from .contexts import rank_contexts
 from .join import Report
 from .nixl import NixlTransport, require_nixl
 from .process_link import ProcessLink
-from .specs import RankSpec, rank_specs
 from .staging import TensorStaging, VirtualStaging
 from .torchrun import ProcessAddress, launched
 from .transports import TensorTransport, nccl_transport, take_gpu
@@ -93,18 +93,18 @@ def local_addresses(ranks: int) -> list[ProcessAddress]:
     return [ProcessAddress(rank, ranks, _LOCAL, port) for rank in range(ranks)]
 
 
-def run_processes(task: RunTask, specs: Sequence[RankSpec]) -> list[Report]:
+def run_processes(task: RunTask, contexts: Sequence[RankContext]) -> list[Report]:
     """Run one process per rank: this one is the first, or the one that torchrun made it. Only this one has the caller's
     observer, sink and guard.
 
     Raises WorldSizeError, TorchrunError, MachineError, LinkError, ScenarioError; SystemExit in a process whose report
     another one has.
     """
-    address, names = launched(), [spec.name for spec in specs]
+    address, names = launched(), [context.name for context in contexts]
     _check(task, started_here=address is None)
     if address is not None:
         return _run_launched(address, task, names)
-    addresses = local_addresses(len(specs))
+    addresses = local_addresses(len(contexts))
     with (
         _children(addresses[1:], task.without_caller()) as (processes, ready),
         _forwarding(processes) as ended,
@@ -186,15 +186,14 @@ def _run_rank(address: ProcessAddress, meeting: str, task: RunTask) -> list[Repo
         timeout=timedelta(seconds=PATIENCE),
     )
     try:
-        specs, sink = rank_specs(task.resolved), GatedSink()
-        spec, names = specs[address.rank], [spec.name for spec in specs]
-        with _open_rank(task, spec, address.rank, sink) as (machine, clock, staging):
+        contexts, sink = rank_contexts(task.resolved), GatedSink()
+        context, names = contexts[address.rank], [one.name for one in contexts]
+        with _open_rank(task, context, address.rank, sink) as (machine, clock, staging):
             transport = _transport(task, names, address.rank, machine)
             with ProcessLink(
                 names, staging, clock, patience=PATIENCE, transport=transport, types=MESSAGE_TYPES
             ) as link:
-                wrapped, injector = inject_faults(task.resolved.scenario, link, _kill_process)
-                context = spec.context(wrapped, injector)
+                context = context.linked(link, task.resolved.scenario, _kill_process)
                 report: Report
                 if machine is None:
                     report = task.route(clock, context)
@@ -209,26 +208,26 @@ def _run_rank(address: ProcessAddress, meeting: str, task: RunTask) -> list[Repo
 
 @contextmanager
 def _open_rank(
-    task: RunTask, spec: RankSpec, rank: int, sink: GatedSink
+    task: RunTask, context: RankContext, rank: int, sink: GatedSink
 ) -> Iterator[tuple[Machine | None, Clock, TensorStaging]]:
     """The machine of a process's rank, its clock, and how tensors get on and off its device. A router has no machine;
     its clock is real where the others' devices are."""
     resolved, options = task.resolved, task.options
-    if task.kind == "cuda" and spec.is_router:
+    if task.kind == "cuda" and context.is_router:
         yield None, WallClock(), TensorStaging(torch.device("cpu"))
     elif task.kind == "cuda":
         take_gpu()
         with open_cuda(resolved, sink, None) as machine:
             yield machine, machine.clock, TensorStaging(machine.device)
     else:
-        options = replace(options, hazards=options.hazards and not spec.is_router)
+        options = replace(options, hazards=options.hazards and not context.is_router)
         # Streams are numbered apart from other ranks', for the hazard checker.
         simulation = Simulation(gap=round(resolved.hardware.kernels.gap.value), first=rank * QUEUES)
         with (
             patched(hazards=options.hazards),
             open_machine("vgpu", resolved, sink, options, simulation=simulation) as machine,
         ):
-            yield None if spec.is_router else machine, machine.clock, VirtualStaging(CURRENT.get())
+            yield None if context.is_router else machine, machine.clock, VirtualStaging(CURRENT.get())
 
 
 def _transport(task: RunTask, names: Sequence[str], rank: int, machine: Machine | None) -> TensorTransport:

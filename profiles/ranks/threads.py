@@ -13,7 +13,7 @@ from ..platform.capacity import link_profile
 from ..platform.hardware import LinkProfile
 from ..platform.machine import MachineError
 from ..run.machines import one_thread, open_machine
-from ..run.rank_context import ALONE, inject_faults
+from ..run.rank_context import ALONE, RankContext
 from ..run.runner import GatedSink, ObserverFactory, settled_heap
 from ..run.task import RunTask
 from ..vgpu.device import CURRENT
@@ -21,7 +21,6 @@ from ..vgpu.gpu import patched
 from .join import Report
 from .message_router import MessageRouter
 from .rank_threads import Member, SharedSimulation, run_ranks
-from .specs import RankSpec
 from .virtual_link import VirtualLink, WorldClock
 
 PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for another
@@ -34,42 +33,41 @@ def run_alone(task: RunTask) -> Report:
         return task.run(machine, sink, ALONE)
 
 
-def run_threads(task: RunTask, specs: Sequence[RankSpec]) -> tuple[list[Report], tuple[str, ...]]:
+def run_threads(task: RunTask, contexts: Sequence[RankContext]) -> tuple[list[Report], tuple[str, ...]]:
     """Run every rank on a virtual GPU of its own. Returns their reports, and the entries of the script of failures that
     the run did not come to. Raises MachineError."""
     _check(task)
-    router = MessageRouter([spec.name for spec in specs], task.resolved.scenario.faults)
+    router = MessageRouter([context.name for context in contexts], task.resolved.scenario.faults)
     profile = link_profile(task.resolved)
     task = replace(task, kind="vgpu", observe=SharedObserver(task.observe))
 
     def run(member: Member) -> Report:
-        return _run_rank(task, specs[member.rank], member, router, profile)
+        return _run_rank(task, contexts[member.rank], member, router, profile)
 
     with one_thread(), patched(hazards=task.options.hazards), settled_heap():
         in_order = bool(task.resolved.scenario.faults)  # a killed rank takes back what has not left
-        return run_ranks(len(specs), run, in_order=in_order), router.missed
+        return run_ranks(len(contexts), run, in_order=in_order), router.missed
 
 
 def _run_rank(
-    task: RunTask, spec: RankSpec, member: Member, router: MessageRouter, profile: LinkProfile
+    task: RunTask, context: RankContext, member: Member, router: MessageRouter, profile: LinkProfile
 ) -> Report:
     resolved, sink = task.resolved, GatedSink()
-    options = replace(task.options, hazards=task.options.hazards and not spec.is_router)
+    options = replace(task.options, hazards=task.options.hazards and not context.is_router)
     simulation = SharedSimulation(gap=round(resolved.hardware.kernels.gap.value), member=member)
     with open_machine("vgpu", resolved, sink, options, simulation=simulation) as machine:
         gpu = CURRENT.get()
         member.attach(simulation, lambda: gpu.runtime.now)
         clock = WorldClock(gpu, member)
         link = VirtualLink(member, gpu, router, profile, patience=PATIENCE)
-        wrapped, injector = inject_faults(resolved.scenario, link, link.die)
-        if injector is not None:
-            router.register(injector, member.rank)
-        context = spec.context(wrapped, injector)
-        report: Report
-        if spec.is_router:
-            report = task.route(clock, context)
-        else:
-            report = task.run(replace(machine, clock=clock), sink, context)
+        context = context.linked(link, resolved.scenario, link.die)
+        if context.fault_injector is not None:
+            router.register(context.fault_injector, member.rank)
+        report: Report = (
+            task.route(clock, context)
+            if context.is_router
+            else task.run(replace(machine, clock=clock), sink, context)
+        )
         link.leave(report.failure)
         return report
 

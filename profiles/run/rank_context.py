@@ -10,9 +10,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
-from ...scenarios.failures import rank_names, role_of, sends
+from ...scenarios.failures import role_of, sends
 from ...scenarios.schema import Scenario
 from ...sched.data_parallel.sync import PartitionedSource, RankShare
+from ...sched.disagg.kv import FakeLink
 from ...sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, RankLayout
 from ...sched.disagg.router import RoutedSource, WorkerSource
 from ...sched.link import Link, Message
@@ -41,10 +42,10 @@ class FaultInjector(Observer):
     """Calls ``kill`` with the reason, and raises DiedError if that returns. It counts triggers once it is ``armed``,
     when the measured workload begins."""
 
-    def __init__(self, scenario: Scenario, rank: int, kill: Callable[[str], None]) -> None:
+    def __init__(self, scenario: Scenario, name: str, kill: Callable[[str], None]) -> None:
         self.armed = False
         self.triggered: list[int] = []  # indices into the script
-        self._name = rank_names(scenario)[rank]
+        self._name = name
         self._kill = kill
         self._schedule = {
             index: (failure.dies, _triggers(self._name, failure.dies.phase))
@@ -68,16 +69,6 @@ class FaultInjector(Observer):
                 how = f"killed by script in {dies.phase} {dies.nth}"
                 self._kill(how)
                 raise DiedError(f"{self._name} was {how}")
-
-
-def inject_faults(
-    scenario: Scenario, link: Link, kill: Callable[[str], None]
-) -> tuple[Link, FaultInjector | None]:
-    """A rank's link and its fault injector; without a script of failures, the link as it is and None."""
-    if not scenario.faults:
-        return link, None
-    injector = FaultInjector(scenario, link.rank, kill)
-    return _FaultInjectingLink(link, injector), injector
 
 
 def _triggers(rank: str, phase: str) -> Sequence[_Trigger]:
@@ -131,14 +122,32 @@ _START_DELAY = 1_000_000
 
 class RankContext(NamedTuple):
     """``link``: to the other ranks, where there are any. ``stage``: the part of a pipeline. ``place``: the role behind
-    a router. ``share``: the requests of a data-parallel rank. ``fault_injector``: where the scenario scripts a failure
-    of the rank."""
+    a router. ``share``: the requests of a data-parallel rank. ``fault_injector``: where the scenario scripts failures.
+    ``fake_transfer``: KV is announced and never sent.
 
+    A rank runs ``RunTask.run`` on a device of its own; a router has no device and runs ``RunTask.route``."""
+
+    name: str = ""
     link: Link | None = None
     stage: Stage | None = None
     place: RankLayout | None = None
     share: RankShare | None = None
     fault_injector: FaultInjector | None = None
+    fake_transfer: bool = False
+
+    def linked(self, link: Link, scenario: Scenario, kill: Callable[[str], None]) -> RankContext:
+        """The rank with its link. ``kill`` is called where the scenario scripts its death."""
+        injector = None
+        if scenario.faults:
+            injector = FaultInjector(scenario, self.name, kill)
+            link = _FaultInjectingLink(link, injector)
+        if self.fake_transfer and self.place is not None:
+            link = FakeLink(link, self.place)
+        return self._replace(link=link, fault_injector=injector)
+
+    @property
+    def is_router(self) -> bool:
+        return self.place is not None and self.place.role == "router"
 
     @property
     def rank(self) -> int:

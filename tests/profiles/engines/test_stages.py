@@ -19,7 +19,7 @@ from schedbench.profiles.vgpu.gpu import open_vgpu, patched
 from schedbench.sched.link import LinkError
 from schedbench.sched.pipeline import Stage
 
-RANKS = [RankContext(stage=Stage(index, 2, range(1))) for index in range(2)]
+RANKS = [RankContext(f"stage {index}", stage=Stage(index, 2, range(1))) for index in range(2)]
 LATER = 5_000_000  # ns
 LINK = load("h200").links["nvlink"]
 distributed: Any = torch.distributed
@@ -86,7 +86,7 @@ def test_the_reason_of_a_stage_that_fails_is_reported(rank: int) -> None:
             raise ValueError("no memory")
         return {"report": link.receive((link.rank + 1) % 3, "never").value}
 
-    stages = [RankContext(stage=Stage(index, 3, range(1))) for index in range(3)]
+    stages = [RankContext(f"stage {index}", stage=Stage(index, 3, range(1))) for index in range(3)]
     with pytest.raises(RankError) as raised:
         run_ranks(stages, run, StageLink, failed, lambda: None)
     assert raised.value.of_rank == {"failed": f"stage {rank}: no memory"}

@@ -22,7 +22,8 @@ from schedbench.sched.disagg.layout import RankLayout
 from schedbench.sched.link import FOREVER, LinkError
 
 PROFILE: LinkProfile = load("h200").links["nvlink"]
-RANKS = [RankContext(place=RankLayout(rank, 1, 1)) for rank in range(2)]
+LAYOUTS = [RankLayout(rank, 1, 1) for rank in range(2)]
+RANKS = [RankContext(place.name, place=place) for place in LAYOUTS]
 Run = Callable[[RankContext, TurnLink], Answer]
 
 
