@@ -94,71 +94,51 @@ class StageDecoder:
 REQUESTS = "requests"
 
 
-class FirstStageSource:
-    """The first stage's source: sends the arrivals of each turn to the second stage, which forwards them to the third,
-    and so on, so that every stage has the same requests in the same turn."""
-
-    over = False  # only the other stages wait for the end of the run
+class StageSource:
+    """A stage's source: the first stage takes the requests of each turn from ``source`` and sends them to the second
+    stage, which forwards them to the third, and so on, so that every stage has the same requests in the same turn."""
 
     def __init__(self, source: RequestSource, link: Link, stage: Stage) -> None:
+        self.over = False  # no turn follows; of a later stage
         self._source = source
         self._link = link
         self._stage = stage
         self._turn = 0
 
     def due(self, now: int) -> Sequence[Request]:
-        arrived = self._source.due(now)
-        self._send(list(arrived))
-        return arrived
-
-    def next_at(self) -> int | None:
-        return self._source.next_at()
-
-    def ended(self, request: Request, now: int) -> None:
-        self._source.ended(request, now)
-
-    def close(self) -> None:
-        """Announce that no turn follows, so that the other stages stop."""
-        self._send(None)
-
-    def _send(self, arrived: list[Request] | None) -> None:
-        self._link.send(self._stage.following, REQUESTS, (self._turn, arrived))
-        self._turn += 1
-
-
-class ForwardedSource:
-    """The source of every later stage: receives the requests of each turn from the preceding stage."""
-
-    def __init__(self, link: Link, stage: Stage) -> None:
-        self.over = False  # no turn follows
-        self._link = link
-        self._stage = stage
-        self._turn = 0
-
-    def due(self, now: int) -> Sequence[Request]:  # noqa: ARG002
         """The requests of this turn. Raises LinkError, also if a turn is missing: the stages would plan different
         batches."""
+        arrived = list(self._source.due(now)) if self._stage.is_first else self._received()
+        self._forward(arrived)
+        return arrived or ()
+
+    def next_at(self) -> int | None:
+        """None on a later stage: the preceding stage decides when the next turn begins."""
+        return self._source.next_at() if self._stage.is_first else None
+
+    def ended(self, request: Request, now: int) -> None:
+        """The first stage reports endings."""
+        if self._stage.is_first:
+            self._source.ended(request, now)
+
+    def close(self) -> None:
+        """Announce that no turn follows the first stage's last one, so that the other stages stop."""
+        self._forward(None)
+
+    def _received(self) -> list[Request] | None:
         turn, arrived = self._link.receive(self._stage.preceding, REQUESTS).value
         if turn != self._turn:
             raise LinkError(
                 f"stage {self._stage.index} waited for the requests of turn {self._turn} from stage "
                 f"{self._stage.preceding}, which sent those of turn {turn}"
             )
-        self._turn += 1
-        if not self._stage.is_last:
-            self._link.send(self._stage.following, REQUESTS, (turn, arrived))
         self.over = arrived is None
-        return arrived or ()
+        return arrived  # type: ignore[no-any-return]
 
-    def next_at(self) -> int | None:
-        """None: the preceding stage decides when the next turn begins."""
-        return None
-
-    def ended(self, request: Request, now: int) -> None:
-        """Does nothing: the first stage reports endings."""
-
-    def close(self) -> None:
-        """Does nothing: the first stage ends the run."""
+    def _forward(self, arrived: list[Request] | None) -> None:
+        if not self._stage.is_last:
+            self._link.send(self._stage.following, REQUESTS, (self._turn, arrived))
+        self._turn += 1
 
 
 _SIGNIFICANT = 0.01  # share of the longest prompt's time

@@ -22,7 +22,7 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.runner import GraphInput
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer
-from ...sched.pipeline import REQUESTS, FirstStageSource, ForwardedSource, Stage
+from ...sched.pipeline import REQUESTS, Stage, StageSource
 from ...sched.request import RequestSource
 
 
@@ -169,8 +169,7 @@ class RankContext(NamedTuple):
             return PartitionedSource(source, self.share)
         if self.stage is None or self.link is None:
             return source
-        place = self.link, self.stage
-        return FirstStageSource(source, *place) if self.stage.is_first else ForwardedSource(*place)
+        return StageSource(source, self.link, self.stage)
 
     @property
     def reports_requests(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..link import Link, LinkError
-from ..pipeline import FirstStageSource, ForwardedSource, Stage
+from ..pipeline import Stage, StageSource
 from .engine import Engine
 from .launch import launch_stage
 from .scheduler import Scheduler
@@ -67,9 +67,7 @@ def run_pipelined(scheduler: Scheduler) -> None:
 def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
     engine = scheduler.engine
     stage, source = _stage(engine), engine.source
-    assert isinstance(source, (FirstStageSource, ForwardedSource)), (
-        "a stage receives its requests through the pipeline"
-    )
+    assert isinstance(source, StageSource), "a stage receives its requests through the pipeline"
     turn = 0
     while True:
         current, following = slots[turn], slots[(turn + 1) % len(slots)]
