@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -16,17 +16,12 @@ from typing import Any, Final
 import torch
 
 from ...sched.config import SamplingParams
-from ...sched.disagg.kv import KVPort
 from ...sched.kernels.sampling import sample_greedy_tagged
 from ...sched.memory.pools import KVPool
 from ...sched.model.config import ModelConfig
-from ...sched.model.decoder import Decoder, Model
-from ...sched.model.draft import EagleDraft
 from ...sched.model.sparse import KVLocator
-from ...sched.model.tags import TaggedDecoder, TagPool
-from ...sched.pipeline import StageDecoder
 from ..run.compose import engine_config
-from ..run.compose_model import draft_weights, index_pool, kv_pool, model_weights, sparse_attention
+from ..run.compose_model import RankModel
 from ..run.system import SystemParts
 from ..vgpu.fused import run_as_one_kernel
 from .names import EngineError
@@ -48,56 +43,18 @@ class PlacedKV(KVPool):
         self.locator = locator
 
 
-class EngineModel:
-    """Weights, and KV whose slots are numbered as the engine numbers them, unless the engine has ``placed`` it
-    elsewhere. ``tags`` with values none only."""
+class EngineModel(RankModel):
+    """KV slots are numbered as the engine numbers them, unless the engine has ``placed`` KV elsewhere."""
 
     def __init__(self, parts: SystemParts, placed: PlacedKV | None = None) -> None:
-        self._resolved = resolved = parts.resolved
-        self.config = config = engine_config(resolved, parts.machine)
-        self.tags: TagPool | None = None
-        self._stage, layers = parts.context.stage, parts.context.layers(resolved.model)
-        self._weights = model_weights(resolved, config.device, parts.context)
-        self._locator = None if placed is None else placed.locator
-        self._kv: KVPool = (
-            kv_pool(replace(resolved.model, num_layers=len(layers)), config) if placed is None else placed
-        )
-        self._index = index_pool(resolved, config)
+        resolved = parts.resolved
+        config, locator = engine_config(resolved, parts.machine), None if placed is None else placed.locator
+        super().__init__(resolved, config, parts.context, kv=placed, locator=locator)
         self.hidden = resolved.model.hidden_size, resolved.model.dtype
-        if resolved.scenario.device.values == "none" and config.speculative is None:
-            slots = config.kv_tokens + config.page_size
-            self.tags = TagPool(slots=slots, context_len=config.context_len, device=config.device)
-
-    def decoder(self, pages: torch.Tensor) -> Model:
-        """The decoder that finds KV slots in the table ``pages``, [rows, context] int32. Launches nothing."""
-        decoder = self.bare_decoder(pages)
-        return self.tagged(decoder if self._stage is None else StageDecoder(decoder, self._stage), pages)
-
-    def port(self) -> KVPort:
-        """Reads and writes KV in the slots, and with values none the tags that stand for it."""
-        index = [] if self._index is None else [self._index.k_cache]
-        return KVPort(self.tags, self._kv.caches, *index)
-
-    def bare_decoder(self, pages: torch.Tensor) -> Decoder:
-        """The decoder without tags."""
-        resolved, weights, kv = self._resolved, self._weights, self._kv
-        sparse = sparse_attention(resolved, index=self._index, pages=pages, locator=self._locator)
-        return Decoder(resolved.model, weights, kv=kv, req_to_token=pages, sparse=sparse)
-
-    def tagged(self, model: Model, pages: torch.Tensor) -> Model:
-        """With values none, a model that makes the launches of ``model`` and fingerprints from tags."""
-        return model if self.tags is None else TaggedDecoder(model, pool=self.tags, req_to_token=pages)
-
-    def draft(self, pages: torch.Tensor) -> EagleDraft:
-        """The draft model of a scenario that speculates; its KV is in the same slots of a pool of its own."""
-        draft = self._resolved.draft
-        assert draft is not None
-        weights = draft_weights(self._resolved, draft, self._weights)
-        return EagleDraft(draft, weights, kv=kv_pool(draft, self.config), req_to_token=pages)
 
     def move_kv(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy the keys and values of the slots ``source`` [n] to the slots ``target`` [n], by one kernel."""
-        run_as_one_kernel("move_kv_cache", _moved, self._kv.caches, target, source)
+        run_as_one_kernel("move_kv_cache", _moved, self.kv.caches, target, source)
 
 
 def _moved(caches: Sequence[torch.Tensor], target: torch.Tensor, source: torch.Tensor) -> None:

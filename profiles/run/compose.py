@@ -36,7 +36,7 @@ from ...sched.speculate.worker import Worker
 from ...sched.streams import Streams
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved, speculative_config
-from .compose_model import draft_worker, kv_tier, model_parts
+from .compose_model import RankModel, draft_worker, host_kv, kv_tier
 from .declared_hazards import name_pools
 from .rank_context import ALONE, RankContext
 
@@ -154,17 +154,20 @@ def compose(parts: SystemParts) -> Composition:
         allocator = _allocator(config, config.logical_tokens)
         relay = _relay(parts, config, streams, slots)
         pages = relay.context.pages
-        model = model_parts(resolved, config, pages, context)
+        model = RankModel(resolved, config, context)
+        host = host_kv(model, pages)
+        decoder = model.decoder(pages, None if host is None else host.locator)
         on_device = _allocator(config, config.kv_tokens)
-        tier = kv_tier(model.host, allocator, on_device, slots=slots, streams=streams, observer=observer)
+        tier = kv_tier(host, allocator, on_device, slots=slots, streams=streams, observer=observer)
     shares_prefixes = config.radix_cache and context.computes_prompts
     cache = (RadixCache if shares_prefixes else ChunkCache)(slots, allocator)
     sampler = parts.sampler or Sampler()
     streams.wait(streams.forward, streams.schedule)
     with streams.on(streams.forward):
-        runner: Model = ModelRunner(model.decoder, config, context.proxies(resolved.model, model.tags))
-        worker = draft_worker(resolved, config, model, sampler=sampler, pages=pages)
-    outbox, inbox = _transfer(parts, model.port, tier, worker, cache, streams)
+        runner: Model = ModelRunner(decoder, config, context.proxies(resolved.model, model.tags))
+        worker = draft_worker(model, decoder, sampler=sampler, pages=pages)
+    port = model.port() if host is None else HostKVPort(model.port(), host.buffers, host.transfer)
+    outbox, inbox = _transfer(parts, port, tier, worker, cache, streams)
     engine = Engine(
         config=config,
         slots=slots,
@@ -187,7 +190,7 @@ def compose(parts: SystemParts) -> Composition:
         inbox=inbox,
     )
     name_pools(parts.machine, engine)
-    buffers = None if model.host is None else model.host.buffers
+    buffers = None if host is None else host.buffers
     return Composition(_scheduler_class(config, context)(engine), model.tags, buffers)
 
 

@@ -11,19 +11,13 @@ from ...sched.data_parallel.mlp import SharedMLP, sharded
 from ...sched.disagg.kv import KVPort
 from ...sched.hisparse.coordinator import Coordinator
 from ...sched.hisparse.pools import HostPool, HotBuffers
-from ...sched.hisparse.transfer import HostKVPort, HotBufferLocator, KVTransfer, TierTags
+from ...sched.hisparse.transfer import HotBufferLocator, KVTransfer, TierTags
 from ...sched.memory.pools import IndexPool, KVAllocator, KVPool, ReqToTokenPool
 from ...sched.memory.tier import KVTier
 from ...sched.model.checkpoint import load_weights
 from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import BlockDecoder, CrossDecoder, Decoder, Embedder, Model
-from ...sched.model.draft import (
-    DraftWeights,
-    EagleDraft,
-    derived_weights,
-    empty_draft_weights,
-    load_draft_weights,
-)
+from ...sched.model.draft import EagleDraft, derived_weights, empty_draft_weights, load_draft_weights
 from ...sched.model.runner import GraphInput
 from ...sched.model.sampling import TokenSampler
 from ...sched.model.sparse import KVLocator, PageTableLocator, SparseAttention
@@ -50,72 +44,86 @@ class HostKV:
     locator: HotBufferLocator
 
 
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """``tags`` with values none only, ``host`` with KV on the host only. ``port``: by which KV is transferred."""
+class RankModel:
+    """A rank's part of the model, and its KV on the device, unless that is given as ``kv``. ``locator``: where a slot's
+    KV is, if not in the slot. ``tags`` with values none only; with simulated acceptance there are none to be checked.
+    Raises CheckpointError."""
 
-    weights: Weights
-    decoder: Model
-    port: KVPort | HostKVPort
-    tags: TagPool | None
-    host: HostKV | None
+    def __init__(
+        self,
+        resolved: Resolved,
+        config: EngineConfig,
+        context: RankContext,
+        *,
+        kv: KVPool | None = None,
+        locator: KVLocator | None = None,
+    ) -> None:
+        self.config = config
+        self.tags: TagPool | None = None
+        self.resolved, self._context, self._locator = resolved, context, locator
+        model, scenario = resolved.model, resolved.scenario
+        slots = config.logical_tokens + config.page_size
+        self._weights = model_weights(resolved, config.device, context)
+        self.kv = kv or kv_pool(replace(model, num_layers=len(context.layers(model))), config)
+        if scenario.device.values == "none" and config.speculative is None:
+            self.tags = TagPool(slots=slots, context_len=config.context_len, device=config.device)
+        self._index = (
+            None
+            if model.indexer is None
+            else IndexPool(
+                num_layers=model.num_layers,
+                slots=slots,
+                head_dim=model.indexer.head_dim,
+                dtype=model.dtype,
+                device=config.device,
+            )
+        )
 
+    def decoder(self, pages: torch.Tensor, places: HotBufferLocator | None = None) -> Model:
+        """The decoder that finds KV slots in the table ``pages``, [rows, context] int32, and with ``places`` in hot
+        buffers. Launches nothing."""
+        decoder, stage = self.bare_decoder(pages, places), self._context.stage
+        return self.tagged(decoder if stage is None else StageDecoder(decoder, stage), pages, places)
 
-def model_parts(
-    resolved: Resolved, config: EngineConfig, pages: torch.Tensor, context: RankContext
-) -> ModelParts:
-    """``pages`` is the table that forwards read. With simulated acceptance there are no tags to be checked. Raises
-    CheckpointError."""
-    model, scenario = resolved.model, resolved.scenario
-    weights = model_weights(resolved, config.device, context)
-    kv = kv_pool(replace(model, num_layers=len(context.layers(model))), config)
-    tags = None
-    if scenario.device.values == "none" and config.speculative is None:
-        logical = config.logical_tokens + config.page_size
-        tags = TagPool(slots=logical, context_len=config.context_len, device=config.device)
-    host = _host_kv(config, model, kv, tags=tags, pages=pages)
-    index, locator = index_pool(resolved, config), None if host is None else host.locator
-    sparse = sparse_attention(resolved, index=index, pages=pages, locator=locator)
-    mlp = _mlp(resolved, context)
-    whole = _decoder_class(config)(model, weights, kv=kv, req_to_token=pages, sparse=sparse, mlp=mlp)
-    decoder: Model = whole if context.stage is None else StageDecoder(whole, context.stage)
-    if tags is not None:
-        places = None if host is None else host.locator
-        decoder = TaggedDecoder(decoder, pool=tags, req_to_token=pages, places=places)
-    on_device = KVPort(tags, kv.caches, *([] if index is None else [index.k_cache]))
-    port = on_device if host is None else HostKVPort(on_device, host.buffers, host.transfer)
-    return ModelParts(weights, decoder, port, tags, host)
+    def bare_decoder(self, pages: torch.Tensor, places: HotBufferLocator | None = None) -> Decoder:
+        """The decoder without tags."""
+        model, scenario, sparse = self.resolved.model, self.resolved.scenario, None
+        if self._index is not None and model.indexer is not None:
+            sparse = SparseAttention(
+                model,
+                model.indexer,
+                index=self._index,
+                req_to_token=pages,
+                locator=places or self._locator or PageTableLocator(pages),
+                reuse=scenario.engine.hisparse.selection.reuse if scenario.device.values == "none" else None,
+            )
+        mlp = _mlp(self.resolved, self._context)
+        kind = _decoder_class(self.config)
+        return kind(model, self._weights, kv=self.kv, req_to_token=pages, sparse=sparse, mlp=mlp)
 
+    def tagged(self, model: Model, pages: torch.Tensor, places: HotBufferLocator | None = None) -> Model:
+        """With values none, a model that makes the launches of ``model`` and fingerprints from tags."""
+        if self.tags is None:
+            return model
+        return TaggedDecoder(model, pool=self.tags, req_to_token=pages, places=places)
 
-def index_pool(resolved: Resolved, config: EngineConfig) -> IndexPool | None:
-    """The keys of the model's indexer; None for a model whose attention is dense."""
-    model = resolved.model
-    if model.indexer is None:
-        return None
-    return IndexPool(
-        num_layers=model.num_layers,
-        slots=config.logical_tokens + config.page_size,
-        head_dim=model.indexer.head_dim,
-        dtype=model.dtype,
-        device=config.device,
-    )
+    def port(self) -> KVPort:
+        """Reads and writes KV in the slots, and with values none the tags that stand for it."""
+        index = [] if self._index is None else [self._index.k_cache]
+        return KVPort(self.tags, self.kv.caches, *index)
 
-
-def sparse_attention(
-    resolved: Resolved, *, index: IndexPool | None, pages: torch.Tensor, locator: KVLocator | None
-) -> SparseAttention | None:
-    """None without an index. Without ``locator`` KV is in the slots of the table ``pages``."""
-    model, scenario = resolved.model, resolved.scenario
-    if index is None or model.indexer is None:
-        return None
-    return SparseAttention(
-        model,
-        model.indexer,
-        index=index,
-        req_to_token=pages,
-        locator=locator or PageTableLocator(pages),
-        reuse=scenario.engine.hisparse.selection.reuse if scenario.device.values == "none" else None,
-    )
+    def draft(self, pages: torch.Tensor) -> EagleDraft:
+        """The draft model of a scenario that speculates; its KV is in the same slots of a pool of its own. Raises
+        CheckpointError."""
+        draft, target = self.resolved.draft, self._weights
+        assert draft is not None
+        if self.resolved.scenario.device.values == "none":
+            weights = empty_draft_weights(draft, target)
+        elif self.resolved.draft_checkpoint is None:
+            weights = derived_weights(draft, target)
+        else:
+            weights = load_draft_weights(self.resolved.draft_checkpoint, draft, target)
+        return EagleDraft(draft, weights, kv=kv_pool(draft, self.config), req_to_token=pages)
 
 
 def _decoder_class(config: EngineConfig) -> type[Decoder]:
@@ -153,10 +161,10 @@ def kv_pool(model: ModelConfig, config: EngineConfig) -> KVPool:
     )
 
 
-def _host_kv(
-    config: EngineConfig, model: ModelConfig, kv: KVPool, *, tags: TagPool | None, pages: torch.Tensor
-) -> HostKV | None:
-    """None where all KV is on the device. Pinned memory; with values none its shape only."""
+def host_kv(made: RankModel, pages: torch.Tensor) -> HostKV | None:
+    """None where all KV is on the device. Pinned memory; with values none its shape only. ``pages`` is the table that
+    forwards read."""
+    model, config, kv, tags = made.resolved.model, made.config, made.kv, made.tags
     if config.hisparse is None:
         return None
     slots = config.logical_tokens + config.page_size
@@ -215,35 +223,18 @@ def kv_tier(
 
 
 def draft_worker(
-    resolved: Resolved,
-    config: EngineConfig,
-    model: ModelParts,
-    *,
-    sampler: TokenSampler,
-    pages: torch.Tensor,
+    made: RankModel, target: Model, *, sampler: TokenSampler, pages: torch.Tensor
 ) -> Worker | None:
     """None for a scenario that does not speculate. Captures graphs on the current stream. Raises CheckpointError when
     the draft's checkpoint cannot be read."""
-    if config.speculative is None or resolved.draft is None:
+    config, model = made.config, made.resolved.model
+    if config.speculative is None:
         return None
-    kv = kv_pool(resolved.draft, config)
-    draft = EagleDraft(
-        resolved.draft, draft_weights(resolved, resolved.draft, model.weights), kv=kv, req_to_token=pages
-    )
-    hidden = GraphInput((resolved.model.hidden_size,), resolved.model.dtype)
+    draft, hidden = made.draft(pages), GraphInput((model.hidden_size,), model.dtype)
     return Worker(
         spec=config.speculative,
         drafter=Drafter(draft, config, pages=pages, hidden=hidden),
-        verifier=Verifier(model.decoder, sampler, config, pages=pages),
+        verifier=Verifier(target, sampler, config, pages=pages),
         acceptance=acceptance(config),
-        kv=kv,
+        kv=draft.kv,
     )
-
-
-def draft_weights(resolved: Resolved, draft: ModelConfig, target: Weights) -> DraftWeights:
-    """The weights of the draft model. Raises CheckpointError."""
-    if resolved.scenario.device.values == "none":
-        return empty_draft_weights(draft, target)
-    if resolved.draft_checkpoint is None:
-        return derived_weights(draft, target)
-    return load_draft_weights(resolved.draft_checkpoint, draft, target)

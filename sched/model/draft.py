@@ -81,6 +81,7 @@ class EagleDraft:
     def __init__(
         self, config: ModelConfig, weights: DraftWeights, *, kv: KVPool, req_to_token: torch.Tensor
     ) -> None:
+        self.kv = kv
         self._fc = weights.fc
         self._embedding = weights.layers.embedding
         self._dtype = config.dtype
