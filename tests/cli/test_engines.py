@@ -238,6 +238,7 @@ def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine:
         (("run", "mixed", "--engine", "sglang:.", "--relay", "latest"), 2, "--relay is about the relay"),
         (("run", "ladder", "--engine", "sglang:."), 2, "engine.relays is about the relay"),
         (("run", "mixed", "--engine", "sglang:."), 3, "no python/sglang and no sglang in that folder"),
+        (("run", "mixed", "--engine", "sglang:gone"), 3, "gone is no folder"),
         (("run", "mixed", "--engine-python", "python"), 2, "--engine-python: no engine is named"),
         (("run", "mixed", "--engine-timeout", "9"), 2, "--engine-timeout: no engine is named"),
         (("compare", "mixed", "--b", "overlap=true", "--engine-wheels", "."), 2, "no engine is named"),
