@@ -1,4 +1,4 @@
-"""One result in five formats, each valid in itself and without escapes where the output is not a terminal."""
+"""One result in every format, each valid in itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import re
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from schedbench.profiles.record.result import Metric, Outputs, Result
 from tests.acceptance.runs import command_line, plain_environment
 from tests.conftest import RunCommand
 
-FORMS = ("table", "json", "md", "csv", "html", "svg")
 FEW = (
     "workload.requests=4",
     "workload.output_tokens.max=16",
@@ -56,14 +54,6 @@ def printed(
         return outputs[how]
 
     return form
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_no_escapes_when_piped(printed: Printed, form: str) -> None:
-    out = printed(form)
-    assert "\x1b" not in out
-    assert out.endswith("\n")
-    assert not out.endswith("\n\n\n")
 
 
 def test_table_fits_a_page(printed: Printed) -> None:
@@ -144,37 +134,6 @@ def test_markdown_tables_have_even_columns(printed: Printed) -> None:
     assert sum(width > 0 for width in tables) > 30
     assert all(width in (0, before) or before == 0 for before, width in pairwise(tables))
     assert sum(set(line) <= set("|-: ") and bool(line) for line in lines) >= 4  # a ruler under each heading
-
-
-def test_html_is_balanced(printed: Printed) -> None:
-    page = Page()
-    page.feed(printed("html"))
-    page.close()
-    assert page.open == []
-    assert "4 requests: 4 finished" in page.text
-    assert page.title == "run mixed"
-
-
-class Page(HTMLParser):
-    """Collects the elements that are still open, the text and the title."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-        self.title = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.open and self.open[-1] == "title":
-            self.title += data
 
 
 def test_a_broken_budget_is_reported_on_stderr(run_command: RunCommand) -> None:

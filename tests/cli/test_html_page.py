@@ -36,6 +36,7 @@ class Parsed(HTMLParser):
         self._open: list[str] = []
         self._title, self._spec = "", False
         self.feed(text)
+        assert not self._open
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
@@ -43,7 +44,8 @@ class Parsed(HTMLParser):
             f"{tag} {name}" for name in given if name in ("src", "href", "srcset", "data", "action")
         ]
         self._spec = tag == "script" and given.get("type") == "application/json"
-        self._open.append(tag)
+        if tag not in ("meta", "br"):
+            self._open.append(tag)
         if tag == "summary":
             self._title = ""
         elif tag == "table":
@@ -52,14 +54,11 @@ class Parsed(HTMLParser):
             self.tables[self._title].append([])
         elif tag in ("td", "th"):
             self.tables[self._title][-1].append("")
-        elif tag == "br":
-            self._open.pop()
-            if self._cell():
-                self.tables[self._title][-1][-1] += "\n"
+        elif tag == "br" and self._cell():
+            self.tables[self._title][-1][-1] += "\n"
 
     def handle_endtag(self, tag):
-        while self._open and self._open.pop() != tag:
-            pass
+        assert self._open.pop() == tag
         self._spec = False
 
     def handle_data(self, data):

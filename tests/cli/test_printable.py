@@ -28,6 +28,7 @@ def test_the_name_of_a_scenario_is_printed_without_its_escapes(run_command: RunC
     done = run_command("run", "overlap_on", *NAMED, "--format", form)
     assert done.code == 0, done.err
     assert not CONTROLS & set(done.out + done.err)
+    assert done.out.endswith("\n") and not done.out.endswith("\n\n\n")
     if form == "json":
         assert json.loads(done.out)["scenario"]["expanded"]["name"] == HOSTILE
 
