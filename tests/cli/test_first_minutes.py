@@ -75,11 +75,6 @@ def test_a_key_is_explained_also_by_its_short_name(run_command: RunCommand) -> N
             "values   an integer, at least 1 or none or null\n"
             "default  8192\n"
         )
-    said = run_command("explain", "ovelap")
-    assert (said.code, said.err) == (
-        2,
-        "schedbench: no metric and no scenario key 'ovelap', did you mean 'overlap'?\n",
-    )
 
 
 def test_init_writes_a_scenario_with_the_given_values(run_command: RunCommand, tmp_path: Path) -> None:

@@ -116,12 +116,6 @@ def test_results_are_stored_beside_the_document(document: dict[str, Any], kept: 
     assert len(names) == 8
 
 
-def test_resume_runs_nothing_twice(kept: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (kept / "runs").iterdir()}
-    assert swept(*AXES, "--output-dir", str(kept), "--resume").exit_code == 0
-    assert {path: path.stat().st_mtime_ns for path in (kept / "runs").iterdir()} == before
-
-
 def test_three_axes_form_a_list(kept: Path) -> None:
     done = swept(*AXES, "--over", "page_size=1", "--output-dir", str(kept), "--resume")
     rows = [line.split() for line in done.stdout.splitlines()]
