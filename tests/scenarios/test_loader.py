@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from schedbench.scenarios.loader import load, loads
 from schedbench.scenarios.problems import ScenarioError
@@ -349,55 +346,9 @@ def test_the_digest_follows_meaning_not_spelling() -> None:
     assert loads(SOUND.encode(), overrides=["measure.seed=1"]).sha256 != loads(SOUND.encode()).sha256
 
 
-@given(st.binary())
-def test_any_bytes_are_refused_or_a_scenario(content: bytes) -> None:
-    with pytest.raises(ScenarioError):
-        loads(content)
-
-
-def paths(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    if not isinstance(value, dict):
-        return [path]
-    return [path, *(below for key, inner in value.items() for below in paths(inner, (*path, key)))]
-
-
-EXPANDED = load("mixed").expanded()
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["none", "off", "<FILE>"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
-)
-
-
 def test_a_pipe_is_read_once_for_all_commands_of_a_process() -> None:
     reading, writing = os.pipe()
     os.write(writing, SOUND.encode())
     os.close(writing)
     with open(reading):
         assert [load(f"/dev/fd/{reading}").name for _ in range(2)] == ["sound", "sound"]
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(paths(EXPANDED)[1:]), VALUES), min_size=1, max_size=4))
-def test_any_value_at_any_key_is_refused_or_a_scenario(changes: list[tuple[tuple[str, ...], Any]]) -> None:
-    overrides = [f"{'.'.join(path)}={json.dumps(value)}" for path, value in changes]
-    try:
-        scenario = load("mixed", overrides)
-    except ScenarioError as refused:
-        assert all(problem.path or problem.message for problem in refused.problems)
-        assert str(refused).isprintable() or "\n" in str(refused)
-    else:
-        assert len(scenario.sha256) == 64
-
-
-@given(st.text(), st.text())
-def test_any_override_is_refused_or_a_scenario(key: str, value: str) -> None:
-    try:
-        load("mixed", [f"{key}={value}"])
-    except ScenarioError as refused:
-        assert refused.problems
