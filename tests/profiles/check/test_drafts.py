@@ -16,7 +16,7 @@ from schedbench.profiles.check.report import Check
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.batch import DraftState
-from schedbench.sched.relay import drafts, lengths
+from schedbench.sched.relay import drafts
 from schedbench.sched.relay.faults import Fault, unchanged
 from schedbench.sched.relay.row import DraftRow
 from schedbench.sched.relay.states import states
@@ -78,9 +78,6 @@ def test_drafts_agree_in_every_state_and_worker(state: str, worker: str) -> None
     assert "of 4 requests" in found.about
 
 
-SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
-
-
 @pytest.mark.wide
 @pytest.mark.parametrize("state", states())
 def test_a_draft_starts_from_the_state_of_the_last_extend(state: str) -> None:
@@ -125,16 +122,6 @@ def test_the_draft_state_of_another_request_is_reported_by_field(field: str) -> 
     assert found.keys() == {field}
     assert f"its draft starts from {field} that its last extend did not leave" in found[field]
     assert checked(wrong).verdict == "failed"
-
-
-def test_a_lagging_mirror_is_reported() -> None:
-    def lagging(context: Any, batch: Any) -> None:
-        lengths.lengths_gathered_and_downloaded(context, batch)
-        if batch.spec_info is not None and batch.has_host_lengths:
-            batch.seq_lens_cpu = batch.seq_lens_cpu - 1
-
-    wrong = broken(question(state="pr26425"), lambda row: replace(row, host_lengths=lagging))
-    assert "on the device and" in violations(wrong)["seq_lens_cpu"]
 
 
 def test_a_wrong_draft_extend_is_found_by_the_draft_check_alone(

@@ -17,12 +17,10 @@ from schedbench.sched.loop import launch, settle
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.model.grammar import GrammarState
 from schedbench.sched.observe import Observer
-from schedbench.sched.relay.states import states
 from schedbench.sched.request import Request
 from tests.acceptance.runs import resolved
 
 MIXING, JOINING = "faults/mixing", "faults/joining"
-SOON = ("pr25774-before", "pr25944", "pr25945", "latest")
 
 
 def guarded(scenario: str, *overrides: str) -> Sequence[Violation]:
@@ -37,18 +35,6 @@ def run(scenario: str, *overrides: str, guard: Invariants | None = None) -> Resu
 
 
 # Whole runs of every state are guarded in test_ladder_tokens.py.
-@pytest.mark.parametrize(
-    ("state", "overlap"),
-    [
-        *(
-            (name, "true") if name in SOON else pytest.param(name, "true", marks=pytest.mark.wide)
-            for name in states()
-        ),
-        ("latest", "false"),
-    ],
-)
-def test_every_state_keeps_the_invariants(state: str, overlap: str) -> None:
-    assert not guarded(MIXING, f"engine.relay={state}", f"engine.overlap={overlap}")
 
 
 @pytest.mark.wide

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from itertools import count
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -343,19 +341,3 @@ def test_entry_points_are_restored_afterwards(hardware: HardwareProfile) -> None
     assert (vars(DeviceTensor)["__torch_dispatch__"], Event.record) == before
     with open_vgpu(hardware) as gpu:
         assert torch.ones(2, device=gpu.device).tolist() == [1, 1]
-
-
-def test_numpy_flattens_prompts_faster_than_lists_do(host: Host) -> None:
-    """This is the effect of #25098, measured without a GPU."""
-    parts = [array("q", range(512)) for _ in range(16)]
-
-    def by_list() -> torch.Tensor:
-        return torch.tensor([token for part in parts for token in part], dtype=torch.int64)
-
-    def by_numpy() -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([np.frombuffer(part, dtype=np.int64) for part in parts]))
-
-    assert torch.equal(by_list(), by_numpy())
-    rounds = [(host.time(by_list), host.time(by_numpy), time_taken(by_list)) for _ in range(30)]
-    assert median(slow / fast for slow, fast, _ in rounds) > 5
-    assert median(slow / taken for slow, _, taken in rounds) == pytest.approx(1, rel=0.25)

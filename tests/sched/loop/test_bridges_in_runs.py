@@ -73,33 +73,12 @@ def test_a_delayed_sample_is_stashed_before_the_next_step(overlap: bool) -> None
     assert after_first[: len(spelled.output_ids)] == list(spelled.output_ids)
 
 
-def test_no_token_is_gathered_before_it_was_stashed() -> None:
-    """Rows are wiped when they are handed out: an early gather would show as a negative input."""
-    recorder = RunRecorder()
-    crowded = config(kv_tokens=240, schedule_conservativeness=0.02, mixed_chunk=True, chunked_prefill_size=19)
-    done = EngineRun(crowded, recall=True, observer=recorder).run(
-        requests(30, prompt=(4, 60), output=(8, 40), shared=16)
-    )
-    assert recorder.retractions and recorder.kinds == {"prefill", "mixed", "decode"}
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
-
-
 def test_a_forward_without_input_says_so() -> None:
     engine_run = EngineRun(config(), recall=True)
     engine_run.scheduler([])
     batch = ScheduleBatch(reqs=[], forward_mode=ForwardMode.DECODE, step=7)
     with pytest.raises(ValueError, match="step 7 has no input ids: its relay was not resolved"):
         make_forward_batch(engine_run.engine, batch)
-
-
-@LOOPS
-def test_mixing_keeps_the_place_of_each_token(overlap: bool) -> None:
-    """The last prompt chunk, whole prompts and decodes in one forward; every slot's position is in the answer."""
-    recorder = RunRecorder()
-    engine = config(overlap=overlap, mixed_chunk=True, chunked_prefill_size=32, page_size=4)
-    done = EngineRun(engine, recall=True, observer=recorder).run(requests(12, every_ns=3000))
-    assert "mixed" in recorder.kinds
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
 
 
 def test_logprob_requests_are_not_mixed() -> None:
