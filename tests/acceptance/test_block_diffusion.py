@@ -142,10 +142,6 @@ def test_before_25774_tokens_are_kept_as_output_ids() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "engine.overlap=true",
-            "overlap cannot be combined with block diffusion|block diffusion cannot be com",
-        ),
         ("engine.page_size=32", "expected a divisor of the 16 tokens of a block"),
         ("workload.sampling.temperature=0.5", "expected greedy, no penalty"),
     ],

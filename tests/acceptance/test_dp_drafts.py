@@ -8,7 +8,6 @@ import pytest
 
 from schedbench.profiles.record.result import Abstained, Result
 from tests.acceptance.runs import digest_of, each_state, executed, resolved, result_of, statuses, value
-from tests.conftest import RunCommand
 
 FEW = (
     "workload.requests=4",
@@ -65,9 +64,3 @@ def test_acceptance_is_reported_where_times_abstain() -> None:
     found = executed(resolved("spec_v2", *FEW, *ALONE, TWO), adversary=0)
     assert isinstance(found.metrics["ttft_ms"], Abstained)
     assert value(found, "accept_length") == reference("v2")[1]
-
-
-def test_a_shared_mlp_is_refused(run_command: RunCommand) -> None:
-    shared = ("engine.data_parallel={ranks: 2, mlp: shared}", "engine.cuda_graph=false")
-    said = run_command("run", "spec_v2", *(word for knob in shared for word in ("--set", knob)))
-    assert said.code == 2 and "shared MLP cannot be combined with speculation" in said.err

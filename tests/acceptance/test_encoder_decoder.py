@@ -169,7 +169,6 @@ def test_latest_strips_before_it_stages() -> None:
             "engine.chunked_prefill_size=64",
             "expected none: the encoder's tokens of a prompt",
         ),
-        ("encoder_decoder", "engine.radix_cache=true", "encoder-decoder cannot be combined with radix cache"),
         ("encoder_decoder", "model.preset=tiny-llama", "tiny-llama has no encoder"),
         ("mixed", "model.preset=tiny-cross", "required by tiny-cross, which has an encoder"),
     ],

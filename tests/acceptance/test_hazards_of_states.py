@@ -18,7 +18,7 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Result
 from schedbench.profiles.run.declared_hazards import SIGNS
 from schedbench.sched.batch import FutureIndices, ScheduleBatch
-from schedbench.sched.relay import lengths, ordering, tokens
+from schedbench.sched.relay import ordering, tokens
 from schedbench.sched.relay.choice import RelayChoice, choose
 from schedbench.sched.relay.context import RelayContext
 from schedbench.sched.relay.names import SWITCH_VALUES
@@ -184,7 +184,7 @@ def test_without_the_barrier_rows_are_reused_while_a_forward_reads_them() -> Non
     assert {finding.first.stream for finding in findings} == {"forward"}
 
 
-# ---- deliberate faults ----------------------------------------------------------------------------------------------
+# ---- deliberate faults, besides those of sched/relay/faults.py, which test_faults_show.py has --------------------
 
 
 def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
@@ -197,17 +197,6 @@ def run_with(choice: RelayChoice) -> Hazards:
     return hazards_in(
         execute(resolved("mixed", *CROWD).with_relay(choice), Options(device="vgpu", hazards=True))
     )
-
-
-def test_dropped_references_show_as_freed_blocks() -> None:
-    """There is no barrier that makes sure that replaced tensors have been read."""
-    kept = run_with(broken(barrier=ordering.no_barrier))
-    dropped = run_with(broken(barrier=ordering.no_barrier, keep_alive=ordering.keep_nothing))
-    assert (freed(kept), bool(freed(dropped))) == ([], True)
-
-
-def freed(hazards: Hazards) -> list[str]:
-    return [f.resource for f in hazards.findings if f.resource.startswith("freed block of")]
 
 
 @contextmanager
@@ -232,15 +221,6 @@ def test_a_forward_that_does_not_wait_for_the_schedule_is_found() -> None:
         f.second.op for f in findings if (f.first.stream, f.second.stream) == ("schedule", "forward")
     }
     assert {"attention", "decode_positions"} <= read_early
-
-
-def test_lengths_advanced_in_place_are_found() -> None:
-    """The forward that was just launched reads them; the barrier would come too early in the loop to help."""
-    findings = run_with(broken(advance=lengths.advance_in_place, barrier=ordering.no_barrier)).findings
-    assert any(
-        f.second.op == "add_" and f.second.site and f.second.site.file.endswith("lengths.py")
-        for f in findings
-    )
 
 
 def test_tokens_stashed_on_the_wrong_stream_are_no_slot_reuse() -> None:

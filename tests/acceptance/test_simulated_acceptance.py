@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from schedbench.profiles.record.result import Abstained, Result
+from schedbench.profiles.record.result import Abstained
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
@@ -120,27 +120,15 @@ def test_prefills_verify_nothing() -> None:
     assert verifies == tokens - len(result.requests)
 
 
-def test_emulated_runs_repeat() -> None:
-    one, two = (result_of("spec_v2", *simulated("v2")).document() for _ in range(2))
-    for part in ("run", "environment"):
-        del one[part], two[part]
-    assert one == two
-
-
 REFUSED = {
     "with values none acceptance cannot be measured: expected {mean: ...}": NONE,
     "a chain of 5 steps has 6, got 4": ("engine.speculative={algorithm: eagle, steps: 5, draft_tokens: 4}",),
     "expected at most steps + 1 = 4, got 4.5": simulated("v2", mean=4.5),
     "means something only with an algorithm": ("engine.speculative={algorithm: none, steps: 5}",),
-    "overlap cannot be combined with speculation v1": (
-        "engine.speculative={algorithm: eagle, mode: v1}",
-        "engine.overlap=true",
-    ),
     "expected 2 to 7, all that the tree has, got 9": (
         "engine.speculative={algorithm: eagle, mode: v1, steps: 2, topk: 2, draft_tokens: 9}",
         "engine.overlap=false",
     ),
-    "mixed chunk cannot be combined with speculation": ("engine.mixed_chunk=true",),
     "seq_lens_cpu=bound: until #26020": ("engine.relay={state: pr25944, seq_lens_cpu: bound}",),
 }
 
@@ -152,35 +140,7 @@ def test_contradictory_settings_are_refused(reason: str) -> None:
     assert reason in str(refused.value)
 
 
-def test_auto_overlaps_v2_and_not_v1() -> None:
-    def overlapped(mode: str) -> Result:
-        worker = f"engine.speculative={{algorithm: eagle, mode: {mode}}}"
-        return executed(resolved("spec_v2", *SMALL, "engine.overlap=auto", worker))
-
-    assert set(overlapped("v1").per_step["verify"].streams) == {"schedule"}
-    assert "forward" in overlapped("v2").per_step["verify"].streams
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (
-            ("engine.speculative={algorithm: eagle, topk: 2}",),
-            "draft trees cannot be combined with speculation v2",
-        ),
-        (
-            (
-                "engine.speculative={algorithm: eagle, mode: v1, topk: 2}",
-                "engine.overlap=false",
-                "engine.page_size=16",
-            ),
-            "draft trees cannot be combined with pages",
-        ),
-    ],
-)
-def test_trees_that_only_engines_may_run_are_refused_of_our_own_scheduler(
-    overrides: tuple[str, ...], reason: str
-) -> None:
-    question = resolved("spec_v2", *overrides)
-    with pytest.raises(ScenarioError, match=reason):
+def test_trees_that_only_engines_may_run_are_refused_of_our_own_scheduler() -> None:
+    question = resolved("spec_v2", "engine.speculative={algorithm: eagle, topk: 2}")
+    with pytest.raises(ScenarioError, match="draft trees cannot be combined with speculation v2"):
         executed(question)

@@ -7,7 +7,6 @@ import pytest
 from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.record.result import Hazards
-from schedbench.sched.relay.states import states
 from tests.acceptance.runs import executed, hazards_in, resolved
 
 pytestmark = pytest.mark.wide
@@ -28,11 +27,6 @@ V2 = ("engine.speculative={algorithm: eagle, mode: v2}",)
 
 def found(*overrides: str) -> Hazards:
     return hazards_in(executed(resolved("mixed", *SMALL, *overrides), hazards=True))
-
-
-@pytest.mark.parametrize("state", states())
-def test_the_overlapped_worker_shows_the_declared_hazards(state: str) -> None:
-    assert found(*V2, f"engine.relay={state}").findings == ()
 
 
 @pytest.mark.parametrize(
