@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 PATIENCE_S = 10.0
 LONGER = 30  # times the examples, for one round of ``make fuzz``
-Path_ = tuple[str | int, ...]
 T = TypeVar("T", bound=Callable[..., object])
 
 NUMBERS = (0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, 10**15, 10**400, 0.5, -0.0, 5e-324, 1e308)

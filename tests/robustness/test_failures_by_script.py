@@ -3,8 +3,9 @@ free their memory and either continue or name what they waited for, and none wai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,10 @@ KEPT = {"delay": ", ms: 3", "repeat": "", "reorder": ", ms: 3"}  # effects that 
 LOST = ("drop", "stall")
 REAL = ("device.values=real", "engine.mixed_chunk=false")
 OFTEN, EVERYWHERE = (1, 5), tuple(WORLDS)
+
+
+def in_wide(cases: Iterable[tuple[object, ...]]) -> list[Any]:
+    return [pytest.param(*case, marks=pytest.mark.wide) for case in cases]
 
 
 def everywhere(*counts: int, worlds: tuple[str, ...]) -> list[tuple[str, Death]]:
@@ -38,7 +43,12 @@ def links(*counts: int, worlds: tuple[str, ...]) -> list[tuple[str, tuple[str, s
     return [(world, link, nth) for world in worlds for link in failing(world) for nth in counts]
 
 
-def dies(world: str, death: Death) -> None:
+@pytest.mark.parametrize(
+    ("world", "death"),
+    [*everywhere(3, worlds=("1x1",)), *in_wide(everywhere(*OFTEN, worlds=EVERYWHERE))],
+    ids=str,
+)
+def test_a_rank_dies(world: str, death: Death) -> None:
     result = broken(death.scripted, *WORLDS[world])
     if result.run.missed:
         assert unbroken(result, *WORLDS[world]) and result.run.failure is None
@@ -62,19 +72,6 @@ def fails(world: str, link: tuple[str, str, str, str], nth: int) -> None:
     assert "failed" in statuses(result) or "router is gone: it has ended" in str(result.run.failure)
     for row in result.requests:
         assert row.status == "finished" or " waited " in row.reason
-
-
-@pytest.mark.parametrize(("world", "death"), everywhere(3, worlds=("1x1",)), ids=lambda part: str(part))
-def test_a_rank_dies(world: str, death: Death) -> None:
-    dies(world, death)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("world", "death"), everywhere(*OFTEN, worlds=EVERYWHERE), ids=lambda part: str(part)
-)
-def test_any_rank_dies_at_any_time(world: str, death: Death) -> None:
-    dies(world, death)
 
 
 @pytest.mark.parametrize("rank", ["prefill 1", "decode 1"])
@@ -113,7 +110,10 @@ def test_with_more_microbatches_than_stages(death: Death) -> None:
     broken(death.scripted, *WORLDS["two stages"], "engine.pipeline.async_depth=1", "device.values=real")
 
 
-@pytest.mark.parametrize(("world", "link", "nth"), links(2, worlds=("two stages",)))
+@pytest.mark.parametrize(
+    ("world", "link", "nth"),
+    [*links(2, worlds=("two stages",)), *in_wide(links(4, worlds=EVERYWHERE))],
+)
 def test_a_link_fails(world: str, link: tuple[str, str, str, str], nth: int) -> None:
     fails(world, link, nth)
 
@@ -131,9 +131,3 @@ def test_a_link_recovers(tag: str) -> None:
 def test_the_routers_last_message_may_be_late(receiver: str) -> None:
     """The router's seventh message announces that there are no more than six requests."""
     fails("1x1", ("router", receiver, "request", "delay"), 7)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(("world", "link", "nth"), links(4, worlds=EVERYWHERE))
-def test_any_link_fails_at_any_time(world: str, link: tuple[str, str, str, str], nth: int) -> None:
-    fails(world, link, nth)
