@@ -28,19 +28,7 @@ def calibrated(tmp_path_factory):
     return path, json.loads(done.stdout), done.stderr
 
 
-@pytest.mark.wide
-def test_a_scenario_runs_on_the_written_profile(calibrated):
-    path, document, _ = calibrated
-    small = ["--set", "workload.requests=2", "--set", "workload.output_tokens.max=4"]
-    done = CliRunner().invoke(
-        app, ["run", "mixed", "--set", f"device.hardware={path}", *small, "--format", "json"]
-    )
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["hardware"]["name"] == "here"
-    assert document["profile"]["name"] == "here"
-
-
-def test_each_phase_has_its_origin(calibrated):
+def test_the_document_has_the_phases_of_the_written_profile(calibrated):
     path, document, _ = calibrated
     written = yaml.safe_load(path.read_text())
     assert written["phases"].keys() == document["phases"].keys()
@@ -48,10 +36,10 @@ def test_each_phase_has_its_origin(calibrated):
         line = document["phases"][name]
         for which in ("a", "b"):
             assert phase[which]["value"] == pytest.approx(line[which], rel=1e-3)
-            origin = phase[which]["origin"]
-            assert origin.startswith(f"measured on {document['machine']}, {document['date']}, ")
-            assert f"{line['samples']} samples" in origin and "residual" in origin
-    assert written["host"]["launch"]["origin"].startswith("published")
+            assert phase[which]["origin"].startswith(
+                f"measured on {document['machine']}, {document['date']}, "
+            )
+    assert document["profile"]["name"] == "here"
 
 
 def test_progress_and_usage_are_on_stderr(calibrated):

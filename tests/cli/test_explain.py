@@ -30,30 +30,6 @@ def test_names_of_results_are_explained(run_command: RunCommand, name: str) -> N
     assert found.code == 0 and found.out.startswith(f"{name}  [")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "bubble_pct.mbx",
-            "bubble_pct.decode",
-            "h2d_",
-            "sync_pinned",
-            "h2d_pinned.p99",
-            "expect.nosuch",
-        ),
-        *(
-            "decode.forward",
-            "decode.forward.ttft_ms",
-            "decode.slow.forward.h2d",
-            "decode.h2d",
-            "nosuch.forward.h2d",
-        ),
-    ],
-)
-def test_unknown_names_are_refused(run_command: RunCommand, name: str) -> None:
-    assert run_command("explain", name).code == 2
-
-
 @pytest.mark.parametrize("scenario", ["pp2", "disagg", "spec_v2", "hisparse"])
 def test_every_name_of_a_result_has_a_definition(run_command: RunCommand, scenario: str) -> None:
     rows = list(csv.DictReader(io.StringIO(run_command("run", scenario, *SMALL, "--format", "csv").out)))

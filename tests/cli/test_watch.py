@@ -67,13 +67,6 @@ def test_a_failing_program_shows_its_traceback_and_one_sentence(watch: RunComman
 
 
 @pytest.mark.wide
-def test_a_program_that_exits_shows_one_sentence(watch: RunCommand, script: Path) -> None:
-    script.write_text("import sys\nsys.exit(3)\n")
-    done = watch("--", "python", str(script))
-    assert (done.code, done.out, done.err) == (4, "", f"schedbench: {script}: exited with 3\n")
-
-
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("end", "failure"), [("raise SystemExit(3)", "exited with 3"), ("x.gone", "AttributeError: ")]
 )

@@ -132,7 +132,12 @@ def test_kinds_and_percentiles_are_defined_with_their_metric(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["nonsense", "forward_ms.", "step_ms.decode", "forward_ms.p42", "forward_ms.decode.x", "retractions.p50"],
+    [
+        *("nonsense", "forward_ms.", "step_ms.decode", "forward_ms.p42", "forward_ms.decode.x"),
+        *("bubble_pct.mbx", "bubble_pct.decode", "h2d_", "sync_pinned", "h2d_pinned.p99", "expect.nosuch"),
+        *("decode.forward", "decode.forward.ttft_ms", "decode.slow.forward.h2d", "decode.h2d"),
+        *("nosuch.forward.h2d", "retractions.p50"),
+    ],
 )
 def test_an_unknown_metric_is_not_defined(name):
     with pytest.raises(KeyError):

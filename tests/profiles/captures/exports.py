@@ -15,7 +15,6 @@ _PROCESS = 77 << 24
 _PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId")
 _COPY = ("bytes", "copyKind", "srcKind", "dstKind")
 _NVTX = ("start", "end", "eventType", "text", "globalTid", "int64Value")
-_OPERATIONS = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE", "SYNCHRONIZATION", "CUDA_EVENT")
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "StringIds": ("id", "value"),
     "NVTX_EVENTS": _NVTX,
