@@ -9,7 +9,7 @@ import pytest
 from schedbench.sched.relay import lengths, ordering, penalties, prebuilt, tokens
 from schedbench.sched.relay.choice import RelayError, choose, difference
 from schedbench.sched.relay.names import ALIASES, SWITCH_VALUES
-from schedbench.sched.relay.row import RelayRow
+from schedbench.sched.relay.row import RelayRow, Speculation
 from schedbench.sched.relay.states import State, states
 
 QUESTIONS = [field.name for field in fields(RelayRow)]
@@ -204,35 +204,27 @@ def test_switches_close_the_gaps_between_pull_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "barrier", "hazards"),
+    ("name", "barrier", "speculation", "hazards"),
     [
-        ("pr25774", "off", ["slot reuse", "page-table rewrite"]),
-        ("pr25774", "after-launch", []),
-        ("pr25944", "off", ["slot reuse", "page-table rewrite"]),
-        ("pr25945-before", "top", ["page-table rewrite", "dead publish"]),
-        ("pr25945", "top", ["page-table rewrite", "dead publish"]),
-        ("pr25945", "read-done", ["dead publish"]),
-        ("latest", "read-done", []),
+        ("pr25774", "off", None, ["slot reuse", "page-table rewrite"]),
+        ("pr25774", "after-launch", None, []),
+        ("pr25944", "off", None, ["slot reuse", "page-table rewrite"]),
+        ("pr25945-before", "top", None, ["page-table rewrite", "dead publish"]),
+        ("pr25945", "top", None, ["page-table rewrite", "dead publish"]),
+        ("pr25945", "read-done", None, ["dead publish"]),
+        ("latest", "read-done", None, []),
+        ("pr26425", "off", "v2", ["slot reuse", "page-table rewrite"]),
+        ("pr25945", "top", "v2", ["page-table rewrite"]),
+        ("pr25945", "off", "v2", ["slot reuse", "page-table rewrite", "penalty state"]),
+        ("latest", "off", "v2", ["slot reuse", "page-table rewrite", "draft lengths"]),
+        ("latest", "read-done", "v2", []),
     ],
 )
-def test_upstreams_races_are_declared(name: str, barrier: str, hazards: list[str]) -> None:
+def test_upstreams_races_are_declared(
+    name: str, barrier: str, speculation: Speculation | None, hazards: list[str]
+) -> None:
     chosen = choose(name, {"barrier": barrier})
-    assert [hazard.partition(":")[0] for hazard in chosen.known_hazards()] == hazards
-
-
-@pytest.mark.parametrize(
-    ("name", "barrier", "hazards"),
-    [
-        ("pr26425", "off", ["slot reuse", "page-table rewrite"]),
-        ("pr25945", "top", ["page-table rewrite"]),
-        ("pr25945", "off", ["slot reuse", "page-table rewrite", "penalty state"]),
-        ("latest", "off", ["slot reuse", "page-table rewrite", "draft lengths"]),
-        ("latest", "read-done", []),
-    ],
-)
-def test_declared_races_under_speculation(name: str, barrier: str, hazards: list[str]) -> None:
-    chosen = choose(name, {"barrier": barrier})
-    assert [hazard.partition(":")[0] for hazard in chosen.known_hazards(speculation="v2")] == hazards
+    assert [one.partition(":")[0] for one in chosen.known_hazards(speculation=speculation)] == hazards
     assert chosen.known_hazards(overlap=False, speculation="v2") == ()
 
 
