@@ -22,7 +22,7 @@ from schedbench.profiles.run.document import outputs_of
 from schedbench.profiles.run.machines import open_machine
 from schedbench.profiles.run.runner import GatedSink, PreparedRun
 from schedbench.sched.loop.scheduler import Scheduler
-from schedbench.sched.observe import Observer
+from schedbench.sched.observe import Observer, StepInfo
 from schedbench.sched.relay.states import states
 
 # ``mixed`` where the claim does not need its size: a burst, so that steps mix; long outputs, so that decodes outgrow
@@ -115,6 +115,18 @@ def value(result: Result, name: str) -> float:
 
 def statuses(result: Result) -> set[str]:
     return {request.status for request in result.requests}
+
+
+class InFlight(Observer):
+    """Counts the results that are launched and not settled."""
+
+    unsettled = 0
+
+    def launched(self, info: StepInfo) -> None:  # noqa: ARG002
+        self.unsettled += 1
+
+    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
+        self.unsettled -= 1
 
 
 def digest_observed(question: Resolved, listener: Listener) -> str:

@@ -63,10 +63,6 @@ ONE_MISTAKE = {
         "latest with index=ring: the ring ended",
     ),
     "faults": (["--set", "faults=[oom]"], "faults.0: expected a mapping, got 'oom'"),
-    "nothing to break": (
-        ["--set", "faults=[{rank: stage 0, dies: forward}]"],
-        "faults: ranks and links break where there are several",
-    ),
     "one rank": (
         ["--world", "distributed"],
         "distributed takes several ranks, and the scenario has one: see engine.",
@@ -106,12 +102,6 @@ def test_invalid_yaml_is_one_line(tmp_path: Path, run_command: RunCommand) -> No
     assert said.code == 2
     assert said.err.startswith(f"schedbench: {file}:")
     assert len(said.err.splitlines()) == 1
-
-
-def test_a_placeholder_must_be_given(run_command: RunCommand) -> None:
-    said = run_command("run", "trace_mooncake")
-    assert said.code == 2
-    assert "workload.trace: has to be given: --set workload.trace=FILE" in said.err
 
 
 def test_a_malformed_trace_line_is_named(tmp_path: Path, run_command: RunCommand) -> None:

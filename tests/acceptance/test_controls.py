@@ -13,10 +13,10 @@ from schedbench.profiles.record.result import Result
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.loop.event_loops import ABORTED
-from schedbench.sched.observe import SLEEP, Observer, StepInfo
+from schedbench.sched.observe import SLEEP
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import digest_observed, resolved, result_of, value
+from tests.acceptance.runs import InFlight, digest_observed, resolved, result_of, value
 
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 NONE = "device.values=none"
@@ -86,28 +86,21 @@ def test_any_sequence_of_pauses_keeps_invariants_and_tokens() -> None:
         assert found.outputs == plain(*FEW, short).outputs, (script, state, loop)
 
 
-class InFlight(Observer):
+class AtSleep(InFlight):
     """Records how many results were unsettled at each sleep."""
 
     def __init__(self) -> None:
         self.at_sleep: list[int] = []
-        self._unsettled = 0
-
-    def launched(self, info: StepInfo) -> None:  # noqa: ARG002
-        self._unsettled += 1
-
-    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
-        self._unsettled -= 1
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
         if name == SLEEP:
-            self.at_sleep.append(self._unsettled)
+            self.at_sleep.append(self.unsettled)
         return super().range(name, step, size)
 
 
 @pytest.mark.parametrize(("loop", "left"), [(LOOPS[0], [1, 0, 0]), (LOOPS[1], [0, 0, 0])])
 def test_a_pause_alone_leaves_a_result_in_flight(loop: str, left: list[int]) -> None:
-    seen = InFlight()
+    seen = AtSleep()
     digest_observed(resolved("pause", *FEW, loop), lambda *_: seen)
     assert seen.at_sleep[:3] == left
 

@@ -7,10 +7,10 @@ from functools import cache
 import pytest
 
 from schedbench.profiles.record.result import Result
-from schedbench.sched.observe import Observer, StepInfo
+from schedbench.sched.observe import StepInfo
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import READ, SCHEDULE, THREE, Copies, Copy, copies, steps, times
-from tests.acceptance.runs import digest_observed, resolved, result_of, value
+from tests.acceptance.runs import InFlight, digest_observed, resolved, result_of, value
 
 FEW = ("device.values=none", "workload.requests=8", "measure.warmup_requests=0")
 SERIAL = ("engine.deferred=false", "engine.overlap=false", "engine.relay=latest", "device.hardware=h200")
@@ -59,24 +59,20 @@ def test_a_retraction_changes_no_token() -> None:
     assert result.outputs == plain(*FEW, *long).outputs
 
 
-class InFlight(Observer):
+class AfterDecodes(InFlight):
     """Records how many results were unsettled after each launch of a decode."""
 
     def __init__(self) -> None:
         self.after_decodes: list[int] = []
-        self._unsettled = 0
 
     def launched(self, info: StepInfo) -> None:
-        self._unsettled += 1
+        super().launched(info)
         if info.kind == "decode":
-            self.after_decodes.append(self._unsettled)
-
-    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
-        self._unsettled -= 1
+            self.after_decodes.append(self.unsettled)
 
 
 def test_a_decode_is_launched_before_the_previous_one_is_read() -> None:
-    seen = InFlight()
+    seen = AfterDecodes()
     digest_observed(resolved("deferred", *FEW), lambda *_: seen)
     assert set(seen.after_decodes) == {1, 2}
     assert seen.after_decodes.count(2) > seen.after_decodes.count(1)

@@ -47,10 +47,6 @@ class TestAbort:
         for row in finished.values():
             assert row.token_ids == whole[row.id].token_ids
 
-    def test_named_requests_are_aborted(self) -> None:
-        result = result_of("mixed", *FEW, "workload.abort={requests: [r3, r5], after_tokens: 4}")
-        assert set(by_status(result, "aborted")) == {"r3", "r5"}
-
 
 def _first(row: RequestRow, count: int) -> tuple[int, ...]:
     assert row.token_ids is not None

@@ -42,9 +42,8 @@ BEFORE_26425 = STATES[:6]
 # The copy that #26425 removed, and the one that remains.
 ROWS = Copy("indices_downloaded", SCHEDULE, "d2h", "pageable B")
 NAMES = Copy("upload_indices", SCHEDULE, "h2d", "pageable B")
-# A request's next page on the host; the pages of its prompt.
+# A request's next page on the host.
 HOST_PAGE = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pageable nb")
-HOST_PAGES = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pinned nb")
 # A returning batch: rows, lengths, original lengths, tokens, and sampling parameters.
 REJOIN: Copies = {
     Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 4,

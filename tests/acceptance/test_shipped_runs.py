@@ -10,8 +10,17 @@ import pytest
 
 from schedbench.profiles.record.result import Metric, RequestRow, Result
 from schedbench.scenarios import shipped
-from schedbench.sched.observe import Observer, StepInfo
-from tests.acceptance.runs import SHORTER, digest_observed, digest_of, resolved, result_of, statuses, value
+from schedbench.sched.observe import StepInfo
+from tests.acceptance.runs import (
+    SHORTER,
+    InFlight,
+    digest_observed,
+    digest_of,
+    resolved,
+    result_of,
+    statuses,
+    value,
+)
 
 # Scenarios that need a user's file run elsewhere, on a file that the test writes.
 ON_FILES = {"checkpoint", "trace_mooncake"}
@@ -94,7 +103,7 @@ class TestGrammar:
 
 
 class TestSpeculationWithGrammar:
-    """Its tokens are those without speculation: test_modes.py."""
+    """Its tokens are those without speculation: test_speculation_digest.py."""
 
     WITHOUT = ("workload.sampling.grammar=null",)
 
@@ -121,18 +130,14 @@ class TestSpeculationWithGrammar:
         return counts.before_a_verify
 
 
-class Launches(Observer):
+class Launches(InFlight):
     def __init__(self) -> None:
         self.before_a_verify: set[int] = set()
-        self._unsettled = 0
 
     def launched(self, info: StepInfo) -> None:
         if info.kind == "draft":  # the first part of an iteration that verifies
-            self.before_a_verify.add(self._unsettled)
-        self._unsettled += 1
-
-    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
-        self._unsettled -= 1
+            self.before_a_verify.add(self.unsettled)
+        super().launched(info)
 
 
 class TestPenalties:
