@@ -84,16 +84,6 @@ def test_every_format_has_every_batch(run_command: RunCommand, form: str) -> Non
         assert "a prefill takes" in text and "one static batch, without the scheduler" in text
 
 
-def test_penalties_count_the_tokens_of_the_batch(run_command: RunCommand) -> None:
-    few = ("--batch", "2", "--prompt", "16", "--output", "8", "--device", "vgpu", "--format", "json")
-    asked = ("onebatch", "mixed", *few, "--set", "workload.sampling.presence_penalty=0.5")
-    sound, broken = (
-        json.loads(run_command(*asked, *fault).out)["points"][0]["digest"]
-        for fault in ((), ("--fault", "onebatch-penalises-the-prompt"))
-    )
-    assert sound != broken
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
