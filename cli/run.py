@@ -169,6 +169,7 @@ def _with_ranges(question: Resolved, result: Result) -> Result:
 
 def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer:
     """Run every relay of the scenario. The answer has the worst of their exit codes."""
+    from ..profiles.platform.inputs import scenario_part
     from ..profiles.sweeps.ladder import climb, document, tokens_agree
     from ..profiles.worth.worth import worth_of_rungs
     from .answers import LadderAnswer
@@ -179,6 +180,7 @@ def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer
             ("engine", "relays"), "an answer has one relay: give it as relay"
         )
     rungs = climb(question, options, observe=run_progress)
+    scenario = scenario_part(question)  # before further runs, which may outlast an edit
     codes, lines = [0 if tokens_agree(question, rungs) else GATE_FAILED, *map(exit_code, rungs)], []
     if worth:
         try:
@@ -186,7 +188,7 @@ def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer
                 lines = worth_of_rungs(question, rungs, notice)
         except KeyboardInterrupt:
             codes.append(INTERRUPTED)
-    return LadderAnswer(document(question, rungs, lines), exit_code=max(codes))
+    return LadderAnswer(document(question, scenario, rungs, lines), exit_code=max(codes))
 
 
 def _printed(engine: EngineChoice | None) -> Iterator[str]:

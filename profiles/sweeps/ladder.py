@@ -16,10 +16,10 @@ from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
 from ..judge.effects import LineEffect
 from ..judge.local import measured_times, unrepeatable
-from ..platform.inputs import scenario_part
 from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options, execute
+from ..record.provenance import ScenarioPart
 from ..record.result import SCHEMA_VERSION, Outputs, Result
 from ..run.runner import ObserverFactory, unobserved
 from .conclusion import ladder_conclusion
@@ -42,16 +42,19 @@ def tokens_agree(question: Resolved, rungs: Sequence[Result]) -> bool:
 
 
 def document(
-    question: Resolved, rungs: Sequence[Result], lines: Sequence[Sequence[LineEffect]] = ()
+    question: Resolved,
+    scenario: ScenarioPart,
+    rungs: Sequence[Result],
+    lines: Sequence[Sequence[LineEffect]] = (),
 ) -> Document:
-    """``rungs`` are in the order of the relays; some are missing when the run was interrupted. ``lines``: in which each
-    rung differs from the one before it, where their worth was computed."""
+    """``scenario`` is as in a result document. ``rungs`` are in the order of the relays; some are missing when the run
+    was interrupted. ``lines``: in which each rung differs from the one before it, where their worth was computed."""
     overlap, mode = overlaps(question.scenario), speculation(question.scenario)
     rows = [_rows(relay, overlap, mode) for relay in question.relays]
     changes = [{}, *map(_apart, rows, rows[1:])]  # of the policies of the rung before
     content = {
         "schema_version": SCHEMA_VERSION,
-        "scenario": scenario_part(question),
+        "scenario": scenario,
         "ladder": {"tokens_agree": tokens_agree(question, rungs)},
         "rungs": [
             {

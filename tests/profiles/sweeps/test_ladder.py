@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from schedbench.profiles.platform.inputs import scenario_part
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.record.result import Result
@@ -42,7 +43,8 @@ def test_a_rung_for_each_relay_in_order(rungs: list[Result]) -> None:
 
 
 def test_the_document_holds_a_result_for_each(rungs: list[Result]) -> None:
-    found = json.loads(json.dumps(document(small(RELAYS), rungs)))
+    question = small(RELAYS)
+    found = json.loads(json.dumps(document(question, scenario_part(question), rungs)))
     first, second, third = found["rungs"]
     assert first["changes"] == {}
     assert second["changes"]["advance"] == ["advance_host_side", "advance_new_tensor"]
