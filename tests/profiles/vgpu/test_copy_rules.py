@@ -30,9 +30,6 @@ TABLE: list[tuple[str, list[Copy], bool]] = [
     # tensors to the host
     ("x.tolist()", [("d2h", "pageable", 24, True)], True),
     ("x.cpu()", [("d2h", "pageable", 24, True)], True),
-    ("str(x)", [("d2h", "pageable", 24, True)], True),
-    ("repr(x)", [("d2h", "pageable", 24, True)], True),
-    ("f'{x}'", [("d2h", "pageable", 24, True)], True),
     ("x.to('cpu')", [("d2h", "pageable", 24, True)], True),
     ("x.to('cpu', non_blocking=True)", [("d2h", "pinned", 24, False)], False),
     ("pinned.copy_(x, non_blocking=True)", [("d2h", "pinned", 24, False)], False),

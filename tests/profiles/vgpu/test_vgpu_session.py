@@ -151,8 +151,6 @@ def test_phases_cost_host_time_where_they_open(bench: Any, hardware: Any) -> Non
     before = clock.now()
     with observer.range("settle", 4, 64):
         assert clock.now() - before == phase.a.value + 64 * phase.b.value
-    [range_] = bench.observe(lambda: None).ranges or bench.recorder.ranges or [None]
-    assert range_ is None
     with observer.range("unheard of", 4, 64):
         before = clock.now()
     assert clock.now() == before
