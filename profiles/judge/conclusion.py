@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any, Final
 
 from ..record.conclusion import attributed, listed
@@ -143,6 +145,8 @@ def _metrics(found: Comparison) -> str:
 
 def _effect(judged: Judgement) -> str:
     low, high = judged.interval
+    if not math.isfinite(judged.delta):
+        return f"{median(judged.a):.3g} -> {median(judged.b):.3g} {judged.unit}"
     text = f"{judged.delta:+.2f} %" + (f" [{low:+.2f}, {high:+.2f}]" if judged.n > 1 else "")
     return text if judged.firmness is None else f"{text} ({firmness_text(judged)})"
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -172,20 +173,21 @@ def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
     drawn, all effects under the draws have to agree."""
     if found is None:
         return GateOutcome(gate.text, "undecided", None, "not measured on both sides")
+    seen = found.delta if math.isfinite(found.delta) else None  # A is 0
     doubts = [reason for reason in found.reasons if reason not in _TOLERABLE]
     if doubts or found.n == 0:
-        return GateOutcome(gate.text, "undecided", found.delta, ", ".join(doubts) or "no pair is left")
+        return GateOutcome(gate.text, "undecided", seen, ", ".join(doubts) or "no pair is left")
     outcome = _against(gate, *found.interval)
     if outcome == "undecided":
-        return GateOutcome(gate.text, outcome, found.delta, "the bound lies inside the interval")
+        return GateOutcome(gate.text, outcome, seen, "the bound lies inside the interval")
     drawn, why = found.firmness, ""
     if isinstance(drawn, Abstained):
         why = drawn.abstained
     elif drawn is not None and _against(gate, drawn.low, drawn.high) != outcome:
         why = f"the effects of {drawn.draws} draws of the hardware's constants lie on both sides"
     if why:
-        return GateOutcome(gate.text, "undecided", found.delta, f"{Reason.CONSTANTS}: {why}")
-    return GateOutcome(gate.text, outcome, found.delta)
+        return GateOutcome(gate.text, "undecided", seen, f"{Reason.CONSTANTS}: {why}")
+    return GateOutcome(gate.text, outcome, seen)
 
 
 def _against(gate: Gate, low: float, high: float) -> Passed:

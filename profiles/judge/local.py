@@ -18,7 +18,7 @@ import torch
 from ...scenarios import checks, combinations
 from ...scenarios.schema import Scenario
 from ...sched.batch import ModelOutput
-from ...sched.config import SamplingParams
+from ...sched.kernels.sampling import row_seed
 from ...sched.model.sampling import Sampler, SamplingInfo
 from ...sched.observe import Observer
 from ...sched.request import Request
@@ -77,27 +77,20 @@ def run_trial(question: Question, order: TrialRequest) -> Sample:
 
 
 class ScoringSampler(Sampler):
-    """A sampler that keeps the margin of every token, by request parameters and position."""
+    """A sampler that keeps the margin of every token, by the request's seed and the position in prompt and output."""
 
     def __init__(self, peek: Peek) -> None:
         self._peek = peek
-        self._margins: dict[int, dict[int, float]] = {}
-        self._known: dict[int, SamplingParams] = {}  # a reference, so that no other object gets the same id
+        self.margins: dict[tuple[int, int], float] = {}
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
         ids = super().sample(output, info, seq_lens)
         margins = self.score(output, info, seq_lens, ids).margins
-        positions = self._peek(seq_lens).tolist()
-        for params, position, margin in zip(
-            info.params, positions, self._peek(margins).tolist(), strict=True
-        ):
-            self._known[id(params)] = params
-            self._margins.setdefault(id(params), {})[position] = margin
+        seeds, positions, found = (
+            self._peek(tensor).tolist() for tensor in (info.tensors.sampling_seeds, seq_lens, margins)
+        )
+        self.margins |= zip(zip(seeds, positions, strict=True), found, strict=True)
         return ids
-
-    def margin(self, params: SamplingParams, position: int) -> float | None:
-        """The margin of the token at ``position`` of the prompt and output together."""
-        return self._margins.get(id(params), {}).get(position)
 
 
 class _Finder(Observer):
@@ -125,7 +118,8 @@ def margin(question: Question, order: TrialRequest, request: str, position: int)
         bench.measure(lambda *_: nullcontext(finder))
     if finder.found is None:
         return None
-    return sampler.margin(finder.found.sampling, len(finder.found.origin_input_ids) + position)
+    seed = row_seed(resolved.scenario.measure.seed, finder.found.index)
+    return sampler.margins.get((seed, len(finder.found.origin_input_ids) + position))
 
 
 def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Profiles) -> Iterable[Result]:

@@ -78,10 +78,10 @@ def abba(pairs: int) -> tuple[Side, ...]:
 
 
 def percent(a: float, b: float) -> float:
-    """By how much ``b`` exceeds ``a``; nan where a is 0 and b is not."""
+    """By how much ``b`` exceeds ``a``; infinite, with the sign of the change, where a is 0 and b is not."""
     if a == b:
         return 0.0
-    return 100 * (b - a) / abs(a) if a else math.nan
+    return 100 * (b - a) / abs(a) if a else math.copysign(math.inf, b)
 
 
 def paired(blocks: Sequence[float]) -> PairedDifferences:

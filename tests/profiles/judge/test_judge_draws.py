@@ -85,13 +85,13 @@ def test_an_effect_that_no_constant_changes_names_none() -> None:
 
 
 def test_an_effect_relative_to_zero_abstains_without_a_verdict() -> None:
-    """``percent`` is nan where A is 0 and B is not."""
-    found = firmness(-2.0, [-1.0, math.nan], draws(H200, 2))
+    """``percent`` is infinite where A is 0 and B is not."""
+    found = firmness(-2.0, [-1.0, math.inf], draws(H200, 2))
     assert found == Abstained(abstained="A is 0 in 1 of 2 draws: an effect in percent is undefined there")
     judged = judge_seeds([100.0] * 5, [98.0] * 5, "higher").drawn(found)
     assert judged.verdict == "inconclusive" and judged.reasons == (Reason.CONSTANTS,)
 
 
 def test_an_effect_that_is_itself_undefined_abstains() -> None:
-    found = firmness(math.nan, [1.0, 1.0], draws(H200, 2))
+    found = firmness(math.inf, [1.0, 1.0], draws(H200, 2))
     assert found == Abstained(abstained="A is 0 without draws: an effect in percent is undefined there")

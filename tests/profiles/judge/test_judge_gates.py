@@ -123,6 +123,13 @@ def test_worse_and_better_follow_the_direction_of_the_metric(text, longer, short
         assert check(parse(text), {"ttft_ms": judged}, a=[], b=[]).outcome == outcome
 
 
+def test_any_rise_from_zero_breaks_a_bound_in_percent():
+    risen = judge_seeds([0.0] * 5, [9.0, 8.0, 9.5, 9.0, 7.0], "lower")
+    assert risen.verdict == "worse"
+    found = check(parse("ttft:5%"), {"ttft_ms": risen}, a=[], b=[])
+    assert (found.outcome, found.seen) == ("failed", None)
+
+
 def test_draws_of_the_constants_have_to_agree(drop):
     """A gate that passes with the profile's values is undecided where a draw exceeds it."""
     firm = replace(drop, firmness=Firmness(16, 16, -3.5, -1.0, "host.launch", 0.9))

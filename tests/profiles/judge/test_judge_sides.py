@@ -158,6 +158,7 @@ def test_a_margin_is_found_by_a_second_run(question, sample):
     margins = [margin(question, order, first, position) for position in (0, 2)]
     assert all(found is not None and found >= 0 for found in margins)
     assert margins[0] != margins[1]
+    assert margin(question, order, sample.result.requests[1].id, 0) != margins[0]
     assert margin(question, order, first, 9) is None
     assert margin(question, order, "absent", 0) is None
 

@@ -34,7 +34,7 @@ def test_the_order_is_abba():
 
 def test_percent_is_relative_to_a():
     assert (percent(100, 98), percent(0, 0)) == (-2.0, 0.0)
-    assert math.isnan(percent(0, 1))
+    assert (percent(0, 1), percent(0, -1)) == (math.inf, -math.inf)
 
 
 def test_pairs_are_b_relative_to_a_in_either_order():

@@ -97,6 +97,7 @@ def test_the_better_side_depends_on_the_metric() -> None:
     assert cell("1", b=110, direction="lower").tone == "worse"
     assert cell("1", b=100).tone == "no change"
     assert cell("1", b=110).delta == pytest.approx(10)
+    assert cell("1", a=0, b=1).tone == "better"
     assert (cell("1", a=0, b=1).delta is None, Cell(("1",), refusal="so").tone) == (False, None)
 
 
