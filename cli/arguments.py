@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -164,6 +165,9 @@ def resolved(
             raise UsageError(
                 f"--expect: expected KIND.STREAM.COUNTER=N, e.g. decode.steady.schedule.sync=0, got {budget!r}"
             )
+    for key, count in Counter(budget.partition("=")[0] for budget in budgets).items():
+        if count > 1:
+            raise UsageError(f"--expect: {count} budgets for {key}")
     typed = [*with_relay(relay, overrides), *(f"expect.{budget}" for budget in budgets)]
     with (
         typed_as("--relay", ["engine.relay"] * (relay is not None)),

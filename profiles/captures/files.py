@@ -96,7 +96,8 @@ def _from_json(path: Path) -> ProfilerCapture | Result:
         raise ResultError(
             f"{error}; expected a result.json, an .nsys-rep, its .sqlite, or a trace of torch's profiler"
         ) from None
-    if isinstance(document, list) or (isinstance(document, dict) and TRACE in document):
+    events = isinstance(document, list) and any(isinstance(one, dict) and "ph" in one for one in document)
+    if events or (isinstance(document, dict) and TRACE in document):
         return parse_trace(document, path)
     return Result.from_document(document, name=str(path))
 

@@ -58,6 +58,11 @@ def test_a_budget_of_the_command_line_is_always_checked(run_command: RunCommand)
     assert f"the scenario's budget of decode.steady is {REASON}" in found.err
 
 
+def test_two_budgets_for_one_counter_are_refused(run_command: RunCommand) -> None:
+    found = run_command("run", "start", *[f"--expect=decode.schedule.sync={most}" for most in (0, 5)])
+    assert (found.code, found.err) == (2, "schedbench: --expect: 2 budgets for decode.schedule.sync\n")
+
+
 @pytest.mark.parametrize("relay", ["latest", "pr25945"])
 def test_the_budget_of_speculation_is_that_of_latest(run_command: RunCommand, relay: str) -> None:
     small = ("--set", "workload.requests=2", "--set", "workload.output_tokens=8", "--relay", relay)

@@ -96,6 +96,7 @@ def test_a_map_of_the_user_is_applied(capture, tmp_path):
     [
         (["report", "nowhere.json"], 2, "No such file"),
         (["report", "junk.json"], 2, "expected a result.json, an .nsys-rep, its .sqlite, or a trace"),
+        (["report", "list.json"], 2, "not a schedbench result"),
         (["report", "sglang.sqlite", "--map", "sglan"], 2, "did you mean 'sglang'"),
         (["report", "x.nsys-rep"], 3, "install Nsight Systems"),
         (["compare", "sglang.sqlite", "sglang.sqlite", "--a", "relay=latest"], 2, "compare takes a scenario"),
@@ -109,6 +110,7 @@ def test_other_files_are_refused(tmp_path, monkeypatch, run_command, arguments, 
     monkeypatch.delenv("SCHEDBENCH_NSYS", raising=False)
     monkeypatch.setattr("schedbench.profiles.captures.nsys.record.PLACES", ())
     (tmp_path / "junk.json").write_text("junk")
+    (tmp_path / "list.json").write_text('[{"name": "mixed"}]')
     (tmp_path / "x.nsys-rep").write_bytes(b"report")
     said = run_command(*arguments)
     assert said.code == expected and message in said.err
