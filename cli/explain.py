@@ -61,13 +61,13 @@ def _width() -> int | None:
 def _one(word: str) -> str:
     """Raises UsageError for a word that has no meaning."""
     from ..profiles.judge.reasons import ABOUT
-    from ..profiles.record.definitions import DEFINITIONS, TERMS, full_name
+    from ..profiles.record.definitions import DEFINITIONS, KINDS, TERMS, full_name
     from ..scenarios.describe import keys
     from ..scenarios.problems import meant
 
     if word in ABOUT:
         return _paragraphs(word, ABOUT[word])
-    if (term := word.lower().replace("_", " ")) in TERMS:
+    if (term := "step kind" if word in KINDS else word.lower().replace("_", " ")) in TERMS:
         return _paragraphs(term, TERMS[term])
     facts = {".".join(fact.path): fact for fact in keys()}
     if word not in DEFINITIONS and (key := _key(word)) in facts:

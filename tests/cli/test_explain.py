@@ -11,8 +11,9 @@ from typing import Final, get_args
 import pytest
 
 from schedbench.profiles.judge.compare import Overall
+from schedbench.profiles.judge.gates import Passed
 from schedbench.profiles.judge.reasons import Reason
-from schedbench.profiles.record.definitions import IDLE_NAMES, definition
+from schedbench.profiles.record.definitions import IDLE_NAMES, KINDS, definition
 from tests.conftest import RunCommand
 
 CHECKS: Final = Path(__file__).parents[2] / "docs" / "check.md"
@@ -45,7 +46,15 @@ def test_the_words_of_pages_are_explained(run_command: RunCommand) -> None:
     table, _ = CHECKS.read_text().split("\n\n`--device cuda`")
     checks = re.findall(r"(?m)^\| (\w+) \|", table)[1:]
     assert {"run", "tokens", "adversary"} < set(checks)
-    words = (*IDLE_NAMES.values(), *get_args(Overall), *checks, "share of A", "worst_step", "TTFT")
+    words = (
+        *IDLE_NAMES.values(),
+        *get_args(Overall),
+        *get_args(Passed)[2:],
+        *KINDS,
+        *checks,
+        "TTFT",
+        "worst_step",
+    )
     for word in words:
         found = run_command("explain", word)
         assert found.code == 0 and len(found.out.split("\n\n")) > 1, (word, found.err)
