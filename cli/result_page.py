@@ -64,8 +64,8 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
         name if result_tables.is_capture(result) else f"run {name}",
         [
             Lines(headline(result)),
-            *tables,
             *broken,
+            *tables,
             *([Lines([Text(), *unasked])] if unasked else []),
             *run_charts(result),
         ],
