@@ -15,13 +15,14 @@ _PIECES = 8  # programs of each row
 
 @triton.jit(
     do_not_specialize=["b", "width", "pages"],
-    do_not_specialize_on_alignment=["free_pages", "rows", "seq_lens", "orig_seq_lens"],
+    do_not_specialize_on_alignment=["free_pages", "rows", "seq_lens", "orig_seq_lens", "last_loc"],
 )
 def _place_decode(
     table,
     rows,
     seq_lens,
     orig_seq_lens,
+    last_loc,
     free_pages,
     slots,
     longer,
@@ -32,32 +33,56 @@ def _place_decode(
     page_size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
+    """Without ``table`` only ``slots`` are written: the lengths count the new tokens already, whose predecessors are in
+    ``last_loc``."""
     opened = tl.full([], 0, tl.int32)
     for first in range(0, b, block):
         at = first + tl.arange(0, block)
         valid = at < b
         length = tl.load(seq_lens + at, mask=valid, other=0)
+        if table is None:
+            length -= 1
+            old = tl.load(last_loc + at, mask=valid, other=0).to(tl.int64) + 1
+        else:
+            row = table + tl.load(rows + at, mask=valid, other=0) * width
+            old = tl.load(row + length - 1, mask=valid & (length > 0), other=-1).to(tl.int64) + 1
         opens = valid & (length % page_size == 0)
         nth = opened + tl.cumsum(opens.to(tl.int32), 0) - 1
         opened = tl.max(nth, 0) + 1
-        row = table + tl.load(rows + at, mask=valid, other=0) * width
-        old = tl.load(row + length - 1, mask=valid & (length > 0), other=-1).to(tl.int64) + 1
         page = tl.load(free_pages + tl.minimum(tl.maximum(nth, 0), pages - 1), mask=opens, other=0)
         slot = tl.where(opens, page * page_size, old)
-        tl.store(row + length, slot.to(table.dtype.element_ty), mask=valid)
         tl.store(slots + at, slot, mask=valid)
-        tl.store(longer + at, length + 1, mask=valid)
-        tl.store(orig_longer + at, tl.load(orig_seq_lens + at, mask=valid, other=0) + 1, mask=valid)
+        if table is not None:
+            tl.store(row + length, slot.to(table.dtype.element_ty), mask=valid)
+            tl.store(longer + at, length + 1, mask=valid)
+            tl.store(orig_longer + at, tl.load(orig_seq_lens + at, mask=valid, other=0) + 1, mask=valid)
 
 
 def place_decode(req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_pages, page_size):
     b = seq_lens.shape[0]
     slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
     longer, orig_longer = torch.empty_like(slots), torch.empty_like(orig_seq_lens)
-    tensors = (req_to_token, req_pool_indices, seq_lens, orig_seq_lens, free_pages)
+    tensors = (req_to_token, req_pool_indices, seq_lens, orig_seq_lens, None, free_pages)
     sizes = (b, req_to_token.shape[1], free_pages.shape[0], page_size, _BATCH)
     _place_decode[(1,)](*tensors, slots, longer, orig_longer, *sizes)
     return slots, longer, orig_longer
+
+
+def alloc_decode_slots(seq_lens, last_loc, free_pages, page_size):
+    b = seq_lens.shape[0]
+    slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
+    tensors = (None, None, seq_lens, None, last_loc, free_pages, slots, None, None)
+    _place_decode[(1,)](*tensors, b, 0, free_pages.shape[0], page_size, _BATCH)
+    return slots
+
+
+@triton.jit
+def _fill(target, source, count, block: tl.constexpr) -> None:
+    """Copies ``count`` entries; the programs of a row take turns."""
+    for first in range(tl.program_id(1) * block, count, tl.num_programs(1) * block):
+        at = first + tl.arange(0, block)
+        entries = tl.load(source + at, mask=at < count, other=0)
+        tl.store(target + at, entries.to(target.dtype.element_ty), mask=at < count)
 
 
 @triton.jit
@@ -73,20 +98,9 @@ def _pages_before(prefix_lens, seq_lens, request, page_size: tl.constexpr):
     return pages, tokens
 
 
-@triton.jit
-def _slots_at(at, valid, begins, last, opened, free_pages, pages, page_size: tl.constexpr):
-    """Slots of the positions ``at`` of a request whose new tokens begin at ``begins``, behind the slot ``last``.
-    ``opened`` pages went to the requests before it."""
-    held = tl.cdiv(begins, page_size)
-    nth = tl.minimum(tl.maximum(opened + at // page_size - held, 0), pages - 1)
-    fresh = valid & (at // page_size >= held)
-    page = tl.load(free_pages + nth, mask=fresh, other=0)
-    return tl.where(fresh, page * page_size + at % page_size, last + 1 + at - begins)
-
-
 @triton.jit(
     do_not_specialize=["width", "pages"],
-    do_not_specialize_on_alignment=["prefix", "prefix_lens", "seq_lens", "rows", "free_pages"],
+    do_not_specialize_on_alignment=["prefix", "prefix_lens", "seq_lens", "rows", "free_pages", "last_loc"],
 )
 def place_positions(
     table,
@@ -96,33 +110,38 @@ def place_positions(
     seq_lens,
     free_pages,
     slots,
+    last_loc,
     width,
     pages,
     page_size: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Slots of the positions [prefix_len, seq_len) of each request, in its row and, if given, in ``slots``. Without
-    ``prefix`` the row already has the slots before, and a request has one program, since it reads the last of them."""
+    """Slots of the positions [prefix_len, seq_len) of each request, in its row, if there is a ``table``, and, if given,
+    in ``slots``. The slots before are ``prefix``, which the row gets too, or the last of them is in ``last_loc``.
+    Without both the row already has them, and a request has one program, since it reads the last of them."""
     request = tl.program_id(0)
-    stride = tl.num_programs(1) * block
-    begins = tl.load(prefix_lens + request)
-    ends = tl.load(seq_lens + request)
-    row = table + tl.load(rows + request).to(tl.int64) * width
+    begins, ends = tl.load(prefix_lens + request), tl.load(seq_lens + request)
     opened, tokens = _pages_before(prefix_lens, seq_lens, request, page_size)
-    if prefix is None:
+    if table is not None:
+        row = table + tl.load(rows + request).to(tl.int64) * width
+    if last_loc is not None:
+        last = tl.load(last_loc + request).to(tl.int64)
+    elif prefix is None:
         last = tl.load(row + begins - 1, mask=begins > 0, other=0).to(tl.int64)
     else:
         prefix += sum_before(prefix_lens, request)
         last = tl.load(prefix + begins - 1, mask=begins > 0, other=-1)
-        for first in range(tl.program_id(1) * block, begins, stride):
-            at = first + tl.arange(0, block)
-            cached = tl.load(prefix + at, mask=at < begins, other=0)
-            tl.store(row + at, cached.to(table.dtype.element_ty), mask=at < begins)
-    for first in range(begins + tl.program_id(1) * block, ends, stride):
+        _fill(row, prefix, begins, block)
+    held = tl.cdiv(begins, page_size)
+    for first in range(begins + tl.program_id(1) * block, ends, tl.num_programs(1) * block):
         at = first + tl.arange(0, block)
         valid = at < ends
-        slot = _slots_at(at, valid, begins, last, opened, free_pages, pages, page_size)
-        tl.store(row + at, slot.to(table.dtype.element_ty), mask=valid)
+        fresh = valid & (at // page_size >= held)
+        nth = tl.minimum(tl.maximum(opened + at // page_size - held, 0), pages - 1)
+        page = tl.load(free_pages + nth, mask=fresh, other=0)
+        slot = tl.where(fresh, page * page_size + at % page_size, last + 1 + at - begins)
+        if table is not None:
+            tl.store(row + at, slot.to(table.dtype.element_ty), mask=valid)
         if slots is not None:
             tl.store(slots + tokens + at - begins, slot, mask=valid)
 
@@ -131,100 +150,36 @@ def place_extend(prompts):
     *tensors, page_size, num_tokens = prompts
     slots = torch.empty(num_tokens, dtype=torch.int64, device=prompts.seq_lens.device)
     sizes = (prompts.req_to_token.shape[1], prompts.free_pages.shape[0], page_size, _PIECE)
-    place_positions[(prompts.seq_lens.shape[0], _PIECES)](*tensors, slots, *sizes)
+    place_positions[(prompts.seq_lens.shape[0], _PIECES)](*tensors, slots, None, *sizes)
     return slots
-
-
-@triton.jit(
-    do_not_specialize=["pages"],
-    do_not_specialize_on_alignment=["prefix_lens", "seq_lens", "last_loc", "free_pages"],
-)
-def _alloc_extend(
-    prefix_lens,
-    seq_lens,
-    last_loc,
-    free_pages,
-    slots,
-    pages,
-    page_size: tl.constexpr,
-    block: tl.constexpr,
-) -> None:
-    request = tl.program_id(0)
-    begins, ends = tl.load(prefix_lens + request), tl.load(seq_lens + request)
-    opened, tokens = _pages_before(prefix_lens, seq_lens, request, page_size)
-    last = tl.load(last_loc + request).to(tl.int64)
-    for first in range(begins + tl.program_id(1) * block, ends, tl.num_programs(1) * block):
-        at = first + tl.arange(0, block)
-        valid = at < ends
-        slot = _slots_at(at, valid, begins, last, opened, free_pages, pages, page_size)
-        tl.store(slots + tokens + at - begins, slot, mask=valid)
 
 
 def alloc_extend_slots(prefix_lens, seq_lens, last_loc, free_pages, page_size, num_tokens):
     slots = torch.empty(num_tokens, dtype=torch.int64, device=seq_lens.device)
-    tensors = (prefix_lens, seq_lens, last_loc, free_pages, slots)
-    _alloc_extend[(seq_lens.shape[0], _PIECES)](*tensors, free_pages.shape[0], page_size, _PIECE)
-    return slots
-
-
-@triton.jit(
-    do_not_specialize=["b", "pages"],
-    do_not_specialize_on_alignment=["seq_lens", "last_loc", "free_pages"],
-)
-def _alloc_decode(
-    seq_lens, last_loc, free_pages, slots, b, pages, page_size: tl.constexpr, block: tl.constexpr
-) -> None:
-    opened = tl.full([], 0, tl.int32)
-    for first in range(0, b, block):
-        at = first + tl.arange(0, block)
-        valid = at < b
-        opens = valid & ((tl.load(seq_lens + at, mask=valid, other=0) - 1) % page_size == 0)
-        nth = opened + tl.cumsum(opens.to(tl.int32), 0) - 1
-        opened = tl.max(nth, 0) + 1
-        page = tl.load(free_pages + tl.minimum(tl.maximum(nth, 0), pages - 1), mask=opens, other=0)
-        last = tl.load(last_loc + at, mask=valid, other=0).to(tl.int64)
-        tl.store(slots + at, tl.where(opens, page * page_size, last + 1), mask=valid)
-
-
-def alloc_decode_slots(seq_lens, last_loc, free_pages, page_size):
-    b = seq_lens.shape[0]
-    slots = torch.empty(b, dtype=torch.int64, device=seq_lens.device)
-    _alloc_decode[(1,)](seq_lens, last_loc, free_pages, slots, b, free_pages.shape[0], page_size, _BATCH)
+    tensors = (None, None, None, prefix_lens, seq_lens, free_pages, slots, last_loc)
+    place_positions[(seq_lens.shape[0], _PIECES)](*tensors, 0, free_pages.shape[0], page_size, _PIECE)
     return slots
 
 
 @triton.jit(
     do_not_specialize=["width"],
-    do_not_specialize_on_alignment=["rows", "addresses", "prefix_lens", "seq_lens", "extend_lens", "slots"],
+    do_not_specialize_on_alignment=["rows", "addresses", "starts", "lens", "slots"],
 )
-def _write_rows(
-    table,
-    rows,
-    addresses,
-    prefix_lens,
-    seq_lens,
-    extend_lens,
-    slots,
-    width,
-    block: tl.constexpr,
-) -> None:
+def fill_rows(table, rows, addresses, starts, lens, slots, width, block: tl.constexpr) -> None:
+    """Writes ``slots`` to each row, ``lens`` of them from ``starts`` on. With ``addresses`` the row also gets what lies
+    there, in front of them."""
     request = tl.program_id(0)
-    begins, ends = tl.load(prefix_lens + request), tl.load(seq_lens + request)
+    begins = tl.load(starts + request)
     row = table + tl.load(rows + request).to(tl.int64) * width
-    prefix = tl.load(addresses + request).to(tl.pointer_type(tl.int64))
-    slots += sum_before(extend_lens, request) - begins
-    for first in range(tl.program_id(1) * block, ends, tl.num_programs(1) * block):
-        at = first + tl.arange(0, block)
-        cached = tl.load(prefix + at, mask=at < begins, other=0)
-        fresh = tl.load(slots + at, mask=(at >= begins) & (at < ends), other=0)
-        entry = tl.where(at < begins, cached, fresh)
-        tl.store(row + at, entry.to(table.dtype.element_ty), mask=at < ends)
+    if addresses is not None:
+        _fill(row, tl.load(addresses + request).to(tl.pointer_type(tl.int64)), begins, block)
+    _fill(row + begins, slots + sum_before(lens, request), tl.load(lens + request), block)
 
 
 def write_cache_indices(req_to_token, extend):
-    rows, _, *tensors = extend
-    grid = (rows.shape[0], _PIECES)
-    _write_rows[grid](req_to_token, rows, *tensors, req_to_token.shape[1], _PIECE)
+    rows, _, addresses, prefix_lens, _, extend_lens, slots = extend
+    tensors = (rows, addresses, prefix_lens, extend_lens, slots)
+    fill_rows[(rows.shape[0], _PIECES)](req_to_token, *tensors, req_to_token.shape[1], _PIECE)
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "seq_lens", "positions"])
@@ -232,16 +187,13 @@ def _copy_rows(
     tokens, rows, seq_lens, table, pages, input_ids, positions, width, block: tl.constexpr
 ) -> None:
     """Without ``tokens`` no inputs are made, without ``pages`` no row is copied."""
-    request, piece = tl.program_id(0), tl.program_id(1)
+    request = tl.program_id(0)
     row, length = tl.load(rows + request).to(tl.int64), tl.load(seq_lens + request)
-    if tokens is not None and piece == 0:
+    if tokens is not None and tl.program_id(1) == 0:
         tl.store(input_ids + request, tl.load(tokens + row))
         tl.store(positions + request, tl.maximum(length - 1, 0))
     if pages is not None:
-        for first in range(piece * block, length, tl.num_programs(1) * block):
-            at = first + tl.arange(0, block)
-            entries = tl.load(table + row * width + at, mask=at < length, other=0)
-            tl.store(pages + row * width + at, entries, mask=at < length)
+        _fill(pages + row * width, table + row * width, length, block)
 
 
 def copy_pages(pages, req_to_token, req_pool_indices, seq_lens):

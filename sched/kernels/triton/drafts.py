@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .allocation import place_positions
+from .allocation import fill_rows, place_positions
 from .rows import sum_before
 from .sampling import BLOCK, MOST_SPLITS, add_mass, exp_difference, splits_of
 
@@ -59,27 +59,16 @@ def draft_places(table, req_pool_indices, seq_lens, each, width):
     return positions, slots
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "starts", "lens", "slots"])
-def _write_rows(table, rows, starts, lens, slots, width, block: tl.constexpr) -> None:
-    request = tl.program_id(0)
-    target = table + tl.load(rows + request) * width + tl.load(starts + request)
-    source, count = slots + sum_before(lens, request), tl.load(lens + request)
-    for first in range(tl.program_id(1) * block, count, tl.num_programs(1) * block):
-        at = first + tl.arange(0, block)
-        slot = tl.load(source + at, mask=at < count, other=0)
-        tl.store(target + at, slot.to(table.dtype.element_ty), mask=at < count)
-
-
 def write_rows(table, req_pool_indices, starts, lens, slots, width):
     if b := lens.shape[0]:
-        _write_rows[(b, _PIECES)](table, req_pool_indices, starts, lens, slots, width, _PIECE)
+        fill_rows[(b, _PIECES)](table, req_pool_indices, None, starts, lens, slots, width, _PIECE)
 
 
 def place_ahead(places):
     table, rows, starts, ends, free_pages, page_size, _, width = places
     if b := starts.shape[0]:
         sizes = (width, free_pages.shape[0], page_size, _PIECE)
-        place_positions[(b,)](table, rows, None, starts, ends, free_pages, None, *sizes)
+        place_positions[(b,)](table, rows, None, starts, ends, free_pages, None, None, *sizes)
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows", "accept_lens"])
