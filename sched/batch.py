@@ -86,7 +86,7 @@ class LayerPart:
     start: int
     stop: int
     count: int  # of the whole model
-    state: tuple[torch.Tensor, torch.Tensor] | None = None  # hidden and residual [T, hidden]
+    state: tuple[torch.Tensor, ...] = ()  # hidden and residual [T, hidden], behind the first layers
 
     @property
     def is_last(self) -> bool:

@@ -8,14 +8,13 @@ Proxies are the input of the next layer: the last layer's output, and the residu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from .batch import ForwardBatch, ModelOutput
-from .kernels.rows import embedding, last_tokens
+from .batch import ForwardBatch, LayerPart, ModelOutput
 from .link import Link, LinkError
 from .model.decoder import Decoder
 from .request import Request, RequestSource
@@ -77,18 +76,11 @@ class StageDecoder:
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """Logits on the last stage. On every other stage ``proxies`` for the next one, hidden and residual [T, hidden]
         each, and no logits."""
-        before, residual = (
-            (None, embedding(batch.input_ids, self._decoder.weights.embedding))
-            if self._stage.is_first
-            else batch.proxies[:2]
-        )
-        hidden = self._decoder.through(before, residual, batch)
-        if not self._stage.is_last:
-            return ModelOutput(hidden[:0], proxies=(hidden, residual))
-        hidden = self._decoder.close(hidden, residual)
-        if batch.extend_lens is not None:
-            hidden = last_tokens(hidden, batch.extend_lens)
-        return ModelOutput(self._decoder.logits(hidden))
+        stage, here = self._stage, len(self._decoder.weights.layers)
+        behind = not stage.is_last  # how many layers there are does not matter
+        part = LayerPart(0, here, here + behind, () if stage.is_first else batch.proxies[:2])
+        output = self._decoder.forward(replace(batch, part=part))
+        return output if part.is_last else ModelOutput(output.logits, proxies=part.state)
 
 
 REQUESTS = "requests"

@@ -62,27 +62,22 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """The logits [b, vocab] of each request's last token, or of every token in a verify: float32 (float64 for a
-        float64 model)."""
+        float64 model). They follow from the last layers, and are empty after a part before."""
         if batch.mode.is_idle:
             return self._idle(batch)
-        if batch.part is not None:
-            return self._run_part(batch, batch.part)
-        hidden = self.layers(embedding(batch.input_ids, self.weights.embedding), batch)
-        captured = hidden if batch.capture_hidden else None
-        scores = None if batch.prompt_targets is None else self._scores(hidden, batch.prompt_targets)
-        if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
-            hidden = last_tokens(hidden, batch.extend_lens)
-        return ModelOutput(self.logits(hidden), hidden_states=captured, prompt_logprobs=scores)
-
-    def _run_part(self, batch: ForwardBatch, part: LayerPart) -> ModelOutput:
-        """Run some layers of an extend; the logits follow from the last ones, and are empty before."""
+        count = len(self.weights.layers)
+        part = batch.part or LayerPart(0, count, count)
         before, residual = part.state or (None, embedding(batch.input_ids, self.weights.embedding))
         hidden = self.through(before, residual, batch, range(part.start, part.stop))
         if not part.is_last:
             part.state = hidden, residual
             return ModelOutput(hidden[:0])
-        assert batch.extend_lens is not None
-        return ModelOutput(self.logits(last_tokens(self.close(hidden, residual), batch.extend_lens)))
+        hidden = self.close(hidden, residual)
+        captured = hidden if batch.capture_hidden else None
+        scores = None if batch.prompt_targets is None else self._scores(hidden, batch.prompt_targets)
+        if batch.extend_lens is not None and batch.mode is not ForwardMode.TARGET_VERIFY:
+            hidden = last_tokens(hidden, batch.extend_lens)
+        return ModelOutput(self.logits(hidden), hidden_states=captured, prompt_logprobs=scores)
 
     def _idle(self, batch: ForwardBatch) -> ModelOutput:
         """The forward of a batch without tokens: only the shared MLP is computed, for the other ranks."""

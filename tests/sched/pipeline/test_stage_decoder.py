@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from schedbench.sched.batch import ForwardBatch, ForwardMode
+from schedbench.sched.model.decoder import Decoder
 from schedbench.sched.pipeline import StageDecoder
 
 IDS, TABLE = torch.tensor([2, 0]), torch.arange(6.0).view(3, 2)
@@ -19,15 +21,20 @@ def test_only_later_stages_take_the_proxies_of_a_batch(is_first: bool) -> None:
     """An engine's graph hands static proxies to its first stage, too."""
     taken: list[Any] = []
 
-    def through(before: Any, residual: torch.Tensor, _: object) -> torch.Tensor:
-        taken.extend([before, residual])
-        return residual
+    class Recorder(Decoder):
+        def through(self, hidden: Any, residual: Any, batch: object, layers: object = None) -> Any:  # noqa: ARG002
+            taken.extend([hidden, residual])
+            return residual
 
-    decoder: Any = SimpleNamespace(weights=SimpleNamespace(embedding=TABLE), through=through)
+    config: Any = SimpleNamespace(dtype=torch.float32)
+    weights: Any = SimpleNamespace(embedding=TABLE, layers=(None,))
     stage: Any = SimpleNamespace(is_first=is_first, is_last=False)
-    batch: Any = SimpleNamespace(input_ids=IDS, proxies=PROXIES)
-    StageDecoder(decoder, stage).forward(batch)
+    kv: Any = None
+    decoder = Recorder(config, weights, kv=kv, req_to_token=TABLE)
+    batch = ForwardBatch(ForwardMode.DECODE, *[IDS] * 5, max_seq_len=1, proxies=PROXIES)
+    output = StageDecoder(decoder, stage).forward(batch)
     if is_first:
         assert taken[0] is None and taken[1].tolist() == TABLE[IDS].tolist()
     else:
         assert taken[0] is PROXIES[0] and taken[1] is PROXIES[1]
+    assert all(sent is taken[1] for sent in output.proxies) and len(output.proxies) == 2
