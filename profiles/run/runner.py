@@ -21,7 +21,7 @@ from ...scenarios.schema import Scenario
 from ...scenarios.workload import Workload
 from ...sched.link import LinkError
 from ...sched.loop.chunk_sizes import size_chunks
-from ...sched.loop.event_loops import run_deferred, run_overlapped, run_serial
+from ...sched.loop.event_loops import run_overlapped, run_serial
 from ...sched.loop.multiplexed import run_multiplexed
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
@@ -139,7 +139,7 @@ class OwnSystem(System):
         loops: Mapping[LoopName, Callable[[Scheduler], None]] = {
             "overlapped": run_overlapped,
             "serial": run_serial,
-            "deferred": run_deferred,
+            "deferred": run_serial,
             "multiplexed": run_multiplexed,
             "pipelined": run_pipelined,
         }

@@ -1,5 +1,5 @@
-"""The loops of one engine: without overlap, with it, and with deferred results; and what a client asks of the whole
-engine, which a loop carries out between two steps.
+"""The loops of one engine: without overlap, also with deferred results, and with it; and what a client asks of the
+whole engine, which a loop carries out between two steps.
 
 The overlapped loop plans N+1 and then settles N while the device runs step N::
 
@@ -97,21 +97,48 @@ def _launch(engine: Engine, *, overlapped: bool) -> Callable[[Engine, ScheduleBa
 
 
 def run_serial(scheduler: Scheduler) -> None:
-    """Plan, launch, wait for the tokens and settle until every request of the source has ended. Raises LinkError."""
+    """Plan, launch, wait for the tokens and settle until every request of the source has ended. Raises LinkError.
+
+    With deferred results, for a device without side streams, events and pinned memory (upstream's MLX loop), a decode
+    is launched behind the one before, whose result is read and settled only then. Nothing is copied at a launch::
+
+        host     launch N | launch N+1 | read and settle N | launch N+2 | read and settle N+1 | ...
+        device   ---- step N ---- | ---- step N+1 ---- | ...
+
+    The chain ends where the next batch may differ: with a prompt, a request that ends, or penalties or a grammar, which
+    depend on the tokens. Then every result is settled before the next batch is planned.
+    """
     engine = scheduler.engine
     launch = _launch(engine, overlapped=False)
+    in_flight = 1 if engine.config.deferred else 0  # results, while the next step is planned
     controls = Controls(scheduler)
-    with _schedule_stream(scheduler, ()):
+    unsettled: deque[Launched] = deque()
+    with _schedule_stream(scheduler, unsettled):
         while True:
-            controls.carry_out(deque())
+            controls.carry_out(unsettled)
             scheduler.receive()
+            if not _chains(scheduler, unsettled):
+                _settle_all(scheduler, unsettled)
             batch = scheduler.get_next_batch_to_run()
             if batch is not None:
                 result = launch(engine, batch)
-                scheduler.settle(scheduler.launched(batch), result)
-            elif not scheduler.rest():
+                unsettled.append((scheduler.launched(batch), result))
+            elif not unsettled and not scheduler.rest():
                 return
+            if len(unsettled) > in_flight:
+                scheduler.settle(*unsettled.popleft())
             scheduler.last_batch = batch
+
+
+def _chains(scheduler: Scheduler, unsettled: deque[Launched]) -> bool:
+    """Whether the next batch is a decode of the same requests, whatever the result in flight is."""
+    if not unsettled or scheduler.waiting_queue or scheduler.chunked_req is not None:
+        return False
+    launched, _ = unsettled[0]
+    needs = sampling_of(scheduler.running_batch).needs if launched.forward_mode.is_decode else None
+    if needs is None or needs.penalties or needs.grammar:
+        return False
+    return all(req.status is Status.RUNNING for req in launched.reqs)
 
 
 def run_overlapped(scheduler: Scheduler) -> None:
@@ -139,47 +166,3 @@ def run_overlapped(scheduler: Scheduler) -> None:
             if batch is not None:
                 launch_delayed_sample(engine, result)
             scheduler.last_batch = batch
-
-
-def run_deferred(scheduler: Scheduler) -> None:
-    """Run until every request of the source has ended, on a device without side streams, events and pinned memory
-    (upstream's MLX loop).
-
-    Nothing is copied at a launch. A decode is launched behind the one before, whose result is read and settled only
-    then::
-
-        host     launch N | launch N+1 | read and settle N | launch N+2 | read and settle N+1 | ...
-        device   ---- step N ---- | ---- step N+1 ---- | ...
-
-    The chain ends where the next batch may differ: with a prompt, a request that ends, or penalties or a grammar, which
-    depend on the tokens. Then every result is settled before the next batch is planned.
-    """
-    engine = scheduler.engine
-    controls = Controls(scheduler)
-    unsettled: deque[Launched] = deque()
-    with engine.streams.on(engine.streams.schedule):
-        while True:
-            controls.carry_out(unsettled)
-            scheduler.receive()
-            if not _chains(scheduler, unsettled):
-                _settle_all(scheduler, unsettled)
-            batch = scheduler.get_next_batch_to_run()
-            if batch is not None:
-                result = launch_step(engine, batch, overlapped=False)
-                unsettled.append((scheduler.launched(batch), result))
-            elif not unsettled and not scheduler.rest():
-                return
-            if len(unsettled) > 1:
-                scheduler.settle(*unsettled.popleft())
-            scheduler.last_batch = batch
-
-
-def _chains(scheduler: Scheduler, unsettled: deque[Launched]) -> bool:
-    """Whether the next batch is a decode of the same requests, whatever the result in flight is."""
-    if not unsettled or scheduler.waiting_queue or scheduler.chunked_req is not None:
-        return False
-    launched, _ = unsettled[0]
-    needs = sampling_of(scheduler.running_batch).needs if launched.forward_mode.is_decode else None
-    if needs is None or needs.penalties or needs.grammar:
-        return False
-    return all(req.status is Status.RUNNING for req in launched.reqs)
