@@ -85,20 +85,6 @@ def ringed(config: EngineConfig) -> FutureMap:
     return FutureRing(most * (3 + chunks), most=most, device=config.device)
 
 
-class DraftBuffers:
-    """A buffer [rows, ...] for each part of the draft's state, shaped after the first one that is stored."""
-
-    def __init__(self, rows: int, first: DraftState) -> None:
-        self._buffers = DraftState(*(_like(part, rows) for part in first))
-
-    def store(self, at: torch.Tensor | slice, state: DraftState) -> None:
-        for buffer, part in zip(self._buffers, state, strict=True):
-            buffer[at] = part
-
-    def gather(self, at: torch.Tensor) -> DraftState:
-        return DraftState(*(buffer[at] for buffer in self._buffers))
-
-
 def _like(one: torch.Tensor, rows: int) -> torch.Tensor:
     """A buffer of values from which no draft could start."""
     value = torch.nan if one.is_floating_point() else UNSTASHED
@@ -145,7 +131,8 @@ class RelayContext:
     # Keeps a forward from changing its batch.
     isolated: Callable[[ScheduleBatch], AbstractContextManager[None]] = sampling_isolated
     publish_ready: Any = None  # event behind which the lengths that were published last may be read
-    draft_buffers: DraftBuffers | None = None  # from the first stash of a speculating run on
+    # [rows, ...] for each part of a draft's state, from the first stash of a speculating run on
+    draft_buffers: DraftState | None = None
 
     @property
     def device(self) -> torch.device:
@@ -168,10 +155,12 @@ class RelayContext:
         return torch.zeros(self.futures.new_seq_lens_buf.shape, dtype=torch.int64, pin_memory=True)
 
     def store_draft(self, at: torch.Tensor | slice, state: DraftState) -> None:
-        """Store a draft's state. The first call makes the buffers, on the current stream."""
+        """Store a draft's state. The first call makes the buffers after its shape, on the current stream."""
         if self.draft_buffers is None:
-            self.draft_buffers = DraftBuffers(self.futures.output_tokens_buf.shape[0], state)
-        self.draft_buffers.store(at, state)
+            rows = self.futures.output_tokens_buf.shape[0]
+            self.draft_buffers = DraftState(*(_like(part, rows) for part in state))
+        for buffer, part in zip(self.draft_buffers, state, strict=True):
+            buffer[at] = part
 
 
 def bind(policies: type, row: object, context: RelayContext) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def _gather_draft(context: RelayContext, batch: ScheduleBatch) -> None:
     context.streams.record(at, context.streams.forward)
     assert context.draft_buffers is not None, "a draft's input is gathered before one was stashed"
     bonus = context.futures.output_tokens_buf[at]
-    batch.spec_info = DraftInput(bonus, context.draft_buffers.gather(at), gathered_from=future)
+    state = DraftState(*(buffer[at] for buffer in context.draft_buffers))
+    batch.spec_info = DraftInput(bonus, state, gathered_from=future)
 
 
 def resolve_nothing(context: RelayContext, prompts: Step, batch: ScheduleBatch) -> None:
