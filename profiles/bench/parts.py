@@ -23,7 +23,7 @@ from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.cache import RadixCache
 from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
 from ...sched.memory.tier import KVTier
-from ...sched.model.sampling import SamplingInfo, TokenScores
+from ...sched.model.sampling import Sampler, SamplingInfo
 from ...sched.observe import LogicalClock, Observer, StepInfo
 from ...sched.relay.choice import choose
 from ...sched.relay.row import Relay
@@ -49,7 +49,7 @@ REPEATS = 5
 OP_AIM, STEP_AIM = 6.0, 220.0  # microseconds
 
 
-class _NullModel:
+class _NullModel(Sampler):
     """A runner and sampler that return constant tensors."""
 
     def __init__(self, most: int) -> None:
@@ -61,15 +61,6 @@ class _NullModel:
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         return self._tokens[: seq_lens.shape[0]]
-
-    def score(
-        self,
-        output: ModelOutput,  # noqa: ARG002
-        info: SamplingInfo,  # noqa: ARG002
-        seq_lens: torch.Tensor,  # noqa: ARG002
-        ids: torch.Tensor,  # noqa: ARG002
-    ) -> TokenScores:
-        raise AssertionError("no request asks for scores")
 
 
 class _Burst:

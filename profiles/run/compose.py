@@ -27,7 +27,7 @@ from ...sched.memory.tier import KVTier
 from ...sched.model.decoder import Model
 from ...sched.model.grammar import GrammarCache
 from ...sched.model.runner import ModelRunner
-from ...sched.model.sampling import Sampler, TokenSampler
+from ...sched.model.sampling import Sampler
 from ...sched.model.tags import TagPool
 from ...sched.observe import Clock, Observer, StreamName
 from ...sched.relay.row import DraftRow, Relay, RelayRow
@@ -69,7 +69,7 @@ class SystemParts(NamedTuple):
     observer: Observer
     clock: Clock
     source: RequestSource
-    sampler: TokenSampler | None = None  # instead of the system's own
+    sampler: Sampler | None = None  # instead of the system's own
     guard: Guard | None = None
     context: RankContext = ALONE
 

@@ -19,7 +19,7 @@ from ...sched.model.config import ModelConfig
 from ...sched.model.decoder import BlockDecoder, CrossDecoder, Decoder, Embedder, Model
 from ...sched.model.draft import EagleDraft, derived_weights, empty_draft_weights, load_draft_weights
 from ...sched.model.runner import GraphInput
-from ...sched.model.sampling import TokenSampler
+from ...sched.model.sampling import Sampler
 from ...sched.model.sparse import KVLocator, PageTableLocator, SparseAttention
 from ...sched.model.tags import TaggedDecoder, TagPool
 from ...sched.model.weights import Weights, empty_weights, seeded_weights
@@ -222,9 +222,7 @@ def kv_tier(
     return coordinator
 
 
-def draft_worker(
-    made: RankModel, target: Model, *, sampler: TokenSampler, pages: torch.Tensor
-) -> Worker | None:
+def draft_worker(made: RankModel, target: Model, *, sampler: Sampler, pages: torch.Tensor) -> Worker | None:
     """None for a scenario that does not speculate. Captures graphs on the current stream. Raises CheckpointError when
     the draft's checkpoint cannot be read."""
     config, model = made.config, made.resolved.model

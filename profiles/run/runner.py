@@ -26,7 +26,7 @@ from ...sched.loop.multiplexed import run_multiplexed
 from ...sched.loop.pipelined import run_pipelined
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import PrefillWorker
-from ...sched.model.sampling import TokenSampler
+from ...sched.model.sampling import Sampler
 from ...sched.observe import Clock, Observer
 from ...sched.relay.choice import RelayChoice, loop_of
 from ...sched.relay.rows import DRAFT_SWITCHES, OVERLAPPED_ONLY
@@ -229,7 +229,7 @@ class PreparedRun:
     resolved: Resolved
     machine: Machine
     sink: GatedSink
-    sampler: TokenSampler | None = None  # instead of the scheduler's own
+    sampler: Sampler | None = None  # instead of the scheduler's own
     guard: Guard | None = None
     context: RankContext = ALONE
     make_system: MakeSystem = OwnSystem

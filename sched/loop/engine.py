@@ -14,7 +14,7 @@ from ..memory.cache import PrefixCache
 from ..memory.pools import KVAllocator, ReqToTokenPool
 from ..memory.tier import KVTier
 from ..model.decoder import Model
-from ..model.sampling import TokenSampler
+from ..model.sampling import Sampler
 from ..observe import Clock, Observer
 from ..pipeline import Stage
 from ..relay.row import Relay
@@ -30,7 +30,7 @@ class Engine:
     cache: PrefixCache
     tier: KVTier
     runner: Model  # runs one forward of the model, eagerly or by graph
-    sampler: TokenSampler
+    sampler: Sampler
     grammars: Any  # compiles SamplingParams.grammar
     relay: Relay
     source: RequestSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -269,22 +269,13 @@ class TokenScores(NamedTuple):
     margins: torch.Tensor
 
 
-class TokenSampler(Protocol):
-    def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
-        """Next token ids [b] int64; seq_lens [b] is the position that each token will take."""
-
-    def score(
-        self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
-    ) -> TokenScores:
-        """Scores of the ids that ``sample`` has just returned for the same arguments."""
-
-
 class Sampler:
     """Applies penalties and the vocabulary mask, and samples by one kernel. With a fingerprint kernels of the same cost
     are used that read no logits."""
 
     def sample(self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor) -> torch.Tensor:
-        """As ``TokenSampler.sample``. Penalties change ``output.logits`` in place."""
+        """Next token ids [b] int64; seq_lens [b] is the position that each token will take. Penalties change
+        ``output.logits`` in place."""
         info.apply_penalties(output.logits)
         greedy = info.needs.greedy
         rows = (output.logits, info.vocab_mask) if greedy else _draw(output, info, seq_lens)
@@ -295,7 +286,7 @@ class Sampler:
     def score(
         self, output: ModelOutput, info: SamplingInfo, seq_lens: torch.Tensor, ids: torch.Tensor
     ) -> TokenScores:
-        """Scores of the ``ids`` that ``sample`` has returned for the same arguments, by one more launch."""
+        """Scores of the ``ids`` that ``sample`` has just returned for the same arguments, by one more launch."""
         return TokenScores(*score_tokens(*_draw(output, info, seq_lens), ids))
 
 

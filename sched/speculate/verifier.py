@@ -22,7 +22,7 @@ from ..kernels.verify import (
 from ..model.decoder import Model
 from ..model.grammar import GrammarError, GrammarState, vocab_mask_words
 from ..model.runner import GraphedFunction, GraphInput, graph_sizes
-from ..model.sampling import SamplingInfo, TokenSampler
+from ..model.sampling import Sampler, SamplingInfo
 from ..request import Request
 from .drafter import DraftRows, Tree, chain_batch
 
@@ -101,9 +101,7 @@ class DraftVerdict(NamedTuple):
 class Verifier:
     """``pages`` is the page table that forwards read."""
 
-    def __init__(
-        self, model: Model, sampler: TokenSampler, config: EngineConfig, *, pages: torch.Tensor
-    ) -> None:
+    def __init__(self, model: Model, sampler: Sampler, config: EngineConfig, *, pages: torch.Tensor) -> None:
         assert config.speculative is not None
         self._spec = config.speculative
         self._device = config.device
