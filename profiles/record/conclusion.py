@@ -19,13 +19,18 @@ _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", 
 def conclusion(result: Document) -> str:
     """Return undeclared hazards, throughput, the idle time of the GPU with its largest cause, and the line that
     costs most: what it is worth where counterfactual runs say so, else the line whose waits are most exposed. Of a
-    watched program, its hazards and how long the host waited; where no request finished, why. Empty for a run that
-    ended before its requests had."""
+    watched program, its hazards and how long the host waited; where no request finished, why; of a run that was
+    interrupted, when. Empty for a run that failed."""
     run, label = result["run"], result["labels"]
     if label["emulated"] and "capture" in label:
         return f"{'; '.join((*_hazards(result, 'hazard'), _waited(result)))}."  # a program declares none
-    if run.get("failure") or (run["cancelled"] and "worth" not in result):
+    if run.get("failure"):
         return ""
+    if run["cancelled"] and "worth" not in result:
+        ended = sum(request["status"] == "finished" for request in result["requests"])
+        wanted = result["scenario"]["expanded"].get("workload", {}).get("requests")
+        of_all = f" of {wanted:,}" if wanted else ""
+        return f"interrupted when {ended:,}{of_all} requests had finished."
     if unfinished := _none_finished(result):
         return f"{unfinished}."
     raced = _hazards(result, "undeclared hazard")

@@ -49,9 +49,13 @@ def test_time_without_work_is_not_idle_time(document: dict[str, Any]) -> None:
     assert "steps; no times: times mean nothing here; most exposed wait" in conclusion(document)
 
 
-def test_a_cancelled_run_has_no_conclusion_and_one_table(document: dict[str, Any]) -> None:
+def test_a_cancelled_run_says_how_many_requests_had_finished_and_has_one_table(
+    document: dict[str, Any],
+) -> None:
     document["run"]["cancelled"] = True
-    assert conclusion(document) == ""
+    assert conclusion(document) == "interrupted when 1 requests had finished."
+    document["scenario"]["expanded"]["workload"] = {"requests": 2000}
+    assert conclusion(document) == "interrupted when 1 of 2,000 requests had finished."
     [table] = [block for block in screenful(page(document, 80, lines=FEW)).blocks if isinstance(block, Table)]
     assert table.title == "where the host waited"
 
