@@ -31,14 +31,6 @@ from .schema import Scenario
 _PLACEHOLDER = re.compile(r"<([A-Z_]+)>")
 
 
-class PartialScenarioError(ScenarioError):
-    """``rest`` is the scenario without its broken keys. The caller can look for further problems in it."""
-
-    def __init__(self, problems: Iterable[Problem], rest: Scenario) -> None:
-        super().__init__(problems)
-        self.rest = rest
-
-
 def load(path_or_name: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, or a shipped one, with ``KEY=VALUE`` overrides applied in order.
 
@@ -52,21 +44,34 @@ def loads(
     content: bytes, *, file: str = "scenario", folder: Path = Path(), overrides: Sequence[str] = ()
 ) -> Scenario:
     """``load`` for the content of a scenario; ``file`` is its name in problems."""
-    try:
-        return _loaded(content, file, folder, overrides)
-    except PartialScenarioError as error:
-        raise PartialScenarioError(
-            _blamed(error.problems, content, file, folder, overrides), error.rest
-        ) from None
+    scenario, problems = examine(content, file, folder, overrides)
+    if problems:
+        raise ScenarioError(problems)
+    return scenario
 
 
-def _loaded(content: bytes, file: str, folder: Path, overrides: Sequence[str]) -> Scenario:
+def examine(
+    content: bytes, file: str, folder: Path, overrides: Sequence[str]
+) -> tuple[Scenario, Sequence[Problem]]:
+    """The scenario without its broken keys, in which the caller can look for further problems, and the problems so far.
+
+    Raises ScenarioError where the other keys make no scenario.
+    """
+    scenario, problems = _loaded(content, file, folder, overrides)
+    if scenario is None:
+        raise ScenarioError(problems)
+    return scenario, [*_blamed(problems, content, file, folder, overrides)] if problems else ()
+
+
+def _loaded(
+    content: bytes, file: str, folder: Path, overrides: Sequence[str]
+) -> tuple[Scenario | None, list[Problem]]:
     document = read(content, file)
     overridden = frozenset(_apply(document, overrides))
     source = ScenarioSource(document.places, folder, overridden)
     if not isinstance(document.data, dict):
         message = f"expected a mapping of name, model, workload and so on, got {show(document.data)}"
-        raise ScenarioError([*document.problems, source.problem((), message)])
+        return None, [*document.problems, source.problem((), message)]
     return _validated(document, source)
 
 
@@ -74,7 +79,8 @@ def _blamed(
     problems: Iterable[Problem], content: bytes, file: str, folder: Path, overrides: Sequence[str]
 ) -> Iterator[Problem]:
     """The problems, where a line of the file is valid without some override as problems of the last such override."""
-    before = [_faulty(content, file, folder, overrides[:count]) for count in range(len(overrides))]
+    fewer = (_loaded(content, file, folder, overrides[:count])[1] for count in range(len(overrides)))
+    before = [{problem.path for problem in found} for found in fewer]
     for problem in problems:
         causes = [text for text, paths in zip(overrides, before, strict=True) if problem.path not in paths]
         if problem.place == OPTION or not causes:
@@ -84,16 +90,7 @@ def _blamed(
         yield Problem(OPTION, expand(key.strip()), f"{dotted((value,))} contradicts {problem}")
 
 
-def _faulty(content: bytes, file: str, folder: Path, overrides: Sequence[str]) -> set[str]:
-    """The dotted paths of the problems with only these overrides."""
-    try:
-        _loaded(content, file, folder, overrides)
-    except ScenarioError as error:
-        return {problem.path for problem in error.problems}
-    return set()
-
-
-def _validated(document: Document, source: ScenarioSource) -> Scenario:
+def _validated(document: Document, source: ScenarioSource) -> tuple[Scenario | None, list[Problem]]:
     scenario, faults = _scenario(document.data, source)
     problems = [*document.problems, *_placeholders(document.data, (), source=source)]
     reported = {problem.path for problem in problems}
@@ -102,7 +99,7 @@ def _validated(document: Document, source: ScenarioSource) -> Scenario:
         broken = (*faults, *(split(problem.path) for problem in document.problems))
         scenario = _salvaged(document.data, source, faulty=broken)
     if scenario is None:
-        raise ScenarioError(problems)
+        return None, problems
     found = [
         *checks.findings(scenario, broken=faults),
         *combinations.findings(scenario, broken=faults, overridden=source.overridden),
@@ -110,9 +107,7 @@ def _validated(document: Document, source: ScenarioSource) -> Scenario:
     checked = [source.problem(path, text) for path, text in found]
     problems += [problem for problem in checked if not touches(problem, problems)]
     scenario._source = source
-    if problems:
-        raise PartialScenarioError(problems, scenario)
-    return scenario
+    return scenario, problems
 
 
 def _salvaged(data: Value, source: ScenarioSource, *, faulty: Iterable[KeyPath]) -> Scenario | None:
@@ -174,7 +169,7 @@ def _without(data: Value, paths: Set[KeyPath]) -> Value:
 
 
 def opened(path_or_name: str) -> tuple[bytes, str, Path]:
-    """The arguments of ``loads``: the content, the name of the file in problems, and the folder of its relative paths.
+    """The arguments of ``examine``: the content, the name of the file in problems, and the folder of relative paths.
 
     Raises ScenarioError.
     """

@@ -44,7 +44,7 @@ class ScenarioError(Exception):
         return "; ".join(dict.fromkeys(f"{problem.path}: {problem.message}" for problem in self.problems))
 
     def __reduce__(self) -> tuple[type[ScenarioError], tuple[object]]:
-        """Pickled as the problems, without the rest that a subclass has: raised in another process."""
+        """Pickled as the problems, since it may be raised in another process."""
         return ScenarioError, (self.problems,)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ...scenarios.loader import PartialScenarioError
+from ...scenarios.loader import examine, opened
 from ...scenarios.loader import load as load_scenario
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, either, meant, show, touches, unknown
 from ...scenarios.schema import Scenario
@@ -36,11 +36,7 @@ class FaultError(ValueError):
 def refuse_mistyped(name: str, overrides: Sequence[str] = ()) -> None:
     """Raises ScenarioError with all that is wrong with a scenario, unless it has keys that only ``ask`` can check,
     together with all others."""
-    problems: tuple[Problem, ...] = ()
-    try:
-        scenario = load_scenario(name, overrides)
-    except PartialScenarioError as error:
-        scenario, problems = error.rest, error.problems
+    scenario, problems = examine(*opened(name), overrides)
     found = [*problems, *(one for one in misnamed(scenario) if not touches(one, problems))]
     if found and not any(path in scenario.source.places for path in _CHECKED_LATER):
         raise ScenarioError(found)

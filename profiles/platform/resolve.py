@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, TypedDict, TypeVar
 
 from ...scenarios.combinations import overlaps, staged
-from ...scenarios.loader import PartialScenarioError, load
-from ...scenarios.problems import KeyPath, ScenarioError, touches, unknown
+from ...scenarios.loader import examine, opened
+from ...scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, RelaySection, Scenario, Speculative
 from ...scenarios.traces import token_count, tokenizer_file
 from ...scenarios.workload import params
@@ -65,20 +65,12 @@ class Resolved:
 
 def ask(name: str, overrides: Sequence[str] = ()) -> Resolved:
     """The scenario of that name or file, resolved. Raises ScenarioError with everything that is wrong with it."""
-    try:
-        scenario = load(name, overrides)
-    except PartialScenarioError as error:
-        problems = list(error.problems)
-        try:
-            resolve(error.rest)  # what else is wrong, without the broken keys
-        except ScenarioError as others:
-            problems += [problem for problem in others.problems if not touches(problem, error.problems)]
-        raise ScenarioError(problems) from None
-    return resolve(scenario)
+    return resolve(*examine(*opened(name), overrides))
 
 
-def resolve(scenario: Scenario) -> Resolved:
-    """Find everything that the scenario names. Raises ScenarioError with every name that was not found."""
+def resolve(scenario: Scenario, known: Sequence[Problem] = ()) -> Resolved:
+    """Find everything that the scenario names. Raises ScenarioError with the ``known`` problems and every name that was
+    not found."""
     problems = [*misnamed(scenario)]
 
     def attempt(path: KeyPath, find: Callable[[], T]) -> T | None:
@@ -105,8 +97,8 @@ def resolve(scenario: Scenario) -> Resolved:
     attempt(("model", "path"), lambda: token_count(tokenizer_file(scenario)))
     vocabulary = model or PRESETS["tiny-llama"]  # a broken pattern is broken in any vocabulary
     attempt(("workload", "sampling", "grammar"), lambda: _grammar(scenario, vocabulary))
-    if problems:
-        raise ScenarioError(problems)
+    if problems or known:
+        raise ScenarioError([*known, *(problem for problem in problems if not touches(problem, known))])
     assert model is not None and hardware is not None
     relays = tuple(_relay(scenario, relay) for relay in scenario.relays)
     return Resolved(scenario, model, draft, hardware, relays)
