@@ -100,9 +100,9 @@ def _defect(entry: Entry) -> str:
 def _entries(what: What) -> list[Entry]:
     match what:
         case "scenarios" | "cases":
-            from ..scenarios.shipped import case_catalog, catalog
+            from ..scenarios.shipped import case_names, catalog, names
 
-            return catalog() if what == "scenarios" else case_catalog()
+            return catalog(names() if what == "scenarios" else case_names())
         case "hardware":
             from ..profiles.platform import hardware
 

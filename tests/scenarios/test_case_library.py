@@ -9,7 +9,7 @@ import pytest
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
-from schedbench.scenarios.shipped import case_catalog, case_names, catalog
+from schedbench.scenarios.shipped import case_names, catalog, names
 
 
 @pytest.mark.parametrize("name", case_names())
@@ -23,8 +23,8 @@ def test_a_case_is_valid_and_has_its_files_name(name: str) -> None:
 
 
 def test_cases_are_listed_apart_from_scenarios() -> None:
-    assert [entry["name"] for entry in case_catalog()] == case_names()
-    assert not {entry["name"] for entry in catalog()} & {Path(name).name for name in case_names()}
+    assert [entry["name"] for entry in catalog(case_names())] == case_names()
+    assert not {entry["name"] for entry in catalog(names())} & {Path(name).name for name in case_names()}
 
 
 def test_the_case_section_is_not_part_of_the_digest() -> None:
