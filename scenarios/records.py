@@ -7,7 +7,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
 
 from .problems import show
@@ -76,46 +76,40 @@ class TraceRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """A line of a trace, or the line on which a record begins."""
+    """A line of a trace, or the line on which a record begins, and the record's fields. Every getter raises TraceError
+    with the line and what was expected."""
 
     file: str
     number: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def error(self, message: str) -> TraceError:
         return TraceError(self.file, self.number, message)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordFields:
-    """The fields of one record. Every getter raises TraceError with the line and what was expected."""
-
-    line: TraceLine
-    fields: Mapping[str, Any]
 
     def count(self, name: str, *, minimum: int) -> int:
         value = self.fields.get(name)
         if type(value) is not int or not minimum <= value <= MAX_TOKENS:
             wanted = f"a whole number of tokens from {minimum} to {MAX_TOKENS}"
-            raise self.error(name, wanted)
+            raise self.unexpected(name, wanted)
         return value
 
     def instant(self, name: str, *, unit: int) -> int:
         """A time in ns, written in units of ``unit`` ns."""
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LAST / unit:
-            raise self.error(name, "a time, not negative")
+            raise self.unexpected(name, "a time, not negative")
         return round(value * unit)
 
     def ids(self, name: str, *, below: int) -> array[int]:
         """A list of integers in [0, below)."""
         value = self.fields.get(name)
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < below for item in value):
-            raise self.error(name, f"a list of whole numbers from 0 to {below - 1}")
+            raise self.unexpected(name, f"a list of whole numbers from 0 to {below - 1}")
         return array("q", value)
 
-    def error(self, name: str, wanted: str) -> TraceError:
+    def unexpected(self, name: str, wanted: str) -> TraceError:
         got = show(self.fields[name]) if name in self.fields else "nothing"
-        return self.line.error(f"{name}: expected {wanted}, got {got}")
+        return self.error(f"{name}: expected {wanted}, got {got}")
 
 
 def lines(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[tuple[TraceLine, str]]:
@@ -139,9 +133,9 @@ def decoded(raw: bytes, line: TraceLine) -> str:
         raise line.error(f"expected UTF-8 text, got byte 0x{raw[error.start]:02x}") from None
 
 
-def objects(file: BinaryIO, name: str) -> Iterator[tuple[TraceLine, dict[str, Any]]]:
-    """Each object of a JSON array, which is too large to be read at once, with the line on which it begins. Raises
-    TraceError."""
+def objects(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[TraceLine]:  # noqa: ARG001
+    """Each object of a JSON array, which is too large to be read at once. A syntax error raises TraceError and ends the
+    reading: where the next object begins is unknown."""
     window = _Window(file, name)
     if window.peek() != "[":
         raise window.line().error("expected a JSON array, beginning with '['")
@@ -150,7 +144,8 @@ def objects(file: BinaryIO, name: str) -> Iterator[tuple[TraceLine, dict[str, An
     while more:
         if window.peek() != "{":
             raise window.line().error("expected an object")
-        yield window.line(), window.object()
+        line = window.line()
+        yield replace(line, fields=window.object())
         if (after := window.peek()) not in (",", "]"):
             raise window.line().error("expected ',' or ']' after a conversation")
         more = after == ","

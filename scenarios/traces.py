@@ -20,6 +20,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
 from importlib import import_module
@@ -34,7 +35,6 @@ from .problems import dotted, show
 from .records import (
     BLOCK,
     MAX_TOKENS,
-    RecordFields,
     TraceError,
     TraceErrors,
     TraceLine,
@@ -46,7 +46,7 @@ from .schema import Scenario
 from .workload_schema import Sampling, TraceFormat
 
 TokenCount = Callable[[str], int]
-Rows = Callable[[BinaryIO, str, TraceErrors], Iterator[RecordFields]]
+Rows = Callable[[BinaryIO, str, TraceErrors], Iterator[TraceLine]]
 """(file, its name in errors, the errors so far) to its records; malformed ones become errors."""
 
 TOKENIZER: Final = "tokenizer.json"
@@ -144,45 +144,45 @@ def _open(path: Path) -> BinaryIO:
         ) from None
 
 
-def _mooncake(row: RecordFields) -> TraceRecord | None:
+def _mooncake(row: TraceLine) -> TraceRecord | None:
     length = row.count("input_length", minimum=1)
     hash_ids = row.ids("hash_ids", below=2**63)
     blocks = -(-length // BLOCK)
     if len(hash_ids) != blocks:
-        raise row.line.error(f"hash_ids: expected {blocks} for {length} tokens, got {len(hash_ids)}")
+        raise row.error(f"hash_ids: expected {blocks} for {length} tokens, got {len(hash_ids)}")
     arrival = row.instant("timestamp", unit=_MILLISECOND)
     output = row.count("output_length", minimum=0)
-    return TraceRecord(row.line.number, length, output, arrival, hash_ids=tuple(hash_ids)) if output else None
+    return TraceRecord(row.number, length, output, arrival, hash_ids=tuple(hash_ids)) if output else None
 
 
-def _azure(row: RecordFields) -> TraceRecord | None:
+def _azure(row: TraceLine) -> TraceRecord | None:
     prompt = row.count("ContextTokens", minimum=1)
     arrival = _date(row, "TIMESTAMP")
     output = row.count("GeneratedTokens", minimum=0)
-    return TraceRecord(row.line.number, prompt, output, arrival) if output else None
+    return TraceRecord(row.number, prompt, output, arrival) if output else None
 
 
-def _burstgpt(row: RecordFields) -> TraceRecord | None:
+def _burstgpt(row: TraceLine) -> TraceRecord | None:
     prompt = row.count("Request tokens", minimum=0)
     output = row.count("Response tokens", minimum=0)
     arrival = row.instant("Timestamp", unit=_SECOND)
-    return TraceRecord(row.line.number, prompt, output, arrival) if prompt and output else None
+    return TraceRecord(row.number, prompt, output, arrival) if prompt and output else None
 
 
-def _sharegpt(tokens: TokenCount, row: RecordFields) -> TraceRecord | None:
+def _sharegpt(tokens: TokenCount, row: TraceLine) -> TraceRecord | None:
     turns = row.fields.get("conversations", row.fields.get("conversation"))
     if not isinstance(turns, list):
-        raise row.line.error(f"conversations: expected a list of turns, got {show(turns)}")
-    prompt, output = ([tokens(_text(turn, row.line)) for turn in turns[:2]] + [0, 0])[:2]
-    return TraceRecord(row.line.number, prompt, output) if prompt and output else None
+        raise row.error(f"conversations: expected a list of turns, got {show(turns)}")
+    prompt, output = ([tokens(_text(turn, row)) for turn in turns[:2]] + [0, 0])[:2]
+    return TraceRecord(row.number, prompt, output) if prompt and output else None
 
 
-def _jsonl(row: RecordFields) -> TraceRecord:
+def _jsonl(row: TraceLine) -> TraceRecord:
     ids = row.ids("prompt_token_ids", below=2**31) if "prompt_token_ids" in row.fields else None
     if ids is not None and not 1 <= len(ids) <= MAX_TOKENS:
-        raise row.line.error(f"prompt_token_ids: expected 1 to {MAX_TOKENS} of them, got {len(ids)}")
+        raise row.error(f"prompt_token_ids: expected 1 to {MAX_TOKENS} of them, got {len(ids)}")
     return TraceRecord(
-        row.line.number,
+        row.number,
         row.count("input_length", minimum=1) if ids is None else len(ids),
         row.count("output_length", minimum=1),
         row.instant("timestamp", unit=_MILLISECOND) if "timestamp" in row.fields else None,
@@ -191,28 +191,23 @@ def _jsonl(row: RecordFields) -> TraceRecord:
     )
 
 
-def _json_lines(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[RecordFields]:
+def _json_lines(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[TraceLine]:
     for line, text in lines(file, name, errors):
         with errors:
             yield _json_object(line, text)
 
 
-def _json_object(line: TraceLine, text: str) -> RecordFields:
+def _json_object(line: TraceLine, text: str) -> TraceLine:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise line.error(f"not JSON: {getattr(error, 'msg', error)}") from None
     if not isinstance(value, dict):
         raise line.error(f"expected a JSON object, got {show(value)}")
-    return RecordFields(line, value)
+    return replace(line, fields=value)
 
 
-def _json_array(file: BinaryIO, name: str, errors: TraceErrors) -> Iterator[RecordFields]:  # noqa: ARG001
-    """A syntax error ends the reading: where the next object begins is unknown."""
-    return (RecordFields(line, conversation) for line, conversation in objects(file, name))
-
-
-def _csv(file: BinaryIO, name: str, errors: TraceErrors, *, columns: Sequence[str]) -> Iterator[RecordFields]:
+def _csv(file: BinaryIO, name: str, errors: TraceErrors, *, columns: Sequence[str]) -> Iterator[TraceLine]:
     """Rows under a header that has at least ``columns``; numbers are converted. An invalid header ends the reading."""
     header: list[str] = []
     for line, text in lines(file, name, errors):
@@ -227,12 +222,12 @@ def _csv(file: BinaryIO, name: str, errors: TraceErrors, *, columns: Sequence[st
                 yield _csv_row(line, text, header)
 
 
-def _csv_row(line: TraceLine, text: str, header: Sequence[str]) -> RecordFields:
+def _csv_row(line: TraceLine, text: str, header: Sequence[str]) -> TraceLine:
     cells = _cells(line, text)
     if len(cells) != len(header):
         raise line.error(f"expected {len(header)} cells, got {len(cells)}")
-    return RecordFields(
-        line, {column: scalar(cell.strip()) for column, cell in zip(header, cells, strict=True)}
+    return replace(
+        line, fields={column: scalar(cell.strip()) for column, cell in zip(header, cells, strict=True)}
     )
 
 
@@ -243,14 +238,14 @@ def _cells(line: TraceLine, text: str) -> list[str]:
         raise line.error(f"not CSV: {error}") from None
 
 
-def _date(row: RecordFields, name: str) -> int:
+def _date(row: TraceLine, name: str) -> int:
     """A date and time as ns of its epoch; the fraction is kept to the nanosecond."""
     match = _DATE.fullmatch(str(row.fields[name]))
     try:
         day, time, fraction, zone = match.groups() if match else ("", "", "", "")
         seconds = datetime.fromisoformat(f"{day}T{time}{zone or '+00:00'}").timestamp()
     except (ValueError, OverflowError):
-        raise row.error(name, "a date and time such as 2023-11-16 18:15:46.6805900") from None
+        raise row.unexpected(name, "a date and time such as 2023-11-16 18:15:46.6805900") from None
     return round(seconds) * _SECOND + int((fraction or "").ljust(9, "0"))
 
 
@@ -261,22 +256,22 @@ def _text(turn: Any, line: TraceLine) -> str:
     return text
 
 
-def _sampling(row: RecordFields) -> Sampling:
+def _sampling(row: TraceLine) -> Sampling:
     try:
         return Sampling.model_validate(row.fields["sampling"])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = dotted(("sampling", *first["loc"]))
-        raise row.line.error(f"{where}: {first['msg'].lower()}, got {show(first['input'])}") from None
+        raise row.error(f"{where}: {first['msg'].lower()}, got {show(first['input'])}") from None
 
 
 def _formats(
     tokens: TokenCount,
-) -> dict[TraceFormat, tuple[Rows, Callable[[RecordFields], TraceRecord | None]]]:
+) -> dict[TraceFormat, tuple[Rows, Callable[[TraceLine], TraceRecord | None]]]:
     return {
         "mooncake": (_json_lines, _mooncake),
         "azure": (partial(_csv, columns=("TIMESTAMP", "ContextTokens", "GeneratedTokens")), _azure),
         "burstgpt": (partial(_csv, columns=("Timestamp", "Request tokens", "Response tokens")), _burstgpt),
-        "sharegpt": (_json_array, partial(_sharegpt, tokens)),
+        "sharegpt": (objects, partial(_sharegpt, tokens)),
         "jsonl": (_json_lines, _jsonl),
     }
