@@ -157,25 +157,23 @@ def _relays() -> list[Entry]:
 
 
 def _faults() -> list[Entry]:
-    from ..sched.relay.faults import FEATURES, AwaitedFault, Fault, awaited_faults, faults
+    from ..sched.relay.faults import FEATURES, awaited_faults, faults
 
-    entries: list[Entry] = []
-    every: tuple[Fault | AwaitedFault, ...] = (*faults().values(), *awaited_faults().values())
-    for fault in every:
-        here = fault if isinstance(fault, Fault) else None
-        needs = [f"engine.speculative.mode={here.speculation}"] if here and here.speculation else []
-        entries.append(
-            {
-                "name": fault.name,
-                "about": fault.about,
-                "reference": fault.reference,
-                "states": list(here.states) if here else [],
-                "loops": list(here.loops) if here else [],
-                "needs": [*needs, *([FEATURES[here.feature]] if here and here.feature else [])],
-                "waits_for": fault.feature if isinstance(fault, AwaitedFault) else None,
-            }
-        )
-    return entries
+    return [
+        {
+            "name": fault.name,
+            "about": fault.about,
+            "reference": fault.reference,
+            "states": list(fault.states),
+            "loops": list(fault.loops),
+            "needs": [
+                *([f"engine.speculative.mode={fault.speculation}"] if fault.speculation else []),
+                *([FEATURES[fault.feature]] if fault.feature else []),
+            ],
+            "waits_for": fault.waits_for,
+        }
+        for fault in (*faults().values(), *awaited_faults().values())
+    ]
 
 
 def _size(parameters: int) -> str:

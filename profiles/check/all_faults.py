@@ -89,7 +89,7 @@ def faults_document(found: Sequence[Document], *, run: Document) -> Document:
         passed=all(fault["clean"] and fault["caught_by"] for fault in found),
         faults=found,
         awaited=[
-            {"name": fault.name, "reference": fault.reference, "feature": fault.feature}
+            {"name": fault.name, "reference": fault.reference, "feature": fault.waits_for}
             for fault in awaited_faults().values()
         ],
     )

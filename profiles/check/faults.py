@@ -38,9 +38,8 @@ def _faulty(relay: RelayChoice, wanted: Sequence[Fault], mode: RowMode, *, oneba
 
 def _fault(name: str) -> Fault:
     require_faults([name])
-    awaited = awaited_faults()
-    if name in awaited:
-        raise FaultError(f"fault {name} waits for {awaited[name].feature}, which this version does not have")
+    if (awaited := awaited_faults().get(name)) is not None:
+        raise FaultError(f"fault {name} waits for {awaited.waits_for}, which this version does not have")
     return faults()[name]
 
 

@@ -50,16 +50,7 @@ class Fault:
     change_drafts: Callable[[DraftRow], DraftRow] = unchanged
     appends: bool = True  # a static batch appends its tokens to the requests
     feature: Feature | None = None  # what it changes is used only with this feature
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitedFault:
-    """A bug of ``feature``, which does not exist here yet."""
-
-    name: str
-    about: str
-    reference: str
-    feature: str
+    waits_for: str | None = None  # the feature, not here yet, that it is a bug of; it has no states then
 
 
 _WITHOUT_BARRIER = ("pr26425", "pr26425-before", "pr26020", "pr25944-before", "pr25774", "pr25774-before")
@@ -380,11 +371,13 @@ _FAULTS = (
 )
 
 _AWAITED = (
-    AwaitedFault(
+    Fault(
         "idle-rows-stashed",
         "A rank without rows stashes the tokens that pad it to the other ranks' length.",
         "5.20, DP attention",
-        "sampled padding of idle ranks",
+        states=(),
+        loops=(),
+        waits_for="sampled padding of idle ranks",
     ),
 )
 
@@ -394,7 +387,7 @@ def faults() -> Mapping[str, Fault]:
     return {fault.name: fault for fault in _FAULTS}
 
 
-def awaited_faults() -> Mapping[str, AwaitedFault]:
+def awaited_faults() -> Mapping[str, Fault]:
     return {fault.name: fault for fault in _AWAITED}
 
 
