@@ -45,9 +45,7 @@ def _impossible(scenario: Scenario, path: tuple[str, ...], value: object) -> Ite
         yield unknown("key", ".".join(path), sorted(".".join(known) for known in keys()))
         return
     document = scenario.expanded()
-    section: Any = document
-    for part in path[:-1]:
-        section = section.get(part) if isinstance(section, dict) else section
+    section = _value(document, path[:-1])
     if section is None:
         return  # a section that this scenario does not have
     if not isinstance(section, dict) or isinstance(section.get(path[-1]), dict | list):
@@ -83,7 +81,7 @@ def unmet(when: Mapping[str, Any], expanded: Mapping[str, Any], *, relay: str, o
     return ""
 
 
-def _value(expanded: Mapping[str, Any], path: tuple[str, ...]) -> object:
+def _value(expanded: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     value: Any = expanded
     for part in path:
         value = value.get(part) if isinstance(value, dict) else None

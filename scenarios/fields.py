@@ -15,7 +15,7 @@ WORDS = {"on": True, "yes": True, "off": False, "no": False}
 
 
 class Section(BaseModel):
-    """A mapping of the file: immutable, no unknown keys, no conversions."""
+    """A mapping of a YAML file: immutable, no unknown keys, no conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetPydanticSchema,
@@ -21,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from ...scenarios.fields import Section
 from ...scenarios.yaml_files import YamlFiles
 from ...sched.config import Capabilities
 from ...sched.observe import RANGES, StepKind
@@ -38,11 +37,7 @@ class HardwareError(ValueError):
     """A profile does not exist, or is invalid."""
 
 
-class ProfileModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Quantity(ProfileModel, Generic[Bounded]):
+class Quantity(Section, Generic[Bounded]):
     """A constant of the machine. Its true value is taken to lie between ``low`` and ``high``; ``origin`` is its
     source: measured, published, datasheet or estimate, and how. Verdicts on emulated times are asked again under
     draws from these ranges.
@@ -84,7 +79,7 @@ class Ratio(Quantity[_Share]):
     unit: Literal["1"]
 
 
-class GemmRates(ProfileModel):
+class GemmRates(Section):
     """Peak rate by element type."""
 
     bfloat16: FlopsPerSecond
@@ -93,7 +88,7 @@ class GemmRates(ProfileModel):
     float64: FlopsPerSecond
 
 
-class Efficiency(ProfileModel):
+class Efficiency(Section):
     """Share of a peak that a kernel of each unit reaches: of the bandwidth for memory, else of the rate."""
 
     memory: Ratio
@@ -101,7 +96,7 @@ class Efficiency(ProfileModel):
     attention: Ratio
 
 
-class Kernels(ProfileModel):
+class Kernels(Section):
     memory_bandwidth: BytesPerSecond
     gemm_rates: GemmRates
     efficiency: Efficiency
@@ -110,7 +105,7 @@ class Kernels(ProfileModel):
     graph_gap: Nanoseconds  # the same inside a graph
 
 
-class CopyRates(ProfileModel):
+class CopyRates(Section):
     h2d_pinned: BytesPerSecond
     d2h_pinned: BytesPerSecond
     h2d_pageable: BytesPerSecond
@@ -120,7 +115,7 @@ class CopyRates(ProfileModel):
     pageable_inline: Bytes  # a pageable source up to this size is taken inside the call
 
 
-class LinkProfile(ProfileModel):
+class LinkProfile(Section):
     """A connection between two ranks. The host's messages take a way of their own."""
 
     bandwidth: BytesPerSecond  # of one rank's sends
@@ -132,7 +127,7 @@ class LinkProfile(ProfileModel):
 LinkName = Literal["nvlink", "pcie", "rdma"]
 
 
-class HostCalls(ProfileModel):
+class HostCalls(Section):
     """Host time of one call, whatever it waits for excluded."""
 
     torch_call: Nanoseconds
@@ -146,7 +141,7 @@ class HostCalls(ProfileModel):
     kernel_call: Nanoseconds | None = None  # of a Triton kernel, in place of ``torch_call``; absent: as that
 
 
-class PhaseLine(ProfileModel):
+class PhaseLine(Section):
     """a + b * n, device calls excluded."""
 
     a: Nanoseconds
@@ -157,7 +152,7 @@ class Phase(PhaseLine):
     """Host time of a phase of the scheduler. ``kinds``: of steps of a kind for which it is another; the kind is known
     from a step's preparation on."""
 
-    kinds: dict[StepKind, PhaseLine] = {}
+    kinds: dict[StepKind, PhaseLine] = Field(default_factory=dict)
 
 
 def _of_every_phase(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -173,7 +168,7 @@ def _of_every_phase(source: object, handler: GetCoreSchemaHandler) -> CoreSchema
     return core_schema.chain_schema([whole, handler(source)])
 
 
-class GpuFacts(ProfileModel):
+class GpuFacts(Section):
     """What programs query of the GPU, as torch prints it; by default an H100's."""
 
     memory_mib: Annotated[int, Field(ge=1)] = 81089
@@ -184,14 +179,14 @@ class GpuFacts(ProfileModel):
     shared_memory_kib: int = 228  # of a multiprocessor; one block may use 1 KiB less
 
 
-class Available(ProfileModel):
+class Available(Section):
     pinned_memory: bool
     side_streams: bool
     events: bool
     graphs: bool
 
 
-class _Written(ProfileModel):
+class _Written(Section):
     """A profile as it stands in its file."""
 
     name: str
@@ -202,7 +197,7 @@ class _Written(ProfileModel):
     phases: Annotated[dict[str, Phase], GetPydanticSchema(_of_every_phase)]
     available: Available
     gpu: GpuFacts = GpuFacts()
-    links: dict[LinkName, LinkProfile] = {}  # where several ranks are to be joined
+    links: dict[LinkName, LinkProfile] = Field(default_factory=dict)  # where several ranks are to be joined
 
 
 class HardwareProfile(_Written):

@@ -9,8 +9,9 @@ import hashlib
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from ....scenarios.fields import Section, Several
 from ....scenarios.yaml_files import YamlFiles
 
 
@@ -31,11 +32,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_pa
 Name = Annotated[str, Field(min_length=1, max_length=60)]
 
 
-class MapModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class RangeRule(MapModel):
+class RangeRule(Section):
     """The meaning of some ranges. ``of`` is the step that they belong to: the next to be launched, the last launched
     (``own``), the one that is being settled, or none."""
 
@@ -45,7 +42,7 @@ class RangeRule(MapModel):
     of: Literal["next", "own", "settled", "none"] = "own"
 
 
-class StepRule(MapModel):
+class StepRule(Section):
     """Each range or mark that matches ``launch`` is a step. Its number is the range's ``payload``, which the step's
     other ranges have too, or follows from the ``order`` of launches. A range that matches ``settle`` settles the
     ``oldest`` step that was launched and not settled; with ``previous``, the first such range settles a step from
@@ -59,17 +56,17 @@ class StepRule(MapModel):
     loop: Pattern | None = None
 
 
-class KindRule(MapModel):
+class KindRule(Section):
     """Steps are of the first kind of which a range inside them, or the launch itself, matches. ``size``: where its
     name has the batch size."""
 
     match: Pattern
     kind: Name
-    payload: Annotated[tuple[int, ...], Field(strict=False)] | None = None
+    payload: Several[int] | None = None
     size: Pattern | None = None
 
 
-class StreamRule(MapModel):
+class StreamRule(Section):
     """``forward``: forward operations are those on this stream only; a number or a name of the capture's, or the stream
     that is ``busiest`` with kernels inside forward ranges. Without one, they are all that forward ranges launched."""
 
@@ -77,7 +74,7 @@ class StreamRule(MapModel):
     schedule: int | str | None = None
 
 
-class RangeMap(MapModel):
+class RangeMap(Section):
     name: Name
     about: str = Field(max_length=2000)
     domain: str | None = Field(default=None, max_length=200)  # of NVTX; any without one
