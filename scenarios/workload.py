@@ -37,9 +37,6 @@ SECOND = 1_000_000_000
 _LAST = 2**62  # ns: beyond any run, and still an int64
 _REQUEST = re.compile(r"r(0|[1-9][0-9]{0,8})")
 
-Template = Callable[[int, int], Request]
-"""(index, arrival) to a fresh request."""
-
 
 @dataclass(eq=False, slots=True)
 class Workload:
@@ -47,10 +44,13 @@ class Workload:
 
     Open arrivals come from ``upcoming``. In a closed loop, which has ``clients``, ``upcoming`` has the first request of
     every client, and ``on_end`` returns the next request when one has ended. ``aborts`` has, by request id, the number
-    of output tokens after which its client disconnects.
+    of output tokens after which its client disconnects. The prompts' lengths in ``script`` count the ``encoder_tokens``
+    [n], whose ids ``encoder`` makes of a key and a length.
     """
 
-    request: Template
+    script: Script
+    encoder_tokens: Counts
+    encoder: Callable[..., Counts]
     instants: Counts
     clients: int | None
     aborts: Mapping[str, int]
@@ -73,8 +73,19 @@ class Workload:
         return self._take(now)
 
     def _take(self, arrival: int) -> Request:
+        script, index = self.script, self._taken
         self._taken += 1
-        return self.request(self._taken - 1, arrival)
+        length = int(script.prompt_tokens[index])
+        first = min(int(self.encoder_tokens[index]), length - 1)
+        prompt = script.prompt(index, length - first)
+        return Request(
+            id=request_id(index),
+            origin_input_ids=packed(self.encoder(key=index, length=first)) + prompt if first else prompt,
+            encoder_len=first,
+            sampling=params(script.sampling(index), max_new_tokens=int(script.output_tokens[index])),
+            arrival=arrival,
+            index=index,
+        )
 
 
 def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -> Workload:
@@ -89,12 +100,13 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     prompt_tokens = np.minimum(whole, context_len - 1)
     output_tokens = np.minimum(script.output_tokens, context_len - prompt_tokens)
     clipped = (prompt_tokens < whole) | (output_tokens < script.output_tokens)
-    fitting = replace(script, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     prompts, outputs = script.requested or (None, None)
     arrival = _arrival(scenario, script)
     instants = np.zeros(len(script), dtype=np.int64) if script.instants is None else script.instants
     return Workload(
-        _template(fitting, encoder_tokens, partial(text, seed, RandomStream.ENCODER, vocab_size=vocab_size)),
+        replace(script, prompt_tokens=prompt_tokens, output_tokens=output_tokens),
+        encoder_tokens,
+        partial(text, seed, RandomStream.ENCODER, vocab_size=vocab_size),
         instants=arrivals(arrival, instants, rng=stream(seed, RandomStream.ARRIVAL)),
         clients=arrival.concurrency if isinstance(arrival, ClosedArrivals) else None,
         aborts=_aborts(scenario, size=len(script), seed=seed),
@@ -123,25 +135,6 @@ def _arrival(scenario: Scenario, script: Script) -> Arrival:
             BurstArrivals(process="burst") if script.instants is None else RecordedArrivals(process="trace")
         )
     return arrival
-
-
-def _template(script: Script, encoder_tokens: Counts, encoder: Callable[..., Counts]) -> Template:
-    """The prompts' lengths count the tokens of the ``encoder``, which makes the ids of a key and a length."""
-
-    def request(index: int, arrival: int) -> Request:
-        length = int(script.prompt_tokens[index])
-        first = min(int(encoder_tokens[index]), length - 1)
-        prompt = script.prompt(index, length - first)
-        return Request(
-            id=request_id(index),
-            origin_input_ids=packed(encoder(key=index, length=first)) + prompt if first else prompt,
-            encoder_len=first,
-            sampling=params(script.sampling(index), max_new_tokens=int(script.output_tokens[index])),
-            arrival=arrival,
-            index=index,
-        )
-
-    return request
 
 
 @lru_cache(maxsize=128)
