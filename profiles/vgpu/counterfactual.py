@@ -6,12 +6,14 @@ need not be correct: without a line's wait, a stream may use memory too early.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 
 from ..record.timeline import NO_SITE
-from .engine import COMPUTE, EventRecording, PeerEventRecording, StreamQueue
-from .runtime import Direction, Runtime, RuntimeInputs
+from .engine import EventRecording
+from .runtime import Direction, Runtime
 
+P = ParamSpec("P")
 LineChange = Literal["no wait", "pinned", "absent", "longer"]
 
 
@@ -29,27 +31,37 @@ class Counterfactual(NamedTuple):
     extra: int = 0
 
 
+Method = Callable[Concatenate[Any, P], None]
+
+
+def _unless_absent(method: Method[P]) -> Method[P]:
+    """The method, which does nothing where the call is left out."""
+
+    def call(runtime: CounterfactualRuntime, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not runtime.is_left_out():
+            method(runtime, *args, **kwargs)
+
+    return call
+
+
 class CounterfactualRuntime(Runtime):
     """The device's API with the changed times."""
 
-    def __init__(self, inputs: RuntimeInputs, changed: Counterfactual) -> None:
-        super().__init__(inputs)
+    def __init__(self, changed: Counterfactual, *inputs: Any) -> None:
+        super().__init__(*inputs)
         self._changed = changed
         self._at_line: dict[int, bool] = {NO_SITE: False}
         self._last_step: int | None = None
 
-    def kernel(
-        self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE, call: int | None = None
-    ) -> None:
-        if not self._is_left_out():
-            super().kernel(name, duration, host_size=host_size, engine=engine, call=call)
-
-    def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
-        if not self._is_left_out():
-            super().move(kind, duration, size=size)
+    kernel = _unless_absent(Runtime.kernel)
+    move = _unless_absent(Runtime.move)
+    synchronize = _unless_absent(Runtime.synchronize)
+    synchronize_event = _unless_absent(Runtime.synchronize_event)
+    wait_event = _unless_absent(Runtime.wait_event)
+    wait_peer_event = _unless_absent(Runtime.wait_peer_event)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
-        if self._is_left_out():
+        if self.is_left_out():
             return False
         if self._has("pinned"):
             if not pinned:
@@ -57,25 +69,9 @@ class CounterfactualRuntime(Runtime):
             pinned, blocking = True, False
         return super().copy(direction, size, pinned=pinned, blocking=blocking)
 
-    def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
-        if not self._is_left_out():
-            super().synchronize(stream, site=site)
-
-    def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
-        if not self._is_left_out():
-            super().synchronize_event(stream, recording)
-
     def synchronize_device(self) -> None:
-        if not self._is_left_out() and not self._has("no wait"):
+        if not self.is_left_out() and not self._has("no wait"):
             super().synchronize_device()
-
-    def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
-        if not self._is_left_out():
-            super().wait_event(stream, recording)
-
-    def wait_peer_event(self, recording: PeerEventRecording) -> None:
-        if not self._is_left_out():
-            super().wait_peer_event(recording)
 
     def pin(self, size: int, *, copied: bool) -> None:
         if not self._has("absent"):
@@ -84,7 +80,7 @@ class CounterfactualRuntime(Runtime):
     def _wait(self, recording: EventRecording) -> int:
         return 0 if self._has("no wait") else super()._wait(recording)
 
-    def _is_left_out(self) -> bool:
+    def is_left_out(self) -> bool:
         """Whether the present call is left out. A line that takes longer does so here, before its first call of a
         step."""
         _, step, _ = self.context

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import Literal, NamedTuple, NoReturn, Protocol, cast
+from typing import Literal, NoReturn, Protocol, cast
 
 import torch
 
-from ...sched.config import Capabilities
 from ..platform.machine import Watcher
 from ..record.result import HazardFinding
 from ..record.timeline import Site
@@ -43,29 +42,27 @@ class HandlerTable(Protocol):
         """Make the handler of an overload that is called for the first time."""
 
 
-class VgpuParts(NamedTuple):
-    runtime: Runtime
-    observer: HostObserver
-    executor: Executor
-    watcher: Watcher
-    handlers: Callable[[VirtualGpu], HandlerTable]
-
-
 class VirtualGpu:
     """A device, its host's clock, and the timeline of both. ``sites`` and ``streams`` resolve the numbers in the
     timeline's records."""
 
-    def __init__(self, parts: VgpuParts, *, capabilities: Capabilities, graph_trace: GraphTrace) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        executor: Executor,
+        watcher: Watcher,
+        handlers: Callable[[VirtualGpu], HandlerTable],
+    ) -> None:
         self.device = device()
-        self.capabilities = capabilities
-        self.graph_trace: GraphTrace = graph_trace
-        self.runtime = parts.runtime
+        self.capabilities = runtime.hardware.capabilities
+        self.graph_trace: GraphTrace = "graph"
+        self.runtime = runtime
         self.addresses = AddressTable()
-        self.clock = VirtualClock(self.runtime)
-        self.observer = parts.observer
-        self.watcher = parts.watcher
-        self.executor = parts.executor
-        self.handlers = parts.handlers(self)
+        self.clock = VirtualClock(runtime)
+        self.observer = HostObserver(runtime)
+        self.watcher = watcher
+        self.executor = executor
+        self.handlers = handlers(self)
 
     @property
     def sites(self) -> Sequence[Site]:

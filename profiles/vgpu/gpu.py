@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,15 +19,16 @@ from .adversary.order import DeferredOrder, strategy
 from .adversary.reuse import BlockReuse
 from .copies import CopyHandlers
 from .counterfactual import Counterfactual, CounterfactualRuntime
-from .device import CURRENT, GraphTrace, VgpuParts, VirtualGpu
+from .device import CURRENT, GraphTrace, VirtualGpu
 from .engine import Simulation
 from .executor import Executor, SkippingExecutor
 from .handlers import OpHandlers
 from .hazards.checker import HazardChecker
 from .hazards.ops import checked, host_accesses
-from .observer import HostObserver
+from .hazards.probes import ProbedClocks
 from .registration import register
-from .runtime import Runtime, RuntimeInputs
+from .runtime import Runtime
+from .sites import Sites
 from .torch_patches import installed
 from .watched import VirtualMemory, WatchedCopies, WatchedRuntime
 
@@ -64,13 +66,16 @@ def open_vgpu(
         raise RuntimeError("a virtual GPU is already open")
     register()
     folders = [Path(folder) for folder in sched.__path__] if watch is None else watch
-    inputs = RuntimeInputs(hardware, sink, folders, simulation)
+    inputs = hardware, sink, Sites(folders), simulation
     executor = Executor() if values == "real" else SkippingExecutor()
     if adversary is not None:
-        parts = _adversarial(inputs, executor, adversary)
+        gpu = _adversarial(DeferredRuntime(*inputs), executor, adversary)
+    elif hazards:
+        gpu = _watched(WatchedRuntime(*inputs), executor, Sites(folders))
     else:
-        parts = _watched(inputs, executor) if hazards else _plain(inputs, executor, counterfactual)
-    gpu = VirtualGpu(parts, capabilities=hardware.capabilities, graph_trace=graph_trace)
+        runtime = CounterfactualRuntime(counterfactual, *inputs) if counterfactual else Runtime(*inputs)
+        gpu = VirtualGpu(runtime, executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu)))
+    gpu.graph_trace = graph_trace
     token = CURRENT.set(gpu)
     try:
         patches = patched(hazards=hazards, shortened=not gradients) if simulation is None else nullcontext()
@@ -83,35 +88,28 @@ def open_vgpu(
         CURRENT.reset(token)
 
 
-def _plain(inputs: RuntimeInputs, executor: Executor, changed: Counterfactual | None) -> VgpuParts:
-    runtime = Runtime(inputs) if changed is None else CounterfactualRuntime(inputs, changed)
-    observer = HostObserver(runtime, inputs.hardware)
-    return VgpuParts(runtime, observer, executor, Watcher(), lambda gpu: OpHandlers(gpu, CopyHandlers(gpu)))
-
-
-def _watched(inputs: RuntimeInputs, executor: Executor) -> VgpuParts:
-    runtime = WatchedRuntime(inputs)
+def _watched(runtime: WatchedRuntime, executor: Executor, places: Sites) -> VirtualGpu:
+    """``places`` are the source lines that order accesses."""
+    runtime.clocks = ProbedClocks(runtime.simulation.first, places)
     checker = HazardChecker(runtime, VirtualMemory())
 
     def handlers(gpu: VirtualGpu) -> OpHandlers:
-        copies = WatchedCopies(gpu, checker)
-        return OpHandlers(gpu, copies, lambda func, handler: checked(checker, func, handler))
+        return OpHandlers(gpu, WatchedCopies(gpu, checker), partial(checked, checker))
 
-    return VgpuParts(runtime, HostObserver(runtime, inputs.hardware), executor, checker, handlers)
+    return VirtualGpu(runtime, executor, checker, handlers)
 
 
-def _adversarial(inputs: RuntimeInputs, immediate: Executor, seed: int) -> VgpuParts:
+def _adversarial(runtime: DeferredRuntime, immediate: Executor, seed: int) -> VirtualGpu:
     """``seed`` numbers the strategy. Times mean nothing, since a kernel's time may follow from values that are computed
     after its launch."""
-    runtime = DeferredRuntime(inputs)
-    observer = HostObserver(runtime, inputs.hardware)
-    runtime.order = DeferredOrder(strategy(seed, observer.streams))
     executor, reuse = AdversarialExecutor(immediate, runtime), BlockReuse(runtime)
 
     def handlers(gpu: VirtualGpu) -> OpHandlers:
         return OpHandlers(gpu, CopyHandlers(gpu), lambda _, handler: reuse.following(handler))
 
-    return VgpuParts(runtime, observer, executor, reuse, handlers)
+    gpu = VirtualGpu(runtime, executor, reuse, handlers)
+    runtime.order = DeferredOrder(strategy(seed, gpu.streams))
+    return gpu
 
 
 @contextmanager

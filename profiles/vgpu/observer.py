@@ -9,7 +9,6 @@ from ...sched.observe import RANGES, Observer, StepInfo, StepKind
 if TYPE_CHECKING:
     import torch
 
-    from ..platform.hardware import HardwareProfile
     from .ledger import PlainContext
     from .runtime import Runtime
 
@@ -48,11 +47,10 @@ class HostObserver(Observer):
     is the one that was entered last.
     """
 
-    def __init__(self, runtime: Runtime, hardware: HardwareProfile) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._ranges = runtime.ledger.ranges
         self.streams: dict[int, str] = {runtime.default.id: "default"}
-        self._hardware = hardware
         self._phases: dict[tuple[str, StepKind | None], _PhaseCost] = {}
         self._kinds: dict[int, StepKind] = {}  # of steps that are not settled yet
         self._asked: tuple[str, int, int]
@@ -84,7 +82,7 @@ class HostObserver(Observer):
 
     def _phase(self, name: str, kind: StepKind | None) -> _PhaseCost:
         """The cost of a range of that name in a step of that kind."""
-        phase, category = self._hardware.phases.get(name), RANGES.get(name)
+        phase, category = self._runtime.hardware.phases.get(name), RANGES.get(name)
         line = None if phase is None else phase.kinds.get(kind, phase) if kind else phase
         a, b = (0.0, 0.0) if line is None else (line.a.value, line.b.value)
         forward = None if category is None else category == "forward"

@@ -6,8 +6,7 @@ Calls have the names of the CUDA runtime's, so that they are equal in every sour
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..record.timeline import CallKind, HostMemory, OpKind, Sink
 from .cost import Costs
@@ -67,29 +66,22 @@ class LaunchRecorder(Protocol):
         """An event that each replay records here."""
 
 
-class RuntimeInputs(NamedTuple):
-    """``watch``: whose source lines are recorded. ``simulation`` is given to one of several devices that wait for one
-    another."""
-
-    hardware: HardwareProfile
-    sink: Sink | None
-    watch: Sequence[Path]
-    simulation: Simulation | None
-
-
 class Runtime:
     """One host thread and one device. ``now`` is the host's clock, in ns."""
 
-    def __init__(self, inputs: RuntimeInputs) -> None:
-        hardware = inputs.hardware
+    def __init__(
+        self, hardware: HardwareProfile, sink: Sink | None, sites: Sites, simulation: Simulation | None
+    ) -> None:
+        """``simulation`` is given to one of several devices that wait for one another."""
+        self.hardware = hardware
         self.costs = Costs(hardware)
         self.multiprocessors = hardware.gpu.multiprocessors
         self.now = 0
         self.context: PlainContext = NO_CONTEXT
-        self.simulation = inputs.simulation or Simulation(gap=self.costs.gap)
+        self.simulation = simulation or Simulation(gap=self.costs.gap)
         self.default = self.stream = self.simulation.queue()
-        self.sites = Sites(inputs.watch)
-        self.ledger = Ledger(inputs.sink, served=self.simulation.served, waits=self.simulation.waits)
+        self.sites = sites
+        self.ledger = Ledger(sink, served=self.simulation.served, waits=self.simulation.waits)
         self._calls = self.ledger.calls
         self.capture: LaunchRecorder | None = None
         host = hardware.host

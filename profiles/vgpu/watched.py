@@ -16,17 +16,14 @@ from .hazards.checker import HazardChecker
 from .hazards.footprints import ByteSpan
 from .hazards.probes import ProbedClocks
 from .hazards.shadow import Block
-from .runtime import Direction, Runtime, RuntimeInputs
-from .sites import Sites
+from .runtime import Direction, Runtime
 from .tensor import DeviceTensor, is_pinned
 
 
 class WatchedRuntime(Runtime):
     """Keeps vector clocks: every call that orders operations orders them in the clocks, too."""
 
-    def __init__(self, inputs: RuntimeInputs) -> None:
-        super().__init__(inputs)
-        self.clocks = ProbedClocks(self.simulation.first, Sites(inputs.watch))
+    clocks: ProbedClocks
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
         waits = super().copy(direction, size, pinned=pinned, blocking=blocking)
