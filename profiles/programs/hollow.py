@@ -37,8 +37,9 @@ class HollowKernelError(RuntimeError):
     """A kernel of a package that is not installed would be launched."""
 
 
-class HollowPackages:
-    """``names`` are the packages that are hollow, and ``imported`` the modules of theirs that were imported.
+class HollowPackages(MetaPathFinder, Loader):
+    """Finds the modules and the versions of hollow packages. ``names`` are the packages, and ``imported`` the modules
+    of theirs that were imported.
 
     Of their functions and ops, ``used`` has those that were called or described without doing anything, and ``refused``
     those whose calls would have launched kernels. ``used_in`` has those that were called without doing anything while a
@@ -80,6 +81,25 @@ class HollowPackages:
         if len(args) == 1 and isinstance(args[0], (types.FunctionType, type)):
             return args[0]  # as a decorator
         return HollowObject(self, f"{name}()")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
+        if name in self:
+            return ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return HollowModule(self, spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        self.imported.add(module.__name__)
+
+    def find_distributions(
+        self, context: metadata.DistributionFinder.Context
+    ) -> Iterator[metadata.Distribution]:
+        """The version of a hollow package that is queried by name; no list of what is installed has it."""
+        name = (context.name or "").replace("-", "_")
+        if name in self:
+            yield _HollowDistribution(name)
 
 
 class HollowObject:
@@ -185,32 +205,6 @@ class HollowModule(types.ModuleType):
         return made
 
 
-class HollowFinder(MetaPathFinder, Loader):
-    """Finds the modules and the versions of hollow packages."""
-
-    def __init__(self, packages: HollowPackages) -> None:
-        self._packages = packages
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        if name in self._packages:
-            return ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return HollowModule(self._packages, spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._packages.imported.add(module.__name__)
-
-    def find_distributions(
-        self, context: metadata.DistributionFinder.Context
-    ) -> Iterator[metadata.Distribution]:
-        """The version of a hollow package that is queried by name; no list of what is installed has it."""
-        name = (context.name or "").replace("-", "_")
-        if name in self._packages:
-            yield _HollowDistribution(name)
-
-
 class _HollowDistribution(metadata.Distribution):
     def __init__(self, name: str) -> None:
         self._name = name
@@ -226,7 +220,6 @@ class _HollowDistribution(metadata.Distribution):
 def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
     """Make those of the packages hollow that cannot be imported, until the block ends."""
     packages = HollowPackages([name for name in names if not _is_importable(name)])
-    finder = HollowFinder(packages)
 
     def optional(listed: Any) -> Iterator[tuple[Any, str, Any]]:
         known = listed._is_package_available
@@ -238,12 +231,12 @@ def hollow_packages(names: Iterable[str]) -> Iterator[HollowPackages]:
 
         yield listed, "_is_package_available", is_really_available
 
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, packages)
     try:
         with attributes_set(_torch_ops(packages)), patched_on_import(_TRANSFORMERS, optional):
             yield packages
     finally:
-        sys.meta_path.remove(finder)
+        sys.meta_path.remove(packages)
         for name in packages.imported:
             sys.modules.pop(name, None)
 
