@@ -43,54 +43,51 @@ def rules() -> Iterator[tuple[str, str]]:
     yield "binary_cross_entropy", "BANNED"
 
 
-class Casts:
-    """The rules for arguments. A parameter's cast is kept until the outermost autocast ends."""
+# The casts of parameters by the parameter's id, which are kept until the outermost autocast ends.
+_KEPT: Final[dict[int, tuple[ref[torch.Tensor], torch.Tensor]]] = {}
 
-    def __init__(self) -> None:
-        self._kept: dict[int, tuple[ref[torch.Tensor], torch.Tensor]] = {}
 
-    def clear(self) -> None:
-        self._kept.clear()
+def _kernel(func: torch._ops.OpOverload, rule: str) -> Operator:
+    """The operator with its arguments cast by the rule."""
+    names = [argument.name for argument in func._schema.arguments]
+    by_rule: dict[str, Operator] = {
+        "LOWER_PRECISION_FP": lambda args, named: _with(func, _lower(), args, named),
+        "FP32": lambda args, named: _with(func, torch.float32, args, named),
+        "PROMOTE": lambda args, named: _with(func, _widest((*args, *named.values())), args, named),
+        "FP32_SET_OPT_DTYPE": lambda args, named: _set_dtype(func, names, args, named),
+        "FP32_APPEND_DTYPE": lambda args, named: _append_dtype(func, args, named),
+        "BANNED": lambda *_: _refuse(func),
+    }
+    apply = by_rule[rule]
 
-    def kernel(self, func: torch._ops.OpOverload, rule: str) -> Operator:
-        """The operator with its arguments cast by the rule."""
-        names = [argument.name for argument in func._schema.arguments]
-        by_rule: dict[str, Operator] = {
-            "LOWER_PRECISION_FP": lambda args, named: self._with(func, _lower(), args, named),
-            "FP32": lambda args, named: self._with(func, torch.float32, args, named),
-            "PROMOTE": lambda args, named: self._with(func, _widest((*args, *named.values())), args, named),
-            "FP32_SET_OPT_DTYPE": lambda args, named: _set_dtype(func, names, args, named),
-            "FP32_APPEND_DTYPE": lambda args, named: _append_dtype(func, args, named),
-            "BANNED": lambda *_: _refuse(func),
-        }
-        apply = by_rule[rule]
+    def cast(*args: Any, **named: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            return apply(args, named)
 
-        def cast(*args: Any, **named: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-                return apply(args, named)
+    return cast
 
-        return cast
 
-    def _with(self, func: Operator, dtype: torch.dtype, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        return func(
-            *(self._cast(arg, dtype) for arg in args),
-            **{name: self._cast(arg, dtype) for name, arg in named.items()},
-        )
+def _with(func: Operator, dtype: torch.dtype, args: Sequence[Any], named: dict[str, Any]) -> Any:
+    return func(
+        *(_cast(arg, dtype) for arg in args),
+        **{name: _cast(arg, dtype) for name, arg in named.items()},
+    )
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._cast(part, dtype) for part in value]
-        if not _is_eligible(value) or value.dtype == dtype:
-            return value
-        lasts = value.requires_grad and value.is_leaf and not value._is_view()
-        keeps = lasts and dtype == _lower() and value.dtype == torch.float32
-        if not (keeps and torch.is_autocast_cache_enabled()):
-            return value.to(dtype)
-        known, made = self._kept.get(id(value), (None, None))
-        if known is None or known() is not value:
-            made = value.to(dtype)
-            self._kept[id(value)] = ref(value), made
-        return made
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_cast(part, dtype) for part in value]
+    if not _is_eligible(value) or value.dtype == dtype:
+        return value
+    lasts = value.requires_grad and value.is_leaf and not value._is_view()
+    keeps = lasts and dtype == _lower() and value.dtype == torch.float32
+    if not (keeps and torch.is_autocast_cache_enabled()):
+        return value.to(dtype)
+    known, made = _KEPT.get(id(value), (None, None))
+    if known is None or known() is not value:
+        made = value.to(dtype)
+        _KEPT[id(value)] = ref(value), made
+    return made
 
 
 def _is_eligible(value: Any) -> bool:
@@ -137,9 +134,6 @@ def _refuse(func: torch._ops.OpOverload) -> Any:
     )
 
 
-_CASTS: Final = Casts()
-
-
 @cache
 def registered() -> object:
     """Give the process the kernels, once."""
@@ -147,7 +141,7 @@ def registered() -> object:
     for name, rule in rules():
         packet, _, overload = name.partition(".")
         func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, _CASTS.kernel(func, rule), _KEY)
+        library.impl(name, _kernel(func, rule), _KEY)
     others: Any = torch.library.Library("_", "IMPL")
     others.fallback(torch.library.fallthrough_kernel, _KEY)
     return library, others
@@ -185,7 +179,7 @@ def autocast_patches() -> Iterator[tuple[Any, str, Any]]:
         return leave(self, *raised)
 
     def cleared() -> None:  # called, too, when the outermost autocast ends
-        _CASTS.clear()
+        _KEPT.clear()
         clear()
 
     yield autocast, "__init__", init
