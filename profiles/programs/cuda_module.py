@@ -54,7 +54,7 @@ def cuda_module(
     answers = {**_devices(names, properties), **_work(gpu), **_random(gpu), **_constants(program, properties)}
     yield from _answered(answers, torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES))
     for attribute in ("range_push", "range_pop", "mark", "range"):
-        yield torch.cuda.nvtx, attribute, getattr(program.nvtx, attribute.removeprefix("range_"))
+        yield torch.cuda.nvtx, attribute, getattr(program, attribute)
     yield torch.cuda.nccl, "version", program.default("torch.cuda.nccl.version", _NCCL)
     yield torch.backends.cuda, "is_built", lambda: True
     for owner in (Stream, Event):

@@ -96,7 +96,7 @@ def watched(request: WatchRequest) -> Result:
     if failure is not None and not windows.window.ops:
         raise ProgramError(failure)
     notes = (*program.notes(), *kernels.notes(), *packages.notes())
-    spans = sorted(program.nvtx.closed, key=lambda span: (span.start, -span.end))
+    spans = sorted(program.ranges, key=lambda span: (span.start, -span.end))
     facts = {**environment(), "gpu": hardware.name, "cuda_graph_trace": "graph"}
     capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
     meaning = chosen(capture) if request.map is None else maps.load(request.map)
