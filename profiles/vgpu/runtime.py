@@ -174,11 +174,9 @@ class Runtime:
 
     def synchronize_device(self) -> None:
         self._refuse_in_capture("cudaDeviceSynchronize")
-        start, recording = self.now, EventRecording()
+        recording = EventRecording()
         recording.time = self.simulation.drain()
-        self._call(
-            "sync", "cudaDeviceSynchronize", start, self._wait_and_return(recording), self.sites.here()
-        )
+        self._sync("cudaDeviceSynchronize", self.stream, recording, self.sites.here())
 
     def record(self, stream: StreamQueue) -> EventRecording:
         """Record an event on the stream. During a capture, program order is the only order."""
@@ -278,15 +276,11 @@ class Runtime:
             self.ledger.cut(self.ledger.end())
 
     def _sync(self, name: str, stream: StreamQueue, recording: EventRecording, site: int) -> None:
+        """Wait for the recording and return from the call."""
         self._refuse_in_capture(name)
-        start = self.now
-        self._call("sync", name, start, self._wait_and_return(recording), site, stream)
-
-    def _wait_and_return(self, recording: EventRecording) -> int:
-        """Wait for the recording and return from the call; returns the time that was waited, in ns."""
-        before, waited = self.now, self._wait(recording)
+        start, waited = self.now, self._wait(recording)
         self.now += self._sync_return
-        return self.now - before if waited else 0
+        self._call("sync", name, start, self.now - start if waited else 0, site, stream)
 
     def _wait(self, recording: EventRecording) -> int:
         before = self.now
