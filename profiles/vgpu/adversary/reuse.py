@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 
@@ -26,20 +26,8 @@ _BLOCK = "_vgpu_issued"  # attribute of a storage's Python object, which exists 
 class IssuedBlock:
     """Device memory for as long as a tensor reaches it. Pending work keeps the storage alive, but not this block."""
 
-    __slots__ = ("__weakref__", "_reuse", "storage", "stream")
-
-    def __init__(self, storage: torch.UntypedStorage, stream: int, reuse: BlockReuse) -> None:
-        self.storage = ref(storage)
-        self.stream = stream
-        self._reuse: BlockReuse | None = reuse
-
-    def keep(self) -> None:
-        """Never issue it again."""
-        self._reuse = None
-
-    def __del__(self) -> None:
-        if self._reuse is not None:
-            self._reuse.freed(self)
+    __slots__ = ("__weakref__", "end")
+    end: finalize[[ref[torch.UntypedStorage], int], IssuedBlock]  # issues the memory again
 
 
 class BlockReuse(Watcher):
@@ -70,16 +58,15 @@ class BlockReuse(Watcher):
 
     def record_stream(self, tensor: torch.Tensor, queue: int) -> None:  # noqa: ARG002
         """Never issuing the block again satisfies the call."""
-        self._block(tensor).keep()
+        self._block(tensor).end.detach()
 
     def capturing(self, capture: object | None) -> None:
         """A graph's own memory is never issued again."""
         self._is_capturing = capture is not None
 
-    def freed(self, block: IssuedBlock) -> None:
-        storage = block.storage()
-        if storage is not None:  # pending work keeps it alive
-            self._free.setdefault(block.stream, []).append(block.storage)
+    def _freed(self, storage: ref[torch.UntypedStorage], stream: int) -> None:
+        if storage() is not None:  # pending work keeps it alive
+            self._free.setdefault(stream, []).append(storage)
 
     def _block(self, tensor: torch.Tensor) -> IssuedBlock:
         assert isinstance(tensor, DeviceTensor)
@@ -94,9 +81,10 @@ class BlockReuse(Watcher):
         mapped = is_pinned_storage(storage)  # memory of the host, which kernels access by its address
         for freed in () if mapped else self._free.pop(stream, ()):
             self._overwrite(stream, freed())
-        block = IssuedBlock(storage, stream, self)
+        block = IssuedBlock()
+        block.end = finalize(block, self._freed, ref(storage), stream)
         if self._is_capturing or mapped:
-            block.keep()
+            block.end.detach()
         setattr(storage, _BLOCK, ref(block))
         return block
 
