@@ -36,7 +36,7 @@ from ..platform.hardware import load
 from ..platform.machine import MachineError
 from ..record.environment import environment
 from ..record.result import PROGRAM, Abstained, Hazards, Result
-from ..record.timeline import Call, Op, Window
+from ..record.timeline import Window
 from ..run.declared_hazards import split_declared
 from ..vgpu.device import VirtualGpu
 from ..vgpu.gpu import open_vgpu
@@ -67,18 +67,11 @@ class ProgramError(RuntimeError):
     """The watched program failed, and there is no result."""
 
 
-class _Windows:
-    """A sink that joins all windows into one."""
-
-    def __init__(self) -> None:
-        self._ops, self._calls = list[Op](), list[Call]()
-        self.window = Window(0, 0, ops=self._ops, calls=self._calls)
+class _Windows(list[Window]):
+    """A sink that keeps all windows."""
 
     def feed(self, window: Window) -> None:
-        self.window.end = window.end
-        self._ops += window.ops
-        self._calls += window.calls
-        self.window.waits += window.waits
+        self.append(window)
 
 
 def watched(request: WatchRequest) -> Result:
@@ -93,14 +86,14 @@ def watched(request: WatchRequest) -> Result:
         hollow_packages(request.hollow) as packages,
     ):
         failure = _run(request)
-    if failure is not None and not windows.window.ops:
+    if failure is not None and not any(window.ops for window in windows):
         raise ProgramError(failure)
     notes = (*program.notes(), *kernels.notes(), *packages.notes())
     spans = sorted(program.ranges, key=lambda span: (span.start, -span.end))
     facts = {**environment(), "gpu": hardware.name, "cuda_graph_trace": "graph"}
     capture = ProfilerCapture("vgpu", spans, rows=lambda _: [], facts=facts)
     meaning = chosen(capture) if request.map is None else maps.load(request.map)
-    found = _reading(gpu, windows.window, spans, meaning, request.map, notes)
+    found = _reading(gpu, windows, spans, meaning, request.map, notes)
     hazards: Hazards | Abstained = Abstained(abstained="the run was not watched for hazards")
     if request.hazards:
         hazards = split_declared(gpu.findings, ())
@@ -140,7 +133,7 @@ def _run(request: WatchRequest) -> str | None:
 
 def _reading(
     gpu: VirtualGpu,
-    window: Window,
+    windows: Sequence[Window],
     spans: Sequence[CapturedRange],
     meaning: RangeMap,
     named: str | None,
@@ -154,12 +147,18 @@ def _reading(
         steps.log.settled.append(_WHOLE)
         which = "of a shipped map" if named is None else f"of the map {named}"
         notes += (f"no NVTX range {which} launches a step: the whole program counts as one",)
-    context = steps.log.contexts.at
-    places = ((op, context(op.launched)) for op in window.ops)
-    window.ops = [op._replace(range=at.range, step=at.step, forward=at.forward) for op, at in places]
-    callers = ((call, context(call.start)) for call in window.calls)
-    window.calls = [call._replace(range=at.range, step=at.step) for call, at in callers]
-    window.ranges, window.launched, window.settled = steps.log.ranges, steps.log.launched, steps.log.settled
+    places = ((op, steps.log.contexts.at(op.launched)) for window in windows for op in window.ops)
+    callers = ((call, steps.log.contexts.at(call.start)) for window in windows for call in window.calls)
+    window = Window(
+        0,
+        windows[-1].end if windows else 0,
+        ranges=steps.log.ranges,
+        ops=[op._replace(range=at.range, step=at.step, forward=at.forward) for op, at in places],
+        calls=[call._replace(range=at.range, step=at.step) for call, at in callers],
+        waits=[wait for window in windows for wait in window.waits],
+        launched=steps.log.launched,
+        settled=steps.log.settled,
+    )
     unfit = None if window.ops else "the program used no CUDA device"
     return CaptureReading(window, gpu.sites, gpu.streams, steps, notes, unfit)
 
