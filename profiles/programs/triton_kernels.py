@@ -112,15 +112,25 @@ class VisitedMemory:
 
 
 class TritonKernel:
-    """One launch of a Triton kernel."""
+    """One launch of a Triton kernel, which has the memory that holds values in the place of device tensors. ``tensors``
+    are those among its arguments."""
 
     def __init__(
-        self, name: str, compute: Callable[[VisitedMemory], None], arguments: KernelArguments
+        self,
+        name: str,
+        compute: Callable[..., None],
+        addresses: AddressTable,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> None:
+        """``compute`` receives the memory that the kernel may touch, and the arguments."""
         self.name = name
+        self.tensors: list[torch.Tensor] = []
         self._compute = compute
-        self._addresses = arguments.addresses
-        self._arguments = arguments.storages
+        self._addresses = addresses
+        self._arguments: list[torch.UntypedStorage] = []
+        self._args = [self._held(arg) for arg in args]
+        self._kwargs = {name: self._held(arg) for name, arg in kwargs.items()}
         self._memory: VisitedMemory | None = None
 
     def storages(self) -> list[torch.UntypedStorage]:
@@ -130,7 +140,7 @@ class TritonKernel:
         self._memory = VisitedMemory(
             self.name, {self._addresses.base(s): s for s in self.storages() if s.nbytes()}
         )
-        self._compute(self._memory)
+        self._compute(self._memory, *self._args, **self._kwargs)
 
     def accesses(self) -> list[StorageAccess]:
         return [] if self._memory is None else self._memory.accesses()
@@ -142,17 +152,6 @@ class TritonKernel:
             size = int((ends - starts).sum())
             device, host = (device, host + size) if is_pinned_storage(storage) else (device + size, host)
         return Work(bytes=device, host_bytes=host)
-
-
-class KernelArguments:
-    """The arguments of a launch with the memory that holds values in the place of device tensors."""
-
-    def __init__(self, addresses: AddressTable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.addresses = addresses
-        self.tensors: list[torch.Tensor] = []
-        self.storages: list[torch.UntypedStorage] = []
-        self.args = [self._held(arg) for arg in args]
-        self.kwargs = {name: self._held(arg) for name, arg in kwargs.items()}
 
     def _held(self, arg: Any) -> Any:
         if isinstance(arg, torch.Tensor):
@@ -174,8 +173,8 @@ class KernelArguments:
                 "a Triton kernel cannot access pageable memory of the host: the argument is a CPU tensor"
             )
         self.tensors.append(tensor)
-        self.storages.append(held.untyped_storage())
-        return UncomputedPointer(self.addresses.of(held), held.dtype) if held.is_meta else held
+        self._arguments.append(held.untyped_storage())
+        return UncomputedPointer(self._addresses.of(held), held.dtype) if held.is_meta else held
 
 
 class TritonPrograms:
@@ -221,15 +220,14 @@ class TritonPrograms:
     def _launch(
         self, failed: type[Exception], compute: Operation, executor: Any, *args: Any, **kwargs: Any
     ) -> None:
-        given = KernelArguments(self._gpu.addresses, args, kwargs)
         # The interpreter copies arguments to the host and back, which here are there already.
         executor._init_args_hst = lambda *arguments: arguments
         executor._restore_args_dev = lambda *_: None
 
-        def run(memory: VisitedMemory) -> None:
+        def run(memory: VisitedMemory, /, *held: Any, **named: Any) -> None:
             self._memory = memory
             try:
-                compute(executor, *given.args, **given.kwargs)
+                compute(executor, *held, **named)
             except failed as error:
                 cause: BaseException | None = error
                 while isinstance(cause, failed):  # one for each function of the kernel
@@ -240,8 +238,8 @@ class TritonPrograms:
             finally:
                 self._memory = None
 
-        kernel = TritonKernel(executor.fn.__name__, run, given)
-        tensors, given.tensors = given.tensors, []
+        kernel = TritonKernel(executor.fn.__name__, run, self._gpu.addresses, args, kwargs)
+        tensors, kernel.tensors = kernel.tensors, []
         custom.launch_interpreted(kernel, tensors)
 
     def _visit(self, pointers: Any, mask: Any, *values: Any, write: bool) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedbench.profiles.platform.hardware import load
-from schedbench.profiles.programs.triton_kernels import KernelArguments, TritonKernel
+from schedbench.profiles.programs.triton_kernels import TritonKernel
 from schedbench.profiles.vgpu.adversary.executor import POISON, POISONED
 from schedbench.profiles.vgpu.adversary.order import STRATEGIES, described
 from schedbench.profiles.vgpu.custom import launch_interpreted
@@ -157,7 +157,7 @@ class PointerKernel(TritonKernel):
 def test_memory_whose_address_pending_work_has_outlives_its_tensor(late: Scene) -> None:
     addresses, pointed = late.gpu.addresses, torch.zeros(3, dtype=torch.int64, device=late.device)
     pointed.data_ptr()
-    launch_interpreted(PointerKernel("pointed", lambda _: None, KernelArguments(addresses, (), {})), ())
+    launch_interpreted(PointerKernel("pointed", lambda _: None, addresses, (), {}), ())
     del pointed
     late.module.synchronize()
     assert addresses.given() == []
