@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -66,24 +66,16 @@ class VariableNodes:
         return duration(gpu.runtime.costs, work, self.args), work.host_bytes
 
 
-class EventMark(NamedTuple):
-    """An event that each replay records: behind how many nodes, and how many functions."""
-
-    nodes: int
-    live: int
-    recorded: Recorded
-
-
 class GraphCapture(Executor):
-    """The executor and the recipient of launches while a graph is captured."""
+    """The executor and the recipient of launches while a graph is captured. ``nodes`` has the events that each replay
+    records, too, and ``live`` the functions before, between and behind them."""
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor.immediate)
         self.executor = executor
         self.eager = executor.eager
-        self.live: list[Callable[[], object]] = []
-        self.nodes: list[Node] = []
-        self.marks: list[EventMark] = []
+        self.live: list[list[Callable[[], object]]] = [[]]
+        self.nodes: list[Node | Recorded] = []
         self.variables: dict[Any, VariableNodes] = {}
         self._specs = ResultSpecs()
 
@@ -91,7 +83,8 @@ class GraphCapture(Executor):
         self.nodes.append(Node(kind, name, duration, size, host_size))
 
     def mark(self, recorded: Recorded) -> None:
-        self.marks.append(EventMark(len(self.nodes), len(self.live), recorded))
+        self.nodes.append(recorded)
+        self.live.append([])
 
     def variable(self, kernel: TimedByValues, args: Args, kwargs: Kwargs) -> None:
         # Everything that its time can depend on: the values of integer tensors, the shapes of the others.
@@ -112,12 +105,12 @@ class GraphCapture(Executor):
 
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
         if not is_uncomputed(args, kwargs):
-            self.live.append(partial(op, *args, **kwargs))
+            self.live[-1].append(partial(op, *args, **kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
         results = allocate(specs_of(kernel.meta(*args, **kwargs)), self.empty)
         if kernel.integer:
-            self.live.append(partial(compute_into, results, kernel.impl, args, kwargs))
+            self.live[-1].append(partial(compute_into, results, kernel.impl, args, kwargs))
         else:
             self._recompute(kernel.impl, args, kwargs, results)
         return results
@@ -126,17 +119,17 @@ class GraphCapture(Executor):
         raise GraphCaptureError("operation not permitted when stream is capturing: cudaGraphLaunch")
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:
-        self.live.append(partial(self.immediate.upload, target, source, pinned=pinned, waits=waits))
+        self.live[-1].append(partial(self.immediate.upload, target, source, pinned=pinned, waits=waits))
 
     def download(self, target: torch.Tensor, source: torch.Tensor, *, waits: bool) -> None:
-        self.live.append(partial(self.immediate.download, target, source, waits=waits))
+        self.live[-1].append(partial(self.immediate.download, target, source, waits=waits))
 
     def read(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:  # noqa: ARG002
         raise GraphCaptureError(f"operation not permitted when stream is capturing: {op.__name__}")
 
     def _recompute(self, op: Operation, args: Args, kwargs: Kwargs, results: Any) -> None:
         if not is_uncomputed((*args, results), kwargs):
-            self.live.append(partial(compute_into, results, op, args, kwargs))
+            self.live[-1].append(partial(compute_into, results, op, args, kwargs))
 
 
 class CUDAGraph:
@@ -146,8 +139,7 @@ class CUDAGraph:
         if not CURRENT.get().capabilities.graphs:
             raise RuntimeError("this device has no graphs")
         self._capture: GraphCapture | None = None
-        self._runs: Sequence[KernelRun | EventMark] = ()
-        self._variables: Sequence[VariableNodes] = ()
+        self._runs: Sequence[KernelRun | Recorded] = ()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:  # noqa: ARG002
         gpu = CURRENT.get()
@@ -162,33 +154,26 @@ class CUDAGraph:
             raise GraphCaptureError("this graph is not being captured")
         gpu.executor, gpu.runtime.capture = capture.executor, None
         gpu.watcher.capturing(None)
-        self._variables = list(capture.variables.values())
         self._runs = list(_parts(capture, gpu.runtime.costs.graph_gap))
 
     def replay(self) -> None:
         gpu, capture = CURRENT.get(), self._capture
         if capture is None:
             raise RuntimeError("replay of a graph that was not captured")
+        recordings: list[EventRecording] = []
         with gpu.watcher.replaying(capture):
-            recordings = iter(self._computed(gpu, capture))
-        costs = [variable.cost(gpu) for variable in self._variables]
+            for k, functions in enumerate(capture.live):
+                if k:
+                    recordings.append(gpu.runtime.record_in_graph())
+                gpu.executor.replay(functions)
+        costs = [variable.cost(gpu) for variable in capture.variables.values()]
         site = gpu.runtime.graph_launch()
         stream, now = gpu.runtime.stream, gpu.runtime.now
         for run in self._runs:
-            if isinstance(run, EventMark):
-                run.recorded(stream, gpu.runtime.simulation.record(stream, now, next(recordings)))
-            else:
+            if isinstance(run, KernelRun):
                 run.submit(gpu, costs, site)
-
-    def _computed(self, gpu: VirtualGpu, capture: GraphCapture) -> Sequence[EventRecording]:
-        """Compute the graph; returns a recording for each of its events."""
-        recordings, begin = [], 0
-        for mark in capture.marks:
-            gpu.executor.replay(capture.live[begin : mark.live])
-            recordings.append(gpu.runtime.record_in_graph())
-            begin = mark.live
-        gpu.executor.replay(capture.live[begin:])
-        return recordings
+            else:
+                run(stream, gpu.runtime.simulation.record(stream, now, recordings.pop(0)))
 
     def reset(self) -> None:
         self._capture, self._runs = None, ()
@@ -200,8 +185,8 @@ class CUDAGraph:
 class KernelRun:
     """Consecutive kernels of a graph, with ``gap`` between two of them, or one of the graph's copies."""
 
-    def __init__(self, capture: GraphCapture, part: range, gap: int) -> None:
-        self._nodes = nodes = capture.nodes[part.start : part.stop]
+    def __init__(self, capture: GraphCapture, part: Sequence[int], gap: int) -> None:
+        self._nodes = nodes = [cast(Node, capture.nodes[k]) for k in part]
         self._gap = gap
         self._name = f"graph[{len(nodes)}]"
         self._duration = sum(node.duration for node in nodes) + gap * (len(nodes) - 1)
@@ -289,17 +274,11 @@ def graph_pool_handle() -> tuple[int, int]:
     return (0, 0)
 
 
-def _parts(capture: GraphCapture, gap: int) -> Iterable[KernelRun | EventMark]:
-    begin = 0
-    for mark in capture.marks:
-        yield from _runs(capture, range(begin, mark.nodes), gap)
-        yield mark
-        begin = mark.nodes
-    yield from _runs(capture, range(begin, len(capture.nodes)), gap)
-
-
-def _runs(capture: GraphCapture, part: range, gap: int) -> Iterable[KernelRun]:
-    for kernels, group in groupby(part, key=lambda k: capture.nodes[k].kind == "kernel"):
+def _parts(capture: GraphCapture, gap: int) -> Iterable[KernelRun | Recorded]:
+    """Each run of kernels, each copy and each event."""
+    nodes = capture.nodes
+    for kernels, group in groupby(range(len(nodes)), lambda k: getattr(nodes[k], "kind", None) == "kernel"):
         members = list(group)
-        runs = [range(members[0], members[-1] + 1)] if kernels else [range(k, k + 1) for k in members]
-        yield from (KernelRun(capture, run, gap) for run in runs)
+        for part in [members] if kernels else [[k] for k in members]:
+            first = nodes[part[0]]
+            yield KernelRun(capture, part, gap) if isinstance(first, Node) else first
