@@ -56,11 +56,11 @@ class WatchRequest(NamedTuple):
     ``hollow`` names packages that may be absent."""
 
     script: str
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     hardware: str
     hazards: bool
     map: str | None
-    hollow: tuple[str, ...] = ()
+    hollow: Sequence[str] = ()
 
 
 class ProgramError(RuntimeError):
@@ -213,9 +213,7 @@ def _answer(text: str, code: int, python: str, request: WatchRequest) -> Result:
 def main(arguments: Sequence[str]) -> int:
     """The child's part: ``arguments`` are the number of the pipe's end and the request."""
     number, text = arguments
-    fields = json.loads(text)
-    lists = {name: tuple(fields[name]) for name in ("arguments", "hollow")}
-    request = WatchRequest(**{**fields, **lists})
+    request = WatchRequest(**json.loads(text))
     process = os.getpid()
     _end_with_reader(int(number))
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
