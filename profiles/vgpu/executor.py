@@ -182,15 +182,15 @@ class ResultSpecs:
         if known is None:
             if len(self._known) >= MAX_SPECS:
                 self._known.clear()
-            known = self._known[key] = specs_of(self._tried(op, args, kwargs))
+            known = self._known[key] = mapped(self._tried(op, args, kwargs), spec_of)
         return known
 
     def _tried(self, op: Operation, args: Args, kwargs: Kwargs) -> Any:
         """The op's results for arguments of the same form."""
 
         def tried(like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-            given = {name: _replaced(value, like) for name, value in kwargs.items()}
-            return op(*(_replaced(value, like) for value in args), **given)
+            given = {name: mapped(value, like) for name, value in kwargs.items()}
+            return op(*(mapped(value, like) for value in args), **given)
 
         if sum(tensor.numel() for tensor in tensors_in([args, kwargs])) > MAX_TRIED_ELEMENTS:
             return _joined(*args, **kwargs) if op is cat else tried(_meta_like)
@@ -204,13 +204,6 @@ class ResultSpecs:
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.size()), tensor.stride(), tensor.dtype)
-
-
-def specs_of(results: Any) -> Any:
-    """The specs of an op's results, which are tensors of any device; None for None."""
-    if results is None or isinstance(results, torch.Tensor):
-        return results if results is None else spec_of(results)
-    return [spec_of(result) for result in results]
 
 
 def allocate(specs: Any, empty: Callable[[TensorSpec], torch.Tensor]) -> Any:
@@ -258,12 +251,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(value.values()))
 
 
-def _replaced(value: Any, like: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The value with the function's result in the place of each tensor in it and in its lists and tuples."""
     if isinstance(value, torch.Tensor):
-        return like(value)
-    if isinstance(value, (list, tuple)):
-        return [_replaced(v, like) for v in value]
-    return value
+        return function(value)
+    return [mapped(part, function) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _same_form(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:

@@ -31,7 +31,8 @@ from .executor import (
     compute_into,
     form_of,
     is_uncomputed,
-    specs_of,
+    mapped,
+    spec_of,
     tensors_in,
 )
 from .runtime import GraphCaptureError, Recorded, TimedByValues
@@ -108,7 +109,7 @@ class GraphCapture(Executor):
             self.live[-1].append(partial(op, *args, **kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = allocate(specs_of(kernel.meta(*args, **kwargs)), self.empty)
+        results = allocate(mapped(kernel.meta(*args, **kwargs), spec_of), self.empty)
         if kernel.integer:
             self.live[-1].append(partial(compute_into, results, kernel.impl, args, kwargs))
         else:

@@ -12,9 +12,10 @@ from .copies import CopyHandlers
 from .cost import GEMMS, bytes_of, gemm
 from .custom import custom_handler
 from .device import VirtualGpu
+from .executor import mapped
 from .factories import like_handler
 from .indexing import IndexHandlers
-from .tensor import DeviceTensor, follow, refuse_mixed, unwrap, unwrap_named, wrap, wrapped
+from .tensor import DeviceTensor, follow, refuse_mixed, unwrap, unwrap_named, wrap
 from .torch_ops import (
     LIKES,
     READS,
@@ -158,7 +159,7 @@ def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Hand
             runtime.now += runtime.torch_call
         else:
             runtime.kernel(name, duration(held, out))
-        return wrap(out) if single else wrapped(out)
+        return wrap(out) if single else mapped(out, wrap)
 
     return handler
 
@@ -272,6 +273,6 @@ def _read(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
         runtime.kernel(name, runtime.costs.memory(sum(a.nbytes for a in held if isinstance(a, torch.Tensor))))
         for size in reads_of(name, args, kwargs):
             runtime.copy("d2h", size, pinned=True, blocking=True)
-        return wrapped(gpu.executor.read(op, held, unwrap_named(kwargs)))
+        return mapped(gpu.executor.read(op, held, unwrap_named(kwargs)), wrap)
 
     return handler

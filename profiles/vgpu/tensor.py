@@ -150,13 +150,6 @@ def follow(tensor: DeviceTensor) -> None:
         tensor.data = wrap(held)
 
 
-def wrapped(out: Any) -> Any:
-    """An op's result, with device tensors for its tensors."""
-    if isinstance(out, torch.Tensor):
-        return wrap(out)
-    return [wrapped(part) for part in out] if isinstance(out, (list, tuple)) else out
-
-
 def unwrap_named(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """``unwrap`` of arguments that are passed by name."""
     return dict(zip(kwargs, unwrap(tuple(kwargs.values())), strict=True))

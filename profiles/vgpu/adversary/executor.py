@@ -25,7 +25,8 @@ from ..executor import (
     TensorSpec,
     allocate,
     compute_into,
-    specs_of,
+    mapped,
+    spec_of,
 )
 from ..runtime import Runtime
 from .order import DeferredOrder, DeferredTask
@@ -66,7 +67,7 @@ class AdversarialExecutor(Executor):
         self._defer(op.__name__, partial(self.immediate.mutate, op, args, kwargs))
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = allocate(specs_of(kernel.meta(*args, **kwargs)), self.empty)
+        results = allocate(mapped(kernel.meta(*args, **kwargs), spec_of), self.empty)
         self._defer(
             kernel.name, partial(compute_into, results, self.immediate.launch, (kernel, args, kwargs), {})
         )
