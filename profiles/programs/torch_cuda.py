@@ -46,8 +46,11 @@ def cuda_answered(gpu: VirtualGpu, hardware: HardwareProfile) -> Iterator[CudaPr
 
 def _threads(gpu: VirtualGpu) -> Iterator[tuple[Any, str, Any]]:
     """New threads have the opener's context, in which the virtual GPU is open, and its names of devices. One thread at
-    a time enters the virtual GPU, each with a current stream of its own."""
-    start, context = threading.Thread.start, copy_context()
+    a time enters the virtual GPU, each with a current stream of its own. What the program has set, such as a default
+    device, does not apply inside: the values of a device tensor are host tensors."""
+    start, context, runtime = threading.Thread.start, copy_context(), gpu.runtime
+    lock, last = threading.RLock(), threading.get_ident()
+    streams = {last: runtime.stream}
 
     @wraps(start)
     def started(thread: threading.Thread) -> None:
@@ -60,32 +63,22 @@ def _threads(gpu: VirtualGpu) -> Iterator[tuple[Any, str, Any]]:
         thread.run = run  # type: ignore[method-assign]
         start(thread)
 
-    yield threading.Thread, "start", started
-    yield from wrapped_entries(ThreadTurns(gpu).one_at_a_time)
-
-
-class ThreadTurns:
-    """Lets one thread at a time enter the virtual GPU, and keeps the current stream of each. What the program has set,
-    such as a default device, does not apply inside: the values of a device tensor are host tensors."""
-
-    def __init__(self, gpu: VirtualGpu) -> None:
-        self._runtime = gpu.runtime
-        self._lock = threading.RLock()
-        self._last = threading.get_ident()
-        self._streams = {self._last: gpu.runtime.stream}
-
-    def one_at_a_time(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def entered(*args: Any, **kwargs: Any) -> Any:
-            with self._lock, torch._C.DisableTorchFunction():
+            nonlocal last
+            with lock, torch._C.DisableTorchFunction():
                 thread = threading.get_ident()
-                if thread != self._last:
-                    self._streams[self._last] = self._runtime.stream
-                    self._runtime.stream = self._streams.get(thread, self._runtime.default)
-                    self._last = thread
+                if thread != last:
+                    streams[last] = runtime.stream
+                    runtime.stream = streams.get(thread, runtime.default)
+                    last = thread
                 return function(*args, **kwargs)
 
         return entered
+
+    yield threading.Thread, "start", started
+    yield from wrapped_entries(one_at_a_time)
 
 
 CUDA_VERSION: Final = "12.9"
