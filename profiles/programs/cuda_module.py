@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
@@ -69,18 +70,14 @@ def _answered(answers: Mapping[str, Any], module: ModuleType, *submodules: Modul
 
 
 def _devices(names: CudaDeviceNames, properties: DeviceProperties) -> Mapping[str, Any]:
-    class Device:
+    class Device(nullcontext[None]):
         """A context in which the only GPU is the current one. Raises RuntimeError for another."""
 
+        idx = 0
+
         def __init__(self, device: Any) -> None:
+            super().__init__()
             names.placed(device)
-            self.idx = 0
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *raised: object) -> None:
-            pass
 
     class DeviceOf(Device):
         """The same, of the device of a tensor."""
