@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -101,18 +101,11 @@ def gemm(args: Sequence[torch.Tensor], out: torch.Tensor) -> Work:
     return Work(bytes=touched(args, out), flops=2 * out.numel() * inner, unit="gemm")
 
 
-GATHERS = frozenset({"index", "index_select", "gather", "embedding", "take_along_dim", "take"})
-SCATTERS = frozenset(
-    {"index_put_", "index_put", "index_copy_", "index_add_", "scatter_", "scatter_add_", "index_fill_"}
-)
-FILLS = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"})
 GEMMS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv"})
-
-
-def bytes_of(name: str) -> Bytes:
-    """The rule for the bytes of the op ``name``."""
-    if name in GATHERS:
-        return gathered
-    if name in SCATTERS:
-        return scattered
-    return filled if name in FILLS else touched
+# The rule for the bytes of an op by its name; for all others it is ``touched``.
+BYTES: Mapping[str, Bytes] = {
+    **dict.fromkeys(("index", "index_select", "gather", "embedding", "take_along_dim", "take"), gathered),
+    **dict.fromkeys(("index_put_", "index_put", "index_copy_", "index_add_"), scattered),
+    **dict.fromkeys(("scatter_", "scatter_add_", "index_fill_"), scattered),
+    **dict.fromkeys(("fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"), filled),
+}

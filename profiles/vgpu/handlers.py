@@ -9,7 +9,7 @@ import torch
 
 from ...sched.kernels.declare import kernels
 from .copies import CopyHandlers
-from .cost import GEMMS, bytes_of, gemm
+from .cost import BYTES, GEMMS, gemm, touched
 from .custom import custom_handler
 from .device import VirtualGpu
 from .executor import mapped
@@ -245,7 +245,7 @@ def _alike(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> 
 
 
 def _duration(gpu: VirtualGpu, name: str) -> Callable[[Sequence[Any], Any], int]:
-    costs, size_of = gpu.runtime.costs, bytes_of(name)
+    costs, size_of = gpu.runtime.costs, BYTES.get(name, touched)
     if name in GEMMS:
         return lambda held, out: costs.work(gemm(held, out), out.dtype)
     return lambda held, out: costs.memory(size_of(held, out))
