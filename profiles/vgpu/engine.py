@@ -182,17 +182,15 @@ class Simulation:
         self._bound = PENDING
         self._cached_next: NextStart | None = None  # None if it has to be determined again
 
-    def queue(self) -> StreamQueue:
-        queue = StreamQueue(self.first + len(self._queues))
+    def queue(self, *, share: float = 1.0, partition: int = COMPUTE) -> StreamQueue:
+        queue = StreamQueue(self.first + len(self._queues), share=share, partition=partition)
         self._queues.append(queue)
         return queue
 
     def partition(self, share: float) -> StreamQueue:
         """A queue whose kernels run on a share of the multiprocessors, beside those of other partitions."""
         self._free.append(0)
-        queue = StreamQueue(self.first + len(self._queues), share=share, partition=len(self._free) - 1)
-        self._queues.append(queue)
-        return queue
+        return self.queue(share=share, partition=len(self._free) - 1)
 
     def renumber_partition(self, queue: int, number: int) -> None:
         """Give the queue ``number``, if it is a partition's."""

@@ -6,7 +6,7 @@ function that a replay calls on the captured memory. A replay is one operation p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, groupby, pairwise
@@ -19,7 +19,7 @@ from ...sched.kernels.declare import Kernel
 from ..record.timeline import OpKind
 from .custom import UNKNOWN, duration
 from .device import CURRENT, VirtualGpu
-from .engine import COMPUTE, D2H, H2D, EventRecording, Instants, Replay, Row
+from .engine import COMPUTE, EventRecording, Instants, Replay, Row
 from .executor import (
     Args,
     Executor,
@@ -35,10 +35,8 @@ from .executor import (
     spec_of,
     tensors_in,
 )
-from .runtime import GraphCaptureError, Recorded, TimedByValues
+from .runtime import ENGINES, GraphCaptureError, Recorded, TimedByValues
 from .streams import Stream, StreamContext
-
-_ENGINES: Mapping[OpKind, int] = {"h2d": H2D, "d2h": D2H}
 
 
 class Node(NamedTuple):
@@ -206,11 +204,11 @@ class KernelRun:
         kind, name, _, size, host_size = nodes[0]
         (where, step, forward), stream, now = runtime.context, runtime.stream, runtime.now
         if kind != "kernel":
-            memory = "pinned" if kind in _ENGINES else ""
+            memory = "pinned" if kind in ENGINES else ""
             row: Row = (
                 kind, name, stream.id, size, host_size, memory, False, where, forward, step, site, now, 1,
             )  # fmt: skip
-            engine = _ENGINES.get(kind, COMPUTE)
+            engine = ENGINES.get(kind, COMPUTE)
             runtime.simulation.submit(stream, engine, now, duration, row)
             return
         host_size = self._host_size

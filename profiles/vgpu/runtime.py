@@ -31,7 +31,7 @@ _COPIES: Mapping[tuple[Direction, HostMemory], str] = {
     ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)",
     ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)",
 }
-_ENGINES: Mapping[Direction, int] = {"h2d": H2D, "d2h": D2H}
+ENGINES: Mapping[str, int] = {"h2d": H2D, "d2h": D2H}
 _MOVES = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}
 _FROM_OPS = 4  # innermost frames of a launch or copy that are the tool's: an op's handler and its caller, too
 
@@ -155,7 +155,7 @@ class Runtime:
         where, step, forward = self.context
         row = (direction, name, stream.id, size, 0, memory, waits, where, forward, step, site, self.now, 1)
         duration = self.costs.copy(direction, size, pinned=pinned or inline)
-        self.simulation.submit(stream, _ENGINES[direction], self.now, duration, row)
+        self.simulation.submit(stream, ENGINES[direction], self.now, duration, row)
         waited = self._wait(self.simulation.record(stream, self.now)) if waits_inside else 0
         self._call("copy", MEMCPY, start, waited, site)
         if blocking:
