@@ -77,6 +77,8 @@ class Request:
     verify_ct: int = 0  # verifies whose tokens are on the host
     to_finish: str = ""  # a deferred abort's reason
     grammar: Any = None
+    # From its prefill worker, what its draft starts from; again after an offload, where it guesses badly.
+    draft: tuple[torch.Tensor, ...] = ()
     # Of its tokens, only those from the may_end_at-th on and those in stops can end it (loop/settle.py).
     may_end_at: int = 0
     stops: tuple[int, ...] = ()

@@ -30,31 +30,13 @@ class _Receiver:
     chunks: dict[int, int] = field(default_factory=dict)  # received ones: start to stop
     last: Chunk | None = None  # the one with the metadata
     failed: str = ""  # why the rest will not be received
+    arrived: Any = None  # event behind which the KV may be read, once it is complete
 
     @property
     def metadata(self) -> Metadata | None:
-        """None until all chunks have been received."""
+        """None until all chunks have been received, and for a request that was offloaded."""
         received = sum(stop - start for start, stop in self.chunks.items())
         return self.last.metadata if self.last is not None and self.last.stop == received else None
-
-
-@dataclass(slots=True)
-class _Offloaded:
-    req: Request
-    draft: tuple[torch.Tensor, ...]
-    values: Sequence[torch.Tensor]  # on the host, as the port gathered them
-
-
-@dataclass(slots=True)
-class ReadyRequest:
-    """A request whose KV is complete. ``arrived`` is the event behind which the KV may be read; ``metadata`` is None
-    for a request that was offloaded. ``draft`` is the first input of the draft under speculation; an offloaded request
-    reuses its old one, which guesses badly."""
-
-    req: Request
-    arrived: Any
-    metadata: Metadata | None
-    draft: tuple[torch.Tensor, ...]
 
 
 class Inbox:
@@ -70,26 +52,22 @@ class Inbox:
         self._stream = components.transfer_stream(observer)
         self._queued: list[Request] = []
         self._receivers: dict[str, _Receiver] = {}
-        self._offloaded: list[_Offloaded] = []
-        self._ready: list[ReadyRequest] = []
+        # KV of offloaded requests on the host, as the port gathered it.
+        self._offloaded: dict[Request, Sequence[torch.Tensor]] = {}
+        self._ready: list[_Receiver] = []
         self._failed: list[tuple[Request, str]] = []  # queued requests that failed, and why
-        # Of running requests, in case they are offloaded.
-        self._drafts: dict[str, tuple[torch.Tensor, ...]] = {}
 
     # ---- state ----------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> list[Request]:
         """Requests that have a row and are not decoding."""
-        return [
-            *(receiver.req for receiver in self._receivers.values()),
-            *(entry.req for entry in self._ready),
-        ]
+        return [receiver.req for receiver in (*self._receivers.values(), *self._ready)]
 
     @property
     def requests(self) -> list[Request]:
         """All requests that are here."""
-        return [*self.held, *self._queued, *(entry.req for entry in self._offloaded)]
+        return [*self.held, *self._queued, *self._offloaded]
 
     @property
     def num_waiting(self) -> int:
@@ -121,20 +99,17 @@ class Inbox:
             self._queued.remove(req)
             self.refuse(req)
             return True
-        offloaded = [entry for entry in self._offloaded if entry.req is req]
-        for entry in offloaded:
-            self._offloaded.remove(entry)
         if req.id in self._receivers:
             self._send_to_prefill(req, Dropped(req.id, preallocated=True))
-        return bool(offloaded)
+        return self._offloaded.pop(req, None) is not None
 
     # ---- allocation -----------------------------------------------------------------------------------------
 
     def preallocate(self, running: Sequence[Request], before_transfer: Callable[[Any], None]) -> None:
         """Allocate rows and pages to waiting requests, offloaded ones first. ``before_transfer`` orders the transfer's
         stream after all work that may still use what is allocated."""
-        while self._offloaded and self._fits(self._offloaded[0].req, running):
-            self._resume(self._offloaded.pop(0), before_transfer)
+        while self._offloaded and self._fits(req := next(iter(self._offloaded)), running):
+            self._resume(req, self._offloaded.pop(req), before_transfer)
         while self._queued and not self._offloaded and self._fits(self._queued[0], running):
             req = self._queued.pop(0)
             slots = self._allocate(req, before_transfer)
@@ -199,29 +174,31 @@ class Inbox:
             self._components.port.scatter(span, tensors)
         if chunk.metadata is not None:
             receiver.last = chunk
-        metadata = receiver.metadata
-        if metadata is not None:
+        if receiver.metadata is not None:
             receiver.req.transferred_at = now
             del self._receivers[receiver.req.id]
-            self._ready.append(ReadyRequest(receiver.req, self._arrival(), metadata, metadata.draft))
+            self._complete(receiver)
 
-    def take_ready(self) -> list[ReadyRequest]:
-        """Requests that can decode from now on. The schedule stream waits for their KV."""
+    def _complete(self, receiver: _Receiver) -> None:
+        """Note on the transfer's stream that all KV of the request has been written."""
+        receiver.arrived = self._components.streams.module.Event()
+        receiver.arrived.record()
+        self._ready.append(receiver)
+
+    def take_ready(self) -> list[Request]:
+        """Requests that can decode from now on, with what came with their KV. The schedule stream waits for the KV."""
         ready, self._ready = self._ready, []
-        for entry in ready:
-            self._components.streams.schedule.wait_event(entry.arrived)
-            if entry.draft:
-                self._drafts[entry.req.id] = entry.draft
-        return ready
-
-    def discard_draft(self, req: Request) -> None:
-        """Drop what is kept for ``req``, which has ended."""
-        self._drafts.pop(req.id, None)
-
-    def _arrival(self) -> Any:
-        event = self._components.streams.module.Event()
-        event.record()
-        return event
+        for receiver in ready:
+            self._components.streams.schedule.wait_event(receiver.arrived)
+            req, metadata = receiver.req, receiver.metadata
+            if metadata is not None:
+                req.output_ids.append(metadata.token)
+                req.output_logprobs.extend(metadata.logprobs)
+                req.cached_tokens = metadata.cached_tokens
+                req.first_scheduled_at = metadata.first_scheduled_at
+                req.prefilled_at = metadata.prefilled_at
+                req.draft = metadata.draft
+        return [receiver.req for receiver in ready]
 
     # ---- failures -------------------------------------------------------------------------------------------
 
@@ -260,17 +237,16 @@ class Inbox:
         """Copy the KV of a request that is about to be retracted to the host: a blocking copy, as upstream's."""
         row = self._components.cache.req_to_token_pool.req_to_token[req.row]
         slots = row[: _kv_length(req)].to(torch.int64)
-        values = [tensor.cpu() for tensor in self._components.port.gather(slots)]
-        self._offloaded.append(_Offloaded(req, self._drafts.get(req.id, ()), values))
+        self._offloaded[req] = [tensor.cpu() for tensor in self._components.port.gather(slots)]
 
-    def _resume(self, offloaded: _Offloaded, before_transfer: Callable[[Any], None]) -> None:
-        components, req = self._components, offloaded.req
-        slots = self._allocate(req, before_transfer)
+    def _resume(
+        self, req: Request, values: Sequence[torch.Tensor], before_transfer: Callable[[Any], None]
+    ) -> None:
+        components, slots = self._components, self._allocate(req, before_transfer)
         device = components.cache.req_to_token_pool.device
         with components.streams.on(self._stream):
-            values = [tensor.to(device) for tensor in offloaded.values]
-            components.port.scatter(PageTableSpan(req.row, 0, slots), values)
-            self._ready.append(ReadyRequest(req, self._arrival(), None, offloaded.draft))
+            components.port.scatter(PageTableSpan(req.row, 0, slots), [value.to(device) for value in values])
+            self._complete(_Receiver(req, slots))
 
     def _send_to_prefill(self, req: Request, value: Preallocated | Dropped) -> None:
         components = self._components

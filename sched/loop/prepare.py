@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ..batch import ROW_FIELDS, DraftState, EncoderTokens, ForwardMode, ScheduleBatch
-from ..disagg.inbox import ReadyRequest
 from ..model.sampling import SamplingInfo, sampling_of
 from ..request import Request, Status
 from ..speculate.worker import Worker
@@ -91,15 +90,15 @@ def rejoin(engine: Engine, reqs: Sequence[Request]) -> ScheduleBatch:
     return _with_sampling_info(engine, batch)
 
 
-def prebuild(engine: Engine, ready: Sequence[ReadyRequest], step: int) -> ScheduleBatch:
+def prebuild(engine: Engine, reqs: Sequence[Request], step: int) -> ScheduleBatch:
     """The same for requests whose prompt another worker has computed (upstream ``prepare_for_prebuilt``)."""
-    batch = ScheduleBatch(reqs=[entry.req for entry in ready], forward_mode=ForwardMode.DECODE, step=step)
+    batch = ScheduleBatch(reqs=list(reqs), forward_mode=ForwardMode.DECODE, step=step)
     engine.relay.prebuild(batch)
     for req in batch.reqs:
         engine.tier.admit_direct(req)
     if engine.worker is not None:
         assert engine.relay.drafts is not None
-        parts = zip(*(entry.draft for entry in ready), strict=True)
+        parts = zip(*(req.draft for req in reqs), strict=True)
         engine.relay.drafts.seed(batch, DraftState(*(torch.stack(part) for part in parts)))
         _begin_acceptance(engine, engine.worker, batch.req_pool_indices, batch.reqs)
     for req in batch.reqs:

@@ -207,12 +207,11 @@ def close(engine: Engine, req: Request, status: Status, reason: str) -> None:
     """End a request that holds no KV and no row."""
     assert not req.status.terminal, f"request {req.id} ended twice"
     req.prefix_indices = req.last_node = None  # the match of a waiting request
+    req.draft = ()
     req.cache_protected_len = 0
     req.status = status
     req.reason = reason
     req.finished_at = engine.clock.now()
-    if engine.inbox is not None:
-        engine.inbox.discard_draft(req)
     engine.observer.ended(req)
     engine.source.ended(req, req.finished_at)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..admission import start_grammar
 from ..batch import ScheduleBatch
 from ..data_parallel.sync import PartitionedSource, RankStatus, SyncRound, exchange
-from ..disagg.inbox import Inbox, ReadyRequest
+from ..disagg.inbox import Inbox
 from ..disagg.layout import HANDSHAKE, KV, REQUEST
 from ..disagg.outbox import Outbox
 from ..disagg.router import RoutedSource
@@ -248,28 +248,20 @@ class DecodeWorker(RoutedScheduler):
             with self.engine.observer.range("admit", NO_STEP, inbox.num_waiting):
                 inbox.preallocate(self.running_batch.reqs, self.engine.relay.before_transfer)
 
-    def _join_ready(self, ready: list[ReadyRequest]) -> None:
+    def _join_ready(self, ready: Sequence[Request]) -> None:
         """Let requests join by one prebuilt batch, a step without a launch."""
         engine = self.engine
-        for entry in ready:
-            req, metadata = entry.req, entry.metadata
-            if metadata is not None:  # it was received with the KV
-                req.output_ids.append(metadata.token)
-                req.output_logprobs.extend(metadata.logprobs)
-                req.cached_tokens = metadata.cached_tokens
-                req.first_scheduled_at = metadata.first_scheduled_at
-                req.prefilled_at = metadata.prefilled_at
         step = self.take_step()
         with engine.observer.range("prepare", step, len(ready)):
             batch = prebuild(engine, ready, step)
         info = StepInfo(step, "prebuilt", len(ready), 0, steady=False)
         engine.observer.launched(info)
         with engine.observer.range("settle", step, len(ready)):
-            for entry in ready:
-                if entry.metadata is not None:
-                    announce_token(engine, entry.req)
-                elif entry.req.to_finish:  # it was offloaded, and has announced its first token before
-                    finish(engine, entry.req, Status.ABORTED, entry.req.to_finish)
+            for req in ready:
+                if req.first_token_at is None:
+                    announce_token(engine, req)
+                elif req.to_finish:  # it was offloaded, and has announced its first token before
+                    finish(engine, req, Status.ABORTED, req.to_finish)
             filter_rows(engine, batch)
         engine.observer.settled(info)
         if engine.relay.joins(batch):

@@ -95,7 +95,7 @@ BETWEEN_WORKERS: dict[str, Callable[[Scheduler, Inbox], Sequence[Request]]] = {
     "queued": lambda _, inbox: inbox._queued,
     "transferring": lambda _, inbox: [receiver.req for receiver in inbox._receivers.values()],
     "ready": lambda _, inbox: [entry.req for entry in inbox._ready],
-    "offloaded": lambda _, inbox: [entry.req for entry in inbox._offloaded],
+    "offloaded": lambda _, inbox: list(inbox._offloaded),
     "running": lambda scheduler, _: scheduler.running_batch.reqs,
 }
 
