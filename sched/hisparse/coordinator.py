@@ -13,9 +13,9 @@ decode forward waits for the backup, because it overwrites the slot.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any
 
 import torch
 
@@ -28,11 +28,6 @@ from ..request import Request
 from ..streams import Streams
 from .pools import HostPool, HotBuffers
 from .transfer import KVTransfer
-
-
-class _Staged(NamedTuple):
-    req: Request
-    finished: Any  # event
 
 
 class Coordinator(KVTier):
@@ -66,7 +61,7 @@ class Coordinator(KVTier):
         self.staging_stream = streams.module.Stream()
         self.backup_stream = streams.module.Stream()
         self._prompts: dict[Request, None] = {}
-        self._staging: deque[_Staged] = deque()
+        self._staging: dict[Request, Any] = {}  # with the event behind each one's copy, in order
         self._arriving: dict[Request, None] = {}
         self._buffer_sizes: dict[Request, int] = {}  # of decoding requests
         self._host_pages: dict[Request, list[int]] = {}
@@ -82,10 +77,7 @@ class Coordinator(KVTier):
 
     @property
     def absent(self) -> Sequence[Request]:
-        return [*(staged.req for staged in self._staging), *self._prompts]
-
-    def available_size(self) -> int:
-        return self._allocator.available_size()
+        return [*self._staging, *self._prompts]
 
     def unclaimed_size(self) -> int:
         claimed = sum(max(0, self.claim(req) - self._held(req.kv_allocated_len)) for req in self.absent)
@@ -127,22 +119,20 @@ class Coordinator(KVTier):
         self._streams.wait(self.staging_stream, self._streams.schedule)
         with self._streams.on(self.staging_stream):
             self._transfer.back_up(slots, host_slots)
-            finished = self._streams.module.Event()
+            finished = self._staging[req] = self._streams.module.Event()
             finished.record()
         slots.record_stream(self.staging_stream)
         del self._prompts[req]
-        self._staging.append(_Staged(req, finished))
 
     def collect_ready_reqs(self) -> list[Request]:
-        ready: list[Request] = []
-        while self._staging and self._staging[0].finished.query():
-            ready.append(self._staging.popleft().req)
+        ready = list(takewhile(lambda req: self._staging[req].query(), self._staging))
         for req in ready:
+            del self._staging[req]
             self._open_buffer(req)
         return ready
 
     def is_staging(self, req: Request) -> bool:
-        return any(staged.req is req for staged in self._staging)
+        return req in self._staging
 
     def _open_buffer(self, req: Request) -> None:
         """Make the prompt's first slots the hot buffer and free the others (upstream ``alloc_device_buffer``)."""
@@ -287,7 +277,9 @@ class Coordinator(KVTier):
 
     def release(self, req: Request) -> None:
         row, length = req.row, req.kv_allocated_len
-        self._await_staging(req)
+        finished = self._staging.pop(req, None)
+        if finished is not None:  # the request is being staged: the host waits for the copy
+            finished.synchronize()
         self._await_readers()
         held = unmap(self.buffers.mapping, self._slots.req_to_token[row, :length], self.host.page_size)
         if req in self._arriving:
@@ -300,14 +292,6 @@ class Coordinator(KVTier):
         self._prompts.pop(req, None)
         self._fresh.discard(row)
         self.buffers.reset(row)
-
-    def _await_staging(self, req: Request) -> None:
-        """If the request is being staged, let the host wait for the copy."""
-        for index, staged in enumerate(self._staging):
-            if staged.req is req:
-                staged.finished.synchronize()
-                del self._staging[index]
-                return
 
     def _await_readers(self) -> None:
         """Let the schedule stream wait for the current forward, which may read or write the released slots, and for the

@@ -60,7 +60,7 @@ def test_a_buffer_reset_under_a_forward_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_a_decode_before_staging_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(self: Coordinator) -> list[Any]:
-        ready = [staged.req for staged in self._staging]
+        ready = list(self._staging)
         self._staging.clear()
         for req in ready:
             self._open_buffer(req)
