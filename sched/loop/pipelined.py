@@ -19,6 +19,7 @@ from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..link import Link, LinkError
 from ..pipeline import Stage, StageSource
 from .engine import Engine
+from .event_loops import Launched
 from .launch import launch_stage
 from .scheduler import Scheduler
 
@@ -26,20 +27,10 @@ PROXY, OUTPUT = "proxy", "output"
 
 
 @dataclass(slots=True)
-class InFlightMicrobatch:
-    """A launched microbatch whose tokens have not been received yet."""
-
-    batch: ScheduleBatch
-    record: ScheduleBatch
-    result: StepResult
-    skips_output: bool  # its tokens are not sent
-
-
-@dataclass(slots=True)
 class Microbatch:
     running: ScheduleBatch = field(default_factory=ScheduleBatch.empty)
     last: ScheduleBatch | None = None
-    in_flight: InFlightMicrobatch | None = None
+    in_flight: Launched | None = None  # ``last`` as it was launched, until its tokens have been received
 
     @property
     def batches(self) -> Sequence[ScheduleBatch]:
@@ -60,7 +51,7 @@ def run_pipelined(scheduler: Scheduler) -> None:
             _take_turns(scheduler, slots)
         except LinkError as error:
             scheduler.parked = [batch for slot in slots for batch in slot.batches]
-            scheduler.give_up([slot.in_flight.record for slot in slots if slot.in_flight], str(error))
+            scheduler.give_up([slot.in_flight[0] for slot in slots if slot.in_flight], str(error))
             raise
 
 
@@ -95,7 +86,7 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
         turn = (turn + 1) % len(slots)
 
 
-def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> InFlightMicrobatch:
+def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> Launched:
     """Run this stage's layers on the preceding stage's output, and send the result on."""
     engine = scheduler.engine
     stage, link, streams = _stage(engine), _link(engine), engine.streams
@@ -104,25 +95,28 @@ def _launch(scheduler: Scheduler, batch: ScheduleBatch) -> InFlightMicrobatch:
         link.flush(OUTPUT if stage.is_last else PROXY)  # this forward may write to the same memory
         proxies = () if stage.is_first else _receive(engine, PROXY, batch.step)
         result, sent = launch_stage(engine, batch, proxies)
-        # The token of a step that consists of a single unfinished prompt is not used.
-        is_chunk = batch.forward_mode is ForwardMode.EXTEND and batch.reqs == [batch.chunked_req]
-        skips_output = stage.skip_chunk_outputs and is_chunk
         if not stage.is_last:
             link.send(stage.following, PROXY, batch.step, sent)
-        elif not skips_output:
+        elif not _skips_output(stage, batch):
             link.send(stage.following, OUTPUT, batch.step, _outputs(result))
-    return InFlightMicrobatch(batch, scheduler.launched(batch), result, skips_output)
+    return scheduler.launched(batch), result
+
+
+def _skips_output(stage: Stage, batch: ScheduleBatch) -> bool:
+    """Whether the step's token is not sent: that of a single unfinished prompt is not used."""
+    is_chunk = batch.forward_mode is ForwardMode.EXTEND and batch.reqs == [batch.chunked_req]
+    return stage.skip_chunk_outputs and is_chunk
 
 
 def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
     """Receive the microbatch's tokens, send them on, wait for them, and settle the step."""
-    if slot.in_flight is None:
+    batch, engine = slot.last, scheduler.engine
+    if slot.in_flight is None or batch is None:
         return
-    engine, in_flight = scheduler.engine, slot.in_flight
-    batch, result, streams = in_flight.batch, in_flight.result, engine.streams
+    (record, result), streams = slot.in_flight, engine.streams
     with engine.observer.range("copy", batch.step, batch.batch_size):
         with streams.on(streams.copy):
-            skips = in_flight.skips_output
+            skips = _skips_output(_stage(engine), record)
             outputs = _placeholder(engine, result) if skips else _receive_outputs(engine, batch, result)
             tokens, *scores = outputs
             result.next_token_ids = tokens.to(torch.int64)
@@ -132,7 +126,7 @@ def _settle(scheduler: Scheduler, slot: Microbatch) -> None:
             arrived = streams.module.Event()
             arrived.record()
         engine.relay.await_tokens(arrived)
-    scheduler.settle(in_flight.record, result)
+    scheduler.settle(record, result)
     slot.in_flight = None
 
 
