@@ -188,9 +188,9 @@ class Inbox:
     def take_ready(self) -> list[Request]:
         """Requests that can decode from now on, with what came with their KV. The schedule stream waits for the KV."""
         ready, self._ready = self._ready, []
-        for receiver in ready:
-            self._components.streams.schedule.wait_event(receiver.arrived)
-            req, metadata = receiver.req, receiver.metadata
+        for entry in ready:
+            self._components.streams.schedule.wait_event(entry.arrived)
+            req, metadata = entry.req, entry.metadata
             if metadata is not None:
                 req.output_ids.append(metadata.token)
                 req.output_logprobs.extend(metadata.logprobs)
@@ -198,7 +198,7 @@ class Inbox:
                 req.first_scheduled_at = metadata.first_scheduled_at
                 req.prefilled_at = metadata.prefilled_at
                 req.draft = metadata.draft
-        return [receiver.req for receiver in ready]
+        return [entry.req for entry in ready]
 
     # ---- failures -------------------------------------------------------------------------------------------
 
