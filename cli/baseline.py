@@ -44,15 +44,18 @@ def save(
 ) -> None:
     """Keep results as the baseline NAME.
 
-    Exit codes: 0 done; 2 no result, or there is a baseline of that name.
+    Exit codes: 0 done; 2 no result, a partial one, or there is a baseline of that name.
     """
-    from ..profiles.judge.sides import stored_in
+    from ..profiles.judge.sides import require_whole, stored_in
     from ..profiles.record.result import read
 
     place = _place(folder, name)
     if place.exists() and not force:
         raise UsageError(f"baseline {name}: exists in {folder}; --force replaces it")
-    kept = [read(path) for given in results for path in (stored_in(given) if given.is_dir() else (given,))]
+    paths = [path for given in results for path in (stored_in(given) if given.is_dir() else (given,))]
+    kept = [read(path) for path in paths]
+    for path, result in zip(paths, kept, strict=True):
+        require_whole(result, str(path))
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for number, result in enumerate(kept):

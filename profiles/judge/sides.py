@@ -183,9 +183,16 @@ def _side(
     return stack.enter_context(working(spec.label, question, order, sources=sources))
 
 
+def require_whole(result: Result, name: str) -> None:
+    """Raises SideError for a result whose run was interrupted."""
+    if result.run.cancelled:
+        raise SideError(f"{name}: the result is partial, because its run was interrupted")
+
+
 def _read(spec: SideSpec) -> dict[int, tuple[Sample, ...]]:
     samples: dict[int, tuple[Sample, ...]] = {}
     for stored in spec.stored:
         sample = Sample(stored if isinstance(stored, Result) else spec.reader.read(stored))
+        require_whole(sample.result, str(stored) if isinstance(stored, Path) else spec.label)
         samples[sample.seed] = (*samples.get(sample.seed, ()), sample)
     return samples

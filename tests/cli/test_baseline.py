@@ -13,6 +13,7 @@ import pytest
 
 import schedbench as sb
 from schedbench.cli.pytest_plugin import HeldBaseline, ScheduleBench
+from schedbench.profiles.judge.worker import SideError
 from tests.conftest import RunCommand
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,21 @@ def test_invalid_baselines_are_refused(
     said = run_command("baseline", *given, "--folder", folder)
     assert said.code == 2 and message in said.err
     assert [one.name for one in folder.iterdir()] == ["main"]
+
+
+def test_a_partial_result_is_neither_compared_nor_saved(
+    run_command: RunCommand, results: Path, tmp_path: Path
+) -> None:
+    whole, part = results / "result.json", tmp_path / "part.json"
+    document = json.loads(whole.read_text())
+    document["run"]["cancelled"] = True
+    part.write_text(json.dumps(document))
+    for command in (["compare", whole, part], ["baseline", "save", "main", part, "--folder", tmp_path]):
+        said = run_command(*command)
+        assert said.code == 2
+        assert f"{part}: the result is partial, because its run was interrupted" in said.err
+    with pytest.raises(SideError, match="B: the result is partial"):
+        sb.compare(sb.load(whole), sb.load(part))
 
 
 def test_the_marker_compares_runs_with_the_saved_baseline(tmp_path: Path) -> None:
