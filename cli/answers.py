@@ -253,6 +253,8 @@ class ComparisonAnswer(DocumentAnswer):
 class CasesAnswer(DocumentAnswer):
     """The comparisons of the library of cases."""
 
+    file: ClassVar = "cases.json"
+
     def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
         return compare_page.cases_page(self.content)
 

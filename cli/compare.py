@@ -77,7 +77,10 @@ Worth = Annotated[
         "--worth", help="Run again without each source line that differs, to find what it accounts for."
     ),
 ]
-OutputDir = Annotated[Path | None, typer.Option(help="Keep compare.json and every run's result here.")]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option(help="Keep compare.json, or cases.json of all cases, and every run's result here."),
+]
 
 
 class ComparisonOptions(NamedTuple):
@@ -164,16 +167,23 @@ def _library(wanted: ComparisonOptions, output_dir: Path | None) -> CasesAnswer:
     from .answers import CasesAnswer
 
     found: dict[str, ComparisonAnswer] = {}
-    for name in case_names():
-        found[name] = _compared(wanted, name, "", "", output_dir and output_dir / name)
-        if found[name].exit_code == INTERRUPTED:
+    names, codes, clock = case_names(), [0], arguments.Stopwatch()
+    for name in names:
+        try:
+            found[name] = _compared(wanted, name, "", "", output_dir and output_dir / name)
+            codes.append(found[name].exit_code or 0)
+        except KeyboardInterrupt:
+            codes.append(INTERRUPTED)
+        if codes[-1] == INTERRUPTED:
             break
     documents = {name: one.document for name, one in found.items()}
+    run = clock.run(cancelled=INTERRUPTED in codes)
+    said = cases_conclusion(documents, of=len(names), interrupted=run["cancelled"])
     return CasesAnswer(
-        {"conclusion": cases_conclusion(documents), "cases": documents},
+        {"conclusion": said, "cases": documents, "run": run},
         remarks=[remark for one in found.values() for remark in one.remarks],
-        exit_code=max(one.exit_code or 0 for one in found.values()),
-    )
+        exit_code=max(codes),
+    ).kept(output_dir)
 
 
 def _compared(

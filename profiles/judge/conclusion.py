@@ -40,8 +40,9 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
 
 
-def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
-    """Of the comparisons of cases, by name: how many are found as expected, and what the others are instead."""
+def cases_conclusion(documents: Mapping[str, dict[str, Any]], *, of: int, interrupted: bool) -> str:
+    """Of the comparisons of cases, by name: how many are found as expected, and what the others are instead; and after
+    how many ``of`` all cases the user interrupted them, where that is so."""
     found = {name: document["comparison"] for name, document in documents.items()}
     others = [
         f"{name} is {': '.join([one['verdict'], *one['reasons'][:1]])}, expected {one['case']['expect']}"
@@ -49,6 +50,7 @@ def cases_conclusion(documents: Mapping[str, dict[str, Any]]) -> str:
         if one["verdict"] != one["case"]["expect"]
     ]
     said = f"{len(found) - len(others)} of {len(found)} reported changes are found as expected"
+    others += [f"interrupted after {len(found)} of {of} cases"] * interrupted
     return f"{'; '.join((said, *others))}."
 
 

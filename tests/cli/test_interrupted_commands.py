@@ -34,13 +34,16 @@ TWO = ("--over", "max_running_requests=1,2", "--alone")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-def send_at(monkeypatch: pytest.MonkeyPatch, text: str, number: signal.Signals) -> list[str]:
-    """Sends this process the signal when the command reports that work; returns everything that it reports."""
+def send_at(
+    monkeypatch: pytest.MonkeyPatch, text: str, number: signal.Signals, *, time: int = 1
+) -> list[str]:
+    """Sends this process the signal when the command reports that work, for that time; returns everything that it
+    reports."""
     said: list[str] = []
 
     def log(self: WorkLog, doing: str) -> None:  # noqa: ARG001
         said.append(doing)
-        if text in doing:
+        if text in doing and sum(text in one for one in said) == time:
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(WorkLog, "__call__", log)
@@ -120,6 +123,33 @@ def test_what_follows_the_verdict_of_compare_may_be_interrupted(
     assert f"hardware's constants, because {says}" in " ".join(done.out.split())
     assert document["comparison"]["verdict"] in done.out
     assert set(active_children()) <= before
+
+
+@pytest.mark.parametrize(
+    ("draws", "text", "time", "ended"),
+    [("0", "1 of 2 runs", 1, 0), ("2", "2 of 4 runs under draws", 1, 1), ("0", "1 of 2 runs", 2, 1)],
+    ids=["first case", "draws of the first case", "second case"],
+)
+def test_the_library_of_cases_shows_those_that_ended(
+    run_command: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    draws: str,
+    text: str,
+    time: int,
+    ended: int,
+) -> None:
+    names = ["cases/sync-count-null", "cases/tiny-h2d-prefill"]
+    monkeypatch.setattr("schedbench.scenarios.shipped.case_names", lambda: names)
+    send_at(monkeypatch, text, signal.SIGINT, time=time)
+    options = ("--seeds", "1", "--draws", draws, "--set", "workload.output_tokens=4")
+    done = run_command("compare", "cases", *options, "--output-dir", tmp_path)
+    assert done.code == 130, done.err
+    said = " ".join(done.out.split())
+    assert f"of {ended} reported changes" in said and f"interrupted after {ended} of 2 cases." in said
+    kept = json.loads((tmp_path / "cases.json").read_text())
+    assert kept["run"]["cancelled"] and [*kept["cases"]] == names[:ended]
+    assert run_command("report", tmp_path).out == done.out
 
 
 @pytest.mark.parametrize(
