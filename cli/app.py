@@ -57,8 +57,8 @@ class _Commands(typer.core.TyperGroup):
         pydantic's prefix, and with the choice that was probably meant."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            echo("schedbench: interrupted: there is no result", err=True)
+        except KeyboardInterrupt as error:
+            echo(f"schedbench: interrupted: {str(error) or 'there is no result'}", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except typer.BadParameter as error:
             said = error.message.removeprefix("Value error, ").removesuffix(".")

@@ -212,7 +212,10 @@ def _compared(
         clock = arguments.Stopwatch()
         order = TrialRequest(device=wanted.device, command=wanted.reader.command)
         with opened(question, *sides, order) as (baseline, candidate):
-            trials = conduct(baseline, candidate, plan, _kept(output_dir, plan, update))
+            try:
+                trials = conduct(baseline, candidate, plan, _kept(output_dir, plan, update))
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(_without_verdict(output_dir)) from None
             if plan.draws:
                 update(f"both sides under {plan.draws} draws of the hardware's constants")
             drawn = conduct_draws(baseline, candidate, trials, plan, update)
@@ -231,6 +234,12 @@ def _compared(
     broken = found.broken or (wanted.exit_on_inconclusive and found.undecided)
     code = INTERRUPTED if cancelled else WORKLOAD_FAILED if failed else GATE_FAILED if broken else 0
     return ComparisonAnswer(content, picture=picture, remarks=failed, exit_code=code).kept(output_dir)
+
+
+def _without_verdict(output_dir: Path | None) -> str:
+    """What an interruption of the runs leaves; empty where that is nothing."""
+    runs = 0 if output_dir is None else len([*output_dir.glob("[ab]/run-*.json")])
+    return f"there is no verdict; runs kept in {output_dir}: {runs}" if runs else ""
 
 
 def _named(of: Sequence[ASide], a: ASide, b: ASide, overrides: list[str]) -> tuple[str | None, ASide, ASide]:
@@ -325,12 +334,16 @@ def _question(
 
 
 def _kept(output_dir: Path | None, plan: TrialPlan, update: Callable[[str], None]) -> Notice:
-    """Writes the result of each run as it ends, so that a crash of one side does not lose the runs of the other."""
+    """Writes the result of each run as it ends, so that a crash of one side does not lose the runs of the other. The
+    runs and the document of an earlier comparison are removed first."""
+    from .answers import ComparisonAnswer
+
     counts = {"a": 0, "b": 0}
-    for folder in [output_dir / side for side in counts] if output_dir is not None else ():
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("run-*.json"):
-            stale.unlink()
+    if output_dir is not None:
+        for side in counts:
+            (output_dir / side).mkdir(parents=True, exist_ok=True)
+        for stale in (*output_dir.glob("[ab]/run-*.json"), output_dir / ComparisonAnswer.file):
+            stale.unlink(missing_ok=True)
 
     def keep(side: _Sides, sample: Sample) -> None:
         number = counts[side]

@@ -70,6 +70,7 @@ def test_a_command_ends_with_the_code_of_the_signal(
     number: signal.Signals,
 ) -> None:
     said = send_at(monkeypatch, text, number)
+    (tmp_path / "compare.json").write_text("of an earlier comparison")
     done = run_command(*arguments, *SMALL, "--output-dir", tmp_path)
     assert done.code == CODES[number]
     assert text in said[-1]
@@ -88,8 +89,9 @@ def test_a_command_ends_with_the_code_of_the_signal(
         )
         assert "; not asked: adversary." in " ".join(done.out.split())
     else:
-        assert "schedbench: interrupted" in done.err
-        assert not list(tmp_path.glob("*.json"))
+        ends = {"check": "there is no result", "compare": f"there is no verdict; runs kept in {tmp_path}: 2"}
+        assert done.err == f"schedbench: interrupted: {ends[arguments[0]]}\n"
+        assert not (tmp_path / f"{arguments[0]}.json").exists()
 
 
 @pytest.mark.parametrize(
