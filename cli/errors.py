@@ -9,13 +9,13 @@ import select
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Final, TextIO
+
+from ..profiles.platform.raised_at import own_frames
 
 GATE_FAILED: Final = 1
 USAGE: Final = 2
@@ -25,8 +25,6 @@ INTERRUPTED: Final = 130
 UNREAD: Final = 141  # the reader closed the output; the code of programs that SIGPIPE ends
 TERMINATED: Final = 143
 DEFECT: Final = 70  # of schedbench; a traceback is printed
-_ROOT: Final = Path(__file__).resolve().parents[1]  # of the packages
-_USER_MODULES: Final = "schedbench_user_"  # the names that profiles/platform/user_files.py gives
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM)
 _REPEAT_S: Final = 0.05
 
@@ -88,20 +86,9 @@ def exit_code(error: BaseException) -> int | None:
 
 def scheduler_line(error: BaseException) -> str:
     """File and line of the scheduler, or of a file of the user's, whose code raised the error, or is no Python; empty
-    where other code did. It imports nothing, since the scheduler's modules may be what fails."""
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and error.filename:
-        places.append((error.filename, error.lineno))
-    modules = [module for name, module in sys.modules.items() if name.startswith(_USER_MODULES)]
-    found, users = "", {module.__file__ for module in modules}
-    for file, line in places:
-        path = Path(file).resolve()
-        if str(path) in users:
-            found = f"{os.path.relpath(path)}:{line}"
-        elif path.is_relative_to(_ROOT) and "site-packages" not in path.relative_to(_ROOT).parts:
-            own = path.relative_to(_ROOT)
-            found = f"{own.as_posix()}:{line}" if own.parts[0] == "sched" else ""
-    return found
+    where other code did."""
+    *_, innermost = (None, *own_frames(error))
+    return f"{innermost.filename}:{innermost.lineno}" if innermost else ""
 
 
 def message(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from ...sched.relay.choice import RelayError
 from ...sched.relay.names import ALIASES, STATE_NAMES
 from ...sched.relay.states import State
+from .raised_at import USER_MODULES
 
 
 def imported(file: Path, kind: str) -> ModuleType:
@@ -24,7 +25,7 @@ def imported(file: Path, kind: str) -> ModuleType:
 
 @lru_cache
 def _imported(file: Path, version: int) -> ModuleType:  # noqa: ARG001
-    name = f"schedbench_user_{file.stem}"
+    name = f"{USER_MODULES}{file.stem}"
     spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

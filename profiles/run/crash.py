@@ -1,22 +1,18 @@
-"""Errors that end a run: as text, with the line of the scheduler that raised them."""
+"""Errors that end a run: as text, with the line of the scheduler, or of a file of the user's, that raised them."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
-from ... import sched
 from ...sched.relay.choice import RelayChoice
+from ..platform.raised_at import own_frames
 from ..record.timeline import Site
-
-_SCHEDULER_FOLDERS = tuple(Path(folder).resolve() for folder in sched.__path__)
 
 
 class Crash(NamedTuple):
-    """The type and message of an error, and the line of the scheduler that raised it."""
+    """The type and message of an error, and the line of the scheduler, or of a file of the user's, that raised it."""
 
     error: str
     site: Site | None
@@ -53,11 +49,8 @@ def broken_on_purpose(relay: RelayChoice) -> Iterator[None]:
 
 
 def _site(error: BaseException) -> Site | None:
-    """The innermost line of the scheduler's own code."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename).resolve()
-        for root in _SCHEDULER_FOLDERS:
-            if path.is_relative_to(root):
-                name = path.relative_to(root.parent).as_posix()
-                return Site(name, frame.name, frame.lineno or 0, frame.line or "")
-    return None
+    """The innermost line of the scheduler's own code, or of a file of the user's."""
+    found = [frame for frame in own_frames(error) if frame is not None]
+    if not found:
+        return None
+    return Site(found[-1].filename, found[-1].name, found[-1].lineno or 0, found[-1].line or "")

@@ -12,6 +12,7 @@ import pytest
 from schedbench.cli.errors import scheduler_line
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.platform.user_files import imported
+from schedbench.profiles.run.crash import crash_of
 from schedbench.scenarios.problems import ScenarioError
 from tests.conftest import RunCommand
 
@@ -98,6 +99,7 @@ def test_a_crash_in_a_file_of_the_users_names_its_line(folder: Path) -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         imported(folder / "bad.py", "a relay state").fail()
     assert scheduler_line(raised.value) == "bad.py:2"
+    assert str(crash_of(raised.value)).endswith(" (at bad.py:2: 1 / 0)")
 
 
 def test_overrides_change_the_relay_that_an_option_chose(run_command: RunCommand) -> None:
