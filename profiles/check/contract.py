@@ -18,7 +18,7 @@ from ...sched.batch import DraftInput, DraftState, ScheduleBatch
 from ...sched.relay.choice import RelayChoice
 from ...sched.relay.row import Relay, RelayRow, Speculation
 from ...sched.relay.states import NEGATIVE_IDS, ONE_SIDED_MERGE
-from ..run.crash import crash_of
+from ..run.crash import crash_of, exits_are_crashes
 from .batch_invariants import PROMPTS, Violation, Violations
 from .scripted_drafts import DraftSetup, token_of
 from .scripted_engine import CHUNK, ScriptedEngine
@@ -84,6 +84,7 @@ class ContractResult(NamedTuple):
     broken: tuple[Violation, ...]
 
 
+@exits_are_crashes()
 def check_contract(
     row: Callable[[], RelayRow],
     *,
@@ -159,7 +160,7 @@ def _attempted(promise: str, field: str, says: str) -> Iterator[Sequence[Violati
     """Has the violation that a crash of the block is, if it crashed."""
     crashes: list[Violation] = []
     try:
-        with torch.no_grad():
+        with exits_are_crashes(), torch.no_grad():
             yield crashes
     except Exception as error:
         crashes.append(Violation(promise, field, f"{says}: {crash_of(error)}"))

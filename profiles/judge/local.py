@@ -26,6 +26,7 @@ from ..platform.pool import MapFunction, pool, saves_time
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute, whole
 from ..record.result import RangePart, RangesPart, Result
+from ..run.crash import exits_are_crashes
 from ..run.machines import DeviceChoice, device_kind, open_machine
 from ..run.runner import GatedSink, PreparedRun
 from .draws import DRAWS, Profiles, drawn_profile, draws, followed, uncertain
@@ -104,6 +105,7 @@ class _Finder(Observer):
         self.found = next((request for request in requests if request.id == self._id), self.found)
 
 
+@exits_are_crashes()
 def margin(question: Question, order: TrialRequest, request: str, position: int) -> float | None:
     """By how far the best score led the second when output token ``position`` of ``request`` was drawn. None where
     values are not computed, or by another project's engine, or the request did not get that far."""

@@ -32,7 +32,7 @@ def _imported(file: Path, version: int) -> ModuleType:  # noqa: ARG001
     sys.modules[name] = module  # what the file defines is pickled and inspected by its module's name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImportError(f"{file}: {type(error).__name__}: {error}") from error
     return module
 

@@ -39,6 +39,7 @@ from ..platform import capacity
 from ..platform.machine import Machine, MachineError
 from ..platform.own_process import claim_process
 from ..platform.pool import end_with_parent
+from ..run.crash import exits_are_crashes
 from ..run.machines import NO_ADVERSARY, open_machine
 from ..run.rank_context import ALIGN, RankContext
 from ..run.runner import GatedSink
@@ -174,6 +175,7 @@ def _check_faults(scenario: Scenario) -> None:
         raise ScenarioError(problems)
 
 
+@exits_are_crashes()
 def _run_rank(address: ProcessAddress, meeting: str, task: RunTask) -> list[Report] | None:
     """Run this process's rank; the reports of all ranks in the first process, None in the others.
 

@@ -12,6 +12,7 @@ from ..platform import capacity
 from ..platform.capacity import link_profile
 from ..platform.hardware import LinkProfile
 from ..platform.machine import MachineError
+from ..run.crash import exits_are_crashes
 from ..run.machines import one_thread, open_machine
 from ..run.rank_context import ALONE, RankContext
 from ..run.runner import GatedSink, ObserverFactory, settled_heap
@@ -26,6 +27,7 @@ from .virtual_link import VirtualLink, WorldClock
 PATIENCE: Final = 600 * 10**9  # ns of virtual time that a rank waits for another
 
 
+@exits_are_crashes()
 def run_alone(task: RunTask) -> Report:
     """Run the only rank. Raises MachineError."""
     sink = GatedSink()
@@ -33,6 +35,7 @@ def run_alone(task: RunTask) -> Report:
         return task.run(machine, sink, ALONE)
 
 
+@exits_are_crashes()
 def run_threads(task: RunTask, contexts: Sequence[RankContext]) -> tuple[list[Report], tuple[str, ...]]:
     """Run every rank on a virtual GPU of its own. Returns their reports, and the entries of the script of failures that
     the run did not come to. Raises MachineError."""

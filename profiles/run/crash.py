@@ -37,6 +37,19 @@ def crash_of(error: BaseException) -> Crash:
     return Crash(f"{name}: {text}" if text else name, _site(error))
 
 
+class ExitedError(RuntimeError):
+    """The scheduler, or a policy of the user's, has called ``sys.exit``."""
+
+
+@contextmanager
+def exits_are_crashes() -> Iterator[None]:
+    """Inside, SystemExit becomes an error like any other. Raises ExitedError, with the traceback of the exit."""
+    try:
+        yield
+    except SystemExit as end:
+        raise ExitedError(f"sys.exit({end.code!r})").with_traceback(end.__traceback__) from None
+
+
 @contextmanager
 def broken_on_purpose(relay: RelayChoice) -> Iterator[None]:
     """Inside, every error is attributed to the relay's faults, if it has any. Raises BrokenRunError."""

@@ -27,7 +27,7 @@ from ..platform.machine import Machine
 from ..platform.resolve import Resolved
 from ..record.environment import environment, tool
 from ..record.result import digest
-from .crash import broken_on_purpose
+from .crash import broken_on_purpose, exits_are_crashes
 from .feed import measured_workload
 from .machines import DeviceChoice, device_kind, open_machine
 from .runner import GatedSink, PreparedRun
@@ -188,6 +188,7 @@ NS_PER_S: Final = 1e9
 Document = dict[str, Any]
 
 
+@exits_are_crashes()
 def document(
     resolved: Resolved, shapes: Sequence[BatchShape], device: DeviceChoice, notice: Callable[[str], None]
 ) -> Document:

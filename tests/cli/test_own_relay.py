@@ -81,12 +81,14 @@ def test_a_state_of_a_file_runs_in_processes_and_its_digest_is_stored(
     [
         ("none.py:mine", "none.py: no such file with a relay state"),
         ("broken.py:mine", "ZeroDivisionError: division by zero"),
+        ("exits.py:mine", "SystemExit: 0"),
         ("my_relay.py:pinned_tokens", "pinned_tokens is no State"),
         ("named.py:latest", "latest is the name of a shipped state"),
     ],
 )
 def test_a_file_without_the_state_is_refused(folder: Path, relay: str, message: str) -> None:
     (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "exits.py").write_text("raise SystemExit(0)\n")
     (folder / "named.py").write_text(
         "from schedbench.sched.relay.states import states\nlatest = states()['latest']\n"
     )
@@ -100,6 +102,23 @@ def test_a_crash_in_a_file_of_the_users_names_its_line(folder: Path) -> None:
         imported(folder / "bad.py", "a relay state").fail()
     assert scheduler_line(raised.value) == "bad.py:2"
     assert str(crash_of(raised.value)).endswith(" (at bad.py:2: 1 / 0)")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_policy_that_exits_is_a_crash_of_the_scheduler(
+    run_command: RunCommand, folder: Path, code: int
+) -> None:
+    file = folder / "my_relay.py"
+    file.write_text(re.sub(r"    last = .*", f"    raise SystemExit({code})", file.read_text()))
+    overrides = [word for one in SMALL for word in ("--set", one)]
+    asked = ("cases/h2d-blocking-output-ids", "--relay", "my_relay.py:pinned", *overrides)
+    said = run_command("run", *asked)
+    assert said.code == 4 and said.err.startswith("Traceback")
+    assert "crashed at my_relay.py" in said.err.splitlines()[-1]
+    said = run_command("check", *asked, "--quick")
+    assert said.code == 1 and f"run: ExitedError: sys.exit({code}) (at my_relay.py" in " ".join(
+        said.out.split()
+    )
 
 
 def test_overrides_change_the_relay_that_an_option_chose(run_command: RunCommand) -> None:
