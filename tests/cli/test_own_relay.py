@@ -14,11 +14,13 @@ from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.platform.user_files import imported
 from schedbench.profiles.run.crash import crash_of
 from schedbench.scenarios.problems import ScenarioError
+from tests.cli.test_documented_commands import scripts
 from tests.conftest import RunCommand
 
 pytestmark = pytest.mark.wide
 
-GUIDE = (Path(__file__).parents[2] / "docs/first-change.md").read_text().split("## Your own relay variant")[1]
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs/first-change.md").read_text().split("## Your own relay variant")[1]
 SMALL = ("requests=2", "output_tokens=4", "values=none")
 
 
@@ -61,6 +63,19 @@ def test_the_comparison_of_the_guide_is_as_shown(run_command: RunCommand, folder
     said = run_command(*shlex.split(command("compare")))
     assert said.code == 0, said.out
     assert all(part in plain(said.out) for part in shown("compare"))
+
+
+def test_the_workflow_passes_where_the_state_of_the_guide_is_engaged_and_only_there(
+    run_command: RunCommand,
+    folder: Path,  # noqa: ARG001
+) -> None:
+    _, compare = scripts(ROOT / "docs/relay-pull-request.yml")
+    line = [*shlex.split(compare.partition(" > ")[0]), "--quick"]
+    said = run_command(*line)
+    assert said.code == 0 and "engaged in 375 of 375 decode steps" in said.out
+    line[1] = "cases/overlap-wins"
+    said = run_command(*line)
+    assert said.code == 1 and "NOT_ENGAGED" in said.out
 
 
 def test_a_state_of_a_file_runs_in_processes_and_its_digest_is_stored(
