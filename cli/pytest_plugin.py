@@ -32,16 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(name, gates=[], seeds=1): compare what the test runs with the stored baseline of that name",
+        f"{MARKER}(name, gates=[], seeds=5): compare what the test runs with the stored baseline of that name",
     )
 
 
 class HeldBaseline(NamedTuple):
-    """The arguments of the marker. ``seeds``: of so many workload seeds the baseline is saved."""
+    """The arguments of the marker. ``seeds``: of so many workload seeds the baseline is saved; fewer than five give no
+    verdict."""
 
     name: str
     gates: Sequence[str] = ()
-    seeds: int = 1
+    seeds: int = 5
 
 
 class ScheduleBench:

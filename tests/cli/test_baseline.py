@@ -13,6 +13,7 @@ import pytest
 
 import schedbench as sb
 from schedbench.cli.pytest_plugin import HeldBaseline, ScheduleBench
+from schedbench.profiles.judge.verdict import MIN_SEEDS
 from schedbench.profiles.judge.worker import SideError
 from tests.conftest import RunCommand
 
@@ -90,15 +91,19 @@ def test_a_partial_result_is_neither_compared_nor_saved(
 
 
 def test_the_marker_compares_runs_with_the_saved_baseline(tmp_path: Path) -> None:
-    held = HeldBaseline("mixed", gates=["decode.steady.schedule.sync:0"], seeds=2)
+    held = HeldBaseline("mixed", gates=["decode.steady.schedule.sync:0"])
     ScheduleBench(held, tmp_path, saving=True).run("mixed", **SMALL)
-    assert sorted(path.name for path in (tmp_path / "mixed").iterdir()) == ["run-000.json", "run-001.json"]
+    names = [f"run-{number:03d}.json" for number in range(MIN_SEEDS)]
+    assert sorted(path.name for path in (tmp_path / "mixed").iterdir()) == names
     bench = ScheduleBench(held, tmp_path, saving=False)
     bench.run("mixed", **SMALL).assert_budget("decode.steady", schedule={"sync": 0})
     with pytest.raises(
-        pytest.fail.Exception, match=r"baseline mixed: B against .*2 seeds.*\ngate .*sync:0: failed"
+        pytest.fail.Exception, match=r"baseline mixed: B against .*5 seeds.*\ngate .*sync:0: failed"
     ):
         bench.run("mixed", overlap=False, **SMALL)
+    bench = ScheduleBench(HeldBaseline("mixed"), tmp_path, saving=False)
+    with pytest.raises(pytest.fail.Exception, match=r"baseline mixed: B against .*5 seeds\): worse"):
+        bench.run("mixed", cuda_graph=False, **SMALL)
 
 
 def test_pytest_has_the_fixture_the_marker_and_the_options(tmp_path: Path) -> None:
