@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +17,7 @@ from .report import report
 from .text import echo
 
 if TYPE_CHECKING:
+    from ..profiles.record.result import Result
     from .answers import CasesAnswer, ComparisonAnswer
 
 FOLDER: Final = Path(".schedbench/baselines")
@@ -49,17 +51,14 @@ def save(
     from ..profiles.judge.sides import require_whole, stored_in
     from ..profiles.record.result import read
 
-    place = _place(folder, name)
+    place = place_of(folder, name)
     if place.exists() and not force:
         raise UsageError(f"baseline {name}: exists in {folder}; --force replaces it")
     paths = [path for given in results for path in (stored_in(given) if given.is_dir() else (given,))]
     kept = [read(path) for path in paths]
     for path, result in zip(paths, kept, strict=True):
         require_whole(result, str(path))
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    for number, result in enumerate(kept):
-        result.write(place / f"run-{number:03d}.json")
+    keep(place, kept)
     echo(f"baseline {name}: {len(kept)} result{'s' * (len(kept) > 1)} in {place}")
 
 
@@ -98,7 +97,7 @@ def compare_with(
     Exit codes: those of compare.
     """
     stored(folder, name)
-    return compare(_place(folder, name), result, gates=gates, undecided=undecided)
+    return compare(place_of(folder, name), result, gates=gates, undecided=undecided)
 
 
 baseline.command("compare")(command(compare_with))
@@ -108,14 +107,23 @@ def stored(folder: Path, name: str) -> list[Path]:
     """The files of a baseline. Raises UsageError, naming all others, where there is none of that name."""
     from ..scenarios.problems import unknown
 
-    found = sorted(_place(folder, name).glob("*.json"))
+    found = sorted(place_of(folder, name).glob("*.json"))
     if not found:
         names = sorted(place.name for place in folder.glob("*/"))
         raise UsageError(f"baseline {name}: {unknown('baseline', name, names)} in {folder}")
     return found
 
 
-def _place(folder: Path, name: str) -> Path:
+def keep(place: Path, results: Sequence[Result]) -> None:
+    """Write the results of a baseline in place of those that are there."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for number, result in enumerate(results):
+        result.write(place / f"run-{number:03d}.json")
+
+
+def place_of(folder: Path, name: str) -> Path:
+    """The folder of a baseline. Raises UsageError."""
     if Path(name).name != name or name in ("", ".."):
         raise UsageError(f"baseline {name!r}: a name, not a path")
     return folder / name

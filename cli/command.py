@@ -4,7 +4,7 @@ what the command prints and Python returns."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, cleandoc, signature
 from pathlib import Path
@@ -56,6 +56,13 @@ def _options(function: Callable[..., Answer]) -> dict[str, Parameter]:
     }
 
 
+def require_allowed(function: Callable[..., Answer], given: Mapping[str, object]) -> None:
+    """Raises UsageError for a value of an option of the command that Typer would refuse."""
+    options = _options(function)
+    for name in options.keys() & given.keys():
+        _require_allowed(options[name], given[name])
+
+
 def _require_allowed(option: Parameter, value: object) -> None:
     """Raises UsageError for a value that Typer would refuse."""
     from ..scenarios.problems import either
@@ -95,8 +102,7 @@ def from_python(function: Callable[P, Answer], kind: type[A]) -> Callable[P, A]:
 
         shown = [repr(str(argument)) for argument in args if isinstance(argument, str | Path)]
         shown += [f"{name}={value!r}" for name, value in kwargs.items()]
-        for name in options.keys() & kwargs.keys():
-            _require_allowed(options[name], kwargs[name])
+        require_allowed(function, kwargs)
         call = python_call.set(f"schedbench.{function.__name__}({', '.join(shown)})")
         try:
             answer = function(*args, **kwargs)

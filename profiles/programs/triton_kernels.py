@@ -218,7 +218,7 @@ class TritonPrograms:
         yield tuner, "_bench", bench
 
     def _launch(
-        self, failed: type[Exception], compute: Operation, executor: Any, *args: Any, **kwargs: Any
+        self, failed: type[Exception], compute: Operation, executor: Any, /, *args: Any, **kwargs: Any
     ) -> None:
         # The interpreter copies arguments to the host and back, which here are there already.
         executor._init_args_hst = lambda *arguments: arguments

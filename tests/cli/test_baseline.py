@@ -8,11 +8,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import schedbench as sb
-from schedbench.cli.pytest_plugin import HeldBaseline, ScheduleBench
+from schedbench.cli.errors import UsageError
+from schedbench.cli.pytest_plugin import ScheduleBench, schedbench_baseline
+from schedbench.profiles.judge.gates import GateError
 from schedbench.profiles.judge.verdict import MIN_SEEDS
 from schedbench.profiles.judge.worker import SideError
 from tests.conftest import RunCommand
@@ -27,6 +30,10 @@ def test_it_is_there(schedbench, request):
     assert schedbench.load and not request.config.getoption("--schedbench-save")
     with pytest.raises(Exception, match="baseline mixed: unknown baseline"):
         schedbench.run("mixed")
+
+@pytest.mark.xfail(strict=True)
+@pytest.mark.schedbench_baseline("mixed")
+def test_a_marked_test_without_a_run_fails(schedbench): ...
 """
 
 
@@ -91,19 +98,38 @@ def test_a_partial_result_is_neither_compared_nor_saved(
 
 
 def test_the_marker_compares_runs_with_the_saved_baseline(tmp_path: Path) -> None:
-    held = HeldBaseline("mixed", gates=["decode.steady.schedule.sync:0"])
-    ScheduleBench(held, tmp_path, saving=True).run("mixed", **SMALL)
+    held = schedbench_baseline("mixed", gates=["decode.steady.schedule.sync:0"])
+    bench = ScheduleBench(held, tmp_path, saved=set())
+    bench.run("mixed", **SMALL)
+    with pytest.raises(UsageError, match="baseline mixed: a second run would replace the first"):
+        bench.run("mixed", **SMALL)
     names = [f"run-{number:03d}.json" for number in range(MIN_SEEDS)]
     assert sorted(path.name for path in (tmp_path / "mixed").iterdir()) == names
-    bench = ScheduleBench(held, tmp_path, saving=False)
+    bench = ScheduleBench(held, tmp_path, saved=None)
     bench.run("mixed", **SMALL).assert_budget("decode.steady", schedule={"sync": 0})
     with pytest.raises(
         pytest.fail.Exception, match=r"baseline mixed: B against .*5 seeds.*\ngate .*sync:0: failed"
     ):
         bench.run("mixed", overlap=False, **SMALL)
-    bench = ScheduleBench(HeldBaseline("mixed"), tmp_path, saving=False)
+    bench = ScheduleBench(schedbench_baseline("mixed"), tmp_path, saved=None)
     with pytest.raises(pytest.fail.Exception, match=r"baseline mixed: B against .*5 seeds\): worse"):
         bench.run("mixed", cuda_graph=False, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "../../evil"}, "baseline '../../evil': a name, not a path"),
+        ({"name": "mixed", "gates": ["thruput:1%"]}, "gate 'thruput:1%': .* did you mean 'throughput'?"),
+        ({"name": "mixed", "gates": "throughput:1%"}, "gates: expected a list"),
+        ({"name": "mixed", "seeds": 0}, "seeds: expected 1 or more, got 0"),
+        ({"name": "mixed", "gate": []}, r"schedbench_baseline\(\) got an unexpected keyword argument 'gate'"),
+        ({}, r"schedbench_baseline\(\) missing 1 required positional argument: 'name'"),
+    ],
+)
+def test_what_the_commands_refuse_is_refused_in_the_marker(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((UsageError, GateError, TypeError), match=message):
+        schedbench_baseline(**arguments)
 
 
 def test_pytest_has_the_fixture_the_marker_and_the_options(tmp_path: Path) -> None:
