@@ -119,6 +119,19 @@ def test_a_crash_in_a_file_of_the_users_names_its_line(folder: Path) -> None:
     assert str(crash_of(raised.value)).endswith(" (at bad.py:2: 1 / 0)")
 
 
+def test_a_policy_waits_for_the_device_by_the_module_that_the_guide_names(
+    run_command: RunCommand, folder: Path
+) -> None:
+    module, file = "torch.get_device_module(context.device)", folder / "my_relay.py"
+    assert f"`{module}`" in GUIDE
+    file.write_text(file.read_text().replace("    return", f"    {module}.synchronize()\n    return"))
+    overrides = [word for one in SMALL for word in ("--set", one)]
+    asked = ("cases/h2d-blocking-output-ids", "--relay", "my_relay.py:pinned", *overrides)
+    said = run_command("run", *asked, "--all")
+    assert "my_relay.py:15 cudaDeviceSynchronize" in " ".join(said.out.split())
+    assert run_command("check", *asked, "--quick").code == 0
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_policy_that_exits_is_a_crash_of_the_scheduler(
     run_command: RunCommand, folder: Path, code: int
