@@ -201,8 +201,8 @@ def values_needed(interval: Interval, *, median: float, n: int, band: float) -> 
     """Values with which the interval of ``order_interval`` lies within ``band``, if it narrows with the root of their
     number. None where the median is not within ``band``, or so near to its end that ``MOST_VALUES`` are too few."""
     reach, room = max(interval.high - median, median - interval.low), band - abs(median)
-    needed = math.ceil(n * (reach / room) ** 2) if room > 0 else MOST_VALUES + 1
-    return needed if needed <= MOST_VALUES else None
+    needed = n * (reach / room) ** 2 if room > 0 else math.inf
+    return math.ceil(needed) if needed <= MOST_VALUES else None
 
 
 def levelled(blocks: Sequence[float]) -> Floats:

@@ -126,6 +126,7 @@ def test_worse_and_better_follow_the_direction_of_the_metric(text, longer, short
 def test_any_rise_from_zero_breaks_a_bound_in_percent():
     risen = judge_seeds([0.0] * 5, [9.0, 8.0, 9.5, 9.0, 7.0], "lower")
     assert risen.verdict == "worse"
+    assert judge_seeds([0.0, 9.0, 9.0, 9.0, 9.0], [9.0] * 5, "lower").verdict == "inconclusive"
     found = check(parse("ttft:5%"), {"ttft_ms": risen}, a=[], b=[])
     assert (found.outcome, found.seen) == ("failed", None)
 
