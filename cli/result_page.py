@@ -52,6 +52,7 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
     screenful of an interrupted run has one table."""
     name = str(result["scenario"]["expanded"].get("name", ""))
     broken = [Lines([Text(), *result_tables.budget(breaches)])] if breaches else []
+    which = listed([f"{one.kind} {one.stream} {one.counter}" for one in breaches], 3)
     not_asked = result.get("not_asked", {}).items()
     unasked = [Text(f"budget of {kind} not asked: {reason}") for kind, reason in not_asked]
     whole = result_tables.is_capture(result) or bool(result["run"].get("failure"))
@@ -64,12 +65,12 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
         name if result_tables.is_capture(result) else f"run {name}",
         [
             Lines(headline(result)),
-            *broken,
             *tables,
+            *broken,
             *([Lines([Text(), *unasked])] if unasked else []),
             *run_charts(result),
         ],
-        conclusion(result),
+        "; ".join(filter(None, (which and f"budget broken: {which}", conclusion(result)))),
         footer=(f"`{result['run']['command']}`",),
         rest=rest,
     )

@@ -143,9 +143,10 @@ def test_a_broken_budget_is_reported_on_stderr(run_command: RunCommand) -> None:
     assert Result.from_json(said.out).per_step["decode.steady"].steps > 0
 
 
-def test_a_broken_budget_is_the_last_table(run_command: RunCommand) -> None:
+def test_a_broken_budget_is_in_the_conclusion_and_the_last_table(run_command: RunCommand) -> None:
     said = run_command(*BRIEF, "--expect", "decode.steady.forward.d2h=0")
     assert (said.code, said.err) == (1, "")
+    assert said.out.startswith("budget broken: decode.steady forward d2h; ")
     assert "decode.steady" in " ".join(said.out.splitlines()[-4:])  # the line may be folded
 
 
