@@ -38,7 +38,8 @@ def calibrate(
     A host phase is fitted as a + b * n over batch sizes and prompt lengths, without the device calls inside it. On
     CUDA launches, events, copies and kernels are measured too. Constants that are not measured stay as in the base.
 
-    Exit codes: 0 done; 2 usage or profile; 3 no CUDA here, and not --host-only; 130 interrupted.
+    Exit codes: 0 done; 2 usage or profile; 3 no CUDA here, and not --host-only; 130 interrupted, or 143
+    terminated.
     """
     from ..profiles.calibrate import calibration
     from ..profiles.calibrate.host import calibration_runs

@@ -43,7 +43,8 @@ def onebatch(
     """Prefill and decode batches of a scenario's model without its scheduler, and print the latency of both steps
     against batch and prompt length.
 
-    Exit codes: 0 done; 2 usage, or no batch fits; 3 this machine cannot; 4 a batch failed.
+    Exit codes: 0 done; 2 usage, or no batch fits; 3 this machine cannot; 4 a batch failed; 130 interrupted,
+    or 143 terminated.
     """
     batches, prompts = arguments.numbers("--batch", batch), arguments.numbers("--prompt", prompt)
     question = arguments.resolved(scenario, [*overrides, *arguments.settings(keys)], relay=relay)

@@ -20,6 +20,7 @@ from .arguments import (
     resolved,
     with_relay,
 )
+from .errors import INTERRUPTED
 from .text import echo
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def profile(
 
     Without a GPU Nsight Systems still records the scheduler's ranges, in wall-clock time on the virtual GPU.
 
-    Exit codes: 0 done; 2 usage or scenario; 3 no such tool here, or it recorded nothing; 4 the run failed.
+    Exit codes: 0 done; 2 usage or scenario; 3 no such tool here, or it recorded nothing; 4 the run failed;
+    130 interrupted, or 143 terminated.
     """
     from .answers import RunAnswer
 
@@ -62,7 +64,7 @@ def profile(
     else:
         arguments = [str(scenario), *(f"--set={text}" for text in with_relay(relay, overrides))]
         result = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
-    return RunAnswer(result, exit_code=0).kept(output_dir)
+    return RunAnswer(result, exit_code=INTERRUPTED if result.run.cancelled else 0).kept(output_dir)
 
 
 def _with_torch(question: Resolved, output_dir: Path, device: Device) -> Result:

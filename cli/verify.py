@@ -41,7 +41,7 @@ def verify(
     on the speed of the machine.
 
     Exit codes: 0 the counts agree; 1 a difference without a known reason; 2 usage or scenario; 3 no CUDA here;
-    4 a run failed; 130 interrupted.
+    4 a run failed; 130 interrupted, or 143 terminated.
     """
     from ..profiles.lab import verification as comparison
     from ..profiles.record.files import write_whole

@@ -38,7 +38,7 @@ def watch(
     hazards by source line. What the program prints goes to stderr.
 
     Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed,
-    after what it had used of the GPU was printed.
+    after what it had used of the GPU was printed; 130 interrupted, or 143 terminated: there is no result.
     """
     python, script, *arguments = _program(command)
     from ..profiles.programs.watch import WatchRequest, run_watched

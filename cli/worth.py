@@ -40,7 +40,7 @@ def worth(
     """Run a scenario on the virtual GPU again and again, each time with one line's waits, copies or launches changed or
     with half of a host phase, and print what that gains.
 
-    Exit codes: those of run. 130 interrupted: the lines that were asked are kept.
+    Exit codes: those of run. 130 interrupted, or 143 terminated: the lines that were asked are kept.
     """
     arguments.use_workers(jobs, executor)
     [other] = arguments.EngineOptions(engine_python, engine_wheels, engine_timeout).chosen(engine)

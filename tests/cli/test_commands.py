@@ -114,6 +114,23 @@ for command in eval(sys.argv[1]):
     assert len(answers) == len(commands) + 1, done.stderr
 
 
+def test_commands_that_run_list_the_codes_of_interruptions(run_command):
+    verbs = [
+        "run",
+        "compare",
+        "check",
+        "worth",
+        "profile",
+        "watch",
+        "sweep",
+        "onebatch",
+        "verify",
+        "calibrate",
+    ]
+    said = {verb: run_command(verb, "--help").out for verb in verbs}
+    assert [verb for verb in verbs if not ("130" in said[verb] and "143" in said[verb])] == []
+
+
 def test_every_definition_can_be_explained(cli):
     for name, definition in DEFINITIONS.items():
         shown = cli.invoke(app, ["explain", name])

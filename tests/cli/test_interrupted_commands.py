@@ -217,6 +217,14 @@ def test_worth_of_a_run_whose_lines_were_not_watched_shows_the_run(
     assert done.code == 130 and "cancelled: partial" in " ".join(done.out.split()), done.err
 
 
+def test_an_interrupted_profile_has_the_code_of_an_interruption(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, outcome = cut_short()
+    monkeypatch.setattr("schedbench.cli.profile._with_torch", lambda *_: outcome)
+    assert run_command("profile", "mixed", "--tool", "torch", "--output-dir", tmp_path).code == 130
+
+
 def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     question, result = cut_short()
     monkeypatch.setattr(runs, "execute", lambda *_, **__: result)
