@@ -195,5 +195,6 @@ def split_declared(found: Sequence[HazardFinding], declared: Sequence[str]) -> H
     attributed = {id(finding) for findings in shown.values() for finding in findings}
     return Hazards(
         known=tuple(name for name, findings in shown.items() if findings),
-        findings=tuple(finding for finding in found if id(finding) not in attributed),
+        # As documents have them, so that those of ranks in other processes are equal to them.
+        findings=tuple(HazardFinding(**one.model_dump()) for one in found if id(one) not in attributed),
     )
