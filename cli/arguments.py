@@ -316,8 +316,7 @@ def _refuse_unasked(budget: str, found: Resolved) -> None:
 def typed_as(option: str, keys: Collection[str]) -> Iterator[None]:
     """Problems of overrides with these keys, and of all overrides where ``""`` is among them, name the option that was
     typed."""
-    from ..scenarios.overrides import OPTION
-    from ..scenarios.problems import ScenarioError, SourceLocation
+    from ..scenarios.problems import OPTION, ScenarioError, SourceLocation
 
     try:
         yield

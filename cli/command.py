@@ -97,8 +97,7 @@ def from_python(function: Callable[P, Answer], kind: type[A]) -> Callable[P, A]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> A:
-        from ..scenarios.overrides import OPTION
-        from ..scenarios.problems import ScenarioError, SourceLocation
+        from ..scenarios.problems import OPTION, ScenarioError, SourceLocation
 
         shown = [repr(str(argument)) for argument in args if isinstance(argument, str | Path)]
         shown += [f"{name}={value!r}" for name, value in kwargs.items()]

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from . import checks, combinations, shipped
 from .diagnosis import diagnose
 from .document import MAX_BYTES, Document, Value, read
-from .overrides import OPTION, expand, override, split
+from .overrides import expand, override, split
 from .problems import (
+    OPTION,
     KeyPath,
     Problem,
     ScenarioError,
@@ -125,10 +126,13 @@ def _scenario(data: Value, source: ScenarioSource) -> tuple[Scenario | None, dic
         found = Scenario.model_validate(data)
     except ValidationError as error:
         return None, diagnose(error, root=Scenario, source=source)
-    at = ("engine", "relays" if found.engine.relays else "relay")
-    files = [source.locate(("engine", "relay"), relay.own[0]) for relay in found.relays if relay.own]
-    absent = [f"{file}: no such file with a relay state" for file in files if not file.is_file()]
-    return found, {at: source.problem(at, absent[0])} if absent else {}
+    files = {
+        at: source.locate((*at, "state"), relay.own[0]) for at, relay in found.relays.items() if relay.own
+    }
+    absent = {
+        at: f"{file}: no such file with a relay state" for at, file in files.items() if not file.is_file()
+    }
+    return found, {at: source.problem(at, message) for at, message in absent.items()}
 
 
 def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:

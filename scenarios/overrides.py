@@ -8,10 +8,8 @@ from functools import cache
 from ..sched.relay.names import SWITCH_VALUES
 from .diagnosis import sections, walk
 from .document import Document, Value, compose
-from .problems import KeyPath, Problem, ScenarioError, SourceLocation, either, meant, nearest, unknown
+from .problems import OPTION, KeyPath, Problem, ScenarioError, either, meant, nearest, unknown
 from .schema import Scenario
-
-OPTION = SourceLocation("--set")
 
 # Sections that may be written as a bare name, and the key that the name is the value of.
 BARE = {"relay": "state", "speculative": "algorithm"}

@@ -22,6 +22,9 @@ class SourceLocation(NamedTuple):
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
 
+OPTION = SourceLocation("--set")
+
+
 class Problem(NamedTuple):
     place: SourceLocation
     path: str  # dotted key, "" for the whole file
@@ -72,7 +75,7 @@ class ScenarioSource:
 
     def locate(self, path: KeyPath, text: str) -> Path:
         """The file that ``text``, written at ``path``, names."""
-        return Path(text) if path in self.overridden else self.folder / text
+        return Path(text) if self.place(path) == OPTION else self.folder / text
 
 
 def touches(problem: Problem, others: Iterable[Problem]) -> bool:

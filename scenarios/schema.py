@@ -41,7 +41,7 @@ from .fields import (
     Switch,
     bare,
 )
-from .problems import ScenarioSource, unknown
+from .problems import KeyPath, ScenarioSource, unknown
 from .workload_schema import WorkloadSection
 
 Kind = Literal[StepKind, "decode.steady"]
@@ -429,9 +429,11 @@ class Scenario(Section):
         return None if text is None else self._source.locate(key, str(text))
 
     @property
-    def relays(self) -> tuple[RelaySection, ...]:
-        """The relays to run, in order: those of a ladder, or a single one."""
-        return self.engine.relays or (self.engine.relay,)
+    def relays(self) -> dict[KeyPath, RelaySection]:
+        """The relays to run, in order, by their keys: those of a ladder, or a single one."""
+        return {("engine", "relays", place): relay for place, relay in enumerate(self.engine.relays)} or {
+            ("engine", "relay"): self.engine.relay
+        }
 
     def expanded(self) -> dict[str, Any]:
         """Every key with its value, defaults included, as values of JSON."""

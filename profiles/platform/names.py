@@ -72,12 +72,17 @@ def misnamed(scenario: Scenario) -> Iterator[Problem]:
         load(scenario.device.hardware)
     except HardwareError as error:
         yield problem(("device", "hardware"), str(error))
-    at = ("engine", "relays" if scenario.engine.relays else "relay")
-    for switch, value in (entry for relay in scenario.relays for entry in relay.switches.items()):
+    given = (
+        ((*at, name), value)
+        for at, relay in scenario.relays.items()
+        for name, value in relay.switches.items()
+    )
+    for key, value in given:
+        switch = str(key[-1])
         if switch not in SWITCH_VALUES:
-            yield problem((*at, switch), unknown("relay switch", switch, list(SWITCH_VALUES)))
+            yield problem(key, unknown("relay switch", switch, list(SWITCH_VALUES)))
         elif word(value) not in SWITCH_VALUES[switch]:
-            yield problem((*at, switch), f"expected {either(SWITCH_VALUES[switch])}, got {show(value)}")
+            yield problem(key, f"expected {either(SWITCH_VALUES[switch])}, got {show(value)}")
 
 
 def word(value: bool | int | float | str) -> str:

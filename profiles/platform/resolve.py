@@ -100,7 +100,7 @@ def resolve(scenario: Scenario, known: Sequence[Problem] = ()) -> Resolved:
     if problems or known:
         raise ScenarioError([*known, *(problem for problem in problems if not touches(problem, known))])
     assert model is not None and hardware is not None
-    relays = tuple(_relay(scenario, relay) for relay in scenario.relays)
+    relays = tuple(_relay(scenario, at, relay) for at, relay in scenario.relays.items())
     return Resolved(scenario, model, draft, hardware, relays)
 
 
@@ -128,11 +128,10 @@ def _draft(scenario: Scenario, model: ModelConfig) -> ModelConfig | None:
 def _refused_names(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """Relay states that do not exist, settings that a state refuses, and a case's metric that does not exist: the key
     to blame, and what is wrong."""
-    at = ("engine", "relays" if scenario.engine.relays else "relay")
-    for relay in scenario.relays:
+    for at, relay in scenario.relays.items():
         state = None
         try:
-            state = _state(scenario, relay)
+            state = _state(scenario, at, relay)
         except RelayError as error:
             yield at, str(error)
         shown = state if isinstance(state, UserState) else relay.state
@@ -142,18 +141,17 @@ def _refused_names(scenario: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield ("case", "metric"), unknown("metric", scenario.case.metric, list(DEFINITIONS))
 
 
-def _state(scenario: Scenario, relay: RelaySection) -> State | None:
+def _state(scenario: Scenario, at: KeyPath, relay: RelaySection) -> State | None:
     """The state of the ladder, or that of a file of the user's. Raises RelayError for such a file."""
     if relay.own is None:
         return named(relay.state)
     file, name = relay.own
-    return user_state(scenario.source.locate(("engine", "relay"), file), name)
+    return user_state(scenario.source.locate((*at, "state"), file), name)
 
 
-def _relay(scenario: Scenario, relay: RelaySection) -> RelayChoice:
-    return choose(
-        _state(scenario, relay) or relay.state, {name: word(value) for name, value in relay.switches.items()}
-    )
+def _relay(scenario: Scenario, at: KeyPath, relay: RelaySection) -> RelayChoice:
+    switches = {name: word(value) for name, value in relay.switches.items()}
+    return choose(_state(scenario, at, relay) or relay.state, switches)
 
 
 def _trace(scenario: Scenario) -> None:

@@ -180,7 +180,7 @@ def test_overriding_one_alternative_replaces_the_other() -> None:
     scenario = loads(SOUND.encode(), overrides=["model.path=there", "engine.relays=[pr25774, latest]"])
 
     assert scenario.model.preset is None
-    assert [relay.state for relay in scenario.relays] == ["pr25774", "latest"]
+    assert [relay.state for relay in scenario.relays.values()] == ["pr25774", "latest"]
 
 
 def test_overriding_a_kind_drops_the_keys_of_the_old_kind() -> None:
@@ -321,7 +321,35 @@ def test_a_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
     key = ("workload", "trace")
 
     assert load(str(file)).source.locate(key, "t.jsonl") == tmp_path / "t.jsonl"
-    assert load(str(file), ["workload.trace=u.jsonl"]).source.locate(key, "u.jsonl") == Path("u.jsonl")
+    for override in ("workload.trace=u.jsonl", "workload={trace: u.jsonl, format: jsonl}"):
+        assert load(str(file), [override]).source.locate(key, "u.jsonl") == Path("u.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides", "in_file"),
+    [
+        ("relay", (), True),
+        ("relay", ("engine.relay.penalties=exact",), True),
+        ("relay", ("engine.relay=own.py:MINE",), False),
+        ("relay", ("engine.relay.state=own.py:MINE",), False),
+        ("relays.0", ("engine.relays=[own.py:MINE]",), False),
+    ],
+)
+def test_a_relay_state_in_an_override_starts_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, overrides: tuple[str, ...], in_file: bool
+) -> None:
+    folder = tmp_path / "scenarios"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    (folder / "own.yaml").write_text(SOUND.replace("engine:", "engine:\n  relay: own.py:MINE"))
+    states = (folder if in_file else tmp_path) / "own.py"
+    states.touch()
+
+    load("scenarios/own.yaml", overrides)  # the file is found
+
+    states.unlink()
+    with pytest.raises(ScenarioError, match=rf"engine\.{key}: .*own\.py: no such file"):
+        load("scenarios/own.yaml", overrides)
 
 
 def test_a_problem_found_later_names_its_line() -> None:
