@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .arguments import Meaning, Stopwatch, make_output_dir
-from .errors import GATE_FAILED, WORKLOAD_FAILED, UsageError
+from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
 
 if TYPE_CHECKING:
     from .answers import RunAnswer
@@ -38,7 +38,8 @@ def watch(
     hazards by source line. What the program prints goes to stderr.
 
     Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed,
-    after what it had used of the GPU was printed; 130 interrupted, or 143 terminated: there is no result.
+    after what it had used of the GPU was printed; 130 interrupted, or 143 terminated, after the same of what it
+    had done: a second signal ends it at once.
     """
     python, script, *arguments = _program(command)
     from ..profiles.programs.watch import WatchRequest, run_watched
@@ -48,10 +49,12 @@ def watch(
     clock = Stopwatch()
     request = WatchRequest(script, tuple(arguments), hardware, hazards == "on", meaning, tuple(hollow or ()))
     found = run_watched(python, request)
-    found = found.model_copy(update={"run": found.run.model_copy(update=clock.run())})
+    run = clock.run(cancelled=found.run.cancelled)
+    found = found.model_copy(update={"run": found.run.model_copy(update=run)})
     failure = found.run.failure
     remarks = [] if failure is None else [f"schedbench: {script}: {failure}"]
     code = WORKLOAD_FAILED if remarks else GATE_FAILED if found.undeclared else 0
+    code = INTERRUPTED if found.run.cancelled else code
     return RunAnswer(found, remarks=remarks, exit_code=code).kept(output_dir)
 
 

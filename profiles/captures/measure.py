@@ -99,8 +99,10 @@ def document(
     command: str = "",
     hazards: Hazards | Abstained = _UNWATCHED,
     failure: str | None = None,
+    cancelled: bool = False,
 ) -> Result:
-    """The document of what was read of a capture. ``failure`` says how the program failed. Raises CaptureFileError."""
+    """The document of what was read of a capture. ``failure`` says how the program failed; ``cancelled``: it was
+    interrupted. Raises CaptureFileError."""
     device, emulated = _device(found), capture.tool == "vgpu"
     metrics = {**_host_metrics(found), **device.pop("metrics")}
     wall_s = (found.window.end - found.window.start) / 1e9
@@ -114,7 +116,9 @@ def document(
     try:
         return Result(
             tool=tool(),
-            run=RunPart(id="", command=command, started="", wall_s=wall_s, failure=failure),
+            run=RunPart(
+                id="", command=command, started="", wall_s=wall_s, failure=failure, cancelled=cancelled
+            ),
             environment=_environment(capture, meaning, found),
             labels=Labels(
                 emulated=emulated,

@@ -6,6 +6,9 @@ counted for the whole program. The script runs in a process of its own::
     parent: schedbench watch              child: python -m schedbench.profiles.programs.watch
       request as JSON -- an argument -->    writes an empty line, runs the script; its stdout goes to stderr
       result document <-- a pipe's end --   writes the document, or the error
+
+The child has a session of its own, so that an interruption reaches it through the parent alone, once: it ends the
+script, and the result is that of what the script had done.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 import os
 import runpy
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +25,7 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakSet
 
@@ -75,9 +79,9 @@ class _Windows(list[Window]):
 
 
 def watched(request: WatchRequest) -> Result:
-    """``run.failure`` of the result says how the program failed, if it did. Raises ProgramError where it failed before
-    it used the device, HardwareError, MapError, OSError."""
-    hardware, windows = load(request.hardware), _Windows()
+    """``run.failure`` of the result says how the program failed, if it did, and ``run.cancelled`` whether it was
+    interrupted. Raises ProgramError where it failed before it used the device, HardwareError, MapError, OSError."""
+    hardware, windows, cancelled, failure = load(request.hardware), _Windows(), False, None
     beside = sorted(Path(request.script).resolve().parent.iterdir())  # files are named from this folder on
     with (
         open_vgpu(hardware, sink=windows, watch=beside, hazards=request.hazards, gradients=True) as gpu,
@@ -85,7 +89,10 @@ def watched(request: WatchRequest) -> Result:
         triton_interpreted(gpu) as kernels,
         hollow_packages(request.hollow) as packages,
     ):
-        failure = _run(request)
+        try:
+            failure = _run(request)
+        except KeyboardInterrupt:
+            cancelled = True
     if failure is not None and not any(window.ops for window in windows):
         raise ProgramError(failure)
     notes = (*program.notes(), *kernels.notes(), *packages.notes())
@@ -98,11 +105,12 @@ def watched(request: WatchRequest) -> Result:
     if request.hazards:
         hazards = split_declared(gpu.findings, ())
     name = Path(request.script).stem
-    return document(capture, meaning, found, name=name, hazards=hazards, failure=failure)
+    return document(capture, meaning, found, name=name, hazards=hazards, failure=failure, cancelled=cancelled)
 
 
 def _run(request: WatchRequest) -> str | None:
-    """Run the script as ``python script arguments`` does. Returns how it failed, if it did."""
+    """Run the script as ``python script arguments`` does. Returns how it failed, if it did; raises KeyboardInterrupt
+    where it was interrupted."""
     # Lines of a relative path are not found after a change of the working folder.
     script = str(Path(request.script).absolute())
     folder = str(Path(request.script).resolve().parent)
@@ -129,6 +137,33 @@ def _run(request: WatchRequest) -> str | None:
                 if thread not in others and not thread.daemon:
                     thread.join()
     return None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """Raise KeyboardInterrupt in the script. Before and after it, within the emulation, whose state would be left half
+    changed, and within a backward pass, which would abort the process, the signal is sent again a little later."""
+    package = f"{__package__.partition('.')[0]}."
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code is _run.__code__:
+            raise KeyboardInterrupt
+        if str(frame.f_globals.get("__name__")).startswith(package):
+            break
+        frame = frame.f_back
+    _interrupt_later()
+
+
+def _interrupt_later() -> None:
+    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
+
+
+def _unraisable(what: sys.UnraisableHookArgs) -> None:
+    """An interruption is lost where it is raised in a callback of C code, such as that of a weak reference."""
+    if issubclass(what.exc_type, KeyboardInterrupt):
+        _interrupt_later()
+    else:
+        sys.__unraisablehook__(what)
 
 
 def _reading(
@@ -164,24 +199,26 @@ def _reading(
 
 
 FAILED: Final = 4
+_AGAIN_S: Final = 0.005
 
 
 def run_watched(python: str, request: WatchRequest) -> Result:
-    """Run the request in a process of the interpreter ``python``.
+    """Run the request in a process of the interpreter ``python``. The first KeyboardInterrupt ends the script.
 
     Raises ProgramError if the program failed, MachineError if that interpreter has no schedbench, HardwareError and
-    MapError.
+    MapError; KeyboardInterrupt at the second one, and where the script had not begun.
     """
     load(request.hardware)
     if request.map is not None:
         maps.load(request.map)
     reader, writer = os.pipe()
     command = [python, "-m", __name__, str(writer), json.dumps(request._asdict())]
-    with os.fdopen(reader, encoding="utf-8") as answers:
+    with ThreadPoolExecutor(1) as pool, os.fdopen(reader, encoding="utf-8") as answers:
         try:
             child = subprocess.Popen(
                 command,
                 pass_fds=[writer],
+                start_new_session=True,
                 stdout=sys.stderr.fileno(),
                 env={**os.environ, triton_kernels.VARIABLE: "1"},
             )
@@ -190,11 +227,18 @@ def run_watched(python: str, request: WatchRequest) -> Result:
         finally:
             os.close(writer)
         try:
-            text = answers.read()
+            begun = pool.submit(answers.readline).result()
+            answer = pool.submit(answers.read)
+            try:
+                text = begun + answer.result()
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGINT)
+                text = begun + answer.result()
             code = child.wait()
-        finally:
-            child.kill()
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            raise
     return _answer(text, code, python, request)
 
 
@@ -216,6 +260,8 @@ def main(arguments: Sequence[str]) -> int:
     request = WatchRequest(**json.loads(text))
     process = os.getpid()
     _end_with_reader(int(number))
+    signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _unraisable
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
         print(file=answers, flush=True)
         code = 0

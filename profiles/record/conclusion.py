@@ -23,7 +23,8 @@ def conclusion(result: Document) -> str:
     interrupted, when. Empty for a run that failed."""
     run, label = result["run"], result["labels"]
     if label["emulated"] and "capture" in label:
-        return f"{'; '.join((*_hazards(result, 'hazard'), _waited(result)))}."  # a program declares none
+        broken_off = ["interrupted"] if run["cancelled"] else []
+        return f"{'; '.join((*broken_off, *_hazards(result, 'hazard'), _waited(result)))}."  # a program declares none
     if run.get("failure"):
         return ""
     if run["cancelled"] and "worth" not in result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -131,6 +132,55 @@ def test_the_program_ends_with_a_killed_parent(script: Path, tmp_path: Path) -> 
     while Path(f"/proc/{program}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{program}").exists()
+
+
+ENDLESS = f"""{GOOD}
+layer, looping = torch.nn.Linear(3, 3, device="cuda"), False
+try:
+    while True:
+        layer(x).sum().backward()
+        if not looping:
+            looping = not print("ready", flush=True)
+except KeyboardInterrupt:
+    print("caught", flush=True)
+    END
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_program_has_a_result_of_what_it_did(
+    script: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    script.write_text(ENDLESS.replace("END", "raise"))
+    with _ready(script, "--output-dir", str(tmp_path)) as process:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=200)
+    assert (process.returncode, err) == (code, "caught\n")
+    assert out.startswith("interrupted; the host waited ")
+    assert "cancelled: partial" in out and "program.py:3" in out
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert document["run"]["cancelled"] and "failure" not in document["run"]
+
+
+@pytest.mark.wide
+def test_a_second_interruption_ends_a_program_that_goes_on_after_the_first(script: Path) -> None:
+    script.write_text(ENDLESS.replace("END", "import time; time.sleep(300)"))
+    with _ready(script) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None and process.stderr.readline() == "caught\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=100) == ("", "schedbench: interrupted: there is no result\n")
+    assert process.returncode == 130
+
+
+def _ready(script: Path, *options: str) -> subprocess.Popen[str]:
+    """The command with that script, which is in its loop."""
+    command = [sys.executable, "-m", "schedbench", "watch", *options, "--", "python", str(script)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert [process.stderr.readline() for _ in range(2)] == ["sum 3.0\n", "ready\n"]
+    return process
 
 
 @pytest.mark.parametrize(
