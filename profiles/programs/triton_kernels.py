@@ -243,13 +243,14 @@ class TritonPrograms:
         custom.launch_interpreted(kernel, tensors)
 
     def _visit(self, pointers: Any, mask: Any, *values: Any, write: bool) -> Any:
-        """The mask of the items whose values are there. ``values`` are those that are stored."""
+        """The mask of the items whose values are there. ``values`` are those that are stored. In Triton 3.8 the mask of
+        a descriptor's items is an array."""
         if self._memory is None:
             return mask
         item = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
         follows = _follows([pointers, mask, *values])
-        seen = self._memory.visit(pointers.data, mask.data, item, write=write, follows=follows)
-        return type(mask)(seen, mask.dtype)
+        seen = self._memory.visit(pointers.data, np.asarray(mask.data), item, write=write, follows=follows)
+        return seen if isinstance(mask, np.ndarray) else type(mask)(seen, mask.dtype)
 
     def _follow(self, operation: Operation, builder: Any, *args: Any, **kwargs: Any) -> Any:
         """Mark the result of an operation of the interpreter that loads what is not computed, or follows from it."""
