@@ -70,7 +70,7 @@ def test_the_workflow_passes_where_the_state_of_the_guide_is_engaged_and_only_th
     folder: Path,  # noqa: ARG001
 ) -> None:
     _, compare = scripts(ROOT / "docs/relay-pull-request.yml")
-    line = [*shlex.split(compare.partition(" > ")[0]), "--quick"]
+    line = [*shlex.split(compare.partition(" >> ")[0]), "--quick"]
     said = run_command(*line)
     assert said.code == 0 and "engaged in 375 of 375 decode steps" in said.out
     line[1] = "cases/overlap-wins"
