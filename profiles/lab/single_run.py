@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,6 +30,7 @@ from ... import sched
 from ...sched.observe import RANGES
 from ..cuda.dispatch_counts import DispatchCounter
 from ..cuda.nvtx_ranges import NvtxRanges, listening
+from ..judge.effects import rows_of_steps
 from ..judge.statistics import abba, estimate, paired
 from ..measure.steps import OUTSIDE
 from ..platform.resolve import Resolved, ask
@@ -55,25 +56,28 @@ class CountedLine(NamedTuple):
     what: str
 
 
-class CountAndBytes(NamedTuple):
-    times: float
-    bytes: float
+Counted = dict[CountedLine, dict[str, float]]
+"""``count`` and ``bytes`` of each line."""
 
 
-def counted_lines(result: Result) -> dict[CountedLine, CountAndBytes]:
+def no_counts() -> Counted:
+    """Lines without counts, to which any line can be added."""
+    return defaultdict(lambda: {"count": 0, "bytes": 0})
+
+
+def counted_lines(result: Result) -> Counted:
     """Copies and syncs of the whole run that belong to a step, without copies within the device during forwards."""
-    counts: Counter[CountedLine] = Counter()
-    sizes: Counter[CountedLine] = Counter()
-    for copy in result.copies:
-        outside_forward = copy.direction == "d2d" and RANGES.get(copy.range) != "forward"
-        if copy.kind != OUTSIDE and (copy.direction in ("h2d", "d2h") or outside_forward):
-            line = _line(copy)
-            counts[line] += copy.count
-            sizes[line] += copy.bytes
-    for sync in result.syncs:
-        if sync.kind != OUTSIDE and sync.sync:
-            counts[_line(sync)] += sync.count
-    return {line: CountAndBytes(count, sizes[line]) for line, count in counts.items()}
+    found = no_counts()
+    for _, row in rows_of_steps(result):
+        if isinstance(row, SyncRow):
+            is_counted, size = row.sync, 0
+        else:
+            outside_forward = row.direction == "d2d" and RANGES.get(row.range) != "forward"
+            is_counted, size = row.direction in ("h2d", "d2h") or outside_forward, row.bytes
+        if is_counted:
+            found[_line(row)]["count"] += row.count
+            found[_line(row)]["bytes"] += size
+    return found
 
 
 def _line(row: CopyRow | SyncRow) -> CountedLine:
@@ -136,9 +140,7 @@ def counted(question: Resolved, device: str) -> dict[str, Any]:
 
 def counts_document(counter: DispatchCounter, streams: dict[int, str]) -> dict[str, Any]:
     """Plain dicts and lists. Calls that belong to no step are left out."""
-    counts: Counter[CountedLine] = Counter()
-    sizes: Counter[CountedLine] = Counter()
-    sites = counter.sites
+    found, sites = no_counts(), counter.sites
     for key, count in counter.counts.items():
         kind = counter.kinds.get(key.step, OUTSIDE)
         if kind == OUTSIDE:
@@ -146,11 +148,11 @@ def counts_document(counter: DispatchCounter, streams: dict[int, str]) -> dict[s
         site = Site("", "", 0, "") if key.site == NO_SITE else sites[key.site]
         stream = streams.get(key.stream, "default")
         line = CountedLine(kind, stream, key.range, site.file, site.function, site.statement, key.what)
-        counts[line] += count
-        sizes[line] += counter.bytes[key]
+        found[line]["count"] += count
+        found[line]["bytes"] += counter.bytes[key]
     return {
         "steps": dict(sorted(Counter(counter.kinds.values()).items())),
-        "rows": [{**line._asdict(), "count": counts[line], "bytes": sizes[line]} for line in sorted(counts)],
+        "rows": [{**line._asdict(), **found[line]} for line in sorted(found)],
     }
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ...sched.observe import RANGES
 from ..cuda import machine as cuda_machine
@@ -22,24 +22,11 @@ from ..record.files import write_whole
 from ..record.result import Result, read
 from ..run.gpu_stages import GpuStage, in_process
 from ..run.machines import device_kind
-from .single_run import CountAndBytes, CountedLine, counted_lines, run_stage, set_options
+from .single_run import CountedLine, counted_lines, run_stage, set_options
 
 Document = dict[str, Any]
 SOURCES: Final = ("predicted", "announced", "recorded")
-NOTHING: Final = CountAndBytes(0, 0)
-
-
-class VerifiedRow(NamedTuple):
-    """A count of each of ``SOURCES``. ``announced`` is None for what the process does not count."""
-
-    line: CountedLine
-    predicted: CountAndBytes
-    announced: CountAndBytes | None
-    recorded: CountAndBytes
-
-    @property
-    def agrees(self) -> bool:
-        return self.predicted == self.recorded and self.announced in (None, self.predicted)
+NOTHING: Final = {"count": 0, "bytes": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +44,12 @@ class Explanation:
     factor: float = 1.0
     extra: float = 0.0
 
-    def covers(self, row: VerifiedRow) -> bool:
-        what, category = row.line.what.partition(" ")[0], RANGES.get(row.line.range, "")
+    def covers(self, row: Document) -> bool:
+        what, category = row["what"].partition(" ")[0], RANGES.get(row["range"], "")
         if what != self.what or self.category not in (None, category):
             return False
-        predicted, recorded = row.predicted.times, row.recorded.times
-        return predicted < recorded <= self.factor * predicted + self.extra
+        predicted, recorded = row["predicted"]["count"], row["recorded"]["count"]
+        return bool(predicted < recorded <= self.factor * predicted + self.extra)
 
 
 EXPLANATIONS: Final[Sequence[Explanation]] = (
@@ -84,9 +71,15 @@ EXPLANATIONS: Final[Sequence[Explanation]] = (
 )
 
 
-def explanation(row: VerifiedRow) -> str:
-    """The name of the first explanation that covers the row; empty where none does."""
-    return next((known.name for known in EXPLANATIONS if known.covers(row)), "")
+def row_of(
+    line: CountedLine, predicted: Document, announced: Document | None, recorded: Document
+) -> Document:
+    """The counts of each of ``SOURCES``, with their bytes; ``announced`` is None for what the process does not count.
+    ``why`` is the name of the first explanation that covers a difference; empty where none does."""
+    agrees = predicted == recorded and announced in (None, predicted)
+    counts = {"predicted": predicted, "announced": announced, "recorded": recorded}
+    row = {**line._asdict(), **counts, "agrees": agrees}
+    return {**row, "why": "" if agrees else next((one.name for one in EXPLANATIONS if one.covers(row)), "")}
 
 
 def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) -> Document:
@@ -95,11 +88,11 @@ def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) ->
     are. ``announced`` is a document of ``single_run --counted``."""
     p, r = counted_lines(predicted), counted_lines(recorded)
     a = {
-        CountedLine(*(row[name] for name in CountedLine._fields)): CountAndBytes(row["count"], row["bytes"])
+        CountedLine(*(row[name] for name in CountedLine._fields)): {name: row[name] for name in NOTHING}
         for row in announced["rows"]
     }
     rows = [
-        VerifiedRow(
+        row_of(
             line,
             p.get(line, NOTHING),
             # The process itself does not count what happens within the device.
@@ -108,7 +101,7 @@ def verify(predicted: Result, announced: Mapping[str, Any], recorded: Result) ->
         )
         for line in sorted({*p, *a, *r})
     ]
-    found = [_plain(row) for row in (*rows, *_per_step(predicted, recorded))]
+    found = [*rows, *_per_step(predicted, recorded)]
     unexplained = [row for row in found if not row["agrees"] and not row["why"]]
     steps, trouble = _steps(predicted, announced, recorded), list(_trouble(predicted, recorded))
     content = {
@@ -128,16 +121,15 @@ def _unlike(steps: Mapping[str, Sequence[int]]) -> list[str]:
     return [kind for kind, counts in steps.items() if len(set(counts)) > 1]
 
 
-def _per_step(predicted: Result, recorded: Result) -> Iterator[VerifiedRow]:
+def _per_step(predicted: Result, recorded: Result) -> Iterator[Document]:
     """Means per step of a kind of kernels, and of copies within the device on the forward stream."""
     p, r = _means(predicted), _means(recorded)
     for place in sorted({*p, *r}):
         kind, stream, counter = place
         range_ = "" if counter == "kernel" else "model"
         line = CountedLine(kind, stream, range_, "", "", "", f"{counter} per step")
-        yield VerifiedRow(
-            line, CountAndBytes(p.get(place, 0.0), 0), None, CountAndBytes(r.get(place, 0.0), 0)
-        )
+        means = [{"count": side.get(place, 0.0), "bytes": 0} for side in (p, r)]
+        yield row_of(line, means[0], None, means[1])
 
 
 def _means(result: Result) -> dict[tuple[str, str, str], float]:
@@ -184,19 +176,6 @@ def conclusion(document: Document) -> str:
         *document["trouble"],
     ]
     return f"{'agree' if document['agrees'] else 'DISAGREE'}: {'; '.join(parts)}."
-
-
-def _plain(row: VerifiedRow) -> Document:
-    counts: dict[str, Any] = {
-        source: None if found is None else {"count": found.times, "bytes": found.bytes}
-        for source, found in zip(SOURCES, row[1:], strict=True)
-    }
-    return {
-        **row.line._asdict(),
-        **counts,
-        "agrees": row.agrees,
-        "why": "" if row.agrees else explanation(row),
-    }
 
 
 # All requests arrive at once and no token ends one, so that the schedule depends neither on the machine's speed nor on

@@ -66,7 +66,7 @@ def test_lines_differ_by_every_other_property(lines, change):
 
 def test_counts_of_one_line_are_added(lines):
     ((line, counted),) = lines(copies=[copy(), copy(count=1, bytes=8)]).items()
-    assert (line.what, counted) == ("h2d pageable blocking", (7, 56))
+    assert (line.what, counted) == ("h2d pageable blocking", {"count": 7, "bytes": 56})
 
 
 def test_copies_within_the_device_count_outside_of_forwards(lines):
