@@ -25,7 +25,7 @@ from ..platform.resolve import Resolved, ask
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, StageOutcome, absent, in_process, run_all, select_stages
 from . import prediction, prediction_runs, probes, single_run, speed, verification
-from .prediction_runs import LARGE, TINY, PredictionQuestion, ladder
+from .prediction_runs import LARGE, SIDES, TINY, Device, ladder
 from .single_run import run_stage, set_options
 from .verification import ONE_SCHEDULE
 
@@ -129,26 +129,23 @@ def _predictions(folder: Path, *, every: bool) -> Iterator[GpuStage]:
     probed = tuple(f"probe-{name}" for name in ("environment", *_CALIBRATING))
     fit = (*_module(calibration), *places)
     yield GpuStage("calibrate", fit, 90, uses=probed, packages=("scipy",), writes=(profile.name,))
-    questions = ladder(*TINY, *LARGE) if every else ladder("mixed")  # in the order in which they are run
-    emulated = _prediction_runs("prediction-emulated", questions, folder, "vgpu", "emulated", 120)
+    # In the order in which they are run.
+    tiny, large = (ladder(*TINY), ladder(*LARGE)) if every else (ladder("mixed"), [])
+    emulated = _prediction_runs("prediction-emulated", [*tiny, *large], folder, "vgpu", 120)
     workers = max(1, min((os.cpu_count() or 1) - 2, _WORKERS))
     on_profile = ("--hardware", str(profile), "--workers", str(workers))
     yield replace(emulated, arguments=(*emulated.arguments, *on_profile), needs=("calibrate",))
-    tiny = [question for question in questions if question.scenario in TINY]
-    large = [question for question in questions if question.scenario in LARGE]
-    yield _prediction_runs("prediction-measured", tiny, folder, "cuda", "measured", 150)
+    yield _prediction_runs("prediction-measured", tiny, folder, "cuda", 150)
     if large:
-        yield _prediction_runs("prediction-measured-large", large, folder, "cuda", "measured", 240)
-    names = map(str, questions)
-    yield GpuStage("prediction", (*_module(prediction), str(folder), *names), 15, reserved=True)
+        yield _prediction_runs("prediction-measured-large", large, folder, "cuda", 240)
+    yield GpuStage("prediction", (*_module(prediction), str(folder), *tiny, *large), 15, reserved=True)
 
 
 def _prediction_runs(
-    name: str, questions: Sequence[PredictionQuestion], folder: Path, device: str, side: str, deadline: float
+    name: str, questions: Sequence[str], folder: Path, device: Device, deadline: float
 ) -> GpuStage:
-    where = ("--device", device, "--side", side, "--folder", str(folder))
-    files = tuple(f"{prediction.file(*question, side)}.json" for question in questions)
-    arguments = (*_module(prediction_runs), *map(str, questions), *where)
+    files = tuple(prediction.file(question, SIDES[device]) for question in questions)
+    arguments = (*_module(prediction_runs), *questions, "--device", device, "--folder", str(folder))
     return GpuStage(name, arguments, deadline, writes=files)
 
 

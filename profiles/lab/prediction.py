@@ -154,29 +154,29 @@ def _direction(name: str, before: float, after: float) -> int:
     return (after > before) - (after < before)
 
 
-def file(scenario: str, state: str, side: str) -> str:
-    """The name of a run's result, less its ending; ``side`` is emulated or measured."""
-    return f"prediction-{scenario}-{state}-{side}"
+def file(question: str, side: str) -> str:
+    """The name of the result of ``scenario:state``; ``side`` is emulated or measured."""
+    return f"prediction-{question.replace(':', '-')}-{side}.json"
 
 
-def gathered(folder: Path, wanted: Iterable[tuple[str, str]]) -> tuple[list[Pair], list[str]]:
+def gathered(folder: Path, questions: Iterable[str]) -> tuple[list[Pair], list[str]]:
     """The pairs whose two runs lie in ``folder``, and the names of those that do not."""
     pairs, missing = [], []
-    for scenario, state in wanted:
-        paths = [folder / f"{file(scenario, state, side)}.json" for side in ("emulated", "measured")]
+    for question in questions:
+        paths = [folder / file(question, side) for side in ("emulated", "measured")]
         if all(path.exists() for path in paths):
+            scenario, _, state = question.partition(":")
             pairs.append(Pair(scenario, state, *map(read, paths)))
         else:
-            missing.append(f"{scenario} {state}")
+            missing.append(question.replace(":", " "))
     return pairs, missing
 
 
 def main(arguments: Sequence[str]) -> int:
     """``FOLDER SCENARIO:STATE...``: writes prediction.json; returns 1 if the goal is missed or a pair of runs is
     missing."""
-    folder, names = Path(arguments[0]), arguments[1:]
-    wanted = [(scenario, state) for scenario, _, state in (name.partition(":") for name in names)]
-    pairs, missing = gathered(folder, wanted)
+    folder = Path(arguments[0])
+    pairs, missing = gathered(folder, arguments[1:])
     content = prediction(pairs, missing=missing)
     write_whole(folder / "prediction.json", json.dumps(content, indent=1) + "\n")
     print("; ".join(content["findings"]) or "the goal is reached")

@@ -1,6 +1,6 @@
 """Timed runs of many prediction questions in one process: ``python -m schedbench.profiles.lab.prediction_runs``.
 
-A prediction question is a shipped scenario on one device, with fewer requests, under one state of the relay; it is run
+A question is a shipped scenario with fewer requests under one state of the relay, written ``scenario:state``; it is run
 both emulated and on a GPU. Scenarios that need a file of the user's are left out. One process starts up and compiles
 once for all questions. Emulated questions may be spread over several processes, which changes none of their times.
 """
@@ -27,21 +27,8 @@ from ..record.timeline import Range
 from .prediction import HOST_TIMES, file
 
 Device = Literal["cuda", "vgpu"]
-
-
-class PredictionQuestion(NamedTuple):
-    """Written ``scenario:state``."""
-
-    scenario: str
-    state: str
-
-    def __str__(self) -> str:
-        return f"{self.scenario}:{self.state}"
-
-    @classmethod
-    def of(cls, text: str) -> PredictionQuestion:
-        scenario, _, state = text.partition(":")
-        return cls(scenario, state)
+# What a run on a device is one side of.
+SIDES: Final[Mapping[Device, str]] = {"cuda": "measured", "vgpu": "emulated"}
 
 
 # Overrides by scenario. Tiny models take about a second each on a GPU. The most important scenario is first.
@@ -91,24 +78,23 @@ LARGE: Final[Mapping[str, Sequence[str]]] = {
 }
 
 
-def ladder(*scenarios: str) -> list[PredictionQuestion]:
-    """Each scenario under every state of the relay, in the ladder's order."""
-    return [PredictionQuestion(scenario, state) for scenario in scenarios for state in states()]
+def ladder(*scenarios: str) -> list[str]:
+    """The questions of each scenario under every state of the relay, in the ladder's order."""
+    return [f"{scenario}:{state}" for scenario in scenarios for state in states()]
 
 
-def resolved(question: PredictionQuestion, device: Device, more: Sequence[str] = ()) -> Resolved:
+def resolved(question: str, device: Device, more: Sequence[str] = ()) -> Resolved:
     """The question's scenario with its overrides and ``more``. On CUDA values are real, with random weights where the
     scenario skips values. Raises ScenarioError."""
-    fewer = {**TINY, **LARGE}[question.scenario]
+    scenario, _, state = question.partition(":")
     real = ("device.values=real",) if device == "cuda" else ()
-    return ask(question.scenario, [*fewer, *real, f"engine.relay={question.state}", *more])
+    return ask(scenario, [*{**TINY, **LARGE}[scenario], *real, f"engine.relay={state}", *more])
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run scenarios under states of the relay.")
-    parser.add_argument("questions", nargs="+", metavar="SCENARIO:STATE", type=PredictionQuestion.of)
+    parser.add_argument("questions", nargs="+", metavar="SCENARIO:STATE")
     parser.add_argument("--device", choices=("cuda", "vgpu"), required=True)
-    parser.add_argument("--side", choices=("measured", "emulated"), required=True)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--hardware", type=Path, help="a hardware profile that an earlier stage writes")
     parser.add_argument("--workers", type=int, default=1, help="processes; virtual GPU only")
@@ -131,7 +117,7 @@ def host_us_per_step(ranges: Sequence[Range]) -> dict[str, float]:
     return {name: sum(sample.ns for sample in found) / 1e3 / steps for (name, _), found in own.items()}
 
 
-def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
+def run(question: str, given: argparse.Namespace) -> FailedRun:
     """Run one question and write its result. An exception is reported and leaves later questions unaffected, except
     for an error of the accelerator: after one, every later call of CUDA in this process fails."""
     options = Options(device=given.device, traced=False, command=f"prediction_runs {question}")
@@ -147,7 +133,7 @@ def run(question: PredictionQuestion, given: argparse.Namespace) -> FailedRun:
         return FailedRun(f"{question}: interrupted", last=True)
     environment = {**result.environment, HOST_TIMES: host_us_per_step(host.ranges)}
     result = result.model_copy(update={"environment": environment})
-    result.write(given.folder / f"{file(*question, given.side)}.json")
+    result.write(given.folder / file(question, SIDES[given.device]))
     return FailedRun("")
 
 

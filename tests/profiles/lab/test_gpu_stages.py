@@ -235,10 +235,10 @@ def test_predictions_use_the_calibrated_profile(tmp_path, only):
     asked = [
         prediction_runs.parse(stages[name].arguments[2:]) for name in names if name.startswith("prediction-")
     ]
-    assert {(one.device, one.side) for one in asked} == {("vgpu", "emulated"), ("cuda", "measured")}
+    assert {one.device for one in asked} == {"vgpu", "cuda"}
     questions = asked[0].questions
     assert questions == [question for one in asked[1:] for question in one.questions]
-    assert stages["prediction"].arguments[3:] == tuple(map(str, questions))
+    assert stages["prediction"].arguments[3:] == tuple(questions)
     assert stages["prediction"].reserved and names.index("prediction") > names.index("prediction-measured")
     assert names.index("probe-kernels") < names.index("calibrate")
 
@@ -250,11 +250,11 @@ def test_predictions_cover_one_scenario_or_every_one():
         [stage] = [stage for stage in gpu.plan(Path("x"), only) if stage.name == "prediction-emulated"]
         return prediction_runs.parse(stage.arguments[2:]).questions
 
-    assert {question.scenario for question in asked()} == {"mixed"}
+    assert {question.partition(":")[0] for question in asked()} == {"mixed"}
     every = asked("prediction")
     files = {"checkpoint", "trace_mooncake"}
     single = {name for name in set(shipped.names()) - files if load(name).engine.ranks == 1}
-    assert {question.scenario for question in every} == single
+    assert {question.partition(":")[0] for question in every} == single
     assert len(every) == len(single) * len(states())
 
 
@@ -307,7 +307,7 @@ def test_no_prediction_runs_after_a_device_error(tmp_path, monkeypatch, capsys):
         raise next(errors)
 
     monkeypatch.setattr(prediction_runs, "execute", broken)
-    where = ["--device", "vgpu", "--side", "measured", "--folder", str(tmp_path)]
+    where = ["--device", "vgpu", "--folder", str(tmp_path)]
     assert prediction_runs.main(["mixed:latest", "penalties:latest", "retraction:latest", *where]) == 1
     assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
         "ValueError: a wrong shape",
@@ -331,11 +331,11 @@ SMALL = ["--set", "workload.requests=2", "--set", "workload.output_tokens={dist:
 
 @pytest.mark.wide
 def test_predictions_can_run_in_their_own_processes(tmp_path):
-    words = ["--device", "vgpu", "--side", "emulated", "--workers", "2", "--folder", str(tmp_path), *SMALL]
+    words = ["--device", "vgpu", "--workers", "2", "--folder", str(tmp_path), *SMALL]
     assert prediction_runs.main(["mixed:pr25945", *words]) == 0
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"prediction-mixed-pr25945-emulated.json"}
-    pairs, missing = gathered(tmp_path, [("mixed", "pr25945")])
+    pairs, missing = gathered(tmp_path, ["mixed:pr25945"])
     assert (pairs, missing) == ([], ["mixed pr25945"])
 
 
@@ -348,7 +348,7 @@ def test_a_failing_prediction_leaves_the_others(tmp_path, monkeypatch, capsys):
         return own(resolved, options, **more)
 
     monkeypatch.setattr(prediction_runs, "execute", broken)
-    words = ["--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), *SMALL]
+    words = ["--device", "vgpu", "--folder", str(tmp_path), *SMALL]
     assert prediction_runs.main(["grammar:latest", "mixed:latest", *words]) == 1
     assert capsys.readouterr().out == "grammar:latest: MemoryError: out of memory\n"
     assert (tmp_path / "prediction-mixed-latest-emulated.json").exists()
@@ -376,7 +376,7 @@ def test_a_prediction_runs_on_the_profile_that_a_stage_wrote(tmp_path):
     profile = tmp_path / "own.yaml"
     base = resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_text()
     profile.write_text(base.replace("name: h200", "name: own"))
-    where = ["--device", "vgpu", "--side", "emulated", "--folder", str(tmp_path), "--hardware", str(profile)]
+    where = ["--device", "vgpu", "--folder", str(tmp_path), "--hardware", str(profile)]
     assert prediction_runs.main(["mixed:latest", *where, *SMALL]) == 0
     written = json.loads((tmp_path / "prediction-mixed-latest-emulated.json").read_text())
     assert written["hardware"]["name"] == "own"

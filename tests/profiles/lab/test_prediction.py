@@ -18,7 +18,6 @@ from schedbench.profiles.lab.prediction import (
     main,
     prediction,
 )
-from schedbench.profiles.lab.prediction_runs import PredictionQuestion
 from schedbench.profiles.record.definitions import DEFINITIONS
 from schedbench.profiles.record.result import Abstained, Metric, Result
 
@@ -149,9 +148,9 @@ def test_each_scenario_has_its_own_error() -> None:
 
 def test_pairs_are_read_from_the_files_of_the_stages(tmp_path: Path) -> None:
     for side, value in (("emulated", 2.0), ("measured", 1.0)):
-        run(step_ms=value).write(tmp_path / f"{file('mixed', 'latest', side)}.json")
-    run(step_ms=1.0).write(tmp_path / f"{file('mixed', 'pr25945', 'measured')}.json")
-    pairs, missing = gathered(tmp_path, [("mixed", "pr25945"), ("mixed", "latest")])
+        run(step_ms=value).write(tmp_path / file("mixed:latest", side))
+    run(step_ms=1.0).write(tmp_path / file("mixed:pr25945", "measured"))
+    pairs, missing = gathered(tmp_path, ["mixed:pr25945", "mixed:latest"])
     assert [(one.scenario, one.state) for one in pairs] == [("mixed", "latest")]
     assert missing == ["mixed pr25945"]
     assert main([str(tmp_path), "mixed:pr25945", "mixed:latest"]) == 1
@@ -160,10 +159,11 @@ def test_pairs_are_read_from_the_files_of_the_stages(tmp_path: Path) -> None:
 
 
 def test_the_host_times_of_an_emulated_run_are_compared(tmp_path: Path) -> None:
-    question = PredictionQuestion("mixed", "latest")
-    words = [str(question), "--device", "vgpu", "--folder", str(tmp_path), "--set", "workload.requests=4"]
-    for side in ("emulated", "measured"):
-        assert prediction_runs.run(question, prediction_runs.parse([*words, "--side", side])).reason == ""
+    question = "mixed:latest"
+    words = [question, "--device", "vgpu", "--folder", str(tmp_path), "--set", "workload.requests=4"]
+    for side in ("measured", "emulated"):
+        assert prediction_runs.run(question, prediction_runs.parse(words)).reason == ""
+        (tmp_path / file(question, "emulated")).rename(tmp_path / file(question, side))
     (pair,), _ = gathered(tmp_path, [question])
     rows = prediction([pair])["host_us_per_step"]
     assert {"prepare", "model", "sample", "settle"} <= {row["range"] for row in rows}
@@ -187,7 +187,7 @@ def test_the_largest_difference_of_host_times_comes_first() -> None:
 
 def test_a_pair_within_the_goal_passes(tmp_path: Path) -> None:
     for side in ("emulated", "measured"):
-        run(step_ms=1.0).write(tmp_path / f"{file('mixed', 'latest', side)}.json")
+        run(step_ms=1.0).write(tmp_path / file("mixed:latest", side))
     assert main([str(tmp_path), "mixed:latest"]) == 0
     assert main([str(tmp_path), "mixed:latest", "mixed:pr25945"]) == 1
 
