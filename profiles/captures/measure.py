@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from ...sched.observe import SLEEP, Category
-from ..cuda.join import NOWHERE, Joined, JoinInputs, join
+from ..cuda.join import NOWHERE, Joined
 from ..cuda.kineto import API, KinetoRow
 from ..cuda.log import StreamTable
 from ..measure.counts import CountsSink, line_rows
@@ -71,8 +71,7 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     for number, name in capture.streams.items():
         table.names[table.by_cupti(number)] = name
     end = max([*(row.end for row in rows), *(span.end for span in spans)], default=epoch)
-    source = JoinInputs(steps.log, table, callers, epoch, INLINE)
-    joined = join(rows, source, start=0, end=end - epoch + 1)
+    joined = Joined(rows, steps.log, table, callers, epoch, INLINE, start=0, end=end - epoch + 1)
     given = {table.by_cupti(number) for number in capture.streams}
     window = joined.window
     names, forward = stream_roles(window, table, meaning, given)

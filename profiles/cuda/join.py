@@ -9,9 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from ..record.timeline import Call, Op, Wait, Window
 from ..vgpu.ledger import NO_CONTEXT, LedgerContext
@@ -23,74 +22,60 @@ NO_WAIT = 5_000  # ns; a call shorter than this did not wait for the device
 TOGETHER = 5_000  # ns; at most this lies between a copy and a sync of one call of torch's (an estimate)
 
 
-class Joined(NamedTuple):
-    """``abstained`` says why the window must not be counted; ``notes`` counts rows, and those without a place."""
+@dataclass
+class Joined:
+    """The calls between two instants of the clock, and their operations, as ``window``; ``abstained`` says why it must
+    not be counted. The calls that start and stop the trace lie outside, and are left out.
 
-    window: Window
-    abstained: str | None
-    notes: dict[str, int]
+    ``rows`` are in order of time. ``threads`` are the numbers that Kineto may have for the scheduler's thread;
+    ``epoch`` is the clock's; ``inline`` is the largest pageable source, in bytes, that the driver takes in the call.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class JoinInputs:
-    """``threads`` are the numbers that Kineto may have for the scheduler's thread; ``epoch`` is the clock's; ``inline``
-    is the largest pageable source, in bytes, that the driver takes inside the call."""
-
+    rows: Sequence[KinetoRow]
     log: Log
     streams: StreamTable
     threads: frozenset[int]
     epoch: int
     inline: int
+    _: KW_ONLY
+    start: InitVar[int]
+    end: InitVar[int]
 
-
-def join(rows: Sequence[KinetoRow], source: JoinInputs, *, start: int, end: int) -> Joined:
-    """The calls between two instants of the clock, and their operations. ``rows`` are in order of time.
-
-    The calls that start and stop the trace lie outside, and are left out.
-    """
-    begin, over = start + source.epoch, end + source.epoch
-    outside = {row.correlation for row in rows if row.category in API and not begin <= row.start < over}
-    joining = _Join([row for row in rows if row.correlation not in outside], source)
-    log, ops = source.log, list(joining.ops())
-    window = Window(
-        start,
-        max([end, *(op.end + 1 for op in ops)]),
-        ranges=log.ranges,
-        ops=ops,
-        calls=list(joining.calls()),
-        waits=list(joining.waits()),
-        launched=log.launched,
-        settled=log.settled,
-    )
-    return Joined(window, _why_incomplete(window), joining.notes())
-
-
-@dataclass(slots=True)
-class _Join:
-    rows: Sequence[KinetoRow]
-    source: JoinInputs
-    _call_of: dict[int, KinetoRow] = field(init=False)  # by correlation
-    _op_of: dict[int, KinetoRow] = field(init=False)  # the first, where a graph has many
-    _sync_of: dict[int, KinetoRow] = field(init=False)
-    _blocking: dict[int, KinetoRow] = field(init=False)  # copies, by their and their sync's correlation
-
-    def __post_init__(self) -> None:
-        self._call_of = self._first(API)
-        self._op_of = self._first(GPU)
+    def __post_init__(self, start: int, end: int) -> None:
+        begin, over = start + self.epoch, end + self.epoch
+        calls = [row for row in self.rows if row.category in API]
+        outside = {row.correlation for row in calls if not begin <= row.start < over}
+        self.rows = [row for row in self.rows if row.correlation not in outside]
+        self._own_calls = [row for row in self.rows if row.category in API and row.thread in self.threads]
+        self._call_of = self._first(API)  # by correlation
+        self._op_of = self._first(GPU)  # the first, where a graph has many
         self._sync_of = self._first((SYNC,))
+        # Copies, by their and their sync's correlation.
         self._blocking = {
             row.correlation: copy for copy, sync in self._blocking_copies() for row in (copy, sync)
         }
+        ops = list(self._ops())
+        self.window = Window(
+            start,
+            max([end, *(op.end + 1 for op in ops)]),
+            ranges=self.log.ranges,
+            ops=ops,
+            calls=list(self._calls()),
+            waits=list(self._waits()),
+            launched=self.log.launched,
+            settled=self.log.settled,
+        )
+        self.abstained = _why_incomplete(self.window)
 
-    def ops(self) -> Iterator[Op]:
+    def _ops(self) -> Iterator[Op]:
         for row in self.rows:
             if row.category in GPU and (op := self._op(row)) is not None:
                 yield op
 
-    def calls(self) -> Iterator[Call]:
-        return (call for row in self._own_calls() if (call := self._call(row)) is not None)
+    def _calls(self) -> Iterator[Call]:
+        return (call for row in self._own_calls if (call := self._call(row)) is not None)
 
-    def waits(self) -> Iterator[Wait]:
+    def _waits(self) -> Iterator[Wait]:
         """When streams stood still for an event of another stream. A wait for an event whose record is unknown is left
         out.
 
@@ -100,7 +85,7 @@ class _Join:
             waiting stream    |- last op before the wait -|     |- next
                                                           |wait |
         """
-        epoch, finish = self.source.epoch, _Finish(self.rows, self._call_of)
+        epoch, finish = self.epoch, _Finish(self.rows, self._call_of)
         for row in self.rows:
             if row.category != SYNC or row.name != WAIT_EVENT:
                 continue
@@ -111,15 +96,17 @@ class _Join:
             end = finish.before(row.source, record.start)
             if end > start:
                 context, _ = self._logged(call)
-                stream = self.source.streams.by_cupti(row.stream)
+                stream = self.streams.by_cupti(row.stream)
                 yield Wait(stream, start - epoch, end - epoch, context.step)
 
+    @property
     def notes(self) -> dict[str, int]:
+        """Counts of rows, and of those without a place."""
         calls = sum(row.category in API for row in self.rows)
         gpu = [row for row in self.rows if row.category in GPU]
         return {
             "calls": calls,
-            "calls_of_other_threads": calls - len(self._own_calls()),
+            "calls_of_other_threads": calls - len(self._own_calls),
             "operations": len(gpu),
             "operations_without_call": sum(row.correlation not in self._call_of for row in gpu),
         }
@@ -128,13 +115,9 @@ class _Join:
         """Rows by correlation; of several rows the earliest."""
         return {row.correlation: row for row in reversed(self.rows) if row.category in categories}
 
-    def _own_calls(self) -> list[KinetoRow]:
-        threads = self.source.threads
-        return [row for row in self.rows if row.category in API and row.thread in threads]
-
     def _blocking_copies(self) -> Iterator[tuple[KinetoRow, KinetoRow]]:
         """Copies with the sync of the same call of torch's: its blocking copy makes these two calls."""
-        calls = [row for row in self._own_calls() if call_kind(row.name) is not None]
+        calls = [row for row in self._own_calls if call_kind(row.name) is not None]
         for copy, then in pairwise(calls):
             if call_kind(copy.name) == "copy" and then.name == STREAM_SYNC:
                 streams = {self._cupti_stream(copy), self._cupti_stream(then)} - {-1}
@@ -156,14 +139,14 @@ class _Join:
         kind, memory = what
         call = self._call_of.get(row.correlation)
         context, place = self._logged(call)
-        epoch = self.source.epoch
+        epoch = self.epoch
         start = row.start - epoch
         # As on the virtual GPU: torch made a sync, or the driver waited in the call.
-        waits = memory == "pageable" and (kind == "d2h" or row.bytes > self.source.inline)
+        waits = memory == "pageable" and (kind == "d2h" or row.bytes > self.inline)
         return Op(
             kind=kind,
             name=row.name,
-            stream=self.source.streams.by_cupti(row.stream),
+            stream=self.streams.by_cupti(row.stream),
             start=start,
             end=row.end - epoch,
             bytes=row.bytes,
@@ -183,7 +166,7 @@ class _Join:
         if kind is None:
             return None
         context, place = self._logged(row)
-        epoch, duration = self.source.epoch, row.end - row.start
+        epoch, duration = self.epoch, row.end - row.start
         waits = duration >= NO_WAIT and (kind in ("sync", "memory") or self._touches_pageable(row))
         return Call(
             kind="event" if kind == "memory" else kind,
@@ -199,11 +182,10 @@ class _Join:
 
     def _logged(self, call: KinetoRow | None) -> tuple[LedgerContext, CallRecord]:
         """What the log has for the middle of a call of the scheduler's thread."""
-        source = self.source
-        if call is None or call.thread not in source.threads:
+        if call is None or call.thread not in self.threads:
             return NO_CONTEXT, NO_CALL
-        middle = (call.start + call.end) // 2 - source.epoch
-        return source.log.contexts.at(middle), source.log.calls.at(middle)
+        middle = (call.start + call.end) // 2 - self.epoch
+        return self.log.contexts.at(middle), self.log.calls.at(middle)
 
     def _touches_pageable(self, call: KinetoRow) -> bool:
         op = self._op_of.get(call.correlation)
@@ -224,7 +206,7 @@ class _Join:
             cupti = sync.source
         if cupti < 0 and (copy := self._blocking.get(call.correlation)) is not None:
             cupti = self._cupti_stream(copy)
-        return self.source.streams.by_cupti(cupti) if cupti >= 0 else NOWHERE
+        return self.streams.by_cupti(cupti) if cupti >= 0 else NOWHERE
 
 
 def _why_incomplete(window: Window) -> str | None:

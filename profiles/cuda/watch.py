@@ -23,7 +23,7 @@ from ..record.timeline import NO_SITE, Op, Range, Sink, Site, Window
 from ..vgpu.ledger import LedgerContext
 from ..vgpu.sites import Sites
 from .calls import BlockingCalls, CallSites
-from .join import JoinInputs, join
+from .join import Joined
 from .kineto import KinetoRow
 from .log import Log, StreamTable, WallClock
 
@@ -351,8 +351,8 @@ class _Traced:
         self._sites.close()
         rows = self._recorder.stop()
         watch = self._watch
-        source = JoinInputs(self._log, watch.table, watch.threads, watch.clock.epoch, watch.inline)
-        joined = join(rows, source, start=self._start, end=end)
+        source = self._log, watch.table, watch.threads, watch.clock.epoch, watch.inline
+        joined = Joined(rows, *source, start=self._start, end=end)
         if joined.abstained is not None:
             self.counting.abstained = joined.abstained
         elif self._log.launched:

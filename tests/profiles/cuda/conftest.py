@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.cuda.join import Joined, JoinInputs, join
+from schedbench.profiles.cuda.join import Joined
 from schedbench.profiles.cuda.kineto import rows
 from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log, StreamTable
 from schedbench.profiles.record.timeline import Range
@@ -156,7 +156,7 @@ def streams() -> StreamTable:
 @pytest.fixture
 def joined(trace: Trace, log: DrawnLog, streams: StreamTable) -> Callable[[], Joined]:
     def joining() -> Joined:
-        source = JoinInputs(log, streams, frozenset({Trace.MAIN}), Trace.BASE, inline=65536)
-        return join(rows(trace.document()), source, start=0, end=10**9)
+        source = log, streams, frozenset({Trace.MAIN}), Trace.BASE, 65536
+        return Joined(rows(trace.document()), *source, start=0, end=10**9)
 
     return joining

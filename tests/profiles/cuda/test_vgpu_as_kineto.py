@@ -7,7 +7,7 @@ from itertools import count, pairwise
 
 import pytest
 
-from schedbench.profiles.cuda.join import JoinInputs, join
+from schedbench.profiles.cuda.join import Joined
 from schedbench.profiles.cuda.kineto import rows
 from schedbench.profiles.cuda.log import NO_CALL, NO_CONTEXT, CallRecord, Log, StreamTable
 from schedbench.profiles.measure.counts import CountsSink
@@ -121,8 +121,7 @@ def test_the_counts_equal_those_of_the_run(recorder):
     for number, name in recorder.streams.items():
         streams.announce(name, number)
         streams.identify(number, number)
-    source = JoinInputs(log, streams, frozenset({MAIN}), 0, inline=65536)
-    joined = join(rows(document), source, start=0, end=1 << 62)
+    joined = Joined(rows(document), log, streams, frozenset({MAIN}), 0, 65536, start=0, end=1 << 62)
     assert joined.abstained is None
     window = joined.window
     theirs = {streams.by_cupti(number): number for number in recorder.streams}
