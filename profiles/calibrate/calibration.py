@@ -10,20 +10,20 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from ..platform.hardware import HardwareProfile, PhaseLine, load
+from ..platform.hardware import HardwareProfile, load
 from ..record.environment import environment
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, in_process
-from .device import PROBES, DeviceConstants, device_constants
-from .fit import FittedConstant, FittedLine
+from .device import PROBES, device_constants
+from .fit import FittedConstant
 from .host import CalibrationRun, FittedLines, calibration_runs, fit_lines, measure
 
 Notify = Callable[[str], object]
@@ -35,42 +35,22 @@ _LEAST = {"ns": 0.0, "B": 0.0, "B/s": 1e6, "FLOP/s": 1e9, "1": 1e-3}
 _MOST = {"1": 1.0}
 
 
-class Provenance(NamedTuple):
-    machine: str
-    date: str
-
-    def origin(self, basis: str) -> str:
-        return f"measured on {self.machine}, {self.date}, {basis}"
-
-
-def phase_constants(base: HardwareProfile, lines: FittedLines) -> list[FittedConstant]:
-    """a and b of every line."""
-    found: list[FittedConstant] = []
+def phase_constants(lines: FittedLines) -> Iterator[FittedConstant]:
+    """a and b of every line; a sample's usual distance from the line is the spread of either part."""
     for (name, kind), line in lines.items():
-        phase = base.phases.get(name)
-        if kind is None:
-            found += _of_line(f"phases.{name}", line, phase)
-        else:
-            found += _of_line(f"phases.{name}.kinds.{kind}", line, phase and phase.kinds.get(kind))
-    return found
-
-
-def _of_line(key: str, line: FittedLine, old: PhaseLine | None) -> list[FittedConstant]:
-    """Return the line's constants; a sample's usual distance from the line is the spread of either part."""
-    sizes = "one size only" if line.sizes == 1 else f"{line.sizes} sizes"
-    r2 = "" if line.r2 is None else f", R2 {line.r2:.2f}"
-    basis = f"{line.samples} samples, {sizes}, residual {line.residual:.0f} ns{r2}"
-    share = line.residual / max(line.at(line.worst_n), line.residual, 1.0)
-    return [
-        FittedConstant(f"{key}.a", line.a, line.residual, basis, old.a.value if old else None),
-        FittedConstant(f"{key}.b", line.b, share * line.b, basis, old.b.value if old else None),
-    ]
+        key = f"phases.{name}" if kind is None else f"phases.{name}.kinds.{kind}"
+        sizes = "one size only" if line.sizes == 1 else f"{line.sizes} sizes"
+        r2 = "" if line.r2 is None else f", R2 {line.r2:.2f}"
+        basis = f"{line.samples} samples, {sizes}, residual {line.residual:.0f} ns{r2}"
+        share = line.residual / max(line.at(line.worst_n), line.residual, 1.0)
+        yield FittedConstant(f"{key}.a", line.a, line.residual, basis)
+        yield FittedConstant(f"{key}.b", line.b, share * line.b, basis)
 
 
 def calibrated(
-    base: HardwareProfile, constants: Iterable[FittedConstant], provenance: Provenance, *, name: str
+    base: HardwareProfile, constants: Iterable[FittedConstant], *, machine: str, date: str, name: str
 ) -> dict[str, Any]:
-    """The base's document with these constants."""
+    """The base's document with these constants, which were measured on that machine."""
     document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
     constants = list(constants)
     for constant in constants:
@@ -82,10 +62,10 @@ def calibrated(
             "low": min(value, max(_LEAST[unit], _rounded(value - constant.spread))),
             "high": max(value, min(_MOST.get(unit, math.inf), _rounded(value + constant.spread))),
             "unit": unit,
-            "origin": provenance.origin(constant.basis),
+            "origin": f"measured on {machine}, {date}, {constant.basis}",
         }
     document["name"] = name
-    document["about"] = f"{base.name} with {len(constants)} constants measured on {provenance.machine}"
+    document["about"] = f"{base.name} with {len(constants)} constants measured on {machine}"
     return document
 
 
@@ -122,30 +102,28 @@ def calibrate(
 ) -> dict[str, Any]:
     """The document of a calibration. ``missing`` names what could not be measured; ``profile`` has the base's values
     there. ``probes`` are the documents of a GPU's probes by name; None if only the host is measured."""
-    device = DeviceConstants([], []) if probes is None else device_constants(base, probes)
+    device, missing = ([], []) if probes is None else device_constants(base, probes)
 
     def describe(run: CalibrationRun) -> None:
         notify(" ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload.")))))
 
     times = measure(base, plan, rounds=rounds, notify=describe)
     lines = fit_lines(times)
-    constants = [*device.constants, *phase_constants(base, lines)]
+    constants = [*device, *phase_constants(lines)]
     gpu, cpu = (probes or {}).get("environment", {}).get("gpu"), str(environment()["cpu"])
-    by = Provenance(cpu if gpu is None else f"{gpu}, {cpu}", f"{datetime.now(UTC):%Y-%m-%d}")
+    measured = {"machine": cpu if gpu is None else f"{gpu}, {cpu}", "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     return {
         "base": base.name,
-        **by._asdict(),
+        **measured,
         "phases": _phases(base, lines),
-        "device": [
-            {"key": c.key, "value": c.value, "old": c.old, "basis": c.basis} for c in device.constants
-        ],
+        "device": [{"key": c.key, "value": c.value, "old": c.old, "basis": c.basis} for c in device],
         "missing": [
-            *device.missing,
+            *missing,
             *(f"phase {phase}: no run met it" for phase in base.phases if (phase, None) not in times.samples),
         ],
         "through_torch_ns": times.through_torch,
         "outside_us_per_step": times.outside_us,
-        "profile": calibrated(base, constants, by, name=name),
+        "profile": calibrated(base, constants, **measured, name=name),
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import getitem
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..platform.hardware import HardwareProfile
 from .fit import FittedConstant, FittedLine, TimedSample, fit
@@ -25,15 +25,11 @@ Document = Mapping[str, Any]
 Found = Iterator[tuple[str, float, str]]  # key, value, basis
 
 
-class DeviceConstants(NamedTuple):
-    """``missing`` names what could not be derived, and why."""
-
-    constants: list[FittedConstant]
-    missing: list[str]
-
-
-def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> DeviceConstants:
-    """``probes`` are documents by name. A missing or partly failed one leaves its own constants out, and no others."""
+def device_constants(
+    base: HardwareProfile, probes: Mapping[str, Document]
+) -> tuple[list[FittedConstant], list[str]]:
+    """The constants, and what could not be derived, and why. ``probes`` are documents by name. A missing or partly
+    failed one leaves its own constants out, and no others."""
     steps: Mapping[str, tuple[str, Callable[[HardwareProfile, Document], Found]]] = {
         "launches": ("costs", _launches),
         "kernels of the engine": ("costs", _kernels),
@@ -47,7 +43,8 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
         "attention": ("kernels", _attention),
     }
     values: Any = base.model_dump()
-    constants, missing = [], []
+    constants: list[FittedConstant] = []
+    missing: list[str] = []
     for what, (probe, step) in steps.items():
         try:
             found = list(step(base, probes[probe]))
@@ -59,7 +56,7 @@ def device_constants(base: HardwareProfile, probes: Mapping[str, Document]) -> D
                 for key, value, basis in found
                 for old in [reduce(getitem, key.split("."), values)]
             ]
-    return DeviceConstants(constants, missing)
+    return constants, missing
 
 
 def _launches(base: HardwareProfile, costs: Document) -> Found:

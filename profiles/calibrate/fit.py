@@ -41,14 +41,14 @@ class FittedLine(NamedTuple):
 
 class FittedConstant(NamedTuple):
     """A measured value of the profile. ``key`` is its dotted path, such as ``phases.admit.b``. ``spread`` is the
-    half-width of its range, in the value's unit. ``basis`` says what it follows from. ``old`` is the base's value, None
-    for a phase that the base does not have."""
+    half-width of its range, in the value's unit. ``basis`` says what it follows from. ``old`` is the base's value of a
+    constant of the device."""
 
     key: str
     value: float
     spread: float
     basis: str
-    old: float | None
+    old: float | None = None
 
 
 def fit(samples: Iterable[TimedSample]) -> FittedLine:

@@ -49,14 +49,6 @@ FittedLines = dict[tuple[str, StepKind | None], FittedLine]
 PhaseSamples = dict[tuple[str, StepKind | None], list[TimedSample]]
 
 
-class OwnTimes(NamedTuple):
-    """Every sample is there for all kinds, and for the kind of its step if that was known. ``outside`` is the time of
-    the whole run in ranges outside all phases, in ns."""
-
-    samples: PhaseSamples
-    outside: float
-
-
 class PhaseCollector(Observer):
     """Collects a run's ranges and calls, and the times at which steps were planned."""
 
@@ -100,9 +92,13 @@ def own_times(
     phases: Collection[str],
     through_torch: float,
     kind_of: Callable[[Range], StepKind | None] = lambda _: None,
-) -> OwnTimes:
-    """``through_torch`` is the time of torch's own part of a device call, in ns, which no record contains. ``kind_of``
-    returns the kind of a range's step, for samples by kind."""
+) -> tuple[PhaseSamples, float]:
+    """The samples, each for all kinds, and for the kind of its step if that was known; and the time of the whole run in
+    ranges outside all phases, in ns.
+
+    ``through_torch`` is the time of torch's own part of a device call, in ns, which no record contains. ``kind_of``
+    returns the kind of a range's step, for samples by kind.
+    """
     spent = _calls_within(ranges, calls, through_torch)
     own = defaultdict[int | None, float](float)  # by the range of the phase, None outside all phases
     enclosing: list[tuple[int, int | None]] = []  # each with the range of the phase that it belongs to
@@ -123,7 +119,7 @@ def own_times(
         span = ranges[phase]
         for kind in dict.fromkeys((None, kind_of(span))):
             samples[span.name, kind].append(TimedSample(span.size, max(ns, 0.0)))
-    return OwnTimes(dict(samples), outside)
+    return dict(samples), outside
 
 
 def _within(inner: Range, outer: Range) -> bool:
@@ -219,18 +215,18 @@ def measure(
         for run in plan:
             notify(run)
             collector, count = _run(run, silent)
-            found = own_times(
+            found, beside = own_times(
                 collector.ranges,
                 collector.calls,
                 phases=hardware.phases,
                 through_torch=through,
                 kind_of=collector.kind_of,
             )
-            outside, steps = outside + found.outside, steps + count
+            outside, steps = outside + beside, steps + count
             for name in run.phases:
-                for key in found.samples:
+                for key in found:
                     if key[0] == name and run.kind in (None, key[1]):
-                        samples[key] += found.samples[key]
+                        samples[key] += found[key]
     return HostTimes(dict(samples), through, outside / 1e3 / steps if steps else 0.0)
 
 

@@ -113,7 +113,7 @@ def host_us_per_step(ranges: Sequence[Range]) -> dict[str, float]:
     """us by range of the scheduler. The time of an inner range does not count for the outer one; calls and waits
     count."""
     names, steps = {span.name for span in ranges}, len({span.step for span in ranges})
-    own = own_times(ranges, (), phases=names, through_torch=0).samples
+    own, _ = own_times(ranges, (), phases=names, through_torch=0)
     return {name: sum(sample.ns for sample in found) / 1e3 / steps for (name, _), found in own.items()}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.calibrate.calibration import Provenance, calibrated, to_yaml
+from schedbench.profiles.calibrate.calibration import calibrated, to_yaml
 from schedbench.profiles.calibrate.device import device_constants
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.platform.hardware import load
@@ -89,9 +89,9 @@ def test_every_named_probe_exists() -> None:
 
 
 def test_the_constants_of_a_known_machine_are_found(probes: dict[str, Any]) -> None:
-    found = device_constants(BASE, probes)
-    assert found.missing == []
-    values = {constant.key: constant.value for constant in found.constants}
+    constants, missing = device_constants(BASE, probes)
+    assert missing == []
+    values = {constant.key: constant.value for constant in constants}
     expected = {
         "host.torch_call": 1000,  # a third of the whole, as in the base
         "host.launch": 2000,
@@ -124,7 +124,7 @@ def test_the_constants_of_a_known_machine_are_found(probes: dict[str, Any]) -> N
 
 
 def test_a_replaced_constant_names_the_old_value(probes: dict[str, Any]) -> None:
-    found = {c.key: c for c in device_constants(BASE, probes).constants}
+    found = {c.key: c for c in device_constants(BASE, probes)[0]}
     assert found["host.launch"].old == 4000
     assert "shares" not in found["host.event_wait"].basis
     assert "50" in found["host.event_wait"].basis
@@ -133,7 +133,7 @@ def test_a_replaced_constant_names_the_old_value(probes: dict[str, Any]) -> None
 def test_a_kernel_is_no_shorter_than_in_a_graph(probes: dict[str, Any]) -> None:
     for found in probes["costs"]["graphs"].values():
         found["device_ns"] /= 2
-    values = {c.key: c.value for c in device_constants(BASE, probes).constants}
+    values = {c.key: c.value for c in device_constants(BASE, probes)[0]}
     assert values["kernels.fixed"] == pytest.approx(850, rel=0.01)
     assert values["kernels.graph_gap"] == pytest.approx(0, abs=1)
     assert values["kernels.gap"] == pytest.approx(1450, rel=0.01)
@@ -141,9 +141,9 @@ def test_a_kernel_is_no_shorter_than_in_a_graph(probes: dict[str, Any]) -> None:
 
 def test_a_failed_group_loses_only_its_own_constants(probes: dict[str, Any]) -> None:
     probes["costs"]["events"] = {"error": "RuntimeError: no events"}
-    found = device_constants(BASE, probes)
-    assert found.missing == ["events: the probe costs does not have it (KeyError: 'record')"]
-    keys = {constant.key for constant in found.constants}
+    constants, missing = device_constants(BASE, probes)
+    assert missing == ["events: the probe costs does not have it (KeyError: 'record')"]
+    keys = {constant.key for constant in constants}
     assert "host.event_record" not in keys
     assert "host.launch" in keys
 
@@ -151,15 +151,15 @@ def test_a_failed_group_loses_only_its_own_constants(probes: dict[str, Any]) -> 
 @pytest.mark.parametrize("found", [{"error": "RuntimeError: no Triton"}, []])
 def test_without_attention_its_efficiency_is_kept(probes: dict[str, Any], found: Any) -> None:
     probes["kernels"]["attention"] = found
-    found = device_constants(BASE, probes)
-    assert [line.split(":")[0] for line in found.missing] == ["attention"]
-    assert "kernels.efficiency.gemm" in {constant.key for constant in found.constants}
+    constants, missing = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in missing] == ["attention"]
+    assert "kernels.efficiency.gemm" in {constant.key for constant in constants}
 
 
 def test_a_missing_probe_loses_only_its_own_constants(probes: dict[str, Any]) -> None:
     del probes["copies"]
-    found = device_constants(BASE, probes)
-    assert [line.split(":")[0] for line in found.missing] == [
+    _, missing = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in missing] == [
         "pinned copies",
         "pageable copies",
         "inline size",
@@ -170,14 +170,14 @@ def test_a_missing_probe_loses_only_its_own_constants(probes: dict[str, Any]) ->
 def test_an_undetermined_inline_size_is_kept(probes: dict[str, Any], waits: set[int]) -> None:
     for row in probes["copies"]["behind_busy"]:
         row["waited"] = row["bytes"] in waits
-    found = device_constants(BASE, probes)
-    assert [line.split(":")[0] for line in found.missing] == ["inline size"]
+    _, missing = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in missing] == ["inline size"]
 
 
 def test_all_constants_together_make_a_profile(probes: dict[str, Any], tmp_path: Any) -> None:
-    found = device_constants(BASE, probes).constants
+    found = device_constants(BASE, probes)[0]
     path = tmp_path / "ours.yaml"
-    path.write_text(to_yaml(calibrated(BASE, found, Provenance("a machine", "2026-01-02"), name="ours")))
+    path.write_text(to_yaml(calibrated(BASE, found, machine="a machine", date="2026-01-02", name="ours")))
     profile = load(path)
     assert profile.kernels.gap.value == pytest.approx(800, rel=0.01)
     assert profile.kernels.efficiency.attention.value == pytest.approx(0.4)

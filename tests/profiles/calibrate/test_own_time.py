@@ -20,8 +20,8 @@ def phase_times(
     ranges: list[Range], calls: list[Call], through_torch: float = 0
 ) -> dict[str, list[TimedSample]]:
     phases = ("prepare", "settle", "resolve")
-    found = own_times(ranges, calls, phases=phases, through_torch=through_torch)
-    return {name: samples for (name, _), samples in found.samples.items()}
+    found, _ = own_times(ranges, calls, phases=phases, through_torch=through_torch)
+    return {name: samples for (name, _), samples in found.items()}
 
 
 def test_a_single_range_is_its_own_time() -> None:
@@ -41,9 +41,9 @@ def test_a_range_of_no_phase_counts_for_the_enclosing_phase() -> None:
 def test_time_outside_of_every_phase_is_separate() -> None:
     ranges = [span("resolve", 20, 50), span("barrier", 0, 100), span("settle", 200, 300)]
     calls = [call("event", "barrier", 60, 65)]
-    found = own_times(ranges, calls, phases=("resolve", "settle"), through_torch=0)
-    assert found.outside == 65
-    assert {name: sum(s.ns for s in group) for (name, _), group in found.samples.items()} == {
+    found, outside = own_times(ranges, calls, phases=("resolve", "settle"), through_torch=0)
+    assert outside == 65
+    assert {name: sum(s.ns for s in group) for (name, _), group in found.items()} == {
         "resolve": 30,
         "settle": 100,
     }
@@ -104,11 +104,11 @@ def test_a_range_has_the_kind_that_was_planned_at_its_start() -> None:
         ),
     ]
     phases = ("prepare", "settle")
-    found = own_times(ranges, [], phases=phases, through_torch=0, kind_of=collector.kind_of)
-    assert {key: samples for key, samples in found.samples.items() if key[1] is not None} == {
+    found, _ = own_times(ranges, [], phases=phases, through_torch=0, kind_of=collector.kind_of)
+    assert {key: samples for key, samples in found.items() if key[1] is not None} == {
         ("prepare", "prefill"): [TimedSample(2, 10), TimedSample(4, 5)],
         ("prepare", "mixed"): [TimedSample(7, 30)],
         ("settle", "mixed"): [TimedSample(9, 10)],
         ("prepare", "decode"): [TimedSample(4, 4)],
     }
-    assert len(found.samples["prepare", None]) == 5
+    assert len(found["prepare", None]) == 5

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.calibrate.calibration import Provenance, calibrated, phase_constants, to_yaml
+from schedbench.profiles.calibrate.calibration import calibrated, phase_constants, to_yaml
 from schedbench.profiles.calibrate.fit import TimedSample
 from schedbench.profiles.calibrate.host import HostTimes, PhaseSamples, calibration_runs, fit_lines
 from schedbench.profiles.platform.hardware import HardwareError, load
 from schedbench.profiles.platform.resolve import ask
 
 BASE = load("h200")
-BY = Provenance("an Unknown CPU: 3 GHz", "2026-01-02")
+BY = {"machine": "an Unknown CPU: 3 GHz", "date": "2026-01-02"}
 TIMES = HostTimes(
     {
         ("admit", None): [TimedSample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
@@ -27,7 +27,7 @@ TIMES = HostTimes(
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "here.yaml"
-    path.write_text(to_yaml(calibrated(BASE, phase_constants(BASE, fit_lines(TIMES)), BY, name="here")))
+    path.write_text(to_yaml(calibrated(BASE, phase_constants(fit_lines(TIMES)), **BY, name="here")))
     return path
 
 
@@ -84,8 +84,8 @@ def test_the_line_of_a_kind_is_written_beside_the_phases_own(tmp_path: Path) -> 
         ("draft", "prefill"): [TimedSample(1, 1)],  # there are no decodes to differ from
     }
     path = tmp_path / "here.yaml"
-    constants = phase_constants(BASE, fit_lines(TIMES._replace(samples=TIMES.samples | kinds)))
-    path.write_text(to_yaml(calibrated(BASE, constants, BY, name="here")))
+    constants = phase_constants(fit_lines(TIMES._replace(samples=TIMES.samples | kinds)))
+    path.write_text(to_yaml(calibrated(BASE, constants, **BY, name="here")))
     found = load(path)
     lines = {kind: (line.a.value, line.b.value) for kind, line in found.phases["sample"].kinds.items()}
     assert lines == {"decode": pytest.approx((500, 10)), "prefill": pytest.approx((9000, 0), abs=1)}
@@ -94,7 +94,7 @@ def test_the_line_of_a_kind_is_written_beside_the_phases_own(tmp_path: Path) -> 
 
 def test_a_profile_with_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
-    document = calibrated(BASE, [], BY, name="here")
+    document = calibrated(BASE, [], **BY, name="here")
     document["phases"]["sample"]["kinds"] = {"nonesuch": document["phases"]["sample"]}
     path.write_text(to_yaml(document))
     with pytest.raises(HardwareError, match="nonesuch"):
