@@ -38,7 +38,7 @@ from ..record.result import Abstained, CopyRow, Hazards, KindCounts, Result, Syn
 from ..record.timeline import Site, Window
 from .capture import CaptureFileError, ProfilerCapture
 from .maps import RangeMap
-from .steps import CapturedSteps, launches, read_steps
+from .steps import CapturedSteps, launches
 
 # bytes; a pageable source up to this size is taken inside the call, as NVIDIA documents
 INLINE: Final = 64 * 1024
@@ -65,7 +65,7 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     rows = capture.rows(thread)
     spans = [span for span in capture.spans if span.thread == thread]
     epoch = min([*(row.start for row in rows), *(span.start for span in spans)], default=0)
-    steps = read_steps(spans, meaning, epoch=epoch)
+    steps = CapturedSteps(spans, meaning, epoch=epoch)
     callers, elsewhere = _callers(rows, thread, steps)
     table = StreamTable()
     for number, name in capture.streams.items():

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from ...sched.observe import NO_STEP, SLEEP, StepInfo, StepKind
 from ..cuda.log import Log
@@ -24,24 +24,6 @@ from .capture import CapturedRange
 from .maps import KindRule, RangeMap, RangeRule
 
 UNKNOWN_KIND: Final[str] = "step"  # kind of a step without a range for its kind
-
-
-class MappedRange(NamedTuple):
-    """A range with its rule of the map, and the step that it belongs to."""
-
-    span: CapturedRange
-    rule: RangeRule
-    step: int
-
-
-class CapturedSteps(NamedTuple):
-    """``launches`` are instants on the log's clock, by step. ``unknown_kinds`` is the number of steps of unknown kind,
-    ``unseen`` that of steps that were settled, but launched before the capture began."""
-
-    log: Log
-    launches: Mapping[int, int]
-    unknown_kinds: int
-    unseen: int
 
 
 def launches(spans: Sequence[CapturedRange], meaning: RangeMap) -> Counter[int]:
@@ -56,44 +38,40 @@ def known(spans: Sequence[CapturedRange], meaning: RangeMap) -> list[CapturedRan
     return [span for span in spans if domain is None or span.domain in ("", domain)]
 
 
-def read_steps(spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int) -> CapturedSteps:
-    """``spans`` are of one thread, in order of time; the log's clock starts at ``epoch``."""
-    reader = _Reader([span for span in known(spans, meaning) if span.name], meaning)
-    ranges, infos = [*reader.ranges()], reader.infos()
-    log = Log()
-    for span, rule, step in ranges:
-        name, of = (SLEEP, NO_STEP) if rule.category == "idle" else (rule.name, step)
-        log.ranges.append(Range(name, of, 0, span.start - epoch, span.end - epoch))
-    log.ranges += [
-        Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch) for start, end in reader.idle_rounds()
-    ]
-    settled = [step for *_, step in reader.settles]
-    log.launched += [infos[step] for _, step in reader.launches]
-    log.settled += [infos[step] for step in dict.fromkeys(settled) if step in infos]
-    for at, context in _contexts(ranges):
-        log.contexts.change(at - epoch, context)
-    unknown_kinds = sum(str(info.kind) == UNKNOWN_KIND for info in infos.values())
-    instants = {step: at - epoch for at, step in reader.launches}
-    return CapturedSteps(log, instants, unknown_kinds, settled.count(NO_STEP))
+class CapturedSteps:
+    """The log of one thread's ranges, ``spans`` in order of time; its clock starts at ``epoch``. ``launches`` are
+    instants on that clock, by step. ``unknown_kinds`` is the number of steps of unknown kind, ``unseen`` that of steps
+    that were settled, but launched before the capture began."""
 
-
-class _Reader:
-    """``launches`` has the instant and the number of each step, ``settles`` the start and the end of each settling
-    range with the step that it belongs to, both in order of time."""
-
-    def __init__(self, spans: Sequence[CapturedRange], meaning: RangeMap) -> None:
-        self._spans, self._meaning = spans, meaning
+    def __init__(self, spans: Sequence[CapturedRange], meaning: RangeMap, *, epoch: int) -> None:
+        self._spans, self._meaning = [span for span in known(spans, meaning) if span.name], meaning
         self._is_numbered = meaning.steps.number == "payload"
         self._launching = self._matching(meaning.steps.launch)
         self._settling = self._matching(meaning.steps.settle)
         steps: dict[int, int] = {}  # of several launches with one number the first counts
         for at, span in enumerate(self._launching):
             steps.setdefault(_payload(span) if self._is_numbered else at, span.start)
-        self.launches = sorted((at, step) for step, at in steps.items() if step != NO_STEP)
-        self.settles = sorted(
+        # In order of time: the instant and the number of each step; the start and the end of each settling range with
+        # the step that it belongs to.
+        self._launched = sorted((at, step) for step, at in steps.items() if step != NO_STEP)
+        self._settled = sorted(
             (span.start, span.end, step)
             for span, step in zip(self._settling, self._settled_steps(), strict=True)
         )
+        ranges, infos = [*self._ranges(epoch)], self._infos()
+        settled = [step for *_, step in self._settled]
+        self.log = Log(
+            [span for span, _ in ranges],
+            launched=[infos[step] for _, step in self._launched],
+            settled=[infos[step] for step in dict.fromkeys(settled) if step in infos],
+        )
+        for start, end in self._idle_rounds():
+            self.log.ranges.append(Range(SLEEP, NO_STEP, 0, start - epoch, end - epoch))
+        for at, context in _contexts(ranges):
+            self.log.contexts.change(at, context)
+        self.launches: Mapping[int, int] = {step: at - epoch for at, step in self._launched}
+        self.unknown_kinds = sum(str(info.kind) == UNKNOWN_KIND for info in infos.values())
+        self.unseen = settled.count(NO_STEP)
 
     def _matching(self, pattern: str | None) -> list[CapturedRange]:
         compiled = re.compile(pattern) if pattern else None
@@ -110,7 +88,7 @@ class _Reader:
         steps = (at - unseen for at in range(len(self._settling)))
         return [step if 0 <= step < len(starts) else NO_STEP for step in steps]
 
-    def idle_rounds(self) -> Iterator[tuple[int, int]]:
+    def _idle_rounds(self) -> Iterator[tuple[int, int]]:
         """Rounds of the loop in which nothing was launched and nothing settled."""
         events = sorted(span.start for span in (*self._launching, *self._settling))
         rounds = sorted(span.start for span in self._matching(self._meaning.steps.loop))
@@ -118,12 +96,15 @@ class _Reader:
             if start < end and bisect_left(events, start) == bisect_left(events, end):
                 yield start, end
 
-    def ranges(self) -> Iterator[MappedRange]:
+    def _ranges(self, epoch: int) -> Iterator[tuple[Range, LedgerContext]]:
+        """The ranges that have a rule, on the log's clock, and the context in each."""
         rules = [(re.compile(rule.match), rule) for rule in self._meaning.ranges]
         for span in self._spans:
             rule = next((rule for pattern, rule in rules if pattern.fullmatch(span.name)), None)
             if rule is not None and span.end > span.start:
-                yield MappedRange(span, rule, self._step(span, rule))
+                name, step = SLEEP if rule.category == "idle" else rule.name, self._step(span, rule)
+                context = LedgerContext(rule.name, step, rule.category == "forward")
+                yield Range(name, step, 0, span.start - epoch, span.end - epoch), context
 
     def _step(self, span: CapturedRange, rule: RangeRule) -> int:
         if rule.of == "none" or rule.category == "idle":
@@ -131,28 +112,28 @@ class _Reader:
         if self._is_numbered:
             return _payload(span)
         if rule.of == "settled":
-            at = bisect_right(self.settles, (span.start, _LAST, _LAST))
-            return self.settles[at - 1][2] if at else NO_STEP
-        at = bisect_right(self.launches, (span.start, _LAST))
+            at = bisect_right(self._settled, (span.start, _LAST, _LAST))
+            return self._settled[at - 1][2] if at else NO_STEP
+        at = bisect_right(self._launched, (span.start, _LAST))
         if rule.of == "next":
-            return self.launches[at][1] if at < len(self.launches) else NO_STEP
-        return self.launches[at - 1][1] if at else NO_STEP
+            return self._launched[at][1] if at < len(self._launched) else NO_STEP
+        return self._launched[at - 1][1] if at else NO_STEP
 
-    def infos(self) -> dict[int, StepInfo]:
+    def _infos(self) -> dict[int, StepInfo]:
         inside = self._inside()
         rules = [(re.compile(rule.match), rule) for rule in self._meaning.kinds]
-        return {step: _info(step, inside[step], rules) for _, step in self.launches}
+        return {step: _info(step, inside[step], rules) for _, step in self._launched}
 
     def _inside(self) -> Mapping[int, list[CapturedRange]]:
         """The ranges and marks that may name a step's kind: those with its number, or those inside its launch."""
         found: defaultdict[int, list[CapturedRange]] = defaultdict(list)
         ends = {span.start: span.end for span in self._launching}
         for span in self._spans:
-            at = bisect_right(self.launches, (span.start, _LAST))
+            at = bisect_right(self._launched, (span.start, _LAST))
             if self._is_numbered:
                 found[_payload(span)].append(span)
-            elif at and span.start <= ends[self.launches[at - 1][0]]:
-                found[self.launches[at - 1][1]].append(span)
+            elif at and span.start <= ends[self._launched[at - 1][0]]:
+                found[self._launched[at - 1][1]].append(span)
         return found
 
 
@@ -182,12 +163,12 @@ def _size(span: CapturedRange, pattern: str | None) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 10 else 0
 
 
-def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LedgerContext]]:
+def _contexts(ranges: Sequence[tuple[Range, LedgerContext]]) -> Iterator[tuple[int, LedgerContext]]:
     """The innermost open range after each instant at which a range opens or closes. Of ranges that overlap without
     nesting, the one that opened last is innermost."""
     edges = sorted(
-        [(mapped.span.start, 1, at) for at, mapped in enumerate(ranges)]
-        + [(mapped.span.end, 0, at) for at, mapped in enumerate(ranges)]
+        [(span.start, 1, at) for at, (span, _) in enumerate(ranges)]
+        + [(span.end, 0, at) for at, (span, _) in enumerate(ranges)]
     )
     opened: dict[int, None] = {}
     for instant, opens, at in edges:
@@ -196,8 +177,4 @@ def _contexts(ranges: Sequence[MappedRange]) -> Iterator[tuple[int, LedgerContex
         else:
             opened.pop(at, None)
         innermost = next(reversed(opened), None)
-        if innermost is None:
-            yield instant, NO_CONTEXT
-        else:
-            rule = ranges[innermost].rule
-            yield instant, LedgerContext(rule.name, ranges[innermost].step, rule.category == "forward")
+        yield instant, NO_CONTEXT if innermost is None else ranges[innermost][1]

@@ -35,7 +35,7 @@ from ..captures.capture import CapturedRange, ProfilerCapture
 from ..captures.files import chosen
 from ..captures.maps import RangeMap
 from ..captures.measure import CaptureReading, document
-from ..captures.steps import read_steps
+from ..captures.steps import CapturedSteps
 from ..platform.hardware import load
 from ..platform.machine import MachineError
 from ..record.environment import environment
@@ -175,7 +175,7 @@ def _reading(
     notes: tuple[str, ...],
 ) -> CaptureReading:
     """``named``: the map, if one was asked for."""
-    steps = read_steps(spans, meaning, epoch=0)
+    steps = CapturedSteps(spans, meaning, epoch=0)
     if not steps.launches:
         steps.log.contexts.change(-1, LedgerContext("", 0, False))
         steps.log.launched.append(_WHOLE)

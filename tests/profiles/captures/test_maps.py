@@ -11,7 +11,7 @@ from schedbench.profiles.captures import maps
 from schedbench.profiles.captures.capture import CapturedRange, ProfilerCapture
 from schedbench.profiles.captures.files import chosen
 from schedbench.profiles.captures.maps import FILES, MapError, RangeMap
-from schedbench.profiles.captures.steps import read_steps
+from schedbench.profiles.captures.steps import CapturedSteps
 from schedbench.profiles.cuda.nvtx_ranges import DOMAIN
 from schedbench.sched.observe import RANGES
 
@@ -53,7 +53,7 @@ def test_a_map_of_the_user_is_applied(tmp_path):
         CapturedRange("step", 30, 40, 1, payload=3),
         CapturedRange("step", 50, 60, 1, payload=9),
     ]
-    steps = read_steps(spans, meaning, epoch=0)
+    steps = CapturedSteps(spans, meaning, epoch=0)
     assert [info.kind for info in steps.log.launched] == ["prefill", "decode", "step"]
     found = [(span.name, span.step) for span in steps.log.ranges]
     assert found == [("plan", 0), ("step", 0), ("plan", 1), ("sleep", -1), ("step", 1), ("step", 2)]
@@ -69,9 +69,9 @@ def test_a_map_assigns_results_of_steps_before_the_capture():
         CapturedRange("step", 30, 40, 1),
         CapturedRange("result", 41, 50, 1),
     ]
-    overlapped = read_steps(spans, FILES.parse(document.encode(), "m"), epoch=0)
+    overlapped = CapturedSteps(spans, FILES.parse(document.encode(), "m"), epoch=0)
     assert (overlapped.unseen, [info.step for info in overlapped.log.settled]) == (1, [0])
-    serial = read_steps(spans, FILES.parse(document.replace("previous", "oldest").encode(), "m"), epoch=0)
+    serial = CapturedSteps(spans, FILES.parse(document.replace("previous", "oldest").encode(), "m"), epoch=0)
     assert (serial.unseen, [info.step for info in serial.log.settled]) == (0, [0, 1])
 
 
