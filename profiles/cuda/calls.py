@@ -129,10 +129,11 @@ class BlockingCalls:
 _ATTRIBUTES = frozenset({"__get__", "__set__"})  # .shape and other attributes, which do not reach the device
 
 
-class CallSites:
+class CallSites(TorchFunctionMode):
     """Logs each outermost call. ``stream`` returns the number of a stream, or of the current one for None."""
 
     def __init__(self, log: Log, clock: Clock, sites: Sites, stream: Callable[[Any], int]) -> None:
+        super().__init__()
         self._log = log.calls
         self._clock = clock
         self._sites = sites
@@ -151,7 +152,7 @@ class CallSites:
         with (
             replaced(targets, self._logged),
             replaced([Target(event, "record", "cudaEventRecord")], self._recording),
-            _CallSiteMode(self),
+            self,
         ):
             yield
 
@@ -182,19 +183,13 @@ class CallSites:
     def _recording(self, target: Target, function: Function) -> Function:
         return self._events.recording(target, self._logged(target, function))
 
-
-class _CallSiteMode(TorchFunctionMode):
-    def __init__(self, sites: CallSites) -> None:
-        super().__init__()
-        self._sites = sites
-
     def __torch_function__(
         self, func: Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # fmt: skip
         if getattr(func, "__name__", "") in _ATTRIBUTES:
             return func(*args, **(kwargs or {}))
-        before = self._sites.enter()
+        before = self.enter()
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._sites.leave(before)
+            self.leave(before)

@@ -53,10 +53,11 @@ class DispatchCount(NamedTuple):
     what: str
 
 
-class DispatchCounter(Observer):
+class DispatchCounter(TorchDispatchMode, Observer):
     """An observer that counts while it is ``installed``. ``kinds`` are the launched steps' kinds."""
 
     def __init__(self, module: Any, device_type: str, sites: Sites, *, inline: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[DispatchCount] = Counter()
         self.bytes: Counter[DispatchCount] = Counter()
         self.kinds: dict[int, str] = {}
@@ -88,7 +89,7 @@ class DispatchCounter(Observer):
         with (
             replaced(sync_calls(self._module), self._waiting),
             replaced([Target(event, "record", "cudaEventRecord")], self._events.recording),
-            _CountingMode(self),
+            self,
         ):
             yield
 
@@ -115,22 +116,15 @@ class DispatchCounter(Observer):
             return int(args[0].stream_id)
         return self._events.of(args[0]) if args else None
 
-
-class _CountingMode(TorchDispatchMode):
-    def __init__(self, counter: DispatchCounter) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._counter = counter
-
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:  # fmt: skip
         named = kwargs or {}
         result = func(*args, **named)
-        rules = self._counter.rules
-        for what, size in copies_of(rules, func._opname, args, named, result):
-            self._counter.count(what, size)
-            if what.endswith(" blocking") and not _driver_waits(what, size, args, named, rules.inline):
-                self._counter.count(STREAM_SYNC)
+        for what, size in copies_of(self.rules, func._opname, args, named, result):
+            self.count(what, size)
+            if what.endswith(" blocking") and not _driver_waits(what, size, args, named, self.rules.inline):
+                self.count(STREAM_SYNC)
         return result
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -129,14 +129,18 @@ _FILLS: Final = {
 _UNSEEN: Final = frozenset({"record_stream", "is_pinned"})  # handled elsewhere, or without an access
 
 
-class Operators(TorchDispatchMode):
-    """Reports to the checker each operator of this thread that accesses the device, except for the checker's own."""
+class HazardWatch(TorchDispatchMode, Observer):
+    """Reports to the checker each operator of this thread that accesses the device, except for the checker's own. Has
+    the names behind the small integers of its records, and the steps, which are all that such a run measures. Source
+    lines of ``watch`` are recorded."""
 
-    def __init__(self, checker: HazardChecker, order: ProgramOrder, rules: CopyRules) -> None:
+    def __init__(self, device: WatchedDevice, watch: Sequence[Path]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._checker = checker
-        self._order = order
-        self._rules = rules
+        self._device = device
+        self._order = ProgramOrder(device.module, watch)
+        self.checker = HazardChecker(self._order, device)
+        self._launched: list[StepInfo] = []
+        self._settled: list[StepInfo] = []
         self._excluded = False
         self._handlers: dict[Any, Handler] = {}
         self._named: Mapping[str, Callable[[Any, Arguments, Named], Any]] = {
@@ -145,6 +149,73 @@ class Operators(TorchDispatchMode):
             "clone": self._clone,
             "lift_fresh": self._lift_fresh,
         }
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        return self._order.sites.resolved()
+
+    @property
+    def streams(self) -> dict[int, str]:
+        return self._order.streams
+
+    def stream(self, name: str, stream: Any) -> None:
+        self._order.streams[self._order.number(stream)] = name
+
+    def launched(self, info: StepInfo) -> None:
+        self._launched.append(info)
+
+    def settled(self, info: StepInfo) -> None:
+        self._settled.append(info)
+
+    def deliver(self, sink: Sink, end: int) -> None:
+        sink.feed(Window(0, end, launched=self._launched, settled=self._settled))
+        self._launched, self._settled = [], []
+
+    def peek(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's values on the host, hidden from the checker."""
+        with self.excluded():
+            return tensor.cpu()
+
+    @contextmanager
+    def installed(self) -> Iterator[Self]:
+        """Check all that this thread does on the device in this block. The checker's own reads make the host wait, so
+        times mean nothing."""
+        checker = self.checker
+        with (
+            checker.listening(),
+            self._order.installed(),
+            attributes_set(self._calls()),
+            host_accesses(lambda: checker, checker.memory),
+            self,
+        ):
+            yield self
+
+    def _calls(self) -> Iterator[tuple[Any, str, Function]]:
+        """The calls that are neither operators nor order streams, in place of torch's."""
+        checker, order, device = self.checker, self._order, self._device
+
+        def record_stream(record: Function, tensor: torch.Tensor, stream: Any) -> None:
+            checker.record_stream(tensor, order.number(stream))
+            record(tensor, stream)
+
+        def capture_begin(begin: Function, graph: Any, *args: Any, **kwargs: Any) -> None:
+            begin(graph, *args, **kwargs)
+            order.capturing = True
+            checker.capturing(graph)
+
+        def capture_end(end: Function, graph: Any) -> None:
+            order.capturing = False
+            checker.capturing(None)
+            end(graph)
+
+        def replay(launch: Function, graph: Any) -> None:
+            with self.excluded(), checker.replaying(graph):
+                launch(graph)
+
+        graph = device.module.CUDAGraph
+        yield device.tensors, "record_stream", surrounded(device.tensors.record_stream, record_stream)
+        for call in (capture_begin, capture_end, replay):
+            yield graph, call.__name__, surrounded(getattr(graph, call.__name__), call)
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -176,13 +247,13 @@ class Operators(TorchDispatchMode):
             return compute
         if name in self._named:
             return partial(self._named[name], func)
-        handler = checked(self._checker, func, compute)
+        handler = checked(self.checker, func, compute)
         return partial(self._fill, name, handler) if name in LIKES else handler
 
     def _on_device(self, value: object) -> bool:
         if isinstance(value, (list, tuple)):
             return any(map(self._on_device, value))
-        return self._checker.memory.on_device(value)
+        return self.checker.memory.on_device(value)
 
     def _compute(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         out = func(*args, **kwargs)
@@ -190,7 +261,7 @@ class Operators(TorchDispatchMode):
         return out
 
     def _waiting(self, func: Any, args: Arguments, kwargs: Named, out: Any) -> None:
-        copies = copies_of(self._rules, func._opname, args, kwargs, out)
+        copies = copies_of(self._device, func._opname, args, kwargs, out)
         if any(what.endswith(" blocking") for what, _ in copies):
             self._order.waited()
 
@@ -201,27 +272,27 @@ class Operators(TorchDispatchMode):
         if func._opname == "_to_copy":
             return self._handlers[func](args, kwargs)
         out = func(*args, **kwargs)
-        if self._checker.memory.on_device(out):
+        if self.checker.memory.on_device(out):
             self._filled(func._opname, out)
         return out
 
     def _fill(self, name: str, handler: Handler, args: Arguments, kwargs: Named) -> Any:
         out = handler(args, kwargs)
-        if self._checker.memory.on_device(out):
+        if self.checker.memory.on_device(out):
             self._filled(name, out)
         return out
 
     def _filled(self, name: str, out: torch.Tensor) -> None:
         kind = name.removeprefix("new_").removesuffix("_like")
         if kind.startswith("empty"):
-            self._checker.made(out)
+            self.checker.made(out)
         else:
-            self._checker.generated(_FILLS.get(kind, name), out)
+            self.checker.generated(_FILLS.get(kind, name), out)
 
     # ---- copies --------------------------------------------------------------------------------------------
 
     def _copy(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        checker, (target, source) = self._checker, args[:2]
+        checker, (target, source) = self.checker, args[:2]
         up, down = (not checker.memory.on_device(source), not checker.memory.on_device(target))
         launch = checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
         checker.access(launch, source, write=False)
@@ -231,10 +302,10 @@ class Operators(TorchDispatchMode):
         return self._compute_at_work(func, args, kwargs)
 
     def _to_copy(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        checker, source = self._checker, args[0]
+        checker, source = self.checker, args[0]
         device = checker.memory.on_device(source)
         place = kwargs.get("device")
-        if not device and (place is None or place.type != self._rules.type):
+        if not device and (place is None or place.type != self._device.type):
             return func(*args, **kwargs)  # from host to host
         name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
         launch = checker.launch(name)
@@ -244,19 +315,19 @@ class Operators(TorchDispatchMode):
         return out
 
     def _clone(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        launch = self._checker.launch("clone")
+        launch = self.checker.launch("clone")
         out = func(*args, **kwargs)
-        self._checker.access(launch, args[0], write=False)
-        self._checker.access(launch, out, write=True)
+        self.checker.access(launch, args[0], write=False)
+        self.checker.access(launch, out, write=True)
         return out
 
     def _lift_fresh(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         """``torch.tensor(..., device=)``, whose values have been uploaded before this operator."""
-        self._checker.access(self._checker.launch("copy h2d"), args[0], write=True)
+        self.checker.access(self.checker.launch("copy h2d"), args[0], write=True)
         return self._compute(func, args, kwargs)
 
     def _compute_at_work(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        with self._checker.device_at_work():
+        with self.checker.device_at_work():
             return self._compute(func, args, kwargs)
 
 
@@ -291,87 +362,3 @@ class WatchedDevice(CopyRules):
 
     def span(self, tensor: torch.Tensor) -> ByteSpan | None:
         return None if self.block(tensor) is None else span(self.real(tensor))
-
-
-class HazardWatch(Observer):
-    """A checker, the names behind the small integers of its records, and the steps, which are all that such a run
-    measures."""
-
-    def __init__(self, checker: HazardChecker, order: ProgramOrder, operators: Operators) -> None:
-        self.checker = checker
-        self._order = order
-        self._operators = operators
-        self._launched: list[StepInfo] = []
-        self._settled: list[StepInfo] = []
-
-    @property
-    def sites(self) -> Sequence[Site]:
-        return self._order.sites.resolved()
-
-    @property
-    def streams(self) -> dict[int, str]:
-        return self._order.streams
-
-    def stream(self, name: str, stream: Any) -> None:
-        self._order.streams[self._order.number(stream)] = name
-
-    def launched(self, info: StepInfo) -> None:
-        self._launched.append(info)
-
-    def settled(self, info: StepInfo) -> None:
-        self._settled.append(info)
-
-    def deliver(self, sink: Sink, end: int) -> None:
-        sink.feed(Window(0, end, launched=self._launched, settled=self._settled))
-        self._launched, self._settled = [], []
-
-    def peek(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's values on the host, hidden from the checker."""
-        with self._operators.excluded():
-            return tensor.cpu()
-
-
-@contextmanager
-def watching(device: WatchedDevice, watch: Sequence[Path]) -> Iterator[HazardWatch]:
-    """Check all that this thread does on the device in this block. Source lines of ``watch`` are recorded. The
-    checker's own reads make the host wait, so times mean nothing."""
-    order = ProgramOrder(device.module, watch)
-    checker = HazardChecker(order, device)
-    operators = Operators(checker, order, device)
-    with (
-        checker.listening(),
-        order.installed(),
-        attributes_set(_calls(device, checker, order, operators)),
-        host_accesses(lambda: checker, checker.memory),
-        operators,
-    ):
-        yield HazardWatch(checker, order, operators)
-
-
-def _calls(
-    device: WatchedDevice, checker: HazardChecker, order: ProgramOrder, operators: Operators
-) -> Iterator[tuple[Any, str, Function]]:
-    """The calls that are neither operators nor order streams, in place of torch's."""
-
-    def record_stream(record: Function, tensor: torch.Tensor, stream: Any) -> None:
-        checker.record_stream(tensor, order.number(stream))
-        record(tensor, stream)
-
-    def capture_begin(begin: Function, graph: Any, *args: Any, **kwargs: Any) -> None:
-        begin(graph, *args, **kwargs)
-        order.capturing = True
-        checker.capturing(graph)
-
-    def capture_end(end: Function, graph: Any) -> None:
-        order.capturing = False
-        checker.capturing(None)
-        end(graph)
-
-    def replay(launch: Function, graph: Any) -> None:
-        with operators.excluded(), checker.replaying(graph):
-            launch(graph)
-
-    graph = device.module.CUDAGraph
-    yield device.tensors, "record_stream", surrounded(device.tensors.record_stream, record_stream)
-    for call in (capture_begin, capture_end, replay):
-        yield graph, call.__name__, surrounded(getattr(graph, call.__name__), call)

@@ -21,7 +21,7 @@ from ..platform.resolve import Resolved
 from ..record.files import packed_whole
 from ..record.provenance import HardwarePart, Labels
 from ..record.timeline import Sink
-from .hazards import WatchedDevice, watching
+from .hazards import HazardWatch, WatchedDevice
 from .kineto import API, GPU, KinetoRow, rows
 from .log import StreamTable, WallClock
 from .watch import DeviceHandle, Watch
@@ -184,7 +184,8 @@ def open_cuda_with_hazards(resolved: Resolved, sink: Sink) -> Iterator[Machine]:
     device = torch.device("cuda", torch.cuda.current_device())
     inline = round(resolved.hardware.copies.pageable_inline.value)
     watched = WatchedDevice(device.type, inline, torch.cuda)
-    with torch.no_grad(), watching(watched, [Path(folder) for folder in sched.__path__]) as hazards:
+    folders = [Path(folder) for folder in sched.__path__]
+    with torch.no_grad(), HazardWatch(watched, folders).installed() as hazards:
         clock = WallClock()
         yield _machine(
             device,

@@ -13,7 +13,7 @@ import torch
 
 from schedbench import sched
 from schedbench.profiles.cuda import machine as cuda_machine
-from schedbench.profiles.cuda.hazards import HazardWatch, WatchedDevice, watching
+from schedbench.profiles.cuda.hazards import HazardWatch, WatchedDevice
 from schedbench.profiles.cuda.machine import VOID
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
@@ -35,7 +35,9 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
 def watched(watch: Sequence[Path]) -> AbstractContextManager[HazardWatch]:
     """Watches the open virtual GPU."""
     module: Any = torch.get_device_module(device())
-    return watching(WatchedDevice("vgpu", INLINE, module, tensors=DeviceTensor, real=held), watch)
+    return HazardWatch(
+        WatchedDevice("vgpu", INLINE, module, tensors=DeviceTensor, real=held), watch
+    ).installed()
 
 
 class NullSink:
