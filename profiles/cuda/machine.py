@@ -4,7 +4,6 @@ has CUPTI's rows between start and stop, from torch.profiler's Chrome trace."""
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,13 +83,6 @@ def streams_in_order(found: Iterable[KinetoRow]) -> list[int]:
     return list(dict.fromkeys(row.stream for row in found if row.category in GPU))
 
 
-def this_thread() -> frozenset[int]:
-    """Numbers under which Kineto may list calls of this thread: the kernel's thread id, or the low word of the C
-    library's, signed or unsigned."""
-    low = threading.get_ident() & 0xFFFFFFFF
-    return frozenset({threading.get_native_id(), low, low - (1 << 32), (1 << 32) - low})
-
-
 def require_cuda(consequence: str = "") -> None:
     """Raises MachineError, with what follows for the user, if there is no CUDA device."""
     if not torch.cuda.is_available():
@@ -109,7 +101,7 @@ def open_cuda(resolved: Resolved, sink: Sink, keep_trace: Path | None) -> Iterat
         yield _machine(
             device,
             clock=watch.clock,
-            observer=watch.observer,
+            observer=watch,
             names=watch,
             flush=watch.flush,
             peek=torch.Tensor.cpu,
@@ -126,17 +118,12 @@ def _machine(device: torch.device, **parts: Any) -> Machine:  # cuda-only
 
 
 def cuda(keep_trace: Path | None = None) -> DeviceHandle:  # cuda-only
-    module: Any = torch.cuda
     return DeviceHandle(
-        module=module,
+        module=torch.cuda,
         type="cuda",
-        synchronize=torch.cuda.synchronize,
-        event=lambda: module.Event(enable_timing=True),
         handle=lambda stream: int(stream.cuda_stream),
-        current=lambda: int(module.current_stream().cuda_stream),
         recorder=lambda: KinetoWindow(keep_trace),
         identify=identify,
-        threads=this_thread,
     )
 
 

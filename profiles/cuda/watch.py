@@ -10,9 +10,11 @@ first kernel, and not where the step begins.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -29,36 +31,6 @@ from .log import Log, StreamTable, WallClock
 
 # Ranges that end a step's forward. Of several, the latest counts.
 LAST_RANGES = frozenset(("publish", "draft"))
-
-
-class CudaObserver(Observer):
-    """Logs the ranges, steps and streams of the current pass, and its forward spans if the pass is timed."""
-
-    def __init__(self, clock: Clock, streams: StreamTable, handle: Callable[[Any], int]) -> None:
-        self.log = Log()
-        self.spans: StepSpans | None = None
-        self._clock = clock
-        self._streams = streams
-        self._handle = handle
-
-    def begin(self, spans: StepSpans | None) -> Log:
-        self.log, self.spans = Log(), spans
-        return self.log
-
-    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        context = self.log.contexts.current.inside(name, step)
-        return LoggedRange(self.log, self._clock, context, size, self.spans if context.forward else None)
-
-    def stream(self, name: str, stream: Any) -> None:
-        self._streams.announce(name, self._handle(stream))
-
-    def launched(self, info: StepInfo) -> None:
-        self.log.launched.append(info)
-
-    def settled(self, info: StepInfo) -> None:
-        self.log.settled.append(info)
-        if self.spans is not None:
-            self.spans.settled(info.step)
 
 
 class LoggedRange:
@@ -221,18 +193,21 @@ class DeviceHandle:
 
     module: Any  # torch.cuda or a module like it
     type: str
-    synchronize: Callable[[], None]  # the original function: the tool's own syncs are not timed as stalls
-    event: Callable[[], TimingEvent]
     handle: Callable[[Any], int]  # of a stream
-    current: Callable[[], int]  # handle of the current stream
     recorder: Callable[[], KinetoRecorder]
     identify: Callable[[StreamTable], frozenset[int]]  # see machine.identify
-    threads: Callable[[], frozenset[int]]
 
 
-class Watch:
-    """Watches one machine; passes are timed unless they run inside ``traced``. Also resolves the names of its records:
-    source lines are those of sched/."""
+def this_thread() -> frozenset[int]:
+    """Numbers under which Kineto may list calls of this thread: the kernel's thread id, or the low word of the C
+    library's, signed or unsigned."""
+    low = threading.get_ident() & 0xFFFFFFFF
+    return frozenset({threading.get_native_id(), low, low - (1 << 32), (1 << 32) - low})
+
+
+class Watch(Observer):
+    """Watches one machine, and logs the ranges and steps of the current pass; passes are timed unless they run inside
+    ``traced``. Also resolves the names of its records: source lines are those of sched/."""
 
     def __init__(self, device: DeviceHandle, sink: Sink, *, inline: int) -> None:
         self.device = device
@@ -242,8 +217,10 @@ class Watch:
         self.inline = inline
         self.threads: frozenset[int] = frozenset()
         self.table = StreamTable()
-        self.observer = CudaObserver(self.clock, self.table, device.handle)
-        self.waits = BlockingCalls(self.clock, Log(), device.type, self.current)
+        self.synchronize = (
+            device.module.synchronize
+        )  # the original: the tool's own syncs are not timed as stalls
+        self.waits = BlockingCalls(self.clock, Log(), device.type, self.number)
         self._period: _Timed | _Traced = _Timed(self)
         self._replaced = ExitStack()
 
@@ -254,6 +231,26 @@ class Watch:
     @property
     def streams(self) -> dict[int, str]:
         return self.table.names
+
+    def begin(self, spans: StepSpans | None) -> Log:
+        """Log a new pass from now on, with its forward spans if it is timed."""
+        self.log, self.spans = Log(), spans
+        return self.log
+
+    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+        context = self.log.contexts.current.inside(name, step)
+        return LoggedRange(self.log, self.clock, context, size, self.spans if context.forward else None)
+
+    def stream(self, name: str, stream: Any) -> None:
+        self.table.announce(name, self.device.handle(stream))
+
+    def launched(self, info: StepInfo) -> None:
+        self.log.launched.append(info)
+
+    def settled(self, info: StepInfo) -> None:
+        self.log.settled.append(info)
+        if self.spans is not None:
+            self.spans.settled(info.step)
 
     @contextmanager
     def installed(self) -> Iterator[Self]:
@@ -278,7 +275,7 @@ class Watch:
     def traced(self) -> Iterator[Counting]:
         """Trace the periods of this block. What follows the last flush in it is lost."""
         counting = Counting()
-        self.threads = self.device.threads() | self.device.identify(self.table)
+        self.threads = this_thread() | self.device.identify(self.table)
         self._period.drop()
         self._period = _Traced(self, counting)
         try:
@@ -290,17 +287,15 @@ class Watch:
     def flush(self) -> None:
         """Wait for the device, deliver the current period, and begin another of the same kind."""
         end = self.clock.now()
-        self.device.synchronize()
+        self.synchronize()
         period = self._period
         period.deliver(end)
         self._period = _Traced(self, period.counting) if isinstance(period, _Traced) else _Timed(self)
 
-    def number(self, stream: Any) -> int:
+    def number(self, stream: Any = None) -> int:
         """The number of a stream, or of the current one for None."""
-        return self.current() if stream is None else self.table.by_handle(self.device.handle(stream))
-
-    def current(self) -> int:
-        return self.table.by_handle(self.device.current())
+        stream = self.device.module.current_stream() if stream is None else stream
+        return self.table.by_handle(self.device.handle(stream))
 
 
 class _Timed:
@@ -308,8 +303,9 @@ class _Timed:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._spans = StepSpans(watch.device.event, watch.current, watch.device.synchronize, watch.clock)
-        self._log = watch.waits.begin(watch.observer.begin(self._spans))
+        event = partial(watch.device.module.Event, enable_timing=True)
+        self._spans = StepSpans(event, watch.number, watch.synchronize, watch.clock)
+        self._log = watch.waits.begin(watch.begin(self._spans))
         self._start = watch.clock.now()
         self._spans.anchor()
 
@@ -339,7 +335,7 @@ class _Traced:
     def __init__(self, watch: Watch, counting: Counting) -> None:
         self.counting = counting
         self._watch = watch
-        self._log = watch.observer.begin(spans=None)
+        self._log = watch.begin(spans=None)
         self._recorder = watch.device.recorder()
         self._recorder.start()
         self._start = watch.clock.now()

@@ -12,8 +12,7 @@ import torch
 
 from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.log import WallClock
-from schedbench.profiles.cuda.machine import this_thread
-from schedbench.profiles.cuda.watch import DeviceHandle, Watch
+from schedbench.profiles.cuda.watch import DeviceHandle, Watch, this_thread
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.record.provenance import HardwarePart, Labels
@@ -24,6 +23,8 @@ EPOCH = 10**18  # of the synthetic traces, which have no clock of their own
 
 
 class Event:
+    def __init__(self, *, enable_timing=False): ...
+
     def record(self):
         self.at = time.perf_counter_ns()
 
@@ -44,14 +45,12 @@ class Kineto:
         self.watch = watch
 
     def start(self):
-        self.log = self.watch().observer.log
+        self.log = self.watch().log
 
     def stop(self):
         watch = self.watch()
         epoch, thread = watch.clock.epoch, next(iter(this_thread()))
-        return sorted(
-            row for n, r in enumerate(watch.observer.log.ranges) for row in _copy(n, r, epoch, thread)
-        )
+        return sorted(row for n, r in enumerate(watch.log.ranges) for row in _copy(n, r, epoch, thread))
 
 
 def _copy(n, held, epoch, thread):
@@ -69,6 +68,7 @@ def cpu_module(event=Event):
         Stream=type("Stream", (), {"synchronize": lambda _: None}),
         CUDAGraph=type("Graph", (), {"replay": lambda _: None}),
         synchronize=lambda: None,
+        current_stream=lambda: 5,
     )
 
 
@@ -85,13 +85,9 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
     device = DeviceHandle(
         module=module,
         type="cuda",
-        synchronize=module.synchronize,
-        event=module.Event,
         handle=lambda _: 1,
-        current=lambda: 1,
         recorder=lambda: Kineto(lambda: held[0]),
         identify=lambda streams: identified(streams, 7, 1),
-        threads=this_thread,
     )
     nothing = Capabilities(pinned_memory=False, side_streams=False, events=False, graphs=False)
     one_epoch = patch.object(WallClock, "epoch", EPOCH)
@@ -101,7 +97,7 @@ def cpu_bench(resolved: Resolved) -> Iterator[PreparedRun]:
             device=torch.device("cpu"),
             capabilities=nothing,
             clock=watch.clock,
-            observer=watch.observer,
+            observer=watch,
             names=watch,
             labels=Labels(emulated=False, host="measured"),
             hardware=HardwarePart(name="cpu"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.cuda.kineto import rows
 from schedbench.profiles.cuda.log import NO_CONTEXT, History, Log, StreamTable, WallClock
-from schedbench.profiles.cuda.machine import driver, streams_in_order, this_thread
-from schedbench.profiles.cuda.watch import LoggedRange
+from schedbench.profiles.cuda.machine import driver, streams_in_order
+from schedbench.profiles.cuda.watch import LoggedRange, this_thread
 
 
 @given(st.lists(st.integers(0, 30), max_size=20).map(sorted), st.integers(-1, 31))

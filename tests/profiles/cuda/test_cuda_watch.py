@@ -12,8 +12,7 @@ import torch
 from schedbench.profiles.cuda.calls import NO_WAIT_BELOW, BlockingCalls, CallSites
 from schedbench.profiles.cuda.kineto import KinetoRow
 from schedbench.profiles.cuda.log import NO_CALL, Log, WallClock
-from schedbench.profiles.cuda.machine import this_thread
-from schedbench.profiles.cuda.watch import BATCH, DeviceHandle, Watch
+from schedbench.profiles.cuda.watch import BATCH, DeviceHandle, Watch, this_thread
 from schedbench.profiles.record.timeline import NO_SITE
 from schedbench.profiles.vgpu.sites import Sites
 from schedbench.sched.kernels.rows import decode_positions
@@ -59,13 +58,9 @@ def device(module, kineto):
     return DeviceHandle(
         module=module,
         type="meta",
-        synchronize=module.synchronize,
-        event=module.Event,
         handle=lambda stream: stream,
-        current=lambda: 5,
         recorder=kineto,
         identify=lambda streams: identified(streams, 7, 5),
-        threads=this_thread,
     )
 
 
@@ -77,7 +72,7 @@ def recorder():
 @pytest.fixture
 def watching(device, recorder):
     with Watch(device, recorder, inline=65536).installed() as watch:
-        watch.observer.stream("schedule", 5)
+        watch.stream("schedule", 5)
         yield watch, watch.clock
 
 
@@ -97,8 +92,8 @@ def step(observer, number):
 def test_a_timed_pass_is_a_span_per_step_and_the_calls_that_waited(watching, recorder, device):
     watch, _ = watching
     watch.flush()  # what opening and warming up left
-    step(watch.observer, 1)
-    with watch.observer.range("settle", 1, 4):
+    step(watch, 1)
+    with watch.range("settle", 1, 4):
         device.module.Event().synchronize()
     watch.flush()
     _, window = recorder.windows
@@ -121,7 +116,7 @@ def test_the_watchers_own_syncs_are_not_recorded(watching, recorder):
 def test_a_long_pass_is_read_in_batches(watching, recorder):
     watch, _ = watching
     for number in range(3 * BATCH):
-        step(watch.observer, number)
+        step(watch, number)
     watch.flush()
     assert [op.step for op in recorder.windows[0].ops] == list(range(3 * BATCH))
 
@@ -131,11 +126,11 @@ def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, recorder, kin
     watch.flush()
     thread = next(iter(this_thread()))
     with watch.traced() as counting:
-        with watch.observer.range("model", 1, 4):
+        with watch.range("model", 1, 4):
             before = clock.epoch + clock.now()
             time.sleep(0.001)
             after = clock.epoch + clock.now()
-        watch.observer.launched(StepInfo(1, "decode", 4, 4, True))
+        watch.launched(StepInfo(1, "decode", 4, 4, True))
         middle = (before + after) // 2
         kineto.rows = [
             KinetoRow("cuda_runtime", "cudaLaunchKernel", middle, middle + 10, thread, -1, 1, 0, -1, -1),
@@ -153,7 +148,7 @@ def test_a_traced_pass_has_kinetos_rows_with_their_lines(watching, recorder, kin
 def test_an_incomplete_trace_is_not_delivered(watching, recorder):
     watch, _ = watching
     with watch.traced() as counting:
-        watch.observer.launched(StepInfo(1, "decode", 4, 4, True))
+        watch.launched(StepInfo(1, "decode", 4, 4, True))
         watch.flush()
     assert recorder.windows == []
     assert counting.abstained is not None
@@ -163,7 +158,7 @@ def test_after_a_traced_pass_the_next_is_timed_again(watching, recorder):
     watch, _ = watching
     with watch.traced():
         watch.flush()
-    step(watch.observer, 5)
+    step(watch, 5)
     watch.flush()
     assert [op.step for op in recorder.windows[-1].ops] == [5]
 
