@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..measure.steps import OUTSIDE
 from ..platform.hardware import HardwareProfile
@@ -29,13 +29,6 @@ class SourceLine:
     pinnable: bool = False
     exposed_us: float = 0.0
     host_us: float = 0.0
-
-
-class HostPhase(NamedTuple):
-    """A range that has a cost of its own. ``host_us``: of the whole run, device calls included."""
-
-    name: str
-    host_us: float
 
 
 class EarlySettles:
@@ -109,10 +102,11 @@ def source_lines(result: Result, survey: LineSurvey) -> list[SourceLine]:
     return sorted(found, key=lambda line: (-line.exposed_us, -line.host_us, not line.pinnable))
 
 
-def phases(survey: LineSurvey, hardware: HardwareProfile) -> list[HostPhase]:
-    """The phases that the run opened and the profile has a cost of, the longest first."""
-    known = [HostPhase(name, ns / 1e3) for name, ns in survey.ranges.items() if name in hardware.phases]
-    return sorted(known, key=lambda phase: -phase.host_us)
+def phases(survey: LineSurvey, hardware: HardwareProfile) -> list[str]:
+    """The names of the ranges that the run opened and the profile has a cost of, the longest first, device calls
+    included."""
+    known = (name for name in survey.ranges if name in hardware.phases)
+    return sorted(known, key=lambda name: -survey.ranges[name])
 
 
 def _rows(result: Result) -> Iterator[CopyRow | SyncRow]:

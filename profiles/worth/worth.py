@@ -29,7 +29,7 @@ from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute, whole
 from ..record.result import Outputs, Result, WorthPart, WorthRow
 from ..vgpu.counterfactual import Counterfactual
-from .candidates import EarlySettles, HostPhase, LinePlace, LineSurvey, SourceLine, phases, source_lines
+from .candidates import EarlySettles, LinePlace, LineSurvey, SourceLine, phases, source_lines
 
 INTEREST: Final = 0.1  # percent of throughput, TTFT, TPOT or a step's time; a smaller change does not show
 
@@ -37,7 +37,9 @@ OTHER_TOKENS: Final = "tokens would be others: the scenario's depend on how batc
 TOO_EARLY: Final = "the host would give out tokens before the device has computed them"
 
 Change = Literal["no wait", "pinned", "absent", "half"]
-Place = SourceLine | HostPhase
+Place = SourceLine | str  # or the name of a host phase
+Asked = tuple[Resolved | None, Result]
+"""A side's question, None where it cannot be run here because it is another version of the program, and its result."""
 Room = tuple[float, float | None]  # us per step: a time that does not show, and one that does
 Notice = Callable[[str], None]
 T = TypeVar("T")
@@ -94,9 +96,9 @@ def figures(result: Result, settles: EarlySettles) -> Figures:
 def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], extra: int = 0) -> Figures:
     """Run the question with a place changed, or with one that takes ``extra`` ns longer in each step."""
     (place, change), changed = asked, None
-    if isinstance(place, HostPhase):
+    if isinstance(place, str):
         factor = 0.5 if change == "half" else 1.0
-        question = replace(question, hardware=_with_phase(question.hardware, place.name, factor, extra))
+        question = replace(question, hardware=_with_phase(question.hardware, place, factor, extra))
     else:
         assert change != "half"
         changed = Counterfactual(place.site.file, place.site.line, change, extra)
@@ -155,7 +157,7 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> R
     try:
         with spread(len(places), known.run.wall_s, known.run.import_s) as each:
             # First the change that gains most.
-            gains.ask([(x, "half" if isinstance(x, HostPhase) else "absent") for x in places], each)
+            gains.ask([(x, "half" if isinstance(x, str) else "absent") for x in places], each)
             shown = [line for line in lines if gains.shows(line)]
             milder: list[tuple[Place, Change]] = [(line, "no wait") for line in shown if line.waits]
             gains.ask([*milder, *((line, "pinned") for line in shown if line.pinnable)], each)
@@ -236,8 +238,8 @@ class Gains:
     def _row(self, place: Place, change: Change, trial: Figures) -> WorthRow:
         base = self._base
         where: dict[str, Any]
-        if isinstance(place, HostPhase):
-            where = {"phase": place.name, "what": "host phase"}
+        if isinstance(place, str):
+            where = {"phase": place, "what": "host phase"}
         else:
             where = {"site": place.site, "what": ", ".join(place.what), "kinds": tuple(sorted(place.kinds))}
             where["needed"] = place.orders and (place.site.file, place.site.line) in self.needed
@@ -282,13 +284,6 @@ class WorthError(ValueError):
     """Counterfactual runs would not be the same run but for one thing."""
 
 
-class AskedSide(NamedTuple):
-    """``question`` is None where the side cannot be run here: it is another version of the program."""
-
-    question: Resolved | None
-    result: Result
-
-
 def require_changeable(question: Resolved, options: Options) -> None:
     """Raises WorthError where counterfactual runs would not be the same run but for one thing."""
     if reason := unrepeatable(question, options):
@@ -317,7 +312,7 @@ def compared_with_worth(
 ) -> Comparison:
     """The comparison with what the differing lines are worth in the first seed. Raises what ``execute`` raises."""
     side_a, side_b = (
-        AskedSide(_resolved(question, spec, results[0].scenario.seed), results[0])
+        (_resolved(question, spec, results[0].scenario.seed), results[0])
         for spec, results in zip((a, b), found.trials.results, strict=True)
     )
     return replace(found, lines=with_worth(found.lines, side_a, side_b, notice))
@@ -327,17 +322,16 @@ def worth_of_rungs(question: Resolved, rungs: Sequence[Result], notice: Notice) 
     """What the lines are worth in which each rung of a ladder differs from the one before it, where their throughputs
     differ by as much as is of interest."""
     found: list[Sequence[LineEffect]] = [()]
-    sides = map(AskedSide, map(question.with_relay, question.relays), rungs)
-    for before, after in pairwise(sides):
+    for before, after in pairwise(zip(map(question.with_relay, question.relays), rungs, strict=False)):
         asked: Sequence[LineEffect] = ()
-        x, y = (mean(side.result, "output_throughput") for side in (before, after))
+        x, y = (mean(result, "output_throughput") for _, result in (before, after))
         if x and y and abs(percent(x, y)) >= INTEREST:
-            asked = with_worth(lines([before.result], [after.result]), before, after, notice)
+            asked = with_worth(lines(before[1:], after[1:]), before, after, notice)
         found.append([line for line in asked if line.a != line.b])
     return found
 
 
-def with_worth(found: Sequence[LineEffect], a: AskedSide, b: AskedSide, notice: Notice) -> list[LineEffect]:
+def with_worth(found: Sequence[LineEffect], a: Asked, b: Asked, notice: Notice) -> list[LineEffect]:
     """The lines, those that differ with the part of B's throughput against A's that each alone accounts for, in
     percent: what A gains without the line, less what B gains without it."""
     sited = [(line, line_identity(line.site)) for line in found if line.site]
@@ -360,15 +354,16 @@ def with_worth(found: Sequence[LineEffect], a: AskedSide, b: AskedSide, notice: 
     ]
 
 
-def _without(side: AskedSide, asked: Collection[LineIdentity], notice: Notice) -> dict[LineIdentity, float]:
+def _without(side: Asked, asked: Collection[LineIdentity], notice: Notice) -> dict[LineIdentity, float]:
     """The factor by which the throughput of the side's run rises without each of the source lines alone. Lines without
     which the run would not do the same work are left out. Raises what ``execute`` raises."""
-    if side.question is None or not asked:
+    question, known = side
+    if question is None or not asked:
         return {}
-    question, result, survey = _surveyed(side.question, side.result)
+    question, result, survey = _surveyed(question, known)
     lines = [line for line in source_lines(result, survey) if line_identity(line.site) in asked]
     gains = Gains(question, figures(result, survey), notice)
-    with spread(len(lines), side.result.run.wall_s, side.result.run.import_s) as each:
+    with spread(len(lines), known.run.wall_s, known.run.import_s) as each:
         gains.ask([(line, "absent") for line in lines], each)
     factors: dict[LineIdentity, float] = {}
     for row in gains.part().rows:

@@ -11,7 +11,7 @@ from schedbench.profiles.judge.local import without_values
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import STREAM_WAIT, Result, WorthRow
-from schedbench.profiles.worth.candidates import HostPhase, LineSurvey, SourceLine, phases, source_lines
+from schedbench.profiles.worth.candidates import LineSurvey, SourceLine, phases, source_lines
 from schedbench.profiles.worth.worth import TOO_EARLY, Figures, Gains, figures, room, tried, worth
 
 UPLOAD = "sched/relay/penalties.py"
@@ -31,9 +31,6 @@ class BaseRun:
 
     def line(self, file: str) -> SourceLine:
         return next(line for line in self.lines if line.site.file == file)
-
-    def phase(self, name: str) -> HostPhase:
-        return next(phase for phase in self.phases if phase.name == name)
 
     def gains(self) -> Gains:
         return Gains(self.question, self.figures, lambda _: None)
@@ -96,20 +93,19 @@ def test_the_lines_that_cost_most_come_first(penalised: BaseRun) -> None:
     assert penalised.lines[0].site.file == UPLOAD
     assert penalised.lines[0].what == {"h2d pageable blocking": None, "cudaStreamSynchronize": None}
     assert any("launch" in line.what for line in penalised.lines)
-    assert {"prepare", "settle", "model"} <= {phase.name for phase in penalised.phases}
+    assert {"prepare", "settle", "model"} <= {*penalised.phases}
 
 
 def test_a_phase_gains_no_more_than_half_of_its_time(penalised: BaseRun) -> None:
-    model = penalised.phase("model")
     gains = penalised.gains()
-    gains.ask([(model, "half")], map)
+    gains.ask([("model", "half")], map)
     [row] = gains.part().rows
     half = penalised.question.hardware.phases["model"].a.value / 2e3
     assert row.phase == "model" and row.step_us == pytest.approx(-half, rel=0.05)
 
 
 def test_the_room_of_a_hidden_line_ends_where_a_figure_loses(penalised: BaseRun) -> None:
-    place = penalised.phase("admit")
+    place = "admit"
     gains = penalised.gains()
     gains.ask([(place, "half")], map)
     gains.search([place], map)
@@ -123,8 +119,8 @@ def test_the_room_of_a_hidden_line_ends_where_a_figure_loses(penalised: BaseRun)
 
 
 def test_a_line_that_never_runs_has_unlimited_room(penalised: BaseRun) -> None:
-    never = HostPhase("draft", 0.0)
-    assert room(penalised.question, penalised.figures, never)[1] is None
+    assert "draft" not in penalised.phases
+    assert room(penalised.question, penalised.figures, "draft")[1] is None
 
 
 def test_a_change_of_tokens_has_no_figures(penalised: BaseRun) -> None:
