@@ -8,10 +8,10 @@ of nvtx up to 0.2.11 only: later versions ask the tool whether it is attached, w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import nvtx
 
@@ -69,14 +69,28 @@ class _DomainFunctions:
 
 class NvtxRanges(Observer):
     """Pushes a range for each of the scheduler's, with the step as payload, and makes a mark with the step's kind and
-    size when it is launched, and with its kind when it is settled."""
+    size when it is launched, and with its kind when it is settled. It is the context manager of its ranges, too: what
+    is entered is the range that was asked for last."""
 
     def __init__(self) -> None:
         self._domain = _domain()
         self._attributes: dict[str, Any] = {}
 
-    def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:  # noqa: ARG002
-        return _Pushed(self._domain.push_range, self._domain.pop_range, self._event(name, step))
+    def range(self, name: str, step: int, size: int) -> Self:  # noqa: ARG002
+        attributes = self._attributes.get(name)
+        if attributes is None:
+            category = RANGES.get(name, "schedule")
+            attributes = self._domain.get_event_attributes(message=name, category=category, payload=step)
+            self._attributes[name] = attributes
+        attributes.payload = step
+        self._asked = attributes
+        return self
+
+    def __enter__(self) -> None:
+        self._domain.push_range(self._asked)
+
+    def __exit__(self, *raised: object) -> None:
+        self._domain.pop_range()
 
     def launched(self, info: StepInfo) -> None:
         message = f"{info.kind} bs={info.batch_size}"
@@ -85,25 +99,3 @@ class NvtxRanges(Observer):
     def settled(self, info: StepInfo) -> None:
         message = f"settled {info.kind}{' steady' if info.steady else ''}"
         self._domain.mark(self._domain.get_event_attributes(message=message, payload=info.step))
-
-    def _event(self, name: str, step: int) -> Any:
-        attributes = self._attributes.get(name)
-        if attributes is None:
-            category = RANGES.get(name, "schedule")
-            attributes = self._domain.get_event_attributes(message=name, category=category, payload=step)
-            self._attributes[name] = attributes
-        attributes.payload = step
-        return attributes
-
-
-class _Pushed:
-    __slots__ = ("_attributes", "_pop", "_push")
-
-    def __init__(self, push: Callable[[Any], object], pop: Callable[[], object], attributes: Any) -> None:
-        self._push, self._pop, self._attributes = push, pop, attributes
-
-    def __enter__(self) -> None:
-        self._push(self._attributes)
-
-    def __exit__(self, *raised: object) -> None:
-        self._pop()
