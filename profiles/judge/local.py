@@ -7,7 +7,7 @@ step, so that the times of this run are meaningless. On the virtual GPU its toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +20,13 @@ from ...scenarios.schema import Scenario
 from ...sched.batch import ModelOutput
 from ...sched.kernels.sampling import row_seed
 from ...sched.model.sampling import Sampler, SamplingInfo
-from ...sched.observe import Observer
-from ...sched.request import Request
 from ..platform.pool import MapFunction, pool, saves_time
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute, whole
 from ..record.result import RangePart, RangesPart, Result
 from ..run.crash import exits_are_crashes
 from ..run.machines import DeviceChoice, device_kind, open_machine
-from ..run.runner import GatedSink, PreparedRun
+from ..run.runner import GatedSink, PreparedRun, unobserved
 from .draws import DRAWS, Profiles, drawn_profile, draws, followed, uncertain
 from .effects import table
 from .engagement import Fingerprints
@@ -94,17 +92,6 @@ class ScoringSampler(Sampler):
         return ids
 
 
-class _Finder(Observer):
-    """Observes one request."""
-
-    def __init__(self, request: str) -> None:
-        self.found: Request | None = None
-        self._id = request
-
-    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
-        self.found = next((request for request in requests if request.id == self._id), self.found)
-
-
 @exits_are_crashes()
 def margin(question: Question, order: TrialRequest, request: str, position: int) -> float | None:
     """By how far the best score led the second when output token ``position`` of ``request`` was drawn. None where
@@ -112,16 +99,17 @@ def margin(question: Question, order: TrialRequest, request: str, position: int)
     resolved = resolved_for(question, order)
     if order.engine is not None or resolved.scenario.device.values == "none":
         return None
-    finder, sink = _Finder(request), GatedSink()
+    sink = GatedSink()
     with open_machine(device_kind(order.device, resolved.scenario), resolved, sink) as machine:
         sampler = ScoringSampler(machine.peek)
         bench = PreparedRun(resolved, machine, sink, sampler)
         bench.warm_up()
-        bench.measure(lambda *_: nullcontext(finder))
-    if finder.found is None:
+        records = bench.measure(unobserved).collector.requests.totals.records
+    found = next((record for record in records if record.id == request), None)
+    if found is None:
         return None
-    seed = row_seed(resolved.scenario.measure.seed, finder.found.index)
-    return sampler.margins.get((seed, len(finder.found.origin_input_ids) + position))
+    seed = row_seed(resolved.scenario.measure.seed, found.index)
+    return sampler.margins.get((seed, found.prompt_tokens + position))
 
 
 def run_each(each: MapFunction, question: Resolved, known: Result, profiles: Profiles) -> Iterable[Result]:
