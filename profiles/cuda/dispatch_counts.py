@@ -33,14 +33,67 @@ OpCopies = Iterator[tuple[str, int]]  # (what, bytes)
 
 @dataclass(frozen=True, slots=True)
 class CopyRules:
-    """What an operator's copies depend on besides its operands. ``type`` is the device's; ``inline`` is the most bytes
-    that a pageable upload may have without waiting."""
+    """The copies of operators. ``type`` is the device's; ``inline`` is the most bytes that a pageable upload may have
+    without waiting."""
 
     type: str
     inline: int
 
     def on_device(self, value: object) -> TypeGuard[torch.Tensor]:
         return isinstance(value, torch.Tensor) and value.device.type == self.type
+
+    def copies(self, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> OpCopies:
+        """The copies of an operator between host and device."""
+        if op == "_to_copy":
+            yield from self._transfer(result, args[0], non_blocking=bool(kwargs.get("non_blocking")))
+        elif op == "copy_":
+            non_blocking = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
+            yield from self._transfer(args[0], args[1], non_blocking=non_blocking)
+        elif op == "_local_scalar_dense" and self.on_device(args[0]):
+            yield _READ, args[0].itemsize
+        elif op == "lift_fresh" and self.on_device(args[0]) and args[0].numel():
+            yield "h2d pageable blocking", args[0].nbytes  # torch.tensor(..., device=): made on the host
+        elif op in READS and any(map(self.on_device, args)) and kwargs.get("output_size") is None:
+            yield from ((_READ, size) for size in READS[op])
+        elif op in _INDEXED and self.on_device(args[0]):
+            yield from self._indices(op, args)
+
+    def _transfer(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> OpCopies:
+        up, down = self.on_device(target), self.on_device(source)
+        if up == down or not target.numel():
+            return
+        converts = target.dtype != source.dtype
+        host, device = (source, target) if up else (target, source)
+        direct = host.is_contiguous() and (non_blocking or not converts) and host.size() == device.size()
+        pinned = direct and host.is_pinned()
+        # Converted on the device, the source's bytes go up, or the target's come down; on the host, the reverse.
+        on_device = converts and non_blocking
+        carried = (source if on_device else target) if up else (target if on_device else source)
+        size = target.numel() * carried.itemsize
+        waits = not pinned and (not up or size > self.inline)
+        memory, blocking = "pinned" if pinned else "pageable", " blocking" * (waits or not non_blocking)
+        yield f"{'h2d' if up else 'd2h'} {memory}{blocking}", size
+
+    def _indices(self, op: str, args: Sequence[Any]) -> OpCopies:
+        """A mask's elements are counted on the host, except for a fill with one value. Indices of the host are
+        uploaded."""
+        fills = op != "index" and len(args[1]) == 1 and args[2].numel() == 1
+        for index in args[1]:
+            if index is None:
+                continue
+            if not self.on_device(index):
+                yield "h2d pageable blocking", index.nbytes
+            elif index.dtype in _MASKS and not fills:
+                yield _READ, COUNT_BYTES
+        if op != "index" and not self.on_device(args[2]) and not fills:
+            yield "h2d pageable blocking", args[2].nbytes
+
+    def driver_waits(self, what: str, size: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the driver itself waits in the call, so that torch makes no sync."""
+        non_blocking = bool(kwargs.get("non_blocking")) or (len(args) > 2 and args[2] is True)
+        return non_blocking and (
+            what.startswith("d2h pageable") or (what.startswith("h2d pageable") and size > self.inline)
+        )
 
 
 class DispatchCount(NamedTuple):
@@ -121,69 +174,8 @@ class DispatchCounter(TorchDispatchMode, Observer):
     ) -> Any:  # fmt: skip
         named = kwargs or {}
         result = func(*args, **named)
-        for what, size in copies_of(self.rules, func._opname, args, named, result):
+        for what, size in self.rules.copies(func._opname, args, named, result):
             self.count(what, size)
-            if what.endswith(" blocking") and not _driver_waits(what, size, args, named, self.rules.inline):
+            if what.endswith(" blocking") and not self.rules.driver_waits(what, size, args, named):
                 self.count(STREAM_SYNC)
         return result
-
-
-def copies_of(
-    rules: CopyRules, op: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-) -> OpCopies:
-    """The copies of an operator between host and device."""
-    on_device = rules.on_device
-    if op == "_to_copy":
-        yield from _transfer(rules, result, args[0], non_blocking=bool(kwargs.get("non_blocking")))
-    elif op == "copy_":
-        non_blocking = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
-        yield from _transfer(rules, args[0], args[1], non_blocking=non_blocking)
-    elif op == "_local_scalar_dense" and on_device(args[0]):
-        yield _READ, args[0].itemsize
-    elif op == "lift_fresh" and on_device(args[0]) and args[0].numel():
-        yield "h2d pageable blocking", args[0].nbytes  # torch.tensor(..., device=): made on the host
-    elif op in READS and any(map(on_device, args)) and kwargs.get("output_size") is None:
-        yield from ((_READ, size) for size in READS[op])
-    elif op in _INDEXED and on_device(args[0]):
-        yield from _indices(rules, op, args)
-
-
-def _transfer(
-    rules: CopyRules, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool
-) -> OpCopies:
-    up, down = rules.on_device(target), rules.on_device(source)
-    if up == down or not target.numel():
-        return
-    converts = target.dtype != source.dtype
-    host, device = (source, target) if up else (target, source)
-    direct = host.is_contiguous() and (non_blocking or not converts) and host.size() == device.size()
-    pinned = direct and host.is_pinned()
-    # Converted on the device, the source's bytes go up, or the target's come down; converted on the host, the reverse.
-    on_device = converts and non_blocking
-    carried = (source if on_device else target) if up else (target if on_device else source)
-    size = target.numel() * carried.itemsize
-    waits = not pinned and (not up or size > rules.inline)
-    memory, blocking = "pinned" if pinned else "pageable", " blocking" * (waits or not non_blocking)
-    yield f"{'h2d' if up else 'd2h'} {memory}{blocking}", size
-
-
-def _indices(rules: CopyRules, op: str, args: Sequence[Any]) -> OpCopies:
-    """A mask's elements are counted on the host, except for a fill with one value; indices of the host are uploaded."""
-    fills = op != "index" and len(args[1]) == 1 and args[2].numel() == 1
-    for index in args[1]:
-        if index is None:
-            continue
-        if not rules.on_device(index):
-            yield "h2d pageable blocking", index.nbytes
-        elif index.dtype in _MASKS and not fills:
-            yield _READ, COUNT_BYTES
-    if op != "index" and not rules.on_device(args[2]) and not fills:
-        yield "h2d pageable blocking", args[2].nbytes
-
-
-def _driver_waits(what: str, size: int, args: Sequence[Any], kwargs: Mapping[str, Any], inline: int) -> bool:
-    """Whether the driver itself waits in the call, so that torch makes no sync."""
-    non_blocking = bool(kwargs.get("non_blocking")) or (len(args) > 2 and args[2] is True)
-    return non_blocking and (
-        what.startswith("d2h pageable") or (what.startswith("h2d pageable") and size > inline)
-    )

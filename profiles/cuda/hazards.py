@@ -24,7 +24,7 @@ from ..vgpu.hazards.shadow import Block
 from ..vgpu.patching import Function, Target, attributes_set, replaced, surrounded
 from ..vgpu.sites import Sites
 from ..vgpu.torch_ops import LIKES, Handler
-from .dispatch_counts import CopyRules, copies_of
+from .dispatch_counts import CopyRules
 
 
 class Current(NamedTuple):
@@ -261,7 +261,7 @@ class HazardWatch(TorchDispatchMode, Observer):
         return out
 
     def _waiting(self, func: Any, args: Arguments, kwargs: Named, out: Any) -> None:
-        copies = copies_of(self._device, func._opname, args, kwargs, out)
+        copies = self._device.copies(func._opname, args, kwargs, out)
         if any(what.endswith(" blocking") for what, _ in copies):
             self._order.waited()
 

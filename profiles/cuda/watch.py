@@ -217,9 +217,7 @@ class Watch(Observer):
         self.inline = inline
         self.threads: frozenset[int] = frozenset()
         self.table = StreamTable()
-        self.synchronize = (
-            device.module.synchronize
-        )  # the original: the tool's own syncs are not timed as stalls
+        self.synchronize = device.module.synchronize  # the original: own syncs are not timed as stalls
         self.waits = BlockingCalls(self.clock, Log(), device.type, self.number)
         self._period: _Timed | _Traced = _Timed(self)
         self._replaced = ExitStack()
