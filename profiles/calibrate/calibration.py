@@ -107,8 +107,8 @@ def calibrate(
     def describe(run: CalibrationRun) -> None:
         notify(" ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload.")))))
 
-    times = measure(base, plan, rounds=rounds, notify=describe)
-    lines = fit_lines(times)
+    samples, beside = measure(base, plan, rounds=rounds, notify=describe)
+    lines = fit_lines(samples)
     constants = [*device, *phase_constants(lines)]
     gpu, cpu = (probes or {}).get("environment", {}).get("gpu"), str(environment()["cpu"])
     measured = {"machine": cpu if gpu is None else f"{gpu}, {cpu}", "date": f"{datetime.now(UTC):%Y-%m-%d}"}
@@ -119,10 +119,9 @@ def calibrate(
         "device": [{"key": c.key, "value": c.value, "old": c.old, "basis": c.basis} for c in device],
         "missing": [
             *missing,
-            *(f"phase {phase}: no run met it" for phase in base.phases if (phase, None) not in times.samples),
+            *(f"phase {phase}: no run met it" for phase in base.phases if (phase, None) not in samples),
         ],
-        "through_torch_ns": times.through_torch,
-        "outside_us_per_step": times.outside_us,
+        **beside,
         "profile": calibrated(base, constants, **measured, name=name),
     }
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import torch
 
@@ -155,15 +155,6 @@ class CalibrationRun:
     kind: StepKind | None = None  # the only kind of steps that samples are taken of
 
 
-class HostTimes(NamedTuple):
-    """``through_torch``: ns of torch's own part of a call on a device tensor, which no sample contains.
-    ``outside_us``: time per step in ranges that are no phase."""
-
-    samples: PhaseSamples
-    through_torch: float
-    outside_us: float
-
-
 def calibration_runs(batches: Sequence[int], prompts: Sequence[int]) -> list[CalibrationRun]:
     """Every batch size with every prompt length, and runs for flattening by lists, for drafts, and for mixed steps."""
     plan = [
@@ -205,9 +196,10 @@ def measure(
     *,
     rounds: int,
     notify: Callable[[CalibrationRun], object] = lambda _: None,
-) -> HostTimes:
-    """Run everything ``rounds`` times, interleaved, so that a slow minute of the machine does not affect one size
-    only."""
+) -> tuple[PhaseSamples, dict[str, float]]:
+    """The samples of all phases, and what the document says beside them: ns of torch's own part of a call on a device
+    tensor, which no sample contains, and the time per step in ranges that are no phase. Everything is run ``rounds``
+    times, interleaved, so that a slow minute of the machine does not affect one size only."""
     plan, silent = list(plan), without_calls(hardware)
     through = through_torch(silent)
     samples, outside, steps = defaultdict[tuple[str, StepKind | None], list[TimedSample]](list), 0.0, 0
@@ -227,18 +219,19 @@ def measure(
                 for key in found:
                     if key[0] == name and run.kind in (None, key[1]):
                         samples[key] += found[key]
-    return HostTimes(dict(samples), through, outside / 1e3 / steps if steps else 0.0)
+    per_step = outside / 1e3 / steps if steps else 0.0
+    return dict(samples), {"through_torch_ns": through, "outside_us_per_step": per_step}
 
 
-def fit_lines(times: HostTimes) -> FittedLines:
+def fit_lines(samples: PhaseSamples) -> FittedLines:
     """The lines of all phases; after them, for the phases that open once a step's kind is known, those of its kinds."""
-    phases = [key for key in times.samples if key[1] is None]
+    phases = [key for key in samples if key[1] is None]
     kinds = [
         (name, kind)
-        for name, kind in sorted(times.samples.keys() - phases)
-        if name not in _BEFORE_PLANNING and kind in _FITTED_KINDS and (name, "decode") in times.samples
+        for name, kind in sorted(samples.keys() - phases)
+        if name not in _BEFORE_PLANNING and kind in _FITTED_KINDS and (name, "decode") in samples
     ]
-    return {key: fit(times.samples[key]) for key in (*phases, *kinds)}
+    return {key: fit(samples[key]) for key in (*phases, *kinds)}
 
 
 def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector, int]:

@@ -11,7 +11,7 @@ import pytest
 from schedbench.profiles.calibrate import calibration
 from schedbench.profiles.calibrate.calibration import main, probed
 from schedbench.profiles.calibrate.host import (
-    HostTimes,
+    PhaseSamples,
     calibration_runs,
     fit_lines,
     measure,
@@ -30,25 +30,25 @@ DEVICE_CALLS = {"launch", "copy_call", "event_record", "sync_return", "graph_lau
 
 
 @pytest.fixture(scope="module")
-def times() -> HostTimes:
-    return measure(BASE, calibration_runs((1, 4), (32,)), rounds=1)
+def samples() -> PhaseSamples:
+    return measure(BASE, calibration_runs((1, 4), (32,)), rounds=1)[0]
 
 
-def test_every_phase_of_the_profile_is_measured(times: HostTimes) -> None:
-    assert {name for name, kind in times.samples if kind is None} == BASE.phases.keys()
+def test_every_phase_of_the_profile_is_measured(samples: PhaseSamples) -> None:
+    assert {name for name, kind in samples if kind is None} == BASE.phases.keys()
 
 
-def test_a_phase_takes_between_a_tenth_of_a_microsecond_and_some_milliseconds(times: HostTimes) -> None:
-    for name, line in fit_lines(times).items():
+def test_a_phase_takes_between_a_tenth_of_a_microsecond_and_some_milliseconds(samples: PhaseSamples) -> None:
+    for name, line in fit_lines(samples).items():
         assert 100 < line.at(4) < 5e6, name
 
 
-def test_phases_have_the_sizes_of_the_batches(times: HostTimes) -> None:
-    assert {sample.n for sample in times.samples["settle", None]} == {1, 4}
-    assert {sample.n for sample in times.samples["flatten", None]} == {32, 128}
+def test_phases_have_the_sizes_of_the_batches(samples: PhaseSamples) -> None:
+    assert {sample.n for sample in samples["settle", None]} == {1, 4}
+    assert {sample.n for sample in samples["flatten", None]} == {32, 128}
 
 
-def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, times: HostTimes) -> None:
+def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, samples: PhaseSamples) -> None:
     """Two milliseconds of processor time and one per request are added to the phase's own time."""
     place = prepare.fused_tokens
 
@@ -58,7 +58,9 @@ def test_time_added_to_a_phase_is_found(monkeypatch: pytest.MonkeyPatch, times: 
 
     monkeypatch.setattr(prepare, "fused_tokens", slowly)
     plan = [run for run in calibration_runs((1, 4), (32,)) if "prepare" in run.phases]
-    by_itself, line = (fit_lines(found)["prepare", None] for found in (times, measure(BASE, plan, rounds=1)))
+    by_itself, line = (
+        fit_lines(found)["prepare", None] for found in (samples, measure(BASE, plan, rounds=1)[0])
+    )
     assert line.a - by_itself.a == pytest.approx(2e6, rel=0.25)
     assert line.b - by_itself.b == pytest.approx(1e6, rel=0.25)
 
@@ -91,9 +93,9 @@ def test_a_failing_probe_is_reported_and_left_out() -> None:
 
 
 def test_earlier_probes_are_used_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: HostTimes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: PhaseSamples
 ) -> None:
-    monkeypatch.setattr(calibration, "measure", lambda *_, **__: times)
+    monkeypatch.setattr(calibration, "measure", lambda *_, **__: (samples, {}))
     spread = {"n": 9, "p10": 1, "median": 800, "p90": 1000}
     costs = {"events": dict.fromkeys(("record", "wait", "stream_synchronize_done"), spread)}
     (tmp_path / "probe-costs.json").write_text(json.dumps(costs))

@@ -8,26 +8,22 @@ import pytest
 
 from schedbench.profiles.calibrate.calibration import calibrated, phase_constants, to_yaml
 from schedbench.profiles.calibrate.fit import TimedSample
-from schedbench.profiles.calibrate.host import HostTimes, PhaseSamples, calibration_runs, fit_lines
+from schedbench.profiles.calibrate.host import PhaseSamples, calibration_runs, fit_lines
 from schedbench.profiles.platform.hardware import HardwareError, load
 from schedbench.profiles.platform.resolve import ask
 
 BASE = load("h200")
 BY = {"machine": "an Unknown CPU: 3 GHz", "date": "2026-01-02"}
-TIMES = HostTimes(
-    {
-        ("admit", None): [TimedSample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
-        ("sample", None): [TimedSample(8, 700), TimedSample(8, 800), TimedSample(8, 900)],
-    },
-    through_torch=2500.0,
-    outside_us=1.0,
-)
+SAMPLES: PhaseSamples = {
+    ("admit", None): [TimedSample(n, 2000 + 100 * n) for n in (0, 2, 8) for _ in range(5)],
+    ("sample", None): [TimedSample(8, 700), TimedSample(8, 800), TimedSample(8, 900)],
+}
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "here.yaml"
-    path.write_text(to_yaml(calibrated(BASE, phase_constants(fit_lines(TIMES)), **BY, name="here")))
+    path.write_text(to_yaml(calibrated(BASE, phase_constants(fit_lines(SAMPLES)), **BY, name="here")))
     return path
 
 
@@ -46,8 +42,8 @@ def test_other_constants_are_those_of_the_base_profile(written: Path) -> None:
     found = load(written)
     for part in ("kernels", "copies", "host", "available", "links"):
         assert getattr(found, part) == getattr(BASE, part)
-    assert {name: phase for name, phase in found.phases.items() if (name, None) not in TIMES.samples} == {
-        name: phase for name, phase in BASE.phases.items() if (name, None) not in TIMES.samples
+    assert {name: phase for name, phase in found.phases.items() if (name, None) not in SAMPLES} == {
+        name: phase for name, phase in BASE.phases.items() if (name, None) not in SAMPLES
     }
     assert list(found.phases) == list(BASE.phases)
     assert found.name == "here"
@@ -84,7 +80,7 @@ def test_the_line_of_a_kind_is_written_beside_the_phases_own(tmp_path: Path) -> 
         ("draft", "prefill"): [TimedSample(1, 1)],  # there are no decodes to differ from
     }
     path = tmp_path / "here.yaml"
-    constants = phase_constants(fit_lines(TIMES._replace(samples=TIMES.samples | kinds)))
+    constants = phase_constants(fit_lines(SAMPLES | kinds))
     path.write_text(to_yaml(calibrated(BASE, constants, **BY, name="here")))
     found = load(path)
     lines = {kind: (line.a.value, line.b.value) for kind, line in found.phases["sample"].kinds.items()}
