@@ -242,12 +242,8 @@ class ComparisonAnswer(DocumentAnswer):
 
     @property
     def is_good(self) -> bool:
-        """Whether all gates passed, and the tokens are equal unless others were allowed."""
-        from ..profiles.judge.reasons import Reason
-
-        found = self.content["comparison"]
-        gates = all(gate["outcome"] == "passed" for gate in found["gates"])
-        return gates and Reason.OUTPUT_DIFF not in found["reasons"]
+        """Whether all gates passed, the tokens are equal unless others were allowed, and B has no new hazard."""
+        return bool(self.content["comparison"]["passed"])
 
 
 class CasesAnswer(DocumentAnswer):

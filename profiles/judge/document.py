@@ -44,6 +44,7 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "design": found.trials.design,
             "pairs": min(len(found.trials.a), len(found.trials.b)),
             "verdict": found.verdict,
+            "passed": not found.broken,
             "reasons": found.reasons,
             "headline": found.headline,
             # What differs and is allowed to: the engine's settings, and environments that cannot matter.

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from schedbench.cli import compare_page
+from schedbench.cli.answers import ComparisonAnswer
 from schedbench.profiles.judge.compare import VerdictRules, judge, overall
 from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.document import document
@@ -258,6 +259,7 @@ def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
 
     found = judge(trials([100.0] * 5, a=watched(1), b=watched(1, 2)))
     assert [one.resource for one in found.hazards] == ["x2"] and found.broken
+    assert not ComparisonAnswer(document(found, a="x", b="y", run=RUN)).passed  # as loaded from a file
     assert ": 1 hazard that A has not: x2: no wait; no change" in conclusion(found, a="x", b="y")
     assert not judge(trials([100.0] * 5, a=watched(1, 2), b=watched(1))).broken
 
