@@ -14,31 +14,25 @@ from typing import Any, NamedTuple
 import torch
 
 from ....sched.kernels.declare import Access, Kernel
-from .blocks import NO_MEMORY, SHADOW, DeviceMemory, ShadowTable, device_tensors
-from .footprints import CLOSED, Footprint, Grid, IndexedSource, Pieces, RowSelection, Scattered, copied
+from .blocks import NO_MEMORY, SHADOW, ShadowTable, device_tensors
+from .footprints import Footprint, Grid, Scattered, Selections, ValueSource, copied
 from .shadow import ShadowMemory
 
 Touched = tuple[ShadowMemory, Footprint, bool]
 
 
-class Place(NamedTuple):
-    """Where a tensor is among a kernel's arguments: an argument, or an item of one that is a list."""
+class ArgumentAccess(NamedTuple):
+    """An access of a kernel to an argument, or to the ``item`` of one that is a list."""
 
     argument: int
     item: int | None
-
-    def of(self, arguments: Sequence[Any]) -> Any:
-        argument = arguments[self.argument]
-        return argument if self.item is None else argument[self.item]
-
-
-class ArgumentAccess(NamedTuple):
-    """An access of a kernel to the tensor at ``place``."""
-
-    place: Place
     write: bool
     scattered: bool
     order: int  # among the kernel's accesses
+
+    def tensor(self, arguments: Sequence[Any]) -> Any:
+        argument = arguments[self.argument]
+        return argument if self.item is None else argument[self.item]
 
 
 class KernelForm(NamedTuple):
@@ -46,29 +40,20 @@ class KernelForm(NamedTuple):
     ``computed``: the declaration computes tensors that select rows, instead of naming arguments."""
 
     accesses: Sequence[ArgumentAccess]
-    whole: Sequence[ArgumentAccess]
     scattered: Sequence[ArgumentAccess]
     values: Sequence[int]
     computed: bool
 
 
-Selections = Mapping[int, tuple[Grid, RowSelection]]
+Parts = Mapping[int, Scattered]
 """What scattered accesses touch, by their order among the kernel's accesses."""
-
-
-class KernelCall(NamedTuple):
-    """The declared footprint of a launch, which is a function of the present values of some storages."""
-
-    form: KernelForm
-    selections: Callable[[], Selections]
-    values: Sequence[ShadowMemory]
 
 
 class DeclaredFootprints:
     def __init__(self, table: ShadowTable) -> None:
         self._table = table
         self._forms: dict[object, KernelForm] = {}
-        self._last: dict[Kernel, tuple[object, Mapping[int, Scattered]]] = {}
+        self._last: dict[Kernel, tuple[object, Parts]] = {}
 
     def accesses(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Touched]:
         """The accesses of a launch. Launches that follow each other with equal values, as those of layers and many of
@@ -79,7 +64,7 @@ class DeclaredFootprints:
             return self.touched(form.accesses, arguments, {})
         key, (last, pieces) = self.key(form, arguments), self._last.get(kernel, (None, {}))
         if key != last:
-            pieces = self.pieces(self.call(kernel, form, args, named))
+            pieces = self.parts(kernel, form, args, named)()
             self._last[kernel] = key, pieces
         return self.touched(form.accesses, arguments, pieces)
 
@@ -97,16 +82,27 @@ class DeclaredFootprints:
             form = self._forms[key] = _form(declared, (*held, *held_named.values()))
         return form
 
-    def call(
+    def parts(
         self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
-    ) -> KernelCall:
+    ) -> Callable[[], Parts]:
+        """A function that yields what the scattered accesses of a launch touch, by the values that the arguments have
+        when it is called; one evaluation of the declaration yields all."""
         held, held_named = self._held(args, named)
         arguments = (*args, *named.values())
         tensors = device_tensors(self._table.memory, [arguments[k] for k in form.values])
-        values = {self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()}
+        values = list({self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()})
         evaluated = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
         # Arguments that select rows are the same tensors at all replays of a graph.
-        return KernelCall(form, evaluated if form.computed else cache(evaluated), list(values))
+        present = evaluated if form.computed else cache(evaluated)
+
+        def parts() -> Parts:
+            source = ValueSource(Grid.rows, present, self._kept)
+            self._table.depend(source, values)
+            return {
+                access.order: Scattered(partial(source.pieces, access.order)) for access in form.scattered
+            }
+
+        return parts
 
     def indexed(self, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Scattered:
         """The footprint of ``tensor[i, j, ...]``, which is that of the tensor's last access by indices if nothing has
@@ -117,9 +113,10 @@ class DeclaredFootprints:
         if footprint is None or key != last:
             given = [index for index in indices if index is not None]
             held = [None if index is None else memory.held(index) for index in indices]
-            source = IndexedSource(Grid.of(memory.held(tensor)), held)
+            selections = {0: (Grid.of(memory.held(tensor)), held)}
+            source = ValueSource(Grid.at, lambda: selections, self._kept)
             self._table.depend(source, [self._table.block(index).shadow for index in given])
-            footprint = Scattered(source.pieces)
+            footprint = Scattered(partial(source.pieces, 0))
             shadow.indexed = key, footprint
         return footprint
 
@@ -134,16 +131,17 @@ class DeclaredFootprints:
 
         return [*map(held, args)], {name: held(value) for name, value in named.items()}
 
-    def pieces(self, call: KernelCall) -> Mapping[int, Scattered]:
-        """The footprints that depend on values, which one evaluation of the declaration yields."""
-        declared = _KernelFootprint(call.selections, self._table.memory)
-        self._table.depend(declared, call.values)
-        return {a.order: Scattered(partial(declared.pieces, a.order)) for a in call.form.scattered}
+    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of the tensor. A tensor that a declaration has computed is returned itself, since nothing writes to
+        its memory later."""
+        memory, storage = self._table.memory, tensor.untyped_storage()
+        shared = not memory.lasting or hasattr(storage, SHADOW) or memory.pinned(tensor)
+        return copied(tensor) if shared else tensor
 
     def touched(
-        self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Mapping[int, Scattered]
+        self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Parts
     ) -> Iterator[Touched]:
-        for (argument, item), write, scattered, order in accesses:
+        for argument, item, write, scattered, order in accesses:
             tensor = arguments[argument] if item is None else arguments[argument][item]
             shadow, span = self._table.part(tensor)
             if span.end > span.start:
@@ -152,7 +150,7 @@ class DeclaredFootprints:
     def shadows(self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[ShadowMemory]:
         """The shadow memory of arguments that are device tensors or pinned memory."""
         for access in accesses:
-            shadow, _ = self._table.part(access.place.of(arguments))
+            shadow, _ = self._table.part(access.tensor(arguments))
             assert shadow is not NO_MEMORY, (
                 "a scattered footprint on memory that is neither the device's nor pinned"
             )
@@ -162,7 +160,7 @@ class DeclaredFootprints:
         """Determines the scattered footprints: the values that they follow from, and the geometry of what has them."""
         return (
             *[self._key(arguments[k], values=True) for k in form.values],
-            *[self._key(access.place.of(arguments), values=False) for access in form.scattered],
+            *[self._key(access.tensor(arguments), values=False) for access in form.scattered],
         )
 
     def _key(self, argument: Any, *, values: bool) -> object:
@@ -179,49 +177,9 @@ class DeclaredFootprints:
         return argument
 
 
-class _KernelFootprint:
-    """A kernel's footprint, evaluated when the first of its accesses is compared or the values are about to change.
-    Accesses to the same rows of tensors of one geometry, such as keys and values, share their pieces."""
-
-    def __init__(self, selections: Callable[[], Selections], memory: DeviceMemory) -> None:
-        self._memory = memory
-        self._present: Callable[[], Selections] | None = selections
-        self._selections: Selections = {}
-        self._pieces: dict[object, Pieces] = {}
-
-    def freeze(self) -> None:
-        if self._present is not None:
-            present, self._present = self._present(), None
-            tensors = {id(t): t for _, selection in present.values() for t in selection if t is not None}
-            copies = {key: self._copied(tensor) for key, tensor in tensors.items()}
-            self._selections = {
-                order: (grid, RowSelection(*[copies.get(id(tensor)) for tensor in selection]))
-                for order, (grid, selection) in present.items()
-            }
-
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of the tensor. A tensor that the declaration has computed is returned itself, since nothing writes to
-        its memory later."""
-        memory, storage = self._memory, tensor.untyped_storage()
-        shared = not memory.lasting or hasattr(storage, SHADOW) or memory.pinned(tensor)
-        return copied(tensor) if shared else tensor
-
-    def drop(self) -> None:
-        self._present, self._selections = None, {}
-
-    def pieces(self, order: int) -> Pieces:
-        self.freeze()
-        assert self._selections, CLOSED
-        grid, selection = self._selections[order]
-        key = (grid, *map(id, selection))
-        if key not in self._pieces:
-            self._pieces[key] = grid.rows(selection)
-        return self._pieces[key]
-
-
 def _evaluated(footprint: Callable[[], Sequence[Access]]) -> Selections:
     return {
-        order: (Grid.of(tensor), RowSelection(*selection))
+        order: (Grid.of(tensor), selection)
         for order, (tensor, _, *selection) in enumerate(footprint())
         if selection[0] is not None
     }
@@ -230,7 +188,7 @@ def _evaluated(footprint: Callable[[], Sequence[Access]]) -> Selections:
 def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:
     """Finds the declared tensors among the arguments. A tensor written as a whole is not also read."""
     places = [
-        (id(item), Place(argument, k if isinstance(value, list) else None))
+        (id(item), (argument, k if isinstance(value, list) else None))
         for argument, value in enumerate(arguments)
         for k, item in enumerate(value if isinstance(value, list) else [value])
         if isinstance(item, torch.Tensor)
@@ -238,12 +196,12 @@ def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:
     at = dict(places)
     whole = {id(tensor) for tensor, write, rows, *_ in declared if write and rows is None}
     accesses = [
-        ArgumentAccess(at[id(tensor)], write, rows is not None, order)
+        ArgumentAccess(*at[id(tensor)], write, rows is not None, order)
         for order, (tensor, write, rows, *_) in enumerate(declared)
         if write or id(tensor) not in whole
     ]
-    whole_ones, scattered = ([one for one in accesses if one.scattered is kind] for kind in (False, True))
+    scattered = [access for access in accesses if access.scattered]
     tensors = {id(tensor) for _, _, *selection in declared for tensor in selection if tensor is not None}
     computed = len(at) < len(places) or not tensors <= at.keys()
-    values = range(len(arguments)) if computed else sorted({at[tensor].argument for tensor in tensors})
-    return KernelForm(accesses, whole_ones, scattered, values, computed)
+    values = range(len(arguments)) if computed else sorted({at[tensor][0] for tensor in tensors})
+    return KernelForm(accesses, scattered, values, computed)

@@ -7,10 +7,9 @@ them when one of them is about to change, and computes its pieces when it is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -44,16 +43,6 @@ class Pieces(NamedTuple):
         starts, ends = starts[filled], ends[filled]
         order = np.argsort(starts, kind="stable")
         return cls(starts[order], np.maximum.accumulate(ends[order]))
-
-
-class ValueSource(Protocol):
-    """What footprints follow from: values, read when the first of the footprints is compared."""
-
-    def freeze(self) -> None:
-        """Copy the values, which are about to change."""
-
-    def drop(self) -> None:
-        """Release the values, which are not read any more."""
 
 
 class Scattered:
@@ -102,19 +91,7 @@ def span(tensor: torch.Tensor) -> ByteSpan:
     return ByteSpan(start * item, (start + _reach(tensor.size(), tensor.stride())) * item)
 
 
-class RowSelection(NamedTuple):
-    """Rows of a tensor, and how much of each is touched (see ``Access``)."""
-
-    rows: torch.Tensor | None
-    lens: torch.Tensor | None
-    counts: torch.Tensor | None
-
-    def chosen(self) -> torch.Tensor:
-        """[k] indices along the first dimension."""
-        assert self.rows is not None
-        if self.counts is None:
-            return self.rows
-        return self.rows[torch.arange(self.rows.shape[1]) < self.counts.unsqueeze(1)]
+Selection = Sequence[torch.Tensor | None]
 
 
 class Grid(NamedTuple):
@@ -129,7 +106,7 @@ class Grid(NamedTuple):
     def of(cls, tensor: torch.Tensor) -> Grid:
         return cls(int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.itemsize)
 
-    def at(self, indices: Sequence[torch.Tensor | None]) -> Pieces:
+    def at(self, indices: Selection) -> Pieces:
         """The bytes of ``tensor[i, j, ...]``, by indices of the first dimensions, which are broadcast together; None
         selects all of a dimension."""
         place: Offsets = np.full((), self.offset, np.int64)
@@ -144,9 +121,12 @@ class Grid(NamedTuple):
         starts = np.ravel(np.add.outer(whole, place)) * self.item
         return Pieces.of(starts, starts + _reach(self.size[taken:], self.stride[taken:]) * self.item)
 
-    def rows(self, selection: RowSelection) -> Pieces:
-        """The bytes of rows along the first dimension."""
-        rows, lens = selection.chosen(), selection.lens
+    def rows(self, selection: Selection) -> Pieces:
+        """The bytes of rows along the first dimension, by the ``rows``, ``lens`` and ``counts`` of an ``Access``."""
+        rows, lens, counts = selection
+        assert rows is not None
+        if counts is not None:
+            rows = rows[torch.arange(rows.shape[1]) < counts.unsqueeze(1)]
         if lens is None:
             return self.at([rows])
         starts = (self.offset + rows.numpy().astype(np.int64) * self.stride[0]) * self.item
@@ -160,23 +140,51 @@ def visited(access: StorageAccess) -> Footprint:
     return Scattered(partial(Pieces, access.starts, access.ends))
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class IndexedSource:
-    """The source of the footprint of ``tensor[i, j, ...]``."""
+Selections = Mapping[int, tuple[Grid, Selection]]
+"""The geometry of what accesses touch, and the tensors that select parts of it, by numbers of the accesses."""
 
-    grid: Grid
-    indices: Sequence[torch.Tensor | None] | None
+
+class ValueSource:
+    """What the footprints of accesses follow from: values, read when the first of the footprints is compared or the
+    values are about to change. ``select`` is the method of ``Grid`` that takes the selections, ``kept`` makes a tensor
+    whose values stay. Accesses to the same rows of tensors of one geometry, such as keys and values, share their
+    pieces."""
+
+    def __init__(
+        self,
+        select: Callable[[Grid, Selection], Pieces],
+        present: Callable[[], Selections],
+        kept: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._select = select
+        self._present: Callable[[], Selections] | None = present
+        self._kept = kept
+        self._selections: Selections = {}
+        self._pieces: dict[object, Pieces] = {}
 
     def freeze(self) -> None:
-        if self.indices is not None:
-            self.indices = [None if index is None else copied(index) for index in self.indices]
+        """Read the values, which are about to change."""
+        if self._present is not None:
+            present, self._present = self._present(), None
+            tensors = {id(t): t for _, selection in present.values() for t in selection if t is not None}
+            copies = {key: self._kept(tensor) for key, tensor in tensors.items()}
+            self._selections = {
+                order: (grid, [copies.get(id(tensor)) for tensor in selection])
+                for order, (grid, selection) in present.items()
+            }
 
     def drop(self) -> None:
-        self.indices = None
+        """Release the values, which are not read any more."""
+        self._present, self._selections = None, {}
 
-    def pieces(self) -> Pieces:
-        assert self.indices is not None, CLOSED
-        return self.grid.at(self.indices)
+    def pieces(self, order: int) -> Pieces:
+        self.freeze()
+        assert self._selections, CLOSED
+        grid, selection = self._selections[order]
+        key = (grid, *map(id, selection))
+        if key not in self._pieces:
+            self._pieces[key] = self._select(grid, selection)
+        return self._pieces[key]
 
 
 def _reach(size: Sequence[int], stride: Sequence[int]) -> int:

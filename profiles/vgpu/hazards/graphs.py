@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ....sched.kernels.declare import Kernel
 from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
-from .declared import ArgumentAccess, DeclaredFootprints, KernelCall
+from .declared import ArgumentAccess, DeclaredFootprints, Parts
 from .footprints import ByteSpan, Footprint
 from .shadow import WINDOW, AccessHistory, IssuedOp, NamedMemory, ShadowMemory
 
@@ -65,7 +65,7 @@ class StorageGroup:
 class _KernelNodes(NamedTuple):
     """Nodes of one kernel whose footprints follow from the same values, as those of all layers do."""
 
-    call: KernelCall
+    parts: Callable[[], Parts]
     arguments: Sequence[Any]  # kept, since a replay reads their memory
     groups: dict[ArgumentAccess, StorageGroup]
 
@@ -92,14 +92,15 @@ class GraphFootprint:
     def kernel(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
         declared, arguments = self._declared, (*args, *named.values())
         form = declared.form(kernel, args, named)
-        for shadow, footprint, write in declared.touched(form.whole, arguments, {}):
+        whole = [access for access in form.accesses if not access.scattered]
+        for shadow, footprint, write in declared.touched(whole, arguments, {}):
             self.touch(shadow, footprint, write=write)
         if form.scattered:
             key = (kernel, declared.key(form, arguments))
             nodes = self._nodes.get(key)
             if nodes is None:
-                call = declared.call(kernel, form, args, named)
-                nodes = self._nodes[key] = _KernelNodes(call, arguments, {})
+                parts = declared.parts(kernel, form, args, named)
+                nodes = self._nodes[key] = _KernelNodes(parts, arguments, {})
             shadows = declared.shadows(form.scattered, arguments)
             for shadow, access in zip(shadows, form.scattered, strict=True):
                 nodes.groups.setdefault(access, StorageGroup(access)).add(shadow)
@@ -147,6 +148,6 @@ class GraphFootprint:
     def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
         """Compares and adds a replay's accesses that follow from values."""
         for nodes in self._nodes.values():
-            pieces = self._declared.pieces(nodes.call)
+            pieces = nodes.parts()
             for access, group in nodes.groups.items():
                 group.touch(launch, pieces[access.order], clocks, compare)

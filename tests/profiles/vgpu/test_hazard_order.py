@@ -14,7 +14,6 @@ from schedbench.profiles.vgpu.hazards.footprints import (
     ByteSpan,
     Grid,
     Pieces,
-    RowSelection,
     Scattered,
     meet,
     span,
@@ -130,18 +129,18 @@ def test_an_index_accesses_the_bytes_it_selects(data: st.DataObject) -> None:
 
 def test_rows_are_cut_to_their_lengths() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
-    pieces = Grid.of(table).rows(RowSelection(torch.tensor([2, 0]), torch.tensor([3, 10]), None))
+    pieces = Grid.of(table).rows((torch.tensor([2, 0]), torch.tensor([3, 10]), None))
     assert pieces.starts.tolist() == [0, 80] and pieces.ends.tolist() == [40, 92]
 
 
 def test_only_the_given_number_of_lines_of_a_row_counts() -> None:
     table = torch.zeros(4, 10, dtype=torch.int32)
-    lines = RowSelection(torch.tensor([[2, 0], [1, 3]]), None, torch.tensor([2, 1]))
+    lines = (torch.tensor([[2, 0], [1, 3]]), None, torch.tensor([2, 1]))
     assert Grid.of(table).rows(lines).starts.tolist() == [0, 40, 80]
 
 
 def test_empty_lines_overlap_nothing() -> None:
-    lines = RowSelection(torch.tensor([1]), torch.tensor([0]), None)
+    lines = (torch.tensor([1]), torch.tensor([0]), None)
     nothing = Grid.of(torch.zeros(4, 10, dtype=torch.int32)).rows(lines)
     assert not nothing.starts.tolist()
 
