@@ -121,7 +121,7 @@ def _paged_meta(
     return meta_tensor(slot_mapping.shape[0]), *rows, meta_tensor(b, width, dtype=torch.int32)
 
 
-@kernel(meta=_paged_meta, cost=None, integer=True)
+@kernel(meta=_paged_meta, cost=None)
 def paged_inputs(
     slot_mapping: Tensor,
     starts: Tensor | None,

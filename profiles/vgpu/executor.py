@@ -100,7 +100,7 @@ LARGE_ELEMENTS = 1 << 16  # NumPy takes longer than torch for small arrays, and 
 
 
 class SkippingExecutor(Executor):
-    """Values none: floats are neither computed nor held; integers and booleans are real.
+    """Values none: floats, and what is read from them, are not computed; integers and booleans are real.
 
     Floating tensors are torch's meta tensors. Torch's own Meta kernels are slow, so the shapes that an op returns are
     cached for every combination of shapes, strides, types and other arguments.
@@ -109,6 +109,8 @@ class SkippingExecutor(Executor):
     def __init__(self) -> None:
         super().__init__()
         self._specs = ResultSpecs()
+        # By a kernel's first launch, since all its launches have arguments of the same types.
+        self._computed: dict[Kernel, bool] = {}
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         size, stride, dtype = spec
@@ -133,7 +135,10 @@ class SkippingExecutor(Executor):
             op(*args, **kwargs)
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        if kernel.integer:
+        computed = self._computed.get(kernel)
+        if computed is None:
+            computed = self._computed[kernel] = kernel.unread_floats or not is_uncomputed(args, kwargs)
+        if computed:
             return kernel.impl(*args, **kwargs)
         return self._remade(kernel.meta(*args, **kwargs), floats=False)
 

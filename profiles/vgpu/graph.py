@@ -108,7 +108,7 @@ class GraphCapture(Executor):
 
     def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
         results = allocate(mapped(kernel.meta(*args, **kwargs), spec_of), self.empty)
-        if kernel.integer:
+        if kernel.unread_floats:
             self.live[-1].append(partial(compute_into, results, kernel.impl, args, kwargs))
         else:
             self._recompute(kernel.impl, args, kwargs, results)

@@ -32,7 +32,6 @@ def runs(first: Tensor, lens: Tensor, total: int) -> Tensor:
         nbytes(prefix_lens, seq_lens, last_loc)
         + INT64 * (num_tokens // page_size + seq_lens.shape[0] + num_tokens)
     ),
-    integer=True,
     triton=True,
 )
 def alloc_extend_slots(
@@ -67,7 +66,6 @@ def alloc_extend_slots(
 @kernel(
     meta=lambda seq_lens: meta_tensor(seq_lens.shape[0]),
     cost=lambda seq_lens, last_loc: Work(nbytes(seq_lens, last_loc) + 2 * INT64 * seq_lens.shape[0]),
-    integer=True,
     triton=True,
 )
 def alloc_decode_slots(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
@@ -110,7 +108,6 @@ class _Extend(NamedTuple):
         Access(req_to_token, write=True, rows=extend.req_pool_indices, lens=extend.seq_lens),
         *reads(*extend.tensors()),
     ),
-    integer=True,
     triton=True,
 )
 def _write_cache_indices(req_to_token: Written, extend: _Extend) -> None:
@@ -163,7 +160,6 @@ def write_cache_indices(
         + 2 * (INT64 + req_to_token.element_size()) * seq_lens.shape[0]
     ),
     rows={"req_to_token": "req_pool_indices"},
-    integer=True,
     triton=True,
 )
 def place_decode(
@@ -211,7 +207,6 @@ class NewPrompts(NamedTuple):
         + req_to_token.element_size() * (prefix.shape[0] + num_tokens)
     ),
     rows={"req_to_token": "req_pool_indices"},
-    integer=True,
     triton=True,
 )
 def place_extend(prompts: NewPrompts) -> Tensor:
@@ -255,7 +250,6 @@ def copy_rows(
         nbytes(req_pool_indices, seq_lens) + page_bytes(req_to_token, seq_lens)
     ),
     rows={"req_to_token": "req_pool_indices", "pages": "req_pool_indices"},
-    integer=True,
     fixed_cost=False,
     triton=True,
 )
@@ -284,7 +278,6 @@ def _inputs_footprint(
         + (0 if pages is None else page_bytes(req_to_token, seq_lens))
     ),
     footprint=_inputs_footprint,
-    integer=True,
     fixed_cost=False,
     triton=True,
 )

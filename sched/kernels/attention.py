@@ -195,7 +195,6 @@ def tree_attention(
         Access(req_to_token, write=False, rows=req_pool_indices, lens=seq_lens),
         Access(encoder_lens, write=False, rows=req_pool_indices),
     ),
-    integer=True,
     fixed_cost=False,
 )
 def decoder_pages(

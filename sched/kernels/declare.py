@@ -177,7 +177,7 @@ class Kernel:
     meta: Callable[..., Any]
     cost: Callable[..., Work] | None
     footprint: Callable[..., tuple[Access, ...]]
-    integer: bool  # all outputs and mutated arguments are integers: computed even where floats are skipped
+    unread_floats: bool  # only the shapes of floats are read: computed even where floats are skipped
     fixed_cost: bool  # cost depends on shapes only, not on values
     triton: str
     dense: frozenset[int]
@@ -197,7 +197,7 @@ def kernel(
     meta: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None,
     footprint: Callable[..., tuple[Access, ...]] | None = None,
     rows: Mapping[str, str] = MappingProxyType({}),
-    integer: bool = False,
+    unread_floats: bool = False,
     fixed_cost: bool = True,
     triton: bool = False,
     strided: Collection[str] = (),
@@ -225,7 +225,7 @@ def kernel(
             meta=(lambda *_: None) if meta is None else signature.bind(meta),
             cost=None if cost is None else signature.bind(cost),
             footprint=signature.bind(footprint) if footprint else signature.accesses(rows),
-            integer=integer,
+            unread_floats=unread_floats,
             fixed_cost=fixed_cost,
             triton=implementation.__module__.rpartition(".")[2] if triton else "",
             dense=frozenset(

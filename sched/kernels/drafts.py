@@ -31,7 +31,6 @@ def draft_topk(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 @kernel(
     meta=lambda input_ids: meta_tensor(input_ids.shape[0]),
     cost=lambda input_ids, next_ids, extend_lens: Work(2 * nbytes(input_ids) + nbytes(next_ids, extend_lens)),
-    integer=True,
     triton=True,
 )
 def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tensor:
@@ -57,7 +56,6 @@ def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tens
             ).flatten(),
         ),
     ),
-    integer=True,
     triton=True,
 )
 def _draft_places(
@@ -85,7 +83,6 @@ def draft_places(
         Access(table, write=True, rows=runs(req_pool_indices * width + starts, lens, slots.shape[0])),
         *reads(req_pool_indices, starts, lens, slots),
     ),
-    integer=True,
     triton=True,
 )
 def _write_rows(
@@ -129,7 +126,6 @@ def _ahead_footprint(places: PlacesAhead) -> tuple[Access, ...]:
         nbytes(req_pool_indices, starts, ends) + (INT64 + table.element_size()) * num_tokens
     ),
     footprint=_ahead_footprint,
-    integer=True,
     triton=True,
 )
 def place_ahead(places: PlacesAhead) -> None:
@@ -163,7 +159,7 @@ def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
     return _last_accepted(rows, accept_lens)
 
 
-@kernel(meta=_picked_meta, cost=_picked_cost, triton=True, integer=True)
+@kernel(meta=_picked_meta, cost=_picked_cost, triton=True)
 def pick_bonus(rows: Tensor, accept_lens: Tensor) -> Tensor:
     """``pick_accepted`` of tokens [b · d] int64: [b]."""
     return _last_accepted(rows, accept_lens)

@@ -66,7 +66,6 @@ def _plan_footprint(lookup: Lookup) -> tuple[Access, ...]:
     meta=lambda positions: meta_tensors(3, *positions.shape, dtype=torch.int32),
     cost=_plan_cost,
     footprint=_plan_footprint,
-    integer=True,
     triton=True,
 )
 def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +99,6 @@ def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     meta=lambda positions: meta_tensors(3, *positions.shape, dtype=torch.int32),
     cost=_plan_cost,
     footprint=_plan_footprint,
-    integer=True,
 )
 def plan_unseen(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     """Costs as much as ``plan_swap_in`` and does nothing: for layers that choose the same positions as the first one,
@@ -257,7 +255,6 @@ NOWHERE = (1 << 31) - 1  # a position that no request has
         2 * nbytes(out_cache_loc) + INT64 * out_cache_loc.shape[0] // page_size
     ),
     rows={"mapping": "out_cache_loc"},
-    integer=True,
     triton=True,
 )
 def map_prompt(mapping: Written, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
@@ -274,7 +271,6 @@ def map_prompt(mapping: Written, out_cache_loc: Tensor, free_pages: Tensor, page
     meta=lambda slots: meta_tensor(slots.shape[0]),
     cost=lambda slots: Work(3 * nbytes(slots)),
     rows={"mapping": "slots"},
-    integer=True,
 )
 def translate(mapping: Tensor, slots: Tensor) -> Tensor:
     """Device slots [n] int64 of logical ``slots`` [n]."""
@@ -285,7 +281,6 @@ def translate(mapping: Tensor, slots: Tensor) -> Tensor:
     meta=lambda slots, page_size: meta_tensor(-(-slots.shape[0] // page_size) * page_size),
     cost=lambda slots: Work(nbytes(slots) + 3 * INT64 * slots.shape[0]),
     rows={"mapping": "slots"},
-    integer=True,
     triton=True,
 )
 def unmap(mapping: Written, slots: Tensor, page_size: int) -> Tensor:
@@ -322,7 +317,6 @@ def _newest_footprint(newest: NewestTokens) -> tuple[Access, ...]:
         nbytes(out_cache_loc, req_pool_indices, seq_lens) + 2 * INT64 * seq_lens.shape[0]
     ),
     footprint=_newest_footprint,
-    integer=True,
     triton=True,
 )
 def map_newest(newest: NewestTokens) -> None:
@@ -359,7 +353,6 @@ def _previous_footprint(previous: PreviousTokens) -> tuple[Access, ...]:
         nbytes(req_pool_indices, seq_lens) + 5 * INT64 * seq_lens.shape[0]
     ),
     footprint=_previous_footprint,
-    integer=True,
     triton=True,
 )
 def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
@@ -376,7 +369,6 @@ def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
     footprint=lambda tokens, row: tuple(
         Access(table, write=True, rows=torch.tensor([row])) for table in tokens
     ),
-    integer=True,
 )
 def empty_buffer(tokens: Sequence[Written], row: int) -> None:
     """Marks all slots of the hot buffer of a ``row`` as empty, in every layer; ``tokens`` are [rows, B] int32 each."""

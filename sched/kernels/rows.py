@@ -34,7 +34,6 @@ def embedding(input_ids: Tensor, table: Tensor) -> Tensor:
 @kernel(
     meta=lambda seq_lens: meta_tensor(seq_lens.shape[0]),
     cost=lambda seq_lens: Work(nbytes(seq_lens) + INT64 * seq_lens.shape[0]),
-    integer=True,
     triton=True,
 )
 def decode_positions(seq_lens: Tensor) -> Tensor:
@@ -47,7 +46,6 @@ def decode_positions(seq_lens: Tensor) -> Tensor:
 @kernel(
     meta=lambda num_tokens: meta_tensor(num_tokens),
     cost=lambda seq_lens, extend_lens, num_tokens: Work(nbytes(seq_lens, extend_lens) + INT64 * num_tokens),
-    integer=True,
     triton=True,
 )
 def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> Tensor:
@@ -87,7 +85,6 @@ INPUTS = DecodeInputs._fields
     cost=lambda static, input_ids, padded: Work(
         len(INPUTS) * (nbytes(input_ids) + padded * static.element_size())
     ),
-    integer=True,
     triton=True,
 )
 def stage_decode(static: Written, inputs: DecodeInputs, padded: int) -> None:
@@ -105,7 +102,7 @@ def stage_decode(static: Written, inputs: DecodeInputs, padded: int) -> None:
         rows[INPUTS.index("seq_lens"), b:padded] = 1
 
 
-@kernel(cost=lambda source: Work(2 * nbytes(source)), triton=True, integer=True)
+@kernel(cost=lambda source: Work(2 * nbytes(source)), triton=True)
 def stage_rows(static: Written, source: Tensor, padded: int) -> None:
     """Copies integer rows [n, ...] to the first rows of ``static``; rows n to ``padded`` become zeros."""
     static[: source.shape[0]] = source
@@ -118,7 +115,6 @@ def stage_rows(static: Written, source: Tensor, padded: int) -> None:
         Access(input_ids, write=True),
         Access(tokens, write=False, rows=-input_ids[input_ids < 0]),
     ),
-    integer=True,
     triton=True,
 )
 def resolve_negative(input_ids: Written, tokens: Tensor) -> None:
@@ -126,7 +122,7 @@ def resolve_negative(input_ids: Written, tokens: Tensor) -> None:
     input_ids.copy_(torch.where(input_ids < 0, tokens[(-input_ids).clamp_(min=0)], input_ids))
 
 
-@kernel(cost=lambda condition: Work(nbytes(condition)), integer=True)
+@kernel(cost=lambda condition: Work(nbytes(condition)))
 def assert_all(condition: Tensor) -> None:
     """Fails on the device unless ``condition`` [] bool holds. The host does not wait for it."""
     torch._assert_async(condition)

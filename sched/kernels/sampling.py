@@ -175,7 +175,7 @@ def sample_greedy(logits: Tensor, vocab_mask: Tensor | None) -> Tensor:
     return _masked(logits, vocab_mask).argmax(1)
 
 
-@kernel(meta=_ids_meta, cost=_greedy_cost, integer=True)
+@kernel(meta=_ids_meta, cost=_greedy_cost, unread_floats=True)
 def sample_greedy_tagged(logits: Tensor, vocab_mask: Tensor | None, fingerprint: Tensor) -> Tensor:
     """As ``sample_greedy`` in cost; the id is a hash of fingerprint [b] int64 and no logit is read."""
     return _tagged_ids(logits, vocab_mask, fingerprint)
@@ -187,7 +187,7 @@ def sample(draw: Draw) -> Tensor:
     return _scores(draw).argmax(1)
 
 
-@kernel(meta=_ids_meta, cost=_draw_cost, integer=True)
+@kernel(meta=_ids_meta, cost=_draw_cost, unread_floats=True)
 def sample_tagged(draw: Draw, fingerprint: Tensor) -> Tensor:
     """As ``sample`` in cost; the id is a hash of fingerprint [b] int64 and no logit is read."""
     return _tagged_ids(draw.logits, draw.vocab_mask, fingerprint)
@@ -253,7 +253,7 @@ def unmask(input_ids: Written, logits: Tensor, mask_id: int, threshold: float, b
     _reveal(input_ids.view(-1, block), found.view(-1, block), confidence.view(-1, block), mask_id, threshold)
 
 
-@kernel(cost=_unmask_cost, integer=True)
+@kernel(cost=_unmask_cost, unread_floats=True)
 def unmask_tagged(
     input_ids: Written, logits: Tensor, fingerprint: Tensor, mask_id: int, threshold: float, block: int
 ) -> None:

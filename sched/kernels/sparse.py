@@ -139,7 +139,7 @@ _GRIDS = 16  # the stretches change when a sequence has grown by a sixteenth of 
     meta=lambda q, top_k: meta_tensor(q.shape[0], top_k, dtype=torch.int32),
     cost=_select_cost,
     footprint=lambda seq_lens: reads(seq_lens),
-    integer=True,
+    unread_floats=True,
     fixed_cost=False,
 )
 def select_simulated(scored: Scored, top_k: int, reuse: float) -> Tensor:
@@ -183,7 +183,6 @@ def _mixed(x: Tensor) -> Tensor:
         *reads(positions, req_pool_indices),
         Access(req_to_token, write=False, rows=req_pool_indices, lens=positions.amax(1) + 1),
     ),
-    integer=True,
     triton=True,
 )
 def page_lookup(positions: Tensor, req_to_token: Tensor, req_pool_indices: Tensor) -> Tensor:

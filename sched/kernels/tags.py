@@ -99,7 +99,6 @@ def _running(terms: Words, before: Words, new: Indices) -> Words:
 @kernel(
     meta=lambda req_pool_indices: meta_tensor(req_pool_indices.shape[0]),
     cost=None,
-    integer=True,
 )
 def kv_tags(
     tags: Written,
@@ -169,7 +168,6 @@ _TIER_DRIFT = -0x61C8864680B583EB  # odd, as an int64
         Access(source, write=False, rows=source_slots.clamp(min=0).flatten()),
         Access(target, write=True, rows=target_slots.where(source_slots != ABSENT, PADDING).flatten()),
     ),
-    integer=True,
 )
 def move_tags(target: Written, target_slots: Tensor, source: Tensor, source_slots: Tensor) -> None:
     """``target[target_slots] = source[source_slots]``; a source slot that is ABSENT goes to the padding."""
@@ -186,7 +184,6 @@ def move_tags(target: Written, target_slots: Tensor, source: Tensor, source_slot
         Access(host_tags, write=False, rows=entries_at(host_slots, req_pool_indices, missing).flatten()),
         Access(device_tags, write=True, rows=targets.flatten()),
     ),
-    integer=True,
 )
 def fetch_tags(
     device_tags: Written,
@@ -224,7 +221,7 @@ def _misplaced_footprint(attended: AttendedTags) -> tuple[Access, ...]:
     )
 
 
-@kernel(cost=None, footprint=_misplaced_footprint, integer=True)
+@kernel(cost=None, footprint=_misplaced_footprint)
 def misplaced(attended: AttendedTags) -> None:
     """Changes the fingerprint of a request if one of the ``locations`` has another tag than the page table gives the
     position; each difference is multiplied by the position's weight."""

@@ -39,7 +39,6 @@ def scatter_kv(caches: Sequence[Written], slots: Tensor, kv: Tensor) -> None:
     meta=lambda slots: meta_tensor(2, slots.shape[0]),
     cost=None,
     rows={"tags": "slots", "sums": "slots"},
-    integer=True,
 )
 def gather_tags(tags: Tensor, sums: Tensor, slots: Tensor) -> Tensor:
     """With values none, what stands for the KV of ``slots`` [n] int64: [2, n] int64."""
@@ -49,7 +48,6 @@ def gather_tags(tags: Tensor, sums: Tensor, slots: Tensor) -> Tensor:
 @kernel(
     cost=None,
     rows={"tags": "slots", "sums": "slots"},
-    integer=True,
 )
 def scatter_tags(tags: Written, sums: Written, slots: Tensor, values: Tensor) -> None:
     """Writes what ``gather_tags`` returns to the tags."""

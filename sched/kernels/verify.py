@@ -48,7 +48,6 @@ def build_tree(
 @kernel(
     meta=lambda parents, depth: (meta_tensor(*parents.shape, depth), meta_tensor(*parents.shape)),
     cost=lambda parents, depth: Work(nbytes(parents) * (2 + depth)),
-    integer=True,
     triton=True,
 )
 def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
@@ -70,7 +69,6 @@ def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
 @kernel(
     meta=lambda parents: meta_tensors(2, *parents.shape),
     cost=lambda parents: Work(3 * nbytes(parents)),
-    integer=True,
 )
 def tree_links(parents: Tensor) -> tuple[Tensor, Tensor]:
     """Each node's first child and next sibling, [b, d] int64 each, NONE where there is none."""
@@ -94,7 +92,6 @@ def _accepted_meta(requests: Tensor, most: int) -> tuple[Tensor, Tensor]:
     cost=lambda tokens, parents, predict, most: Work(
         nbytes(tokens, parents, predict) + INT32 * tokens.shape[0] * (most + 1)
     ),
-    integer=True,
     triton=True,
 )
 def accept_drafts(
@@ -128,7 +125,6 @@ def accept_drafts(
         nbytes(req_pool_indices, seeds, predict) + INT32 * seeds.shape[0] * most
     ),
     rows={"counters": "req_pool_indices"},
-    integer=True,
 )
 def accept_simulated(
     counters: Written,
@@ -173,7 +169,6 @@ def simulated_lengths(seeds: Tensor, ordinals: Tensor, mean: float, *, rounded: 
 @kernel(
     meta=lambda paths: meta_tensor(paths.shape[0] * paths.shape[1], paths.shape[2] - 1),
     cost=lambda tokens, paths: Work(nbytes(tokens) + 2 * nbytes(paths)),
-    integer=True,
 )
 def path_tokens(tokens: Tensor, paths: Tensor) -> Tensor:
     """Draft tokens on the path to each node, without the root, which is no draft: [b · d, depth - 1] int64, -1 after

@@ -54,7 +54,7 @@ def _cost(static: Tensor, inputs: DecodeInputs, padded: int, pages: Tensor) -> W
     return staged._replace(bytes=staged.bytes + page_bytes(pages, inputs.seq_lens))
 
 
-@kernel(cost=_cost, footprint=_footprint, integer=True, fixed_cost=False)
+@kernel(cost=_cost, footprint=_footprint, fixed_cost=False)
 def stage_with_slots(
     static: Written, inputs: DecodeInputs, padded: int, slots: Written, pages: Tensor
 ) -> None:

@@ -117,7 +117,7 @@ def none_test_mixed(x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, t
     return x * 2, ids + 1
 
 
-@kernel(meta=lambda ids: meta_like(ids), cost=None, footprint=lambda: (), integer=True)
+@kernel(meta=lambda ids: meta_like(ids), cost=None, footprint=lambda: (), unread_floats=True)
 def none_test_integer(ids: Written, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
     ids.add_(1)
     return ids * 10
