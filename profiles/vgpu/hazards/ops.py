@@ -34,12 +34,10 @@ def checked(checker: HazardChecker, func: torch._ops.OpOverload, handler: Handle
         return handler
     if name in LIKES or name in RESHAPES or is_view(schema):
         return _unlaunched(checker, handler)
-    if name in READS or name == "_local_scalar_dense":
-        return _functional(checker, name, handler, waits=True)
     if name in ("index", "index_put_"):
         return _indexed(checker, name, handler)
-    written = written_arguments(schema)
-    return _in_place(checker, name, handler, written) if written else _functional(checker, name, handler)
+    waits = name in READS or name == "_local_scalar_dense"
+    return _launched(checker, name, handler, written_arguments(schema), waits=waits)
 
 
 def _unlaunched(checker: HazardChecker, handler: Handler) -> Handler:
@@ -56,37 +54,26 @@ def _unlaunched(checker: HazardChecker, handler: Handler) -> Handler:
     return watched
 
 
-def _functional(checker: HazardChecker, name: str, handler: Handler, *, waits: bool = False) -> Handler:
-    """``waits``: the host waits for the op inside the handler, which the op's launch therefore precedes."""
-
-    def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        launch = checker.launch_here(name) if waits else None
-        out = handler(args, kwargs)
-        begin = perf_counter_ns()
-        launch = launch or checker.launch(name)
-        _accesses(checker, launch, (*args, *kwargs.values()), write=False)
-        _accesses(checker, launch, (out,), write=True)
-        checker.spent += perf_counter_ns() - begin
-        return out
-
-    return watched
-
-
-def _in_place(
-    checker: HazardChecker, name: str, handler: Handler, written: Sequence[tuple[int, str]]
+def _launched(
+    checker: HazardChecker, name: str, handler: Handler, written: Sequence[tuple[int, str]], *, waits: bool
 ) -> Handler:
+    """An op that writes the arguments ``written``, or else its results. ``waits``: the host waits for the op inside the
+    handler, which the op's launch therefore precedes."""
     positions, names = {k for k, _ in written}, {name for _, name in written}
 
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]
-        _announce(checker, targets)
+        if targets:
+            _announce(checker, targets)
+        launch = checker.launch_here(name) if waits else None
         out = handler(args, kwargs)
         begin = perf_counter_ns()
-        launch = checker.launch(name)
+        launch = launch or checker.launch(name)
         # Accesses that conflict with a read of a target conflict with its write, too.
-        _accesses(checker, launch, [arg for k, arg in enumerate(args) if k not in positions], write=False)
-        _accesses(checker, launch, [arg for name, arg in kwargs.items() if name not in names], write=False)
-        _accesses(checker, launch, targets, write=True)
+        read = [arg for k, arg in enumerate(args) if k not in positions]
+        read += [arg for name, arg in kwargs.items() if name not in names]
+        _accesses(checker, launch, read, write=False)
+        _accesses(checker, launch, targets or (out,), write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
