@@ -94,20 +94,14 @@ class _Extend(NamedTuple):
     extend_lens: Tensor
     out_cache_loc: Tensor
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.req_pool_indices, *self.prefix_tensors, *self[2:])
-
 
 @kernel(
     cost=lambda req_to_token, extend: Work(
-        nbytes(*extend.tensors())
+        nbytes(extend.req_pool_indices, *extend.prefix_tensors, *extend[2:])
         + req_to_token.element_size()
         * sum(slots.shape[0] for slots in (extend.out_cache_loc, *extend.prefix_tensors))
     ),
-    footprint=lambda req_to_token, extend: (
-        Access(req_to_token, write=True, rows=extend.req_pool_indices, lens=extend.seq_lens),
-        *reads(*extend.tensors()),
-    ),
+    rows={"req_to_token": "req_pool_indices, seq_lens"},
     triton=True,
 )
 def _write_cache_indices(req_to_token: Written, extend: _Extend) -> None:

@@ -190,11 +190,7 @@ def tree_attention(
         + nbytes(req_pool_indices, seq_lens)
         + 3 * INT64 * seq_lens.shape[0]
     ),
-    footprint=lambda req_to_token, req_pool_indices, seq_lens, encoder_lens: (
-        *reads(req_pool_indices, seq_lens),
-        Access(req_to_token, write=False, rows=req_pool_indices, lens=seq_lens),
-        Access(encoder_lens, write=False, rows=req_pool_indices),
-    ),
+    rows={"req_to_token": "req_pool_indices, seq_lens", "encoder_lens": "req_pool_indices"},
     fixed_cost=False,
 )
 def decoder_pages(

@@ -107,8 +107,10 @@ class Signature:
     def accesses(self, rows: Mapping[str, str]) -> Callable[..., tuple[Access, ...]]:
         """The footprint of an op that reads all tensors but those that it writes, and then writes these. Lists are
         accessed as each of their tensors. ``rows`` names the argument with the indices along dim 0 of what is not
-        accessed as a whole."""
-        if unknown := {*rows, *rows.values()} - set(self.types):
+        accessed as a whole and, behind a comma, that with how much of each row is."""
+        if unknown := {*rows, *(name for names in rows.values() for name in names.split(", "))} - set(
+            self.types
+        ):
             raise TypeError(f"{self._implementation.__qualname__} has no parameters {sorted(unknown)}")
         read: list[str] = []
         written: list[str] = []
@@ -150,8 +152,9 @@ class Work(NamedTuple):
 
 
 class Access(NamedTuple):
-    """One tensor a launch reads or writes; ``rows`` narrows it to indices along dim 0, ``lens`` each of those to
-    its first entries along dim 1. ``counts`` limits ``rows`` [n, m] to the first ``counts[i]`` indices of line i."""
+    """One tensor a launch reads or writes; ``rows``, of any shape, narrows it to indices along dim 0, ``lens`` [n] each
+    of n rows to its first entries along dim 1. ``counts`` limits ``rows`` [n, m] to the first ``counts[i]`` indices of
+    line i."""
 
     tensor: Tensor
     write: bool

@@ -198,11 +198,7 @@ def _cost(q: Tensor, k_cache: Tensor, locations: Tensor, seq_lens: Tensor) -> Wo
 @kernel(
     meta=attention_output,
     cost=_cost,
-    footprint=lambda q, k_cache, v_cache, locations, seq_lens: (
-        *reads(q, locations, seq_lens),
-        Access(k_cache, write=False, rows=locations.flatten()),
-        Access(v_cache, write=False, rows=locations.flatten()),
-    ),
+    rows={"k_cache": "locations", "v_cache": "locations"},
     fixed_cost=False,
     triton=True,
 )

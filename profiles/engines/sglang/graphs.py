@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....sched.config import EngineConfig
 from ....sched.kernels.allocation import copy_rows, page_bytes
-from ....sched.kernels.declare import Access, Work, Written, kernel, kernels, reads
+from ....sched.kernels.declare import Work, Written, kernel, kernels
 from ....sched.kernels.rows import DecodeInputs, stage_decode
 from ....sched.model.runner import GraphInput, ModelRunner
 from ..model import EngineModel
@@ -39,22 +39,13 @@ class GraphRunner(ModelRunner):
 _STAGE = kernels()[stage_decode]
 
 
-def _footprint(static: Tensor, inputs: DecodeInputs, slots: Tensor, pages: Tensor) -> tuple[Access, ...]:
-    rows, lens = inputs.req_pool_indices, inputs.seq_lens
-    copied = (
-        Access(pages, write=False, rows=rows, lens=lens),
-        Access(slots, write=True, rows=rows, lens=lens),
-    )
-    return (*reads(*inputs), Access(static, write=True), *copied)
-
-
 def _cost(static: Tensor, inputs: DecodeInputs, padded: int, pages: Tensor) -> Work:
     assert _STAGE.cost is not None
     staged = _STAGE.cost(static, *inputs, padded)
     return staged._replace(bytes=staged.bytes + page_bytes(pages, inputs.seq_lens))
 
 
-@kernel(cost=_cost, footprint=_footprint, fixed_cost=False)
+@kernel(cost=_cost, rows=dict.fromkeys(("pages", "slots"), "req_pool_indices, seq_lens"), fixed_cost=False)
 def stage_with_slots(
     static: Written, inputs: DecodeInputs, padded: int, slots: Written, pages: Tensor
 ) -> None:
