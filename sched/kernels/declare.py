@@ -169,8 +169,8 @@ class Kernel:
 
     ``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any device,
     without running torch's own Meta kernels. ``cost`` is None for the emulator's own bookkeeping, which no real device
-    would run. ``triton`` is the module of ``triton/`` with a launch function of the op's name, or empty; its arguments
-    at the positions ``dense`` are made contiguous first.
+    would run and whose accesses are not watched. ``triton`` is the module of ``triton/`` with a launch function of the
+    op's name, or empty; its arguments at the positions ``dense`` are made contiguous first.
     """
 
     name: str

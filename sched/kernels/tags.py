@@ -15,15 +15,13 @@ Only an emulated device goes without values, so the tensors here always lie in t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .arrays import ONE, ZERO, clipped, kept_array, kept_words, row_starts
-from .declare import Access, Written, kernel, meta_tensor, reads
+from .declare import Written, kernel, meta_tensor
 from .sparse import ABSENT, PADDING, entries_at
 
 Words = NDArray[np.uint64]
@@ -96,10 +94,7 @@ def _running(terms: Words, before: Words, new: Indices) -> Words:
     return sums + np.repeat(base, new)
 
 
-@kernel(
-    meta=lambda req_pool_indices: meta_tensor(req_pool_indices.shape[0]),
-    cost=None,
-)
+@kernel(meta=lambda req_pool_indices: meta_tensor(req_pool_indices.shape[0]), cost=None)
 def kv_tags(
     tags: Written,
     sums: Written,
@@ -161,14 +156,7 @@ def kv_tags(
 _TIER_DRIFT = -0x61C8864680B583EB  # odd, as an int64
 
 
-@kernel(
-    cost=None,
-    footprint=lambda target, target_slots, source, source_slots: (
-        *reads(target_slots, source_slots),
-        Access(source, write=False, rows=source_slots.clamp(min=0).flatten()),
-        Access(target, write=True, rows=target_slots.where(source_slots != ABSENT, PADDING).flatten()),
-    ),
-)
+@kernel(cost=None)
 def move_tags(target: Written, target_slots: Tensor, source: Tensor, source_slots: Tensor) -> None:
     """``target[target_slots] = source[source_slots]``; a source slot that is ABSENT goes to the padding."""
     absent = source_slots == ABSENT
@@ -176,15 +164,7 @@ def move_tags(target: Written, target_slots: Tensor, source: Tensor, source_slot
     target.index_copy_(0, slots, source[source_slots.clamp(min=0).flatten().to(torch.int64)])
 
 
-@kernel(
-    cost=None,
-    footprint=lambda device_tags, host_tags, host_slots, req_pool_indices, missing, targets: (
-        *reads(req_pool_indices, missing, targets),
-        Access(host_slots, write=False, rows=req_pool_indices, lens=missing.amax(1) + 1),
-        Access(host_tags, write=False, rows=entries_at(host_slots, req_pool_indices, missing).flatten()),
-        Access(device_tags, write=True, rows=targets.flatten()),
-    ),
-)
+@kernel(cost=None)
 def fetch_tags(
     device_tags: Written,
     host_tags: Tensor,
@@ -198,35 +178,20 @@ def fetch_tags(
     device_tags.index_copy_(0, targets.flatten().to(torch.int64), host_tags[places])
 
 
-class AttendedTags(NamedTuple):
-    """The tags that b requests have attended to, and those that the page table gives."""
-
-    fingerprint: Written  # [b] int64
-    device_tags: Tensor
-    tags: Tensor  # of logical slots
-    weights: Tensor
-    req_to_token: Tensor
-    req_pool_indices: Tensor  # [b]
-    positions: Tensor  # [b, k], the chosen ones
-    locations: Tensor  # [b, k], where they were read
-
-
-def _misplaced_footprint(attended: AttendedTags) -> tuple[Access, ...]:
-    fingerprint, device_tags, tags, weights, req_to_token, rows, positions, locations = attended
-    return (
-        *reads(tags, weights, rows, positions, locations),
-        Access(req_to_token, write=False, rows=rows, lens=positions.amax(1) + 1),
-        Access(device_tags, write=False, rows=locations.flatten()),
-        Access(fingerprint, write=True),
-    )
-
-
-@kernel(cost=None, footprint=_misplaced_footprint)
-def misplaced(attended: AttendedTags) -> None:
-    """Changes the fingerprint of a request if one of the ``locations`` has another tag than the page table gives the
-    position; each difference is multiplied by the position's weight."""
-    fingerprint, device_tags, tags, weights, req_to_token, rows, positions, locations = attended
+@kernel(cost=None)
+def misplaced(
+    fingerprint: Written,  # [b] int64
+    device_tags: Tensor,
+    tags: Tensor,  # of logical slots
+    weights: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,  # [b]
+    positions: Tensor,  # [b, k], the chosen ones
+    locations: Tensor,  # [b, k], where they were read
+) -> None:
+    """Changes the fingerprint of a request if one of the ``locations`` that it has attended to has another tag than the
+    page table gives the position; each difference is multiplied by the position's weight."""
     where = positions.clamp(min=0).to(torch.int64)
-    slots = req_to_token[rows.unsqueeze(1), where].to(torch.int64)
+    slots = req_to_token[req_pool_indices.unsqueeze(1), where].to(torch.int64)
     differ = (device_tags[locations.to(torch.int64)] - tags[slots]) * weights[where]
     fingerprint += differ.masked_fill(positions == ABSENT, 0).sum(1) * _TIER_DRIFT

@@ -35,20 +35,13 @@ def scatter_kv(caches: Sequence[Written], slots: Tensor, kv: Tensor) -> None:
         cache.index_copy_(0, slots, rows)
 
 
-@kernel(
-    meta=lambda slots: meta_tensor(2, slots.shape[0]),
-    cost=None,
-    rows={"tags": "slots", "sums": "slots"},
-)
+@kernel(meta=lambda slots: meta_tensor(2, slots.shape[0]), cost=None)
 def gather_tags(tags: Tensor, sums: Tensor, slots: Tensor) -> Tensor:
     """With values none, what stands for the KV of ``slots`` [n] int64: [2, n] int64."""
     return torch.stack([tags[slots], sums[slots]])
 
 
-@kernel(
-    cost=None,
-    rows={"tags": "slots", "sums": "slots"},
-)
+@kernel(cost=None)
 def scatter_tags(tags: Written, sums: Written, slots: Tensor, values: Tensor) -> None:
     """Writes what ``gather_tags`` returns to the tags."""
     tags[slots], sums[slots] = values[0], values[1]
