@@ -67,14 +67,11 @@ _written_by_schedule = partial(AccessSign, "schedule", True)
 _PAGE_TABLE_READS = (
     _read_by_forward("Decoder._attended", "attention("),
     _read_by_forward("CrossDecoder._rows", "decoder_pages("),
-    _read_by_forward("TaggedDecoder._tag_encoder", "kv_tags("),
     _read_by_forward("SparseAttention._extend", "sparse_extend("),
     _read_by_forward("ModelRunner._replay", "graph.replay()"),
     _read_by_forward("GraphedFunction.__call__", "graph.replay()"),
     _read_by_forward("SparseAttention._decode", "*scored"),
     _read_by_forward("PageTableLocator.read_slots", "page_lookup("),
-    _read_by_forward("TaggedDecoder.forward", "kv_tags("),
-    _read_by_forward("HotBufferLocator.settle", "misplaced("),
     _read_by_forward("Drafter._tokens", "draft_places("),
     _read_by_forward("Drafter._draft_tree", "draft_places("),
     _read_by_forward("chain_batch", "draft_places("),
@@ -99,10 +96,7 @@ _PENALTY_COUNTS = (
     _written_by_schedule("TokenPenalizer.cumulate", "self.state."),
     _written_by_schedule("StopPenalizer.cumulate", "self.output_lens."),
 )
-_DECODED = (
-    _read_by_schedule("Decoder.forward", "embedding(batch.input_ids"),
-    _read_by_schedule("TaggedDecoder.forward", "kv_tags("),
-)
+_DECODED = (_read_by_schedule("Decoder.forward", "embedding(batch.input_ids"),)
 _TOKEN_READS = (
     _read_by_schedule("filter_input", "batch.input_ids[keep]"),
     _read_by_schedule("filter_input_summing", "batch.input_ids[keep]"),
