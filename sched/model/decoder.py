@@ -5,7 +5,7 @@ It depends on requests only as rows of a ForwardBatch, and on the device only by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -200,16 +200,6 @@ class Embedder(Decoder):
         return hidden
 
 
-@dataclass(frozen=True, slots=True)
-class _Attended:
-    """What the layers of one forward attend to: ``own`` the decoder's tokens, on pages of their own, and ``encoder``
-    for each token all of its request's encoder tokens."""
-
-    own: ForwardBatch
-    pages: torch.Tensor
-    encoder: ForwardBatch
-
-
 class CrossDecoder(Decoder):
     """A decoder some of whose layers attend to the tokens of an encoder (mllama's and Whisper's shape).
 
@@ -223,7 +213,9 @@ class CrossDecoder(Decoder):
         super().__post_init__()
         rows, device = self.req_to_token.shape[0], self.req_to_token.device
         self._encoder_lens = torch.ones(rows, dtype=torch.int64, device=device)
-        self._attending: _Attended | None = None
+        # What the layers of a forward attend to, with its page table: the decoder's tokens, and, for the cross layers,
+        # each token all of its request's encoder tokens.
+        self._attending: Sequence[tuple[ForwardBatch, torch.Tensor]] = ()
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         if not batch.mode.is_idle:
@@ -231,7 +223,7 @@ class CrossDecoder(Decoder):
                 self._encode(batch, batch.encoder)
             self._attending = self._rows(batch)
         output = super().forward(batch)
-        self._attending = None
+        self._attending = ()
         return output
 
     def _encode(self, batch: ForwardBatch, encoder: EncoderTokens) -> None:
@@ -246,22 +238,15 @@ class CrossDecoder(Decoder):
             qkv = linear(hidden, layer.qkv, layer.qkv_bias, hidden.dtype)
             self._stored(qkv, layer, tokens, index, encoder.out_cache_loc)
 
-    def _rows(self, batch: ForwardBatch) -> _Attended:
+    def _rows(self, batch: ForwardBatch) -> Sequence[tuple[ForwardBatch, torch.Tensor]]:
         pages, lens, encoder_lens = decoder_pages(
             self.req_to_token, batch.req_pool_indices, batch.seq_lens, self._encoder_lens, batch.max_seq_len
         )
         rows = torch.arange(batch.batch_size, device=pages.device)
-        return _Attended(
-            own=replace(batch, req_pool_indices=rows, seq_lens=lens),
-            pages=pages,
-            encoder=each_token(batch, encoder_lens),
-        )
+        own = replace(batch, req_pool_indices=rows, seq_lens=lens)
+        return (own, pages), (each_token(batch, encoder_lens), self.req_to_token)
 
     def _dense(self, qkv: torch.Tensor, layer: LayerWeights, batch: ForwardBatch, index: int) -> torch.Tensor:
         """A cross layer also stores KV of the decoder's tokens, which nothing reads."""
-        q, k_cache, v_cache = self._stored(qkv, layer, batch, index, batch.out_cache_loc)
-        attended = self._attending
-        assert attended is not None
-        if index in self.config.cross_layers:
-            return self._attended(q, k_cache, v_cache, attended.encoder, self.req_to_token)
-        return self._attended(q, k_cache, v_cache, attended.own, attended.pages)
+        stored = self._stored(qkv, layer, batch, index, batch.out_cache_loc)
+        return self._attended(*stored, *self._attending[index in self.config.cross_layers])
