@@ -4,7 +4,7 @@ position before it. Embedding and head are the target's; its KV is in the target
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,26 +23,21 @@ from .weights import Shape, Weights, layer_weights
 HIDDEN_SHARE = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class DraftWeights:
-    fc: torch.Tensor  # [2 · hidden, hidden]: the embedding's half, then the hidden state's
-    layers: Weights  # one layer, with the target's embedding, head and angles
-
-
-def derived_weights(config: ModelConfig, target: Weights) -> DraftWeights:
-    """A draft that is the target's first layer, which guesses well if deeper layers contribute little."""
+def derived_weights(config: ModelConfig, target: Weights) -> Weights:
+    """A draft that is the target's first layer, which guesses well if deeper layers contribute little. A draft has the
+    target's embedding, head and angles."""
     identity = torch.eye(config.hidden_size, dtype=config.dtype)
     # A seeded embedding's norm is 1, a hidden state's that of a vector of ones.
     share = HIDDEN_SHARE / math.sqrt(config.hidden_size)
     fc = torch.cat([identity, share * identity]).to(target.embedding.device)
-    return DraftWeights(fc, replace(target, layers=target.layers[:1]))
+    return replace(target, layers=target.layers[:1], fc=fc)
 
 
-def empty_draft_weights(config: ModelConfig, target: Weights) -> DraftWeights:
+def empty_draft_weights(config: ModelConfig, target: Weights) -> Weights:
     """Storage alone, for a device that skips floating-point work."""
     device = target.embedding.device
     fc = torch.empty((2 * config.hidden_size, config.hidden_size), dtype=config.dtype, device=device)
-    return DraftWeights(fc, replace(target, layers=target.layers[:1]))
+    return replace(target, layers=target.layers[:1], fc=fc)
 
 
 def read_draft_config(directory: Path, target: ModelConfig) -> ModelConfig:
@@ -59,7 +54,7 @@ def read_draft_config(directory: Path, target: ModelConfig) -> ModelConfig:
     return config
 
 
-def load_draft_weights(directory: Path, config: ModelConfig, target: Weights) -> DraftWeights:
+def load_draft_weights(directory: Path, config: ModelConfig, target: Weights) -> Weights:
     """``fc.weight`` [hidden, 2 · hidden], ``norm.weight`` and the tensors of ``layers.0``, named as in a complete
     model but without ``model.``. The rotary angles are the target's, as the positions are. Raises CheckpointError."""
     tensors, device = Tensors(directory), target.embedding.device
@@ -72,20 +67,20 @@ def load_draft_weights(directory: Path, config: ModelConfig, target: Weights) ->
     hidden = config.hidden_size
     fc, norm = source("fc", (2 * hidden, hidden)), source("norm", (hidden,))
     layer = layer_weights(config, source, "layers.0")
-    return DraftWeights(fc, replace(target, layers=(layer,), norm=norm))
+    return replace(target, layers=(layer,), norm=norm, fc=fc)
 
 
 class EagleDraft:
     """The draft model. ``kv`` has as many slots as the target's pool."""
 
     def __init__(
-        self, config: ModelConfig, weights: DraftWeights, *, kv: KVPool, req_to_token: torch.Tensor
+        self, config: ModelConfig, weights: Weights, *, kv: KVPool, req_to_token: torch.Tensor
     ) -> None:
         self.kv = kv
         self._fc = weights.fc
-        self._embedding = weights.layers.embedding
+        self._embedding = weights.embedding
         self._dtype = config.dtype
-        self._decoder = Decoder(config, weights.layers, kv=kv, req_to_token=req_to_token)
+        self._decoder = Decoder(config, weights, kv=kv, req_to_token=req_to_token)
 
     def forward(self, batch: ForwardBatch, hidden_states: torch.Tensor) -> torch.Tensor:
         """The hidden states [T, hidden] of all tokens; ``hidden_states`` [T, hidden] are those of the preceding

@@ -40,6 +40,8 @@ class Weights:
     norm: torch.Tensor  # [hidden]
     lm_head: torch.Tensor  # [hidden, vocab]
     cos_sin: torch.Tensor  # [max_positions, head_dim] float32 or float64
+    # A draft's [2 · hidden, hidden]: the embedding's half, then the hidden state's.
+    fc: torch.Tensor | None = None
 
 
 def collect(

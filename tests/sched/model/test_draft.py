@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from schedbench.sched.model.checkpoint import CheckpointError
 from schedbench.sched.model.config import PRESETS, ModelConfig
 from schedbench.sched.model.draft import (
-    DraftWeights,
     derived_weights,
     load_draft_weights,
     read_draft_config,
@@ -32,9 +31,9 @@ def target() -> Weights:
     return seeded_weights(TARGET, seed=0, device=CPU)
 
 
-def tensors(draft: DraftWeights) -> dict[str, torch.Tensor]:
+def tensors(draft: Weights) -> dict[str, torch.Tensor]:
     """The tensors as a checkpoint names them."""
-    [layer] = draft.layers.layers
+    [layer] = draft.layers
     q, k, v = layer.qkv.split([TARGET.q_size, TARGET.kv_size, TARGET.kv_size], 1)
     gate, up = layer.gate_up.chunk(2, 1)
     stored = {
@@ -48,7 +47,7 @@ def tensors(draft: DraftWeights) -> dict[str, torch.Tensor]:
         "layers.0.mlp.down_proj.weight": layer.down,
     }
     norms = {
-        "norm.weight": draft.layers.norm,
+        "norm.weight": draft.norm,
         "layers.0.input_layernorm.weight": layer.input_norm,
         "layers.0.post_attention_layernorm.weight": layer.post_norm,
     }
@@ -82,8 +81,8 @@ def test_a_draft_reads_back_as_it_was_written(tmp_path: Path, target: Weights) -
 
     assert (config.num_layers, config.dtype) == (1, TARGET.dtype)
     assert torch.equal(read.fc, derived.fc)
-    assert read.layers.embedding is target.embedding and read.layers.lm_head is target.lm_head
-    assert torch.equal(read.layers.layers[0].qkv, target.layers[0].qkv)
+    assert read.embedding is target.embedding and read.lm_head is target.lm_head
+    assert torch.equal(read.layers[0].qkv, target.layers[0].qkv)
 
 
 def test_the_hidden_state_has_a_small_weight(target: Weights) -> None:
