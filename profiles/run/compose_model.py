@@ -105,7 +105,8 @@ class RankModel:
         """With values none, a model that makes the launches of ``model`` and fingerprints from tags."""
         if self.tags is None:
             return model
-        return TaggedDecoder(model, pool=self.tags, req_to_token=pages, places=places)
+        settle = None if places is None else places.settle
+        return TaggedDecoder(model, pool=self.tags, req_to_token=pages, settle=settle)
 
     def port(self) -> KVPort:
         """Reads and writes KV in the slots, and with values none the tags that stand for it."""

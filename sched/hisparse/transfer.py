@@ -134,7 +134,8 @@ class HotBufferLocator:
         return plan.locations
 
     def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
-        """As ``TagResidence.settle``."""
+        """Tag the locations of the KV of a forward's tokens, and change the fingerprints [b] int64 of requests that
+        attended to a wrong location."""
         tags = self._tags
         assert tags is not None, "only with values none is a fingerprint computed"
         move_tags(tags.device_tags, self._slots, tags.pool.tags, batch.out_cache_loc)

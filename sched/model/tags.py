@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -42,22 +41,15 @@ def audit(
     return (gathered(peek(pool.tags), peek(pool.weights), slots) - stored) % _WORD
 
 
-class TagResidence(Protocol):
-    """Tags of KV that is not in the slots of the page table."""
-
-    def settle(self, batch: ForwardBatch, fingerprint: torch.Tensor) -> None:
-        """Called after a forward has written its tokens' tags: tag the locations of their KV, and change the
-        fingerprints [b] int64 of requests that attended to a wrong location."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TaggedDecoder:
-    """Runs ``model`` for its launches and computes the result from tags."""
+    """Runs ``model`` for its launches and computes the result from tags. Where KV is not in the page table's slots,
+    ``settle`` is called with each batch and its fingerprints, after a forward has written its tokens' tags."""
 
     model: Model
     pool: TagPool
     req_to_token: torch.Tensor
-    places: TagResidence | None = None
+    settle: Callable[[ForwardBatch, torch.Tensor], None] | None = None
 
     def forward(self, batch: ForwardBatch) -> ModelOutput:
         """The model's output with a fingerprint [b] int64 per request. Pipeline stages also pass on the token ids."""
@@ -78,8 +70,8 @@ class TaggedDecoder:
             batch.extend_lens,
             batch.out_cache_loc,
         )
-        if self.places is not None:
-            self.places.settle(batch, fingerprint)
+        if self.settle is not None:
+            self.settle(batch, fingerprint)
         proxies = (*output.proxies, input_ids) if output.proxies else ()
         return ModelOutput(output.logits, fingerprint, proxies=proxies)
 
