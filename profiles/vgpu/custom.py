@@ -25,26 +25,25 @@ def custom_handler(gpu: VirtualGpu, kernel: Kernel) -> Handler:
     costs, call = runtime.costs, runtime.kernel_call
     returns = len(kernel.op._schema.returns)
 
-    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG001 - torch passes none by name
         held = [
             arg.held if (kind := type(arg)) is DeviceTensor else arg if kind in PLAIN else _passed(arg)
             for arg in args
         ]
-        named = {key: _held(value) for key, value in kwargs.items()} if kwargs else kwargs
         executor = gpu.executor
         if cost is None:  # bookkeeping of the emulator's own, which no device executes
             pass
         elif runtime.capture is not None and not fixed:
-            runtime.capture.variable(kernel, held, named)
+            runtime.capture.variable(kernel, held)
         elif fixed or executor.eager:
-            work = cost(*held, **named) if named else cost(*held)
+            work = cost(*held)
             size, flops, _, host_size, beside = work
             time = duration(costs, work, held) if flops or host_size else costs.memory(size)
             engine = BESIDE if beside else COMPUTE
             runtime.kernel(name, time, host_size=host_size, engine=engine, call=call)
         else:
             runtime.kernel(name, UNKNOWN, call=call)
-        out = executor.launch(kernel, held, named)
+        out = executor.launch(kernel, held)
         if not returns:
             return None
         return wrap(out) if isinstance(out, torch.Tensor) else [wrap(o) for o in out]
@@ -58,15 +57,11 @@ def duration(costs: Costs, work: Work, args: Sequence[Any]) -> int:
     return costs.work(work, next(types, torch.float32) if work.flops else torch.float32)
 
 
-def _held(arg: Any) -> Any:
-    return arg.held if type(arg) is DeviceTensor else _passed(arg)
-
-
 def _passed(arg: Any) -> Any:
     """What the kernel receives for an argument that is no device tensor. It may also read pinned host memory, and take
     empty host tensors."""
     if isinstance(arg, (list, tuple)):
-        return [_held(item) for item in arg]
+        return [item.held if type(item) is DeviceTensor else _passed(item) for item in arg]
     if type(arg) in HOST_TENSORS and arg.dim() and arg.numel() and not is_pinned(arg):
         refuse_mixed(arg.device)
     return arg
@@ -96,7 +91,7 @@ def launch_interpreted(kernel: InterpretedKernel, arguments: Sequence[torch.Tens
         reached = () if gpu.executor.eager or runtime.capture is not None else kernel.storages()
         gpu.executor.mutate(run, (reached,), {})
         if runtime.capture is not None:
-            runtime.capture.variable(kernel, (), {})
+            runtime.capture.variable(kernel, ())
         elif kernel.cost is None or not gpu.executor.eager:
             runtime.kernel(kernel.name, UNKNOWN, call=call)
         else:

@@ -58,9 +58,9 @@ class Executor:
         """Run an in-place op for its effect."""
         op(*args, **kwargs)
 
-    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
+    def launch(self, kernel: Kernel, args: Args) -> Any:
         """Results and effects of a custom kernel."""
-        return kernel.impl(*args, **kwargs)
+        return kernel.impl(*args)
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:
         """Compute the nodes of a graph, in their order."""
@@ -134,13 +134,13 @@ class SkippingExecutor(Executor):
         if not is_uncomputed(args, kwargs):
             op(*args, **kwargs)
 
-    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
+    def launch(self, kernel: Kernel, args: Args) -> Any:
         computed = self._computed.get(kernel)
         if computed is None:
-            computed = self._computed[kernel] = kernel.unread_floats or not is_uncomputed(args, kwargs)
+            computed = self._computed[kernel] = kernel.unread_floats or not is_uncomputed(args)
         if computed:
-            return kernel.impl(*args, **kwargs)
-        return self._remade(kernel.meta(*args, **kwargs), floats=False)
+            return kernel.impl(*args)
+        return self._remade(kernel.meta(*args), floats=False)
 
     def upload(self, target: torch.Tensor, source: torch.Tensor, *, pinned: bool, waits: bool) -> None:  # noqa: ARG002
         self.mutate(copy_, (target, source), {})

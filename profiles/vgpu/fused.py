@@ -5,7 +5,7 @@ Values, graphs, ``values: none`` and accesses are those of the function's operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ class FusedLaunches:
         self.count = self.work = self.host_size = 0
         self._fixed = fixed
 
-    def variable(self, kernel: TimedByValues, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def variable(self, kernel: TimedByValues, args: Sequence[Any]) -> None:  # noqa: ARG002
         self.node("kernel", kernel.name, self._fixed)
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None:  # noqa: ARG002

@@ -53,7 +53,6 @@ class VariableNodes:
 
     kernel: TimedByValues
     args: Args
-    kwargs: Kwargs
     nodes: list[int] = field(default_factory=list)
 
     def cost(self, gpu: VirtualGpu) -> tuple[int, int]:
@@ -61,7 +60,7 @@ class VariableNodes:
         assert self.kernel.cost is not None
         if not gpu.executor.eager:
             return UNKNOWN, 0
-        work = self.kernel.cost(*self.args, **self.kwargs)
+        work = self.kernel.cost(*self.args)
         return duration(gpu.runtime.costs, work, self.args), work.host_bytes
 
 
@@ -85,11 +84,11 @@ class GraphCapture(Executor):
         self.nodes.append(recorded)
         self.live.append([])
 
-    def variable(self, kernel: TimedByValues, args: Args, kwargs: Kwargs) -> None:
+    def variable(self, kernel: TimedByValues, args: Args) -> None:
         # Everything that its time can depend on: the values of integer tensors, the shapes of the others.
-        integers = (t.data_ptr() for t in tensors_in([args, kwargs]) if not t.is_floating_point())
-        key = (kernel, form_of((*args, *kwargs.items())), *integers)
-        self.variables.setdefault(key, VariableNodes(kernel, args, kwargs)).nodes.append(len(self.nodes))
+        integers = (t.data_ptr() for t in tensors_in(args) if not t.is_floating_point())
+        key = (kernel, form_of(args), *integers)
+        self.variables.setdefault(key, VariableNodes(kernel, args)).nodes.append(len(self.nodes))
         self.node("kernel", kernel.name, 0)
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
@@ -106,12 +105,12 @@ class GraphCapture(Executor):
         if not is_uncomputed(args, kwargs):
             self.live[-1].append(partial(op, *args, **kwargs))
 
-    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = allocate(mapped(kernel.meta(*args, **kwargs), spec_of), self.empty)
+    def launch(self, kernel: Kernel, args: Args) -> Any:
+        results = allocate(mapped(kernel.meta(*args), spec_of), self.empty)
         if kernel.unread_floats:
-            self.live[-1].append(partial(compute_into, results, kernel.impl, args, kwargs))
+            self.live[-1].append(partial(compute_into, results, kernel.impl, args, {}))
         else:
-            self._recompute(kernel.impl, args, kwargs, results)
+            self._recompute(kernel.impl, args, {}, results)
         return results
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:  # noqa: ARG002

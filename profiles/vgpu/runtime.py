@@ -57,7 +57,7 @@ Recorded = Callable[[StreamQueue, EventRecording], None]
 class LaunchRecorder(Protocol):
     """Receives launches instead of the device while a graph is captured."""
 
-    def variable(self, kernel: TimedByValues, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def variable(self, kernel: TimedByValues, args: Sequence[Any]) -> None:
         """A kernel whose time depends on values, and is therefore computed at the replay."""
 
     def node(self, kind: OpKind, name: str, duration: int, *, size: int = 0, host_size: int = 0) -> None: ...

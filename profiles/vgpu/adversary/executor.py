@@ -66,11 +66,9 @@ class AdversarialExecutor(Executor):
     def mutate(self, op: Operation, args: Args, kwargs: Kwargs) -> None:
         self._defer(op.__name__, partial(self.immediate.mutate, op, args, kwargs))
 
-    def launch(self, kernel: Kernel, args: Args, kwargs: Kwargs) -> Any:
-        results = allocate(mapped(kernel.meta(*args, **kwargs), spec_of), self.empty)
-        self._defer(
-            kernel.name, partial(compute_into, results, self.immediate.launch, (kernel, args, kwargs), {})
-        )
+    def launch(self, kernel: Kernel, args: Args) -> Any:
+        results = allocate(mapped(kernel.meta(*args), spec_of), self.empty)
+        self._defer(kernel.name, partial(compute_into, results, self.immediate.launch, (kernel, args), {}))
         return results
 
     def replay(self, nodes: Iterable[Callable[[], object]]) -> None:

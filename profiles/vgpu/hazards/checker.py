@@ -135,12 +135,12 @@ class HazardChecker(Watcher):
             if self._table.issued(tensor, made):
                 self.access(launch, tensor, write=True)
 
-    def kernel(self, launch: IssuedOp, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def kernel(self, launch: IssuedOp, kernel: Kernel, args: Sequence[Any]) -> None:
         """A custom kernel, by the footprint that it declares."""
         if self._capturing is not None:
-            self._capturing.kernel(kernel, args, named)
+            self._capturing.kernel(kernel, args)
             return
-        for shadow, footprint, write in self._declared.accesses(kernel, args, named):
+        for shadow, footprint, write in self._declared.accesses(kernel, args):
             self._add(launch, shadow, footprint, write)
 
     def indexed(

@@ -55,43 +55,36 @@ class DeclaredFootprints:
         self._forms: dict[object, KernelForm] = {}
         self._last: dict[Kernel, tuple[object, Parts]] = {}
 
-    def accesses(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Touched]:
+    def accesses(self, kernel: Kernel, args: Sequence[Any]) -> Iterator[Touched]:
         """The accesses of a launch. Launches that follow each other with equal values, as those of layers and many of
         steps, share footprints."""
-        form = self.form(kernel, args, named)
-        arguments = (*args, *named.values()) if named else args
+        form = self.form(kernel, args)
         if not form.scattered:
-            return self.touched(form.accesses, arguments, {})
-        key, (last, pieces) = self.key(form, arguments), self._last.get(kernel, (None, {}))
+            return self.touched(form.accesses, args, {})
+        key, (last, parts) = self.key(form, args), self._last.get(kernel, (None, {}))
         if key != last:
-            pieces = self.parts(kernel, form, args, named)()
-            self._last[kernel] = key, pieces
-        return self.touched(form.accesses, arguments, pieces)
+            parts = self.parts(kernel, form, args)()
+            self._last[kernel] = key, parts
+        return self.touched(form.accesses, args, parts)
 
-    def form(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> KernelForm:
+    def form(self, kernel: Kernel, args: Sequence[Any]) -> KernelForm:
         """The arguments that a launch touches, and how."""
-        arguments = (*args, *named.values()) if named else args
-        kinds: Sequence[object] = (*map(type, arguments),)
+        kinds: Sequence[object] = (*map(type, args),)
         if list in kinds or tuple in kinds:
-            kinds = [len(a) if isinstance(a, (list, tuple)) else type(a) for a in arguments]
-        key = (kernel, *named, *kinds)
+            kinds = [len(a) if isinstance(a, (list, tuple)) else type(a) for a in args]
+        key = (kernel, *kinds)
         form = self._forms.get(key)
         if form is None:
-            held, held_named = self._held(args, named)
-            declared = kernel.footprint(*held, **held_named)
-            form = self._forms[key] = _form(declared, (*held, *held_named.values()))
+            held = self._held(args)
+            form = self._forms[key] = _form(kernel.footprint(*held), held)
         return form
 
-    def parts(
-        self, kernel: Kernel, form: KernelForm, args: Sequence[Any], named: Mapping[str, Any]
-    ) -> Callable[[], Parts]:
+    def parts(self, kernel: Kernel, form: KernelForm, args: Sequence[Any]) -> Callable[[], Parts]:
         """A function that yields what the scattered accesses of a launch touch, by the values that the arguments have
         when it is called; one evaluation of the declaration yields all."""
-        held, held_named = self._held(args, named)
-        arguments = (*args, *named.values())
-        tensors = device_tensors(self._table.memory, [arguments[k] for k in form.values])
+        tensors = device_tensors(self._table.memory, [args[k] for k in form.values])
         values = list({self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()})
-        evaluated = partial(_evaluated, partial(kernel.footprint, *held, **held_named))
+        evaluated = partial(_evaluated, partial(kernel.footprint, *self._held(args)))
         # Arguments that select rows are the same tensors at all replays of a graph.
         present = evaluated if form.computed else cache(evaluated)
 
@@ -120,16 +113,12 @@ class DeclaredFootprints:
             shadow.indexed = key, footprint
         return footprint
 
-    def _held(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments with the tensors that hold their values in place of device tensors."""
+    def _held(self, value: Any) -> Any:
+        """The value with the tensors that hold their values in place of device tensors, also in lists."""
         memory = self._table.memory
-
-        def held(value: Any) -> Any:
-            if memory.on_device(value):
-                return memory.held(value)
-            return [*map(held, value)] if isinstance(value, (list, tuple)) else value
-
-        return [*map(held, args)], {name: held(value) for name, value in named.items()}
+        if memory.on_device(value):
+            return memory.held(value)
+        return [*map(self._held, value)] if isinstance(value, (list, tuple)) else value
 
     def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of the tensor. A tensor that a declaration has computed is returned itself, since nothing writes to

@@ -89,19 +89,17 @@ class GraphFootprint:
         if new.start < old.start or new.end > old.end:
             self._spans[shadow, write] = ByteSpan(min(old.start, new.start), max(old.end, new.end))
 
-    def kernel(self, kernel: Kernel, args: Sequence[Any], named: Mapping[str, Any]) -> None:
-        declared, arguments = self._declared, (*args, *named.values())
-        form = declared.form(kernel, args, named)
+    def kernel(self, kernel: Kernel, args: Sequence[Any]) -> None:
+        declared, form = self._declared, self._declared.form(kernel, args)
         whole = [access for access in form.accesses if not access.scattered]
-        for shadow, footprint, write in declared.touched(whole, arguments, {}):
+        for shadow, footprint, write in declared.touched(whole, args, {}):
             self.touch(shadow, footprint, write=write)
         if form.scattered:
-            key = (kernel, declared.key(form, arguments))
+            key = (kernel, declared.key(form, args))
             nodes = self._nodes.get(key)
             if nodes is None:
-                parts = declared.parts(kernel, form, args, named)
-                nodes = self._nodes[key] = _KernelNodes(parts, arguments, {})
-            shadows = declared.shadows(form.scattered, arguments)
+                nodes = self._nodes[key] = _KernelNodes(declared.parts(kernel, form, args), args, {})
+            shadows = declared.shadows(form.scattered, args)
             for shadow, access in zip(shadows, form.scattered, strict=True):
                 nodes.groups.setdefault(access, StorageGroup(access)).add(shadow)
 

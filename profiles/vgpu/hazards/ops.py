@@ -122,7 +122,7 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
         begin = perf_counter_ns()
         launch = checker.launch(kernel.name)
         if kernel.cost is not None:
-            checker.kernel(launch, kernel, args, kwargs)
+            checker.kernel(launch, kernel, args)
         if returns:
             _accesses(checker, launch, (out,), write=True)
         checker.spent += perf_counter_ns() - begin
