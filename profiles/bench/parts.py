@@ -21,7 +21,7 @@ from ...sched.loop.engine import Engine
 from ...sched.loop.event_loops import run_overlapped
 from ...sched.loop.scheduler import Scheduler
 from ...sched.memory.cache import RadixCache
-from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
+from ...sched.memory.pools import KVAllocator, ReqToTokenPool
 from ...sched.memory.tier import KVTier
 from ...sched.model.sampling import Sampler, SamplingInfo
 from ...sched.observe import LogicalClock, Observer, StepInfo
@@ -132,7 +132,7 @@ def _engine(most: int, tokens: int, source: _Burst) -> Engine:
         cuda_graph=False,
     )
     slots = ReqToTokenPool(most, tokens, device=CPU)
-    allocator = TokenAllocator(config.kv_tokens, CPU)
+    allocator = KVAllocator(config.kv_tokens, 1, CPU)
     model, observer = _NullModel(most), Observer()
     relay = Relay.of(
         choose("latest", {}).row(overlap=True),

@@ -29,7 +29,7 @@ from ...sched.loop.speculative import launch_drafts
 from ...sched.memory.allocation import release_kv_cache
 from ...sched.memory.cache import ChunkCache
 from ...sched.memory.invariants import unchanged
-from ...sched.memory.pools import ReqToTokenPool, TokenAllocator
+from ...sched.memory.pools import KVAllocator, ReqToTokenPool
 from ...sched.memory.tier import KVTier
 from ...sched.model.sampling import Sampler
 from ...sched.observe import LogicalClock, Observer
@@ -285,7 +285,7 @@ def _engine(row: RelayRow, scripted: ScriptedEngine, *, overlap: bool, drafts: D
     config = replace(CONFIG, overlap=overlap, mixed_chunk=spec is None, speculative=spec)
     width = config.context_len + (0 if spec is None else spec.overhang)
     slots = ReqToTokenPool(ROWS, width, device=config.device)
-    allocator = TokenAllocator(config.kv_tokens, config.device)
+    allocator = KVAllocator(config.kv_tokens, 1, config.device)
     return Engine(
         config=config,
         slots=slots,

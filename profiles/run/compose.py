@@ -22,7 +22,7 @@ from ...sched.loop.engine import Engine
 from ...sched.loop.scheduler import Scheduler
 from ...sched.loop.workers import DataRank, DecodeWorker, PrefillWorker, Replica
 from ...sched.memory.cache import ChunkCache, PrefixCache, RadixCache
-from ...sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
+from ...sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool
 from ...sched.memory.tier import KVTier
 from ...sched.model.decoder import Model
 from ...sched.model.grammar import GrammarCache
@@ -218,9 +218,8 @@ def _relay(parts: SystemParts, config: EngineConfig, streams: Streams, slots: Re
 
 
 def _allocator(config: EngineConfig, tokens: int) -> KVAllocator:
-    if config.page_size == 1:
-        return TokenAllocator(tokens, config.device)
-    return PagedAllocator(tokens, config.page_size, device=config.device)
+    kind = KVAllocator if config.page_size == 1 else PagedAllocator
+    return kind(tokens, config.page_size, config.device)
 
 
 def _transfer(

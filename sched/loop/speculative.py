@@ -177,9 +177,9 @@ def _draft(engine: Engine, worker: Worker, batch: ScheduleBatch, at: DraftRows) 
     allocator, spec = engine.allocator, worker.spec
     pages = batch.batch_size * (-(-spec.alloc_len // allocator.page_size) + 1)
     evict_from_tree_cache(engine.cache, pages * allocator.page_size)
-    state = allocator.backup_state()
+    free_pages = allocator.free_pages
     _place(engine, batch, spec.drafts)
-    allocator.restore_state(state)  # the rows hold the slots, and only this step uses them
+    allocator.free_pages = free_pages  # the rows hold the slots, and only this step uses them
     return worker.drafter.draft(batch.draft_input, at)
 
 

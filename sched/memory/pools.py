@@ -7,7 +7,6 @@ device. A slot is ``page * page_size + offset``; page 0 is padding and is never 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 
 import torch
@@ -89,10 +88,11 @@ class IndexPool:
         self.k_cache = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
 
-class KVAllocator(ABC):
-    """Hands out slots. Sizes are in tokens.
+class KVAllocator:
+    """Hands out slots. Sizes are in tokens. Pages have one token, so that a page's number is its slot, unless the
+    allocator is a ``PagedAllocator``.
 
-    ``free_pages`` [n] int64 on the device is never written in place, so that a state is one reference. Between
+    ``free_pages`` [n] int64 on the device is never written in place, so that its reference is a state. Between
     ``free_group_begin`` and ``free_group_end`` freed indices are only collected, as views: their tensors must not
     change before the group ends.
     """
@@ -109,9 +109,11 @@ class KVAllocator(ABC):
     def available_size(self) -> int:
         return self.free_pages.shape[0] * self.page_size
 
-    @abstractmethod
     def alloc(self, num_tokens: int) -> torch.Tensor | None:
         """[num_tokens] int64 slots (whole pages only), or None when there are fewer."""
+        if num_tokens > self.available_size():
+            return None
+        return self._take(num_tokens)
 
     def claim(self, num_pages: int) -> torch.Tensor | None:
         """As ``alloc``, by pages, for a kernel that assigns their slots itself. Returns the previous free list, of
@@ -140,12 +142,6 @@ class KVAllocator(ABC):
         if group:
             self._release(torch.cat(group))
 
-    def backup_state(self) -> torch.Tensor:
-        return self.free_pages
-
-    def restore_state(self, state: torch.Tensor) -> None:
-        self.free_pages = state
-
     def _release(self, indices: torch.Tensor) -> None:
         self.free_pages = torch.cat((self.free_pages, indices))
 
@@ -163,18 +159,6 @@ def pages_between(starts: torch.Tensor, ends: torch.Tensor, page_size: int) -> i
 def _without(pages: torch.Tensor, count: int) -> torch.Tensor:
     """The pages behind the first ``count``."""
     return pages.narrow(0, count, pages.shape[0] - count)
-
-
-class TokenAllocator(KVAllocator):
-    """Pages of one token: a page's number is its slot."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        super().__init__(size, 1, device)
-
-    def alloc(self, num_tokens: int) -> torch.Tensor | None:
-        if num_tokens > self.available_size():
-            return None
-        return self._take(num_tokens)
 
 
 class PagedAllocator(KVAllocator):

@@ -19,7 +19,7 @@ from schedbench.sched.kernels.allocation import (
     write_cache_indices,
 )
 from schedbench.sched.kernels.declare import kernels
-from schedbench.sched.memory.pools import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator
 
 ROWS, CONTEXT, POOL = 9, 64, 400
 
@@ -147,7 +147,7 @@ def test_a_copy_costs_what_it_moves() -> None:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_claimed_pages_leave_the_free_list(page_size: int) -> None:
     cpu = torch.device("cpu")
-    allocator = TokenAllocator(8, cpu) if page_size == 1 else PagedAllocator(32, 4, device=cpu)
+    allocator = KVAllocator(8, 1, cpu) if page_size == 1 else PagedAllocator(32, 4, device=cpu)
     first = allocator.claim(3)
     assert first is not None and first.tolist() == list(range(1, 9))
     assert allocator.available_size() == 5 * page_size

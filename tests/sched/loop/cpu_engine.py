@@ -17,7 +17,7 @@ from schedbench.sched.loop.engine import Engine
 from schedbench.sched.loop.event_loops import run_overlapped, run_serial
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.memory.cache import ChunkCache, RadixCache
-from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool
 from schedbench.sched.memory.tier import KVTier
 from schedbench.sched.model.config import PRESETS
 from schedbench.sched.model.decoder import Decoder, Model
@@ -171,7 +171,7 @@ class EngineRun:
         config = self.config
         slots = ForgettingPool(config.max_running_requests, config.context_len, device=CPU)
         allocator = (
-            TokenAllocator(config.kv_tokens, CPU)
+            KVAllocator(config.kv_tokens, 1, CPU)
             if config.page_size == 1
             else PagedAllocator(config.kv_tokens, config.page_size, device=CPU)
         )

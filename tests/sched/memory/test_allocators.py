@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from schedbench.sched.memory.pools import PagedAllocator, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def lens(*values: int) -> torch.Tensor:
 
 
 def test_tokens_come_from_the_front_and_return_to_the_back() -> None:
-    allocator = TokenAllocator(4, CPU)
+    allocator = KVAllocator(4, 1, CPU)
     first = allocator.alloc(3)
     assert first is not None
     assert first.tolist() == [1, 2, 3]
@@ -32,7 +32,7 @@ def test_tokens_come_from_the_front_and_return_to_the_back() -> None:
 
 
 def test_a_group_is_released_by_one_cat_at_its_end() -> None:
-    allocator = TokenAllocator(4, CPU)
+    allocator = KVAllocator(4, 1, CPU)
     taken = allocator.alloc(4)
     assert taken is not None
 
@@ -120,7 +120,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def build(self, page_size: int, pages: int) -> None:
         size = page_size * pages
         self.paged = PagedAllocator(size, page_size, device=CPU)
-        self.plain = TokenAllocator(size, CPU)
+        self.plain = KVAllocator(size, 1, CPU)
         self.allocator = self.paged if page_size > 1 else self.plain
 
     def pages_of(self, num_tokens: int) -> int:
@@ -187,9 +187,9 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(pages=st.integers(0, 4))
     def try_and_roll_back(self, pages: int) -> None:
-        state = self.allocator.backup_state()
+        free_pages = self.allocator.free_pages
         self.allocator.alloc(pages * self.allocator.page_size)
-        self.allocator.restore_state(state)
+        self.allocator.free_pages = free_pages
 
     @invariant()
     def every_page_is_in_one_place(self) -> None:

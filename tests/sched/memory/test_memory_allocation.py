@@ -15,14 +15,14 @@ from schedbench.sched.memory.allocation import (
 )
 from schedbench.sched.memory.cache import RadixCache
 from schedbench.sched.memory.invariants import MemoryInvariantError, check, lost_tokens
-from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def cache() -> RadixCache:
-    return RadixCache(ReqToTokenPool(2, 16, device=CPU), TokenAllocator(6, CPU))
+    return RadixCache(ReqToTokenPool(2, 16, device=CPU), KVAllocator(6, 1, CPU))
 
 
 @pytest.fixture

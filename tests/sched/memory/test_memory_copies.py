@@ -11,7 +11,7 @@ import torch
 from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_cache_indices
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend
 from schedbench.sched.memory.cache import RadixCache
-from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool
 from tests.profiles.recorders import OperationCounter, counted_gpu
 
 PREFIX = array("q", range(32))
@@ -27,7 +27,7 @@ def radix_cache(tally: OperationCounter, page_size: int) -> RadixCache:
     """A cache that holds ``PREFIX``, on the virtual GPU."""
     device = tally.gpu.device
     allocator = (
-        TokenAllocator(256, device) if page_size == 1 else PagedAllocator(256, page_size, device=device)
+        KVAllocator(256, 1, device) if page_size == 1 else PagedAllocator(256, page_size, device=device)
     )
     cache = RadixCache(ReqToTokenPool(4, 64, device=device), allocator)
     slots = allocator.alloc(32)

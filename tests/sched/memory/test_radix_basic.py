@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from schedbench.sched.memory.cache import RadixCache
-from schedbench.sched.memory.pools import PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def slots(*ids: int) -> torch.Tensor:
 
 @pytest.fixture
 def cache() -> RadixCache:
-    return RadixCache(ReqToTokenPool(4, 64, device=CPU), TokenAllocator(64, CPU))
+    return RadixCache(ReqToTokenPool(4, 64, device=CPU), KVAllocator(64, 1, CPU))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from schedbench.sched.kernels.allocation import upload_prefix_pointers, write_ca
 from schedbench.sched.memory.allocation import alloc_for_decode, alloc_for_extend, release_kv_cache
 from schedbench.sched.memory.cache import ChunkCache, PrefixCache, RadixCache
 from schedbench.sched.memory.invariants import check, lost_tokens
-from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool, TokenAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool
 from schedbench.sched.request import Request
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(self, *, radix: bool, page_size: int, tokens: int = 160) -> None:
         allocator: KVAllocator = (
-            TokenAllocator(tokens, CPU)
+            KVAllocator(tokens, 1, CPU)
             if page_size == 1
             else PagedAllocator(tokens, page_size=page_size, device=CPU)
         )
