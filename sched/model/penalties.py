@@ -23,13 +23,8 @@ from ..request import Request
 from .upload import Upload, upload
 
 Arrays = list[np.ndarray[Any, Any]]
-
-
-class PenaltyInputs(NamedTuple):
-    """The inputs of one row of a penalizer: a request's parameters and the tokens that count so far."""
-
-    params: SamplingParams
-    output_ids: Sequence[int]
+Outputs = Sequence[Sequence[int]]
+"""The tokens that count so far, of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +39,14 @@ class TokenRule:
     def needed(self, params: SamplingParams) -> bool:
         return bool(getattr(params, self.parameter) != self.neutral)
 
-    def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
-        """The host arrays: parameters, and the state after ``output_ids`` if there are any."""
-        values = np.array([[getattr(row.params, self.parameter)] for row in rows], np.float32)
+    def host(self, rows: Sequence[SamplingParams], outputs: Outputs, config: EngineConfig) -> Arrays:
+        """The host arrays: parameters, and the state after ``outputs`` if there are any."""
+        values = np.array([[getattr(params, self.parameter)] for params in rows], np.float32)
         past = [
             (index * config.vocab_size + token, self._after(values[index, 0], count))
-            for index, row in enumerate(rows)
-            if self.needed(row.params)
-            for token, count in Counter(row.output_ids).items()
+            for index, (params, output_ids) in enumerate(zip(rows, outputs, strict=True))
+            if self.needed(params)
+            for token, count in Counter(output_ids).items()
         ]
         if not past:
             return [values]
@@ -132,13 +127,13 @@ class MinNewTokens:
     def needed(self, params: SamplingParams) -> bool:
         return params.min_new_tokens > 0
 
-    def host(self, rows: Sequence[PenaltyInputs], config: EngineConfig) -> Arrays:
-        least = np.array([[row.params.min_new_tokens] for row in rows], np.int32)
-        stops = [{*row.params.stop_token_ids, *config.eos_token_ids} for row in rows]
+    def host(self, rows: Sequence[SamplingParams], outputs: Outputs, config: EngineConfig) -> Arrays:
+        least = np.array([[params.min_new_tokens] for params in rows], np.int32)
+        stops = [{*params.stop_token_ids, *config.eos_token_ids} for params in rows]
         padded = np.full((len(rows), max(map(len, stops))), config.vocab_size, np.int64)
         for line, ids in zip(padded, stops, strict=True):
             line[: len(ids)] = sorted(ids)
-        lens = np.array([[len(row.output_ids)] for row in rows], np.int32)
+        lens = np.array([[len(output_ids)] for output_ids in outputs], np.int32)
         return [least, padded, lens] if lens.any() else [least, padded]
 
     def build(self, tensors: Sequence[torch.Tensor], config: EngineConfig) -> StopPenalizer:
@@ -246,9 +241,7 @@ class PenalizerOrchestrator:
         exact: bool = False,
     ) -> Self:
         made = cls(config, tuple(req.sampling for req in requests), how, exact)
-        made._prepare(
-            made._needed(), [PenaltyInputs(req.sampling, req.output_ids if exact else ()) for req in requests]
-        )
+        made._prepare(made._needed(), [req.output_ids if exact else () for req in requests])
         return made
 
     @property
@@ -296,7 +289,7 @@ class PenalizerOrchestrator:
         needed = {*self.penalizers, *other.penalizers}
         for side in (self, other):
             missing = needed - set(side.penalizers)
-            side._prepare(missing, [PenaltyInputs(params, ()) for params in side.params])
+            side._prepare(missing, [()] * len(side.params))
         for rule, penalizer in self.penalizers.items():
             penalizer.merge(other.penalizers[rule])
         self.params += other.params
@@ -321,8 +314,8 @@ class PenalizerOrchestrator:
     def _needed(self) -> set[PenaltyRule]:
         return {rule for rule in RULES if any(map(rule.needed, self.params))}
 
-    def _prepare(self, rules: set[PenaltyRule], rows: Sequence[PenaltyInputs]) -> None:
-        hosts = {rule: rule.host(rows, self.config) for rule in RULES if rule in rules}
+    def _prepare(self, rules: set[PenaltyRule], outputs: Outputs) -> None:
+        hosts = {rule: rule.host(self.params, outputs, self.config) for rule in RULES if rule in rules}
         arrays = [array for host in hosts.values() for array in host]
         tensors = iter(upload(arrays, device=self.config.device, how=self.how))
         made = {rule: rule.build([next(tensors) for _ in host], self.config) for rule, host in hosts.items()}
