@@ -2,7 +2,7 @@
 
 Torch's own kernels of autocast cast tensors of torch's own devices only. Here the same operators get kernels in Python
 that cast the virtual GPU's tensors by the same rules. Which operators have which rule is read from a header that torch
-installs for other devices.
+installs for other devices. Operators that it lacks are not cast.
 """
 
 from __future__ import annotations

@@ -329,7 +329,10 @@ def triton_interpreted(gpu: VirtualGpu) -> Iterator[TritonPrograms]:
 def _follows(values: Iterable[Any]) -> bool:
     """Whether one of the interpreter's values, or of those in a list, follows from loads that are not computed."""
     return any(
-        _follows(value) if isinstance(value, (list, tuple)) else getattr(value, "follows_uncomputed", False)
+        # Triton's tuples in a kernel have no attributes but their fields.
+        _follows(value)
+        if isinstance(value, (list, tuple))
+        else "follows_uncomputed" in getattr(value, "__dict__", ())
         for value in values
     )
 

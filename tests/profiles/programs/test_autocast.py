@@ -47,7 +47,8 @@ def test_the_operators_are_those_of_cuda() -> None:
         if name.startswith("aten::") and has_kernel(name, "AutocastCUDA")
     }
     ours = {name for name, _ in rules()}
-    assert {name for name in cuda if "cudnn" not in name} == ours
+    not_in_header = {"norm.names_ScalarOpt_dim", "linalg_matrix_sqrth"}  # torch 2.11; 2.14
+    assert {name for name in cuda if "cudnn" not in name} - not_in_header == ours
     assert len(ours) > 90
 
 
