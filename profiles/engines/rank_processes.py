@@ -20,17 +20,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Final, NamedTuple, NoReturn, TypeVar
+from typing import Final, NamedTuple, NoReturn
 
 from ...sched.link import FOREVER, LinkError
-from ..run.rank_context import RankContext
 from .failures import Answer
-from .heartbeat import beating
 from .messages import end_copies_of
 
+BEAT: Final = None  # a rank advances
 _ENDING_S: Final = 1.0  # within which a process whose connection is closed ends
 
-L = TypeVar("L")  # a rank's end of its connection
 Failure = Callable[[BaseException], Answer]
 RunRank = Callable[[int, Connection], Answer]
 
@@ -65,20 +63,10 @@ class Receipt(NamedTuple):
     source: int
 
 
-class _Beat(NamedTuple):
-    """A rank advances."""
-
-
-class _Ended(NamedTuple):
-    """A rank's ``answer``. Where it failed because it ``misses`` another rank, that one has the reason."""
-
-    answer: Answer
-    misses: bool = False
-
-
 @dataclass(slots=True)
 class RankProcess:
-    """``turn`` is what the rank waits for, None while it runs."""
+    """``turn`` is what the rank waits for, None while it runs. ``ended`` is its answer, with ``misses`` where it failed
+    because it misses another rank, which has the reason."""
 
     name: str
     rank: int
@@ -86,7 +74,7 @@ class RankProcess:
     connection: Connection
     turn: Turn | Receipt | None = None
     inbox: list[SentValue] = field(default_factory=list)
-    ended: _Ended | None = None
+    ended: Answer | None = None
 
     @property
     def time(self) -> int:
@@ -104,7 +92,7 @@ class RankProcess:
         with suppress(BrokenPipeError):  # of a process that has ended, which is found next
             self.connection.send((at, arrived))
 
-    def ended_without_answer(self) -> _Ended:
+    def ended_without_answer(self) -> Answer:
         """How a process has ended that has closed its connection. It can be waited for once more."""
         how, deadline = "has closed its connection", time.monotonic() + _ENDING_S
         while (found := os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
@@ -115,71 +103,53 @@ class RankProcess:
             exited = found.si_code == os.CLD_EXITED
             name = f"exited with {found.si_status}" if exited else ""
             how = name or f"was ended by {signal.Signals(found.si_status).name}"
-        return _Ended({"failed": f"the process of {self.name} {how}", "traceback": ""})
+        return {"failed": f"the process of {self.name} {how}", "traceback": ""}
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.process, number)
 
 
-def run_ranks(
-    ranks: Sequence[RankContext],
-    run: Callable[[RankContext, L], Answer],
-    link: Callable[[int, int, Connection], L],
-    failure: Failure,
-    beat: Callable[[], None],
-) -> list[Answer]:
-    """The answers of ``run`` for all ranks, each with the ``link`` that is made of its number, the number of ranks and
-    its connection. ``failure``: the answer of a rank that raised; ``beat`` is called while ranks advance. Raises
-    RankError where a rank has failed; no process is left running."""
-
-    def linked(rank: int, connection: Connection) -> Answer:
-        return run(ranks[rank], link(rank, len(ranks), connection))
-
+def run_ranks(names: Sequence[str], run: RunRank, failure: Failure, beat: Callable[[], None]) -> list[Answer]:
+    """The answers of ``run`` for all ranks, which have these names: it gets a rank's number and its connection, by
+    which it sends BEAT while it advances. ``failure``: the answer of a rank that raised; ``beat`` is called while ranks
+    advance. Raises RankError where a rank has failed; no process is left running."""
     processes: list[RankProcess] = []
     try:
-        for rank, context in enumerate(ranks):
-            processes.append(_begun(context.name, rank, processes, linked, failure))
+        for rank, name in enumerate(names):
+            ours, theirs = Pipe()
+            process = os.fork()
+            if process == 0:
+                for other in (ours, *(other.connection for other in processes)):
+                    other.close()  # so that the end of a process is seen
+                _run_rank(name, rank, run, failure, theirs)
+            theirs.close()
+            processes.append(RankProcess(name, rank, process, ours))
         return _answers(processes, beat)
     except BaseException:
-        for process in processes:
-            process.signal(signal.SIGKILL)
+        for started in processes:
+            started.signal(signal.SIGKILL)
         raise
     finally:
-        for process in processes:
-            os.waitpid(process.process, 0)
-            process.connection.close()
-
-
-def _begun(
-    name: str, rank: int, others: Sequence[RankProcess], run: RunRank, failure: Failure
-) -> RankProcess:
-    ours, theirs = Pipe()
-    process = os.fork()
-    if process == 0:
-        for connection in (
-            ours,
-            *(other.connection for other in others),
-        ):  # so that the end of a process is seen
-            connection.close()
-        _run_rank(name, rank, run, failure, theirs)
-    theirs.close()
-    return RankProcess(name, rank, process, ours)
+        for started in processes:
+            os.waitpid(started.process, 0)
+            started.connection.close()
 
 
 def _run_rank(name: str, rank: int, run: RunRank, failure: Failure, connection: Connection) -> NoReturn:
     """The process of a rank, which ends with the answer of ``run``, or with that of its failure."""
     process = os.getpid()
-    beating(lambda: connection.send(_Beat()))
     with suppress(BrokenPipeError):
         try:
-            ended = _Ended(run(rank, connection))
+            answer = run(rank, connection)
         except BaseException as error:
             answer = failure(error)
-            named = {"failed": f"{name}: {answer['failed']}"} if "failed" in answer else {}
-            ended = _Ended(answer | named, misses=isinstance(error, LinkError))
+            if "failed" in answer:
+                answer["failed"] = f"{name}: {answer['failed']}"
+            if isinstance(error, LinkError):
+                answer["misses"] = True
         end_copies_of(process)
-        connection.send(ended)
+        connection.send(answer)
     os._exit(0)
 
 
@@ -206,11 +176,11 @@ def _answers(processes: Sequence[RankProcess], beat: Callable[[], None]) -> list
             for process in running:
                 process.turn = None
                 process.signal(signal.SIGINT)
-    ended = [process.ended for process in processes if process.ended is not None]
-    for one in ended:
-        if one.misses:
-            raise RankError(one.answer)
-    return [one.answer for one in ended]
+    answers = [process.ended for process in processes if process.ended is not None]
+    for answer in answers:
+        if answer.pop("misses", False):
+            raise RankError(answer)
+    return answers
 
 
 def _receive(process: RankProcess, processes: Sequence[RankProcess], beat: Callable[[], None]) -> None:
@@ -221,12 +191,12 @@ def _receive(process: RankProcess, processes: Sequence[RankProcess], beat: Calla
         message = process.ended_without_answer()
     if isinstance(message, Turn | Receipt):
         process.turn = message
-    elif isinstance(message, _Beat):
+    elif message is BEAT:
         beat()
-    elif isinstance(message, _Ended):
+    elif isinstance(message, dict):
         process.ended = message
-        if "report" not in message.answer and not message.misses:
-            raise RankError(message.answer)
+        if "report" not in message and "misses" not in message:
+            raise RankError(message)
     else:
         to, value = message
         processes[to].inbox.append(value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
-from ...sched.observe import StepKind
+from ...sched.observe import Clock, Observer, StepInfo, StepKind
 from ..measure.steps import STEADY
 from ..platform.capacity import link_profile
 from ..platform.hardware import HardwareProfile, load
@@ -34,9 +35,7 @@ from ..vgpu.device import CURRENT
 from ..vgpu.engine import QUEUES, Simulation
 from ..vgpu.gpu import open_vgpu, patched
 from .adapter import EngineAdapter
-from .heartbeat import heartbeat
 from .names import EngineError
-from .stages import StageLink, messages_answered
 from .turns import TurnLink
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from .server import LoadedEngine
 
 _IMPORTED_ON: Final = "h200"  # modules ask for a CUDA device, and for nothing that differs between profiles
+_BEAT_EVERY_S: Final = 1.0
 
 
 def load_engine(adapter: EngineAdapter) -> None:
@@ -60,6 +60,21 @@ def _answered(hardware: HardwareProfile) -> Iterator[tuple[CudaProgram, TritonPr
     gpu = CURRENT.get()
     with cuda_answered(gpu, hardware) as program, triton_interpreted(gpu) as kernels:
         yield program, kernels
+
+
+class Heartbeat(Observer):
+    """An observer that calls ``beat`` at a step's end, at most once per second, so that a run that does not advance can
+    be ended."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat = beat
+        self._due = 0.0
+
+    def settled(self, info: StepInfo) -> None:  # noqa: ARG002
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _BEAT_EVERY_S
+            self._beat()
 
 
 class StepKinds:
@@ -96,9 +111,10 @@ def run_on_engine(
     context: RankContext,
     link: TurnLink | None,
     extra_sink: ExtraSink | None,
+    beat: Callable[[], None],
 ) -> RankReport:
     """Run the scenario by the engine, or the part of that rank, which has a ``link`` to other stages of a pipeline or
-    to other workers. Raises EngineError, MachineError."""
+    to other workers. ``beat`` is called while the run advances. Raises EngineError, MachineError."""
     sink = GatedSink((steps := StepKinds(),))
     engine.hollow.used_in.clear()
     with ExitStack() as stack:
@@ -114,17 +130,18 @@ def run_on_engine(
         machine = open_machine("vgpu", resolved, sink, counted, watch=watch, simulation=simulation)
         opened = stack.enter_context(machine)
         program, kernels = stack.enter_context(_answered(resolved.hardware))
-        if isinstance(link, StageLink):
-            stack.enter_context(messages_answered(link, CURRENT.get(), link_profile(resolved)))
-        elif link is not None:
-            link.open(CURRENT.get(), link_profile(resolved))
+        if link is not None:
+            stack.enter_context(link.opened(CURRENT.get(), link_profile(resolved)))
         system: list[System] = []
 
         def make_system(parts: SystemParts) -> System:
             system.append(engine.adapter.open(parts))
             return system[-1]
 
-        task = RunTask(resolved, options, "vgpu", heartbeat, extra_sink, make_system=make_system)
+        def observe(clock: Clock, total: int) -> AbstractContextManager[Observer]:  # noqa: ARG001
+            return nullcontext(Heartbeat(beat))
+
+        task = RunTask(resolved, options, "vgpu", observe, extra_sink, make_system=make_system)
         try:
             report = task.run(opened, sink, context)
         except KernelBoundsError:

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from .failures import STACKS, Answer, failure, packed, unpacked
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from ..programs.hollow import HollowPackages
     from ..run.rank_context import RankContext
     from .adapter import EngineAdapter
@@ -238,8 +240,7 @@ class LoadedEngine(NamedTuple):
 
     def run(self, task: str, answers: Answers) -> list[Answer]:
         """The reports of one run's ranks; ``task``: the arguments of ``EngineProcess.run``."""
-        from .heartbeat import beating
-        from .rank_processes import run_ranks
+        from .rank_processes import BEAT, run_ranks
         from .run import run_on_engine
         from .stages import StageLink
         from .turns import TurnLink
@@ -250,19 +251,22 @@ class LoadedEngine(NamedTuple):
         def failed(error: BaseException) -> Answer:
             return failure(error, str(self.source.watched))
 
-        beating(beat)
         resolved, options, ranks, extra_sink = unpacked(task)
 
-        def run(context: RankContext, link: TurnLink | None) -> Answer:
+        def run(context: RankContext, link: TurnLink | None, beat: Callable[[], None]) -> Answer:
             _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
-            report = run_on_engine(self, resolved, options, context, link, extra_sink)
+            report = run_on_engine(self, resolved, options, context, link, extra_sink, beat)
             seen = {"sink": packed(extra_sink)} if context.rank == 0 and extra_sink is not None else {}
             return {"report": packed(report), **seen}
 
+        def run_rank(rank: int, connection: Connection) -> Answer:
+            kind = TurnLink if ranks[rank].stage is None else StageLink
+            link = kind(rank, len(ranks), connection)
+            return run(ranks[rank], link, lambda: connection.send(BEAT))
+
         if len(ranks) == 1:
-            return [run(ranks[0], None)]
-        link = TurnLink if ranks[0].stage is None else StageLink
-        return run_ranks(ranks, run, link, failed, beat)
+            return [run(ranks[0], None, beat)]
+        return run_ranks([context.name for context in ranks], run_rank, failed, beat)
 
 
 def lacking(version: tuple[int, ...], requires: Mapping[str, str], *, ours: bool) -> str:

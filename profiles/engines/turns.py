@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -36,9 +37,11 @@ class TurnLink:
         self._gpu: VirtualGpu
         self.profile: LinkProfile
 
-    def open(self, gpu: VirtualGpu, profile: LinkProfile) -> None:
-        """Set the device whose host this is, and the link's times."""
+    @contextmanager
+    def opened(self, gpu: VirtualGpu, profile: LinkProfile) -> Iterator[None]:
+        """The device whose host this is, and the link's times, for the block."""
         self._gpu, self.profile = gpu, profile
+        yield
 
     def post(self, to: int, tag: str, value: Any, at: int) -> None:
         """Send a value that arrives at ``at``, ns, and takes no time of the host."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from schedbench.profiles.engines.rank_processes import RankError, run_ranks
-from schedbench.profiles.engines.stages import StageLink, messages_answered
+from schedbench.profiles.engines.stages import StageLink
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.programs.torch_cuda import cuda_answered
-from schedbench.profiles.run.rank_context import RankContext
 from schedbench.profiles.vgpu.device import CURRENT
 from schedbench.profiles.vgpu.engine import QUEUES, Simulation
 from schedbench.profiles.vgpu.gpu import open_vgpu, patched
 from schedbench.sched.link import LinkError
-from schedbench.sched.pipeline import Stage
 
-RANKS = [RankContext(f"stage {index}", stage=Stage(index, 2, range(1))) for index in range(2)]
+Run = Callable[[StageLink], dict[str, Any]]
 LATER = 5_000_000  # ns
 LINK = load("h200").links["nvlink"]
 distributed: Any = torch.distributed
@@ -29,12 +28,17 @@ def failed(error: BaseException) -> dict[str, Any]:
     return {"failed": str(error)}
 
 
-def exchange(_: RankContext, link: StageLink) -> dict[str, Any]:
+def run_linked(run: Run, stages: int = 2) -> Sequence[dict[str, Any]]:
+    names = [f"stage {index}" for index in range(stages)]
+    return run_ranks(names, lambda rank, its: run(StageLink(rank, stages, its)), failed, lambda: None)
+
+
+def exchange(link: StageLink) -> dict[str, Any]:
     """The first stage sends a host's and a device's tensor late, and gets their sum."""
     hardware, simulation = load("h200"), Simulation(gap=0, first=link.rank * QUEUES)
     with patched(hazards=False), open_vgpu(hardware, simulation=simulation):
         gpu = CURRENT.get()
-        with cuda_answered(gpu, hardware), messages_answered(link, gpu, LINK):
+        with cuda_answered(gpu, hardware), link.opened(gpu, LINK):
             if link.rank == 0:
                 gpu.clock.sleep_until(LATER)
                 works = [
@@ -60,7 +64,7 @@ def exchange(_: RankContext, link: StageLink) -> dict[str, Any]:
 
 
 def test_tensors_arrive_with_their_values_after_the_latency_of_the_link() -> None:
-    first, second = run_ranks(RANKS, exchange, StageLink, failed, lambda: None)
+    first, second = run_linked(exchange)
     assert first["report"] == [2.5, 3.5, 4.5]
     on_host, on_device = second["report"]
     assert on_host == round(LATER + LINK.call.value + LINK.host_latency.value)
@@ -68,32 +72,31 @@ def test_tensors_arrive_with_their_values_after_the_latency_of_the_link() -> Non
 
 
 def test_a_copy_of_a_stage_that_its_engine_forks_says_nothing() -> None:
-    def run(_: RankContext, link: StageLink) -> dict[str, Any]:
+    def run(link: StageLink) -> dict[str, Any]:
         if link.rank and os.fork():
             assert os.wait()[1] == 0
         link.send(1 - link.rank, "tag", link.rank)
         return {"report": link.receive(1 - link.rank, "tag").value}
 
-    assert [answer["report"] for answer in run_ranks(RANKS, run, StageLink, failed, lambda: None)] == [1, 0]
+    assert [answer["report"] for answer in run_linked(run)] == [1, 0]
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_reason_of_a_stage_that_fails_is_reported(rank: int) -> None:
     """Every stage waits for the next one, and the last one for the first."""
 
-    def run(_: RankContext, link: StageLink) -> dict[str, Any]:
+    def run(link: StageLink) -> dict[str, Any]:
         if link.rank == rank:
             raise ValueError("no memory")
         return {"report": link.receive((link.rank + 1) % 3, "never").value}
 
-    stages = [RankContext(f"stage {index}", stage=Stage(index, 3, range(1))) for index in range(3)]
     with pytest.raises(RankError) as raised:
-        run_ranks(stages, run, StageLink, failed, lambda: None)
+        run_linked(run, stages=3)
     assert raised.value.of_rank == {"failed": f"stage {rank}: no memory"}
 
 
 def test_a_stage_that_ends_without_a_report_is_named() -> None:
-    def run(_: RankContext, link: StageLink) -> dict[str, Any]:
+    def run(link: StageLink) -> dict[str, Any]:
         if link.rank:
             os._exit(0)
         with pytest.raises(LinkError, match="stage 0 waited for stage 1, which is gone"):
@@ -101,5 +104,5 @@ def test_a_stage_that_ends_without_a_report_is_named() -> None:
         return {"report": None}
 
     with pytest.raises(RankError) as raised:
-        run_ranks(RANKS, run, StageLink, failed, lambda: None)
+        run_linked(run)
     assert raised.value.of_rank["failed"] == "the process of stage 1 exited with 0"

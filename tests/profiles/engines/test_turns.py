@@ -16,15 +16,13 @@ from schedbench.profiles.engines.failures import Answer
 from schedbench.profiles.engines.rank_processes import RankError, run_ranks
 from schedbench.profiles.engines.turns import TurnLink
 from schedbench.profiles.platform.hardware import LinkProfile, load
-from schedbench.profiles.run.rank_context import RankContext
 from schedbench.profiles.vgpu.device import VirtualGpu
 from schedbench.sched.disagg.layout import RankLayout
 from schedbench.sched.link import FOREVER, LinkError
 
 PROFILE: LinkProfile = load("h200").links["nvlink"]
 LAYOUTS = [RankLayout(rank, 1, 1) for rank in range(2)]
-RANKS = [RankContext(place.name, place=place) for place in LAYOUTS]
-Run = Callable[[RankContext, TurnLink], Answer]
+Run = Callable[[TurnLink], Answer]
 
 
 class Clock:
@@ -32,7 +30,7 @@ class Clock:
 
     def __init__(self, link: TurnLink) -> None:
         self.now = 0
-        link.open(cast(VirtualGpu, SimpleNamespace(runtime=self)), PROFILE)
+        link.opened(cast(VirtualGpu, SimpleNamespace(runtime=self)), PROFILE).__enter__()
 
 
 def failed(error: BaseException) -> Answer:
@@ -44,14 +42,19 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
+def run_linked(run: Run) -> Sequence[Answer]:
+    names = [place.name for place in LAYOUTS]
+    return run_ranks(names, lambda rank, its: run(TurnLink(rank, 2, its)), failed, lambda: None)
+
+
 def answers(run: Run) -> Sequence[Any]:
-    return [answer["report"] for answer in run_ranks(RANKS, run, TurnLink, failed, lambda: None)]
+    return [answer["report"] for answer in run_linked(run)]
 
 
 def raised(run: Run) -> str:
     before = children()
     with pytest.raises(RankError) as found:
-        run_ranks(RANKS, run, TurnLink, failed, lambda: None)
+        run_linked(run)
     assert children() == before  # none is left, alive or as a zombie
     message = found.value.of_rank["failed"]
     assert isinstance(message, str)
@@ -61,7 +64,7 @@ def raised(run: Run) -> str:
 def test_a_worker_receives_what_was_sent_before_its_time_and_nothing_later() -> None:
     """The worker that looks is the faster one in real time."""
 
-    def run(_: RankContext, link: TurnLink) -> Answer:
+    def run(link: TurnLink) -> Answer:
         clock = Clock(link)
         if link.rank == 0:
             time.sleep(0.2)
@@ -82,7 +85,7 @@ def test_a_worker_receives_what_was_sent_before_its_time_and_nothing_later() -> 
 
 
 def test_a_worker_sleeps_until_a_message_arrives_by_the_times_of_the_link() -> None:
-    def run(_: RankContext, link: TurnLink) -> Answer:
+    def run(link: TurnLink) -> Answer:
         clock = Clock(link)
         if link.rank == 0:
             clock.now = 1000
@@ -101,7 +104,7 @@ def test_a_worker_sleeps_until_a_message_arrives_by_the_times_of_the_link() -> N
 
 
 def test_a_wait_for_what_cannot_come_ends_where_all_workers_wait() -> None:
-    def run(_: RankContext, link: TurnLink) -> Answer:
+    def run(link: TurnLink) -> Answer:
         Clock(link)
         with pytest.raises(LinkError, match="all workers wait"):
             link.receive(1 - link.rank, "never")
@@ -123,7 +126,7 @@ def test_a_wait_for_what_cannot_come_ends_where_all_workers_wait() -> None:
     ids=["exits", "killed", "closes everything"],
 )
 def test_a_worker_that_ends_is_named_and_the_other_is_ended(how: Callable[[], object], says: str) -> None:
-    def run(_: RankContext, link: TurnLink) -> Answer:
+    def run(link: TurnLink) -> Answer:
         clock = Clock(link)
         if link.rank:
             how()
@@ -135,7 +138,7 @@ def test_a_worker_that_ends_is_named_and_the_other_is_ended(how: Callable[[], ob
 
 
 def test_the_error_of_a_worker_names_it() -> None:
-    def run(_: RankContext, link: TurnLink) -> Answer:
+    def run(link: TurnLink) -> Answer:
         Clock(link)
         if link.rank:
             raise ValueError("no memory")
@@ -146,7 +149,7 @@ def test_the_error_of_a_worker_names_it() -> None:
 
 
 def test_a_copy_of_a_worker_that_its_engine_forks_says_nothing() -> None:
-    def run(_: RankContext, link: TurnLink) -> Answer:
+    def run(link: TurnLink) -> Answer:
         Clock(link)
         if os.fork():
             assert os.wait()[1] == 0
@@ -159,7 +162,7 @@ def test_a_copy_of_a_worker_that_its_engine_forks_says_nothing() -> None:
 def test_an_interrupt_reaches_every_worker() -> None:
     parent = os.getpid()
 
-    def run(_: RankContext, link: TurnLink) -> Answer:
+    def run(link: TurnLink) -> Answer:
         clock = Clock(link)
         try:
             while True:
