@@ -38,20 +38,6 @@ LOST: Final = EndOfRequest(Status.FAILED, "lost: the scheduler is idle and has n
 _END: Final = -1  # of what a client is sent, behind its tokens
 
 
-class Prefilled(NamedTuple):
-    """What a prefill worker says of a request's prompt. Instants are ns of the common clock."""
-
-    cached_tokens: int
-    first_scheduled_at: int | None
-    at: int
-
-
-class _Step(NamedTuple):
-    info: StepInfo
-    changed: bool  # other rows than in the step before
-    penalised: bool
-
-
 class RunBridge:
     """Takes requests from the run's source and reports what becomes of them, by id; numbers the engine's steps.
 
@@ -72,7 +58,7 @@ class RunBridge:
         self._source = parts.context.source(parts.source) if placed else parts.source
         self._link, self._stage = parts.context.link, parts.context.stage
         self._rows: Sequence[str] = ()
-        self._begun: dict[int, _Step] = {}
+        self._begun: dict[int, StepInfo] = {}  # steady as far as is known
         self._sent: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))  # to clients
 
     # ---- requests ------------------------------------------------------------------------------------------
@@ -140,19 +126,8 @@ class RunBridge:
         """When the next request arrives, ns; None after the last one."""
         return self._source.next_at()
 
-    def prefilled(self, index: int) -> Prefilled:
-        """What a decode worker is to have of request number ``index``, whose prompt has been computed."""
-        request = self._numbered(index)
-        assert request is not None
-        return Prefilled(request.cached_tokens, request.first_scheduled_at, self._clock.now())
-
-    def transferred(self, index: int, prefilled: Prefilled) -> None:
-        """The KV of request number ``index`` has come from its prefill worker."""
-        if request := self._numbered(index):
-            request.cached_tokens, request.first_scheduled_at, request.prefilled_at = prefilled
-            request.transferred_at = self._clock.now()
-
-    def _numbered(self, index: int) -> Request | None:
+    def numbered(self, index: int) -> Request | None:
+        """Request number ``index`` of the workload, if it has not ended."""
         return next((request for request in self.requests.values() if request.index == index), None)
 
     def advance(self, request_id: str, output_ids: Sequence[int]) -> None:
@@ -257,19 +232,20 @@ class RunBridge:
             if request is not None and request.first_scheduled_at is None:
                 request.first_scheduled_at = self._clock.now()
                 request.cached_tokens = found
-        rows, info = list(cached), StepInfo(step, kind, len(cached), tokens, steady=False)
-        self._begun[step] = _Step(info, rows != self._rows, penalised)
+        rows = list(cached)
+        steady = rows == self._rows and not penalised
+        self._begun[step] = StepInfo(step, kind, len(rows), tokens, steady=steady)
         self._rows = rows
         return step
 
     def launched(self, step: int) -> None:
-        for part in self._announced(self._begun[step].info):
+        for part in self._announced(self._begun[step]._replace(steady=False)):
             self.observer.launched(part)
 
     def settled(self, step: int, ended: bool) -> None:
         """The result of a step has been applied. ``ended``: a request of it has ended."""
-        info, changed, penalised = self._begun.pop(step)
-        for part in self._announced(info._replace(steady=not (ended or changed or penalised))):
+        info = self._begun.pop(step)
+        for part in self._announced(info._replace(steady=info.steady and not ended)):
             self.observer.settled(part)
 
     def _announced(self, info: StepInfo) -> Sequence[StepInfo]:

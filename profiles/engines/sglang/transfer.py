@@ -28,7 +28,7 @@ from ...vgpu.device import CURRENT
 from ...vgpu.engine import EventRecording
 from ...vgpu.fused import run_on_queue
 from ...vgpu.tensor import DeviceTensor
-from ..bridge import Prefilled, RunBridge
+from ..bridge import RunBridge
 from ..messages import HostTensor
 from ..turns import TurnLink
 from .edge import replace_transfer_classes
@@ -50,14 +50,16 @@ class _Pages(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """KV for these pages of the decode worker; ``metadata`` and ``prefilled`` come with the last one."""
+    """KV for these pages of the decode worker. With the last one come ``metadata``, and ``prefilled``: the tokens of
+    the prompt that were cached, when the request was first scheduled, and when it was prefilled, ns of the common
+    clock."""
 
     room: int
     pages: Sequence[int]
     row: int
     values: Sequence[HostTensor]
-    metadata: Sequence[bytes] | None
-    prefilled: Prefilled | None
+    metadata: Sequence[bytes] | None = None
+    prefilled: tuple[int, int | None, int] | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class KVTransfers:
     def __init__(self, parts: SystemParts, bridge: RunBridge) -> None:
         assert parts.context.place is not None
         self._link, self._place = cast(TurnLink, parts.context.link), parts.context.place
-        self._bridge = bridge
+        self._bridge, self._clock = bridge, parts.clock
         self._page_size = parts.resolved.scenario.engine.page_size
         self._model = parts.resolved.model
         self._gpu = CURRENT.get()
@@ -173,8 +175,10 @@ class KVTransfers:
         if chunk.metadata is not None:
             for pointer, row in zip(self._metadata.aux_data_ptrs, chunk.metadata, strict=True):
                 ctypes.memmove(pointer + chunk.row * len(row), row, len(row))
-            assert chunk.prefilled is not None
-            self._bridge.transferred(chunk.room - 1, chunk.prefilled)
+            if request := self._bridge.numbered(chunk.room - 1):
+                assert chunk.prefilled is not None
+                request.cached_tokens, request.first_scheduled_at, request.prefilled_at = chunk.prefilled
+                request.transferred_at = self._clock.now()
             self._received.add(chunk.room)
 
     def _send(self, room: int, pages: Sequence[int]) -> None:
@@ -192,17 +196,14 @@ class KVTransfers:
         )
         self._leaves = max(self._leaves, runtime.now) + duration
         lands = self._leaves + round(profile.latency.value)
-        chunk = _Chunk(
-            room,
-            landing.pages.pages[begin : landing.sent],
-            landing.pages.row,
-            values,
-            self._metadata_rows(landing.row) if last else None,
-            self._bridge.prefilled(room - 1) if last else None,
-        )
-        self._link.post(landing.source, _KV, chunk, lands)
+        chunk = _Chunk(room, landing.pages.pages[begin : landing.sent], landing.pages.row, values)
         if last:
+            request = self._bridge.numbered(room - 1)
+            assert request is not None
+            prefilled = request.cached_tokens, request.first_scheduled_at, self._clock.now()
+            chunk = chunk._replace(metadata=self._metadata_rows(landing.row), prefilled=prefilled)
             landing.at = lands
+        self._link.post(landing.source, _KV, chunk, lands)
 
     def _metadata_rows(self, row: int) -> Sequence[bytes]:
         kinds = zip(self._metadata.aux_data_ptrs, self._metadata.aux_item_lens, strict=True)
