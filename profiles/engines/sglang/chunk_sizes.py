@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import product
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from ...run.system import SystemParts
 from ...vgpu.device import CURRENT
 from ..names import EngineError
-from .edge import WithAttributes, replace_attribute
+from .edge import replace_attribute
 
 # The modules that time forwards, from old to new.
 _TIMING: Final = (
@@ -38,8 +39,8 @@ def timed_virtually(parts: SystemParts) -> Sequence[str]:
         return drawn.integers(low, min(high, vocabulary), **options)
 
     replaced = {
-        "time": WithAttributes(time, perf_counter=lambda: runtime.now / 1e9),
-        "np": WithAttributes(np, random=WithAttributes(np.random, randint=randint)),
+        "time": _with(time, perf_counter=lambda: runtime.now / 1e9),
+        "np": _with(np, random=_with(np.random, randint=randint)),
         "broadcast_pyobj": lambda data, *_, **__: _handed_on(parts, data),
     }
     for module, (name, value) in product(_TIMING, replaced.items()):
@@ -47,7 +48,7 @@ def timed_virtually(parts: SystemParts) -> Sequence[str]:
     for name in (*_TIMING, "sglang.srt.managers.scheduler"):
         loaded: Any = sys.modules.get(name)
         if loaded is not None:
-            loaded.logger = WithAttributes(loaded.logger, warning=lambda text, *_: warnings.append(text))
+            loaded.logger.warning = lambda text, *_: warnings.append(text)
     stages: Any = import_module("sglang.srt.distributed.parallel_state")._PP
 
     def broadcast(data: list[Any], *_: Any, **__: Any) -> None:
@@ -55,6 +56,11 @@ def timed_virtually(parts: SystemParts) -> Sequence[str]:
 
     stages.broadcast_object_list = broadcast
     return warnings
+
+
+def _with(module: ModuleType, **attributes: Any) -> Any:
+    """The module with some attributes that are others."""
+    return SimpleNamespace(**vars(module) | attributes)
 
 
 def _handed_on(parts: SystemParts, data: list[Any]) -> list[Any]:

@@ -54,17 +54,6 @@ def replace_attribute(module: str, name: str, value: Any) -> bool:
     return there
 
 
-class WithAttributes:
-    """A module or an object of which some attributes are others."""
-
-    def __init__(self, original: Any, **attributes: Any) -> None:
-        self._original = original
-        vars(self).update(attributes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
-
-
 def replace_transfer_classes(made: Callable[[Any, Any], Any]) -> None:
     """Let SGLang take, for whatever backend, the class that ``made`` returns for a kind and for SGLang's own class of
     that kind, whose transfers are never made."""

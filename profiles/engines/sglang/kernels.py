@@ -6,7 +6,6 @@ Later versions compile them when they are first needed (``load_jit``), earlier o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,6 +16,8 @@ from ...programs.hollow import HollowKernelError, HollowModule
 from ...vgpu import fused
 from . import hisparse_kernels
 
+_PACKAGES: Final = ("sgl_kernel", "sgl_kernel.top_k", "sgl_kernel.kvcacheio", "flashinfer.sampling")
+
 
 class JitModule:
     """Stands for a module that SGLang compiles from CUDA sources when a kernel of it is first needed."""
@@ -25,27 +26,21 @@ class JitModule:
         self._name = name
 
     def __getattr__(self, function: str) -> Callable[..., Any]:
-        """The kernel of that name, as one launch. Raises HollowKernelError where it has no replacement."""
-        if function in _LAUNCHES:
-            return _LAUNCHES[function]
-        kernel = _KERNELS.get(function, _KERNELS.get(f"{self._name}.{function}"))
-        if kernel is None:
+        """Launches the kernel of that name. Raises HollowKernelError where it has no replacement."""
+        found = _FUNCTIONS.get(function, _FUNCTIONS.get(f"{self._name}.{function}"))
+        if found is None:
             raise HollowKernelError(
                 f"SGLang's CUDA kernel {self._name}.{function} was called: what it does is unknown here"
             )
-        return partial(fused.run_as_one_kernel, function, kernel)
+        return found
 
 
 def compiled_kernels() -> None:
     """Have the kernels in ``sgl_kernel`` and FlashInfer, too, where these packages are absent."""
-    for package in map(import_module, ("sgl_kernel", "sgl_kernel.top_k", "flashinfer.sampling")):
+    for package in map(import_module, _PACKAGES):
         if isinstance(package, HollowModule):
-            for name, kernel in _KERNELS.items():
-                setattr(package, name, partial(fused.run_as_one_kernel, name, kernel))
-    transfers = import_module("sgl_kernel.kvcacheio")
-    if isinstance(transfers, HollowModule):
-        for name, function in _TRANSFERS.items():
-            setattr(transfers, name, function)
+            for name, function in _FUNCTIONS.items():
+                setattr(package, name, function)
 
 
 def _clamp_position(positions: torch.Tensor, lens: torch.Tensor) -> None:
@@ -240,14 +235,19 @@ _KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
     "fast_topk": _fast_topk,
     "speculative_sampling.sample": _sample_tree,
 }
-# Functions of ``sgl_kernel.kvcacheio``.
-_TRANSFERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "transfer_kv_all_layer_mla": hisparse_kernels.back_up_by_names,
-    "get_device_accessible_ptr": lambda tensor, _: tensor.data_ptr(),
-}
-# Functions that launch a kernel whose time and accesses follow from its values.
-_LAUNCHES: Final[Mapping[str, Callable[..., Any]]] = {
+
+
+def _as_one(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Launches the kernel as one of that name."""
+    return lambda *args, **kwargs: fused.run_as_one_kernel(name, kernel, *args, **kwargs)
+
+
+_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    **{place: _as_one(place.rpartition(".")[2], kernel) for place, kernel in _KERNELS.items()},
+    # Those that launch a kernel whose time and accesses follow from its values, or none.
     "load_cache_to_device_buffer": hisparse_kernels.swap_in,
     "launch_all_mla": hisparse_kernels.back_up,
+    "transfer_kv_all_layer_mla": hisparse_kernels.back_up_by_names,
     "fits_device": lambda _: True,
+    "get_device_accessible_ptr": lambda tensor, _: tensor.data_ptr(),
 }
