@@ -11,7 +11,7 @@ from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
 from ..platform.user_files import imported
 from ..run.system import System, SystemParts
-from .names import EngineError, shipped_adapter
+from .names import EngineError, require_shipped
 
 
 class EngineAdapter(Protocol):
@@ -80,7 +80,8 @@ def find_adapter(name: str) -> EngineAdapter:
 
 def adapter_named(name: str) -> EngineAdapter:
     """Raises EngineNameError."""
-    module = import_module(f".{shipped_adapter(name).module}", __package__)
+    require_shipped(name)
+    module = import_module(f".{name.replace('-', '_')}", __package__)
     adapter: EngineAdapter = getattr(module, _DEFINED)
     return adapter
 

@@ -22,10 +22,10 @@ from ..run.runner import ExtraSink
 from ..run.task import RankReport, RouterReport
 from .adapter import find_adapter
 from .failures import STACKS, Answer, Stack, packed, unpacked
-from .names import EngineError, parse_engine
+from .names import EngineError, PackagePlace, parse_engine
 from .process import GRACE_S, PACKAGE, TEMPORARY, EngineOutput, EnginePipes, ending, our_package
 from .server import NEEDED, STACK_SIGNAL
-from .source import EngineSource, PackagePlace, opened_source
+from .source import EngineSource, opened_source
 
 _MOST_ENGINES: Final = 4  # processes that are kept, each with an imported engine
 # What an adapter has where the ranks of a mode run at the same time.

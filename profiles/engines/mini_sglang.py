@@ -38,8 +38,7 @@ _REFUSED: Final = {
 class MiniSglangAdapter:
     """See ``EngineAdapter``."""
 
-    package = ADAPTERS["mini-sglang"].package
-    python_path = "python"
+    package, python_path = ADAPTERS["mini-sglang"]
     own_runner = True
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012
     hollow = (

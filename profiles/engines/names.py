@@ -14,19 +14,34 @@ _ENGINE: Final = re.compile(r"(?P<adapter>[A-Za-z][\w-]*|[^=:{}]+\.py)(?:==(?P<v
 _CHOICES: Final = re.compile(r"\{([^{}]*)\}")
 
 
-class ShippedAdapter(NamedTuple):
-    """The module of an adapter, beside this one, and the package that its engine is imported as."""
+class PackagePlace(NamedTuple):
+    """A package, and the folder inside a checkout that has it; a tree may also have it at its top."""
 
-    module: str
     package: str
+    python_path: str
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The package's folder in a tree, in the order in which it is looked for."""
+        inside = (Path(self.python_path) / self.package).as_posix()
+        return tuple(dict.fromkeys((inside, self.package)))
+
+    def inside(self, tree: Path) -> Path | None:
+        """The folder to put on the import path, if the tree has the package."""
+        return next((found.parent for at in self.candidates if any((found := tree / at).glob("*.py"))), None)
+
+    def is_in_its_place(self, path: Path) -> bool:
+        """Whether the package in ``path`` is in the folder of that name; a package whose place is the top always is."""
+        name = Path(self.python_path).name
+        return not name or path.name == name
 
 
-# Apart from the adapters, which import torch.
-ADAPTERS: Final[Mapping[str, ShippedAdapter]] = {
-    "sglang": ShippedAdapter("sglang.adapter", "sglang"),
-    "mini-sglang": ShippedAdapter("mini_sglang", "minisgl"),
-    "nano-vllm": ShippedAdapter("nano_vllm", "nanovllm"),
-    "vllm": ShippedAdapter("vllm", "vllm"),
+# The engines of the shipped adapters. These are modules beside this one, which import torch.
+ADAPTERS: Final[Mapping[str, PackagePlace]] = {
+    "sglang": PackagePlace("sglang", "python"),
+    "mini-sglang": PackagePlace("minisgl", "python"),
+    "nano-vllm": PackagePlace("nanovllm", ""),
+    "vllm": PackagePlace("vllm", ""),
 }
 
 
@@ -38,12 +53,11 @@ class EngineNameError(EngineError):
     """The name has no engine's form, or there is no adapter of that name."""
 
 
-def shipped_adapter(name: str) -> ShippedAdapter:
-    """Raises EngineNameError where there is none of that name."""
+def require_shipped(name: str) -> None:
+    """Raises EngineNameError where no adapter of that name is shipped."""
     if name not in ADAPTERS:
         known = f"{', '.join(ADAPTERS)}{meant(name, ADAPTERS)}"
         raise EngineNameError(f"there is no adapter for {name!r}: there is one for {known}")
-    return ADAPTERS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +78,7 @@ class EngineName:
 
 def adapter_of(folder: Path) -> str:
     """The adapter whose package is in the folder, as in a checkout or a wheel; SGLang's without any."""
-    places = (
-        (name, folder / at / known.package) for name, known in ADAPTERS.items() for at in ("", "python")
-    )
-    return next((name for name, package in places if package.is_dir()), "sglang")
+    return next((name for name, place in ADAPTERS.items() if place.inside(folder)), "sglang")
 
 
 def is_engine(text: str) -> bool:

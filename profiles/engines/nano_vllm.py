@@ -40,8 +40,7 @@ _REFUSED: Final = {
 class NanoVllmAdapter:
     """See ``EngineAdapter``."""
 
-    package = ADAPTERS["nano-vllm"].package
-    python_path = ""
+    package, python_path = ADAPTERS["nano-vllm"]
     own_runner = True
     environment = {"TRITON_INTERPRET": "1"}  # noqa: RUF012
     hollow = ("flash_attn", "tqdm")

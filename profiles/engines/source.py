@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ..record.environment import run_git
 from ..record.provenance import EnginePart
-from .names import EngineError, EngineName, shipped_adapter
+from .names import EngineError, EngineName, PackagePlace, require_shipped
 
 _VERSION: Final = re.compile(r"^__version__\s*=(?:\s*version\s*=)?\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _VERSION_FILES: Final = ("version.py", "_version.py", "__init__.py")
@@ -33,29 +33,6 @@ class EngineSource(NamedTuple):
     watched: Path
     part: EnginePart
     temporary: Path | None = None
-
-
-class PackagePlace(NamedTuple):
-    """A package, and the folder inside a checkout that has it; a tree may also have it at its top."""
-
-    package: str
-    python_path: str
-
-    def inside(self, tree: Path) -> Path | None:
-        """The folder to put on the import path, if the tree has the package."""
-        paths = (tree / self.python_path, tree)
-        return next((path for path in paths if any((path / self.package).glob("*.py"))), None)
-
-    def is_in_its_place(self, path: Path) -> bool:
-        """Whether the package in ``path`` is in the folder of that name; a package whose place is the top always is."""
-        name = Path(self.python_path).name
-        return not name or path.name == name
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """The package's folder in a tree, in the order in which it is looked for."""
-        inside = (Path(self.python_path) / self.package).as_posix()
-        return tuple(dict.fromkeys((inside, self.package)))
 
 
 @contextmanager
@@ -235,7 +212,7 @@ def _sdist(file: Path, place: PackagePlace, tree: Path) -> Path:
 def require_there(name: EngineName) -> None:
     """Refuse an adapter or a folder that does not exist before an engine's process begins. Raises EngineError."""
     if Path(name.adapter).suffix != ".py":
-        shipped_adapter(name.adapter)
+        require_shipped(name.adapter)
     if name.version is None:
         _folder(name)
 

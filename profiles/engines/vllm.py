@@ -51,8 +51,7 @@ _REFUSED: Final = {
 class VllmAdapter:
     """See ``EngineAdapter``."""
 
-    package = ADAPTERS["vllm"].package
-    python_path = ""
+    package, python_path = ADAPTERS["vllm"]
     own_runner = True
     environment = {  # noqa: RUF012
         "TRITON_INTERPRET": "1",

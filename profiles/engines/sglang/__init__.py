@@ -1,1 +1,3 @@
 """SGLang's scheduler on the virtual GPU."""
+
+from .adapter import ADAPTER as ADAPTER

@@ -64,8 +64,7 @@ _PIP_NAMES: Final = {
 class SglangAdapter:
     """Fits SGLang from 0.5.4 on. See ``EngineAdapter``."""
 
-    package = ADAPTERS["sglang"].package
-    python_path = "python"
+    package, python_path = ADAPTERS["sglang"]
     stages = transfers = data_ranks = own_runner = True
     stub_runner = {  # noqa: RUF012
         "speculation": _HIDDEN.format("SGLang 0.5.14 to 0.5.21"),

@@ -12,8 +12,15 @@ from shutil import which
 
 import pytest
 
-from schedbench.profiles.engines.names import EngineError, EngineName, expanded, is_engine, parse_engine
-from schedbench.profiles.engines.source import EngineSource, PackagePlace, opened_source
+from schedbench.profiles.engines.names import (
+    EngineError,
+    EngineName,
+    PackagePlace,
+    expanded,
+    is_engine,
+    parse_engine,
+)
+from schedbench.profiles.engines.source import EngineSource, opened_source
 
 from .checkouts import checkout, git, write_package
 
