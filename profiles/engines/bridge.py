@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ...sched.batch import FIRST_STEP, STEP_STRIDE, draft_step, extend_step
 from ...sched.data_parallel.sync import PartitionedSource, RankShare, RankStatus, exchange
@@ -29,12 +29,7 @@ class AllEnded(BaseException):
 _REQUESTS: Final = "requests"  # of a turn of the loop, None after the last one
 
 
-class EndOfRequest(NamedTuple):
-    status: Status
-    reason: str
-
-
-LOST: Final = EndOfRequest(Status.FAILED, "lost: the scheduler is idle and has not answered it")
+LOST: Final = "lost: the scheduler is idle and has not answered it"
 _END: Final = -1  # of what a client is sent, behind its tokens
 
 
@@ -120,7 +115,7 @@ class RunBridge:
     def _lose_all(self) -> None:
         for request_id in list(self.requests):
             self.lost = True
-            self.end(request_id, LOST)
+            self.end(request_id, Status.FAILED, LOST)
 
     def next_arrival(self) -> int | None:
         """When the next request arrives, ns; None after the last one."""
@@ -174,15 +169,14 @@ class RunBridge:
             request.req_pool_idx = row
             self.observer.ending(request)
 
-    def end(self, request_id: str, end: EndOfRequest) -> None:
+    def end(self, request_id: str, status: Status, reason: str) -> None:
         request = self.requests.pop(request_id, None)
         if request is None:
             return
         sent = self._sent.pop(request_id, ())
-        if self.streams and end.status is Status.FINISHED:
-            fault = _wrong_stream(sent, request.output_ids)
-            end = EndOfRequest(Status.FAILED, fault) if fault else end
-        request.status, request.reason = end
+        if self.streams and status is Status.FINISHED and (fault := _wrong_stream(sent, request.output_ids)):
+            status, reason = Status.FAILED, fault
+        request.status, request.reason = status, reason
         request.finished_at = self._clock.now()
         self.observer.ended(request)
         self._source.ended(request, request.finished_at)
@@ -191,7 +185,7 @@ class RunBridge:
         """The engine has ended the request by its length, or else by a token that ends it."""
         if request := self.requests.get(request_id):
             full = len(request.output_ids) == request.sampling.max_new_tokens
-            self.end(request_id, EndOfRequest(Status.FINISHED, "length" if full else "stop"))
+            self.end(request_id, Status.FINISHED, "length" if full else "stop")
 
     def verified(self, request_id: str, accepted: int) -> None:
         """A verify has accepted that many tokens of the request, the bonus included."""

@@ -24,7 +24,7 @@ from ..run.compose import engine_config
 from ..run.system import System, SystemParts, TagAudit
 from ..vgpu.patching import attributes_set
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest, EngineSystem, ranged, wrap_methods
+from .bridge import AllEnded, EngineSystem, ranged, wrap_methods
 from .model import EngineModel, long, model_folder, process_group_of_one, require_sampling, tokenizer
 from .names import ADAPTERS
 
@@ -161,7 +161,7 @@ class MiniSglangSystem(EngineSystem):
         messages = import_module("minisgl.message")
         gone, self._gone = self._gone, []
         for number in gone:
-            self._reports.end(self._ids[number], EndOfRequest(Status.ABORTED, "aborted by its client"))
+            self._reports.end(self._ids[number], Status.ABORTED, "aborted by its client")
         with self._reports.range("receive", 0):
             arrived = self._reports.due(blocking and not gone)
         return [

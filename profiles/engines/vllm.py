@@ -22,7 +22,7 @@ from ..run.system import System, SystemParts
 from ..vgpu.fused import run_as_one_kernel
 from ..vgpu.tensor import wrap
 from .adapter import NOT_IN_SMALL_ENGINES, needed
-from .bridge import AllEnded, EndOfRequest, ranged, wrap_methods
+from .bridge import AllEnded, ranged, wrap_methods
 from .names import ADAPTERS
 from .paged import PagedModel, PagedSystem
 from .vllm_core import open_core, vllm_sampling
@@ -147,7 +147,7 @@ class VllmSystem(PagedSystem):
         gone, self._gone = self._gone, []
         self._core.abort_requests([name for name, _ in gone])
         for name, reason in gone:
-            self._reports.end(name, EndOfRequest(Status.ABORTED, reason))
+            self._reports.end(name, Status.ABORTED, reason)
         with self._reports.range("receive", 0):
             arrived = self._reports.due(not self._busy())
         made = import_module("vllm.v1.request").Request
@@ -172,7 +172,7 @@ class VllmSystem(PagedSystem):
             if ended:
                 reason = str(output.finish_reason)
                 status = Status.FAILED if reason in ("abort", "error") else Status.FINISHED
-                self._reports.end(output.request_id, EndOfRequest(status, reason))
+                self._reports.end(output.request_id, status, reason)
 
     # ---- what a step calls ---------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -13,18 +13,19 @@ from ....sched.observe import StepKind, StreamName
 from ....sched.request import Request, Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
-from ..bridge import AllEnded, EndOfRequest, EngineSystem, ranged, wrap_methods
+from ..bridge import AllEnded, EngineSystem, ranged, wrap_methods
 from ..failures import EngineFaultError
 from .arguments import aborted, tokenized
 from .eagle import wrap_worker
 from .transfer import HOST, KVTransfers
 
-_STREAMS: Final[Sequence[StreamName]] = ("forward", "copy")
-# Those of SGLang's coordinator of KV on the host.
-_HOSTED_STREAMS: Final[Sequence[tuple[StreamName, str]]] = (
-    ("staging", "write_staging_stream"),
-    ("backup", "decode_backup_stream"),
-)
+# Streams of SGLang's scheduler, and of its coordinator of KV on the host.
+_STREAMS: Final[Mapping[StreamName, str]] = {
+    "forward": "forward_stream",
+    "copy": "copy_stream",
+    "staging": "write_staging_stream",
+    "backup": "decode_backup_stream",
+}
 # Methods of a prefix cache that get a request whose KV is about to be released, from old to new.
 _RELEASES: Final = ("cache_finished_req", "claim_kv_row")
 _QUIET_TURNS: Final = 2  # of the loop, after which a worker whose requests all wait has nothing left to do
@@ -183,12 +184,10 @@ class SglangLoop(EngineSystem):
     def _name_streams(self) -> None:
         """Called in the loop, whose current stream is the schedule stream."""
         self._named, self._schedule_stream = True, torch.cuda.current_stream()
-        for name in _STREAMS:
-            if (stream := getattr(self.scheduler, f"{name}_stream", None)) is not None:
-                self._parts.observer.stream(name, stream)
-        for name, attribute in _HOSTED_STREAMS:
-            if self._coordinator is not None:
-                self._parts.observer.stream(name, getattr(self._coordinator, attribute))
+        for name, attribute in _STREAMS.items():
+            for holder in (self.scheduler, self._coordinator):
+                if (stream := getattr(holder, attribute, None)) is not None:
+                    self._parts.observer.stream(name, stream)
         self._parts.observer.stream("schedule", self._schedule_stream)
 
     def _await_transfers(self, transfers: KVTransfers) -> bool:
@@ -303,23 +302,23 @@ class SglangLoop(EngineSystem):
         for req in reqs:
             self._reports.advance(req.rid, req.output_ids_through_stop)
         for req in ended:
-            self._reports.end(req.rid, self._end(req.rid, req.finished_reason))
+            self._reports.end(req.rid, *self._end(req.rid, req.finished_reason))
         return bool(ended)
 
-    def _end(self, request_id: str, reason: Any) -> EndOfRequest:
+    def _end(self, request_id: str, reason: Any) -> tuple[Status, str]:
         name = type(reason).__name__
         if name == "FINISH_ABORT":
             return self._aborted_end(request_id, getattr(reason, "message", ""))
-        return EndOfRequest(Status.FINISHED, "length" if name == "FINISH_LENGTH" else "stop")
+        return Status.FINISHED, "length" if name == "FINISH_LENGTH" else "stop"
 
-    def _aborted_end(self, request_id: str, message: str) -> EndOfRequest:
+    def _aborted_end(self, request_id: str, message: str) -> tuple[Status, str]:
         """Of a request that SGLang ends without a client's message, ``message`` is the reason: it was refused, or it
         failed after it had been accepted. SGLang aborts all requests whose ids begin with that of a message."""
         reasons = (reason for gone, reason in self._aborted.items() if request_id.startswith(gone))
         if reason := next(reasons, ""):
-            return EndOfRequest(Status.ABORTED, reason)
+            return Status.ABORTED, reason
         status = Status.FAILED if request_id in self._accepted else Status.REFUSED
-        return EndOfRequest(status, message or "aborted by SGLang")
+        return status, message or "aborted by SGLang"
 
     @property
     def _coordinator(self) -> Any:
@@ -361,7 +360,7 @@ class SglangLoop(EngineSystem):
         if type(message).__name__ == "AbortReq":
             reason = getattr(message, "finished_reason", None) or {}
             text = reason.get("message", "") if isinstance(reason, dict) else str(reason)
-            self._reports.end(message.rid, self._aborted_end(message.rid, text))
+            self._reports.end(message.rid, *self._aborted_end(message.rid, text))
         elif (ids := getattr(message, "rids", None)) is not None:
             scores = [getattr(message, name, None) or [()] * len(ids) for name in _SCORES]
             entries = zip(ids, message.finished_reasons, message.output_ids, *scores, strict=True)
@@ -370,7 +369,7 @@ class SglangLoop(EngineSystem):
                 self._reports.streamed(request_id, tokens, reason is not None, logprobs, known)
                 if isinstance(reason, dict) and reason.get("type") == "abort":
                     text = reason.get("message", "")
-                    self._reports.end(request_id, self._aborted_end(request_id, text))
+                    self._reports.end(request_id, *self._aborted_end(request_id, text))
 
 
 def _kind(mode: Any) -> StepKind:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.engines.bridge import LOST, AllEnded, EndOfRequest, RunBridge
+from schedbench.profiles.engines.bridge import LOST, AllEnded, RunBridge
 from schedbench.profiles.engines.failures import EngineFaultError
 from schedbench.profiles.run.rank_context import ALONE
 from schedbench.sched.config import SamplingParams
@@ -70,10 +70,10 @@ def test_an_idle_scheduler_sleeps_until_the_next_arrival_and_ends_after_the_last
     assert [request.id for request in bridge.due(True)] == ["r0"]
     assert bridge.due(False) == []
     assert clock.now() == 0
-    bridge.end("r0", EndOfRequest(Status.FINISHED, "length"))
+    bridge.end("r0", Status.FINISHED, "length")
     assert [request.id for request in bridge.due(True)] == ["r1"]
     assert clock.now() == 50
-    bridge.end("r1", EndOfRequest(Status.FINISHED, "length"))
+    bridge.end("r1", Status.FINISHED, "length")
     with pytest.raises(AllEnded):
         bridge.due(True)
 
@@ -84,7 +84,7 @@ def test_an_unfinished_request_of_an_idle_scheduler_is_reported_lost() -> None:
     bridge.due(True)
     with pytest.raises(AllEnded):
         bridge.due(True)
-    assert log.ends == [("r0", *LOST)]
+    assert log.ends == [("r0", Status.FAILED, LOST)]
     assert bridge.lost
     assert source.ends == [("r0", 0)]
 
@@ -99,9 +99,9 @@ def test_tokens_and_ends_are_reported_once() -> None:
     bridge.advance("r0", [7])
     clock.sleep_until(20)
     bridge.advance("r0", [7, 8, 9])
-    bridge.end("r0", EndOfRequest(Status.FINISHED, "length"))
+    bridge.end("r0", Status.FINISHED, "length")
     bridge.advance("r0", [7, 8, 9, 10])  # a step that was launched before the end was known
-    bridge.end("r0", EndOfRequest(Status.ABORTED, "again"))
+    bridge.end("r0", Status.ABORTED, "again")
     assert log.tokens_of == [("r0", 1), ("r0", 2)]
     assert log.ends == [("r0", Status.FINISHED, "length")]
     assert list(request.output_ids) == [7, 8, 9]
@@ -148,7 +148,7 @@ def test_a_request_has_failed_if_its_client_was_not_sent_all_tokens_in_order_and
         bridge.streamed("r0", tokens, ended)
         bridge.advance("r0", [7, 8])
     bridge.advance("r0", [7, 8])
-    bridge.end("r0", EndOfRequest(Status.FINISHED, "length"))
+    bridge.end("r0", Status.FINISHED, "length")
     bridge.streamed("r0", [9], True)  # of a request that has ended
     failed = ("r0", Status.FAILED, f"its client was sent {says}")
     assert log.ends == [failed if says else ("r0", Status.FINISHED, "length")]
@@ -156,15 +156,15 @@ def test_a_request_has_failed_if_its_client_was_not_sent_all_tokens_in_order_and
 
 @pytest.mark.parametrize(
     ("streams", "end"),
-    [(True, EndOfRequest(Status.ABORTED, "gone")), (False, EndOfRequest(Status.FINISHED, "length"))],
+    [(True, (Status.ABORTED, "gone")), (False, (Status.FINISHED, "length"))],
     ids=["aborted", "messages are not reported"],
 )
-def test_other_streams_are_not_judged(streams: bool, end: EndOfRequest) -> None:
+def test_other_streams_are_not_judged(streams: bool, end: tuple[Status, str]) -> None:
     bridge, log, _ = bridge_of(Source(0))
     bridge.streams = streams
     bridge.due(True)
     bridge.advance("r0", [7, 8])
-    bridge.end("r0", end)
+    bridge.end("r0", *end)
     assert log.ends == [("r0", *end)]
 
 

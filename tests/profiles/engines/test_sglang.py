@@ -313,7 +313,7 @@ def test_a_request_that_sglang_accepts_and_then_aborts_of_its_own_accord_has_fai
     ends: dict[str, Any] = {}
     loop: Any = object.__new__(SglangLoop)
     loop._reports, loop._accepted, loop._aborted = (
-        SimpleNamespace(end=ends.__setitem__, streamed=Mock()),
+        SimpleNamespace(end=lambda name, *end: ends.update({name: end}), streamed=Mock()),
         set(),
         {"gone": "left"},
     )
