@@ -195,9 +195,9 @@ def _printed(engine: EngineChoice | None) -> Iterator[str]:
     """What the engine printed in the run."""
     if engine is None:
         return
-    from ..profiles.engines.client import printed_by
+    from ..profiles.engines.client import opened_engine
 
-    if text := printed_by(engine):
+    if text := opened_engine(engine).output.printed():
         yield f"{engine.name} printed:\n{text}"
 
 

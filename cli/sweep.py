@@ -109,7 +109,7 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
     """The cells, their break-evens under draws of the hardware's constants, and whether the user interrupted them.
     Where no cell has a value, raises SweepError; WorkloadError where one failed; EngineError where the reason is a
     source that is not there."""
-    from ..profiles.engines.client import engine_source
+    from ..profiles.engines.client import opened_engine
     from ..profiles.engines.names import EngineError
     from ..profiles.judge.sides import ENGINE
     from ..profiles.judge.trials import WorkloadError
@@ -125,7 +125,7 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
                 reasons = "\n".join(dict.fromkeys(f"no cell could run: {cell.refusal}" for cell in found))
                 with suppress(EngineError):
                     for name in plan.engines:
-                        engine_source(plan.choose(name))
+                        opened_engine(plan.choose(name))
                     raise (WorkloadError if any(cell.failed for cell in found) else SweepError)(reasons)
                 raise EngineError(reasons)
             if draws:

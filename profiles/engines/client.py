@@ -57,50 +57,34 @@ def run_engine(
         raise EngineError(
             f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
         )
-    scenario, opened = resolved.scenario, _opened(choice)
-    opened.refuse(scenario)
+    scenario, engine = resolved.scenario, opened_engine(choice)
+    engine.refuse(scenario)
     apart = MODES["fake transfer"].on(scenario)
     together = not apart and any(
-        MODES[mode].on(scenario) and opened.has(part) for mode, part in _RANKS_OF_MODES.items()
+        MODES[mode].on(scenario) and engine.has(part) for mode, part in _RANKS_OF_MODES.items()
     )
     if len(ranks) > 1 and not (apart or together):
         raise EngineError(
             f"{choice.name}: the engine runs on one rank, and the scenario has {scenario.engine.ranks}; only the"
             " workers of engine.disaggregation={mode: pair, transfer: fake} run apart, one after the other"
         )
-    if MODES["own model runner"].on(scenario) and not opened.has("own_runner"):
+    if MODES["own model runner"].on(scenario) and not engine.has("own_runner"):
         raise EngineError(
             f"{choice.name}: its adapter has no model runner of the engine's own: engine.model_runner=stub"
         )
-    process = engine_process(choice)
-    process.output.begin_run()
+    engine.start()
+    engine.output.begin_run()
     workers = [rank for rank in ranks if not rank.is_router]
     groups = [workers] if together else [[worker] for worker in workers]
-    reports = [report for group in groups for report in process.run(resolved, options, group, extra_sink)]
+    reports = [report for group in groups for report in engine.run(resolved, options, group, extra_sink)]
     return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]
 
 
 _engines: dict[EngineChoice, EngineProcess] = {}  # those that were used last are at the end
 
 
-def engine_process(choice: EngineChoice) -> EngineProcess:
-    """The process of that engine, which is started where there is none. Raises EngineError, EngineFailedError."""
-    engine = _opened(choice)
-    engine.start()
-    return engine
-
-
-def printed_by(choice: EngineChoice) -> str:
-    """What that engine has printed in its last run, of all its workers."""
-    return _opened(choice).output.printed()
-
-
-def engine_source(choice: EngineChoice) -> EngineSource:
-    """The source of that engine, without a process. Raises EngineError."""
-    return _opened(choice).source
-
-
-def _opened(choice: EngineChoice) -> EngineProcess:
+def opened_engine(choice: EngineChoice) -> EngineProcess:
+    """That engine, with its source, and with its process once it was started. Raises EngineError."""
     engine = _engines.pop(choice, None) or EngineProcess(choice)
     _engines[choice] = engine
     while len(_engines) > _MOST_ENGINES:

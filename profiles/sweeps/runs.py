@@ -11,7 +11,7 @@ from ...scenarios.problems import ScenarioError
 from ...scenarios.records import TraceError
 from ...sched.memory.allocation import OutOfKVMemoryError
 from ...sched.model.checkpoint import CheckpointError
-from ..engines.client import EngineFailedError, engine_source
+from ..engines.client import EngineFailedError, opened_engine
 from ..engines.names import EngineError
 from ..judge.local import unrepeatable
 from ..judge.trials import in_short
@@ -42,7 +42,9 @@ class Runs:
 
     def file(self, resolved: Resolved) -> str:
         """Named after the question, the hardware and the source of the engine, so that another sweep finds it."""
-        engine = "" if resolved.engine is None else f"-{engine_source(resolved.engine).part.sha256[:16]}"
+        engine = (
+            "" if resolved.engine is None else f"-{opened_engine(resolved.engine).source.part.sha256[:16]}"
+        )
         return f"{resolved.scenario.sha256[:16]}-{resolved.hardware.sha256[:8]}{engine}.json"
 
     def answers(self, questions: Sequence[Resolved]) -> Iterator[Answer]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from schedbench.cli import console
 from schedbench.cli.console import RunProgress, WorkLog
-from schedbench.profiles.engines.client import end_engines, engine_process
+from schedbench.profiles.engines.client import end_engines, opened_engine
 from schedbench.profiles.platform import engine_choice
 from schedbench.sched.observe import LogicalClock, StepInfo
 from tests.profiles.engines.checkouts import write_package
@@ -149,6 +149,6 @@ def test_an_engine_says_that_it_is_read_and_imported(monkeypatch, tmp_path):
     monkeypatch.setattr(engine_choice, "_shown", show)
     write_package(tmp_path / "python" / "toy", QUIET)
     name = f"{ADAPTER}:{tmp_path}"
-    engine_process(engine_choice.EngineChoice(name))
+    opened_engine(engine_choice.EngineChoice(name)).start()
     end_engines()
     assert seen == [f"reading the source of {name}", f"importing {name}"]

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from schedbench.profiles.engines import client
-from schedbench.profiles.engines.client import EngineFailedError, engine_process
+from schedbench.profiles.engines.client import EngineFailedError, opened_engine
 from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
 from schedbench.profiles.judge import local
@@ -246,9 +246,11 @@ def test_a_traceback_has_the_engines_frames_and_the_stubs_line(
 def test_an_engine_may_signal_its_parent(question: Resolved, scripted: Scripted) -> None:
     """SGLang's scheduler signals its parent when it fails."""
     engine = scripted("import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(1)")
-    before = engine_process(EngineChoice(engine)).pid
+    process = opened_engine(EngineChoice(engine))
+    process.start()
+    before = process.pid
     assert "its process exited with 1" in failure(question, engine)
-    assert engine_process(EngineChoice(engine)).pid == before
+    assert process.pid == before
 
 
 def test_a_forked_process_sends_no_second_result(question: Resolved, scripted: Scripted) -> None:
@@ -275,8 +277,10 @@ def test_a_run_succeeds_after_a_hang_or_a_killed_process(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = scripted("import time\nprint('seen')\ntime.sleep(1000)")
+    process = opened_engine(EngineChoice(engine))
+    process.start()
     with monkeypatch.context() as patch:
-        patch.setattr(engine_process(EngineChoice(engine)), "timeout", 2)
+        patch.setattr(process, "timeout", 2)
         said = failure(question, engine)
     assert said.endswith(
         ": the run made no progress for 2 s (--engine-timeout), and was ended at python/toy/script.py:3\n"

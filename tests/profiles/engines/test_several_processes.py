@@ -121,7 +121,9 @@ def test_an_interrupted_pipeline_has_the_reports_of_its_stages(several: Scripted
 def test_a_rank_that_hangs_is_ended_with_all_it_has_started(
     several: Scripted, world: str, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.engine_process(EngineChoice(several(""))), "timeout", 5)
+    process = client.opened_engine(EngineChoice(several("")))
+    process.start()
+    monkeypatch.setattr(process, "timeout", 5)
     script = f"import subprocess\nif rank == {rank}:\n    subprocess.run(['sleep', '76543'])"
     with pytest.raises(
         EngineFailedError, match=rf"was ended at python/toy/script\.py:3\nStack of rank {rank} "
