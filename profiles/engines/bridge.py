@@ -197,19 +197,11 @@ class RunBridge:
             request.retraction_count += 1
             self.observer.retracted(request)
 
-    def kv_usage(self, tokens: int) -> None:
-        """``tokens``: KV slots in use that are neither free nor evictable."""
-        self.observer.kv_usage(tokens)
-
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def range(self, name: str, size: int, step: int = NO_STEP) -> AbstractContextManager[object]:
         """A range of the step that is planned next, or of ``step``."""
         return self.observer.range(name, self.next_step if step == NO_STEP else step, size)
-
-    def between_steps(self, name: str, size: int) -> AbstractContextManager[object]:
-        """A range that belongs to no step."""
-        return self.observer.range(name, NO_STEP, size)
 
     def planned(self, kind: StepKind) -> None:
         self.observer.planned(self.next_step, kind)

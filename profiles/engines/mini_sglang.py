@@ -199,7 +199,7 @@ class MiniSglangSystem(EngineSystem):
         batch = given.batch
         cached = {self._ids[req.uid]: req.cached_len if batch.is_prefill else 0 for req in batch.reqs}
         tokens = sum(req.extend_len for req in batch.reqs)
-        self._reports.kv_usage(self._used_tokens())
+        self._parts.observer.kv_usage(self._used_tokens())
         step = batch.schedbench_step = self._reports.begin_step(batch.phase, cached, tokens)
         with self._reports.range("publish", batch.size, step):
             out = original(given)

@@ -153,7 +153,7 @@ class NanoVllmSystem(PagedSystem):
 
     def _launch(self, original: Callable[..., Any], seqs: Sequence[Any], is_prefill: bool) -> Any:
         blocks = self._engine.scheduler.block_manager
-        self._reports.kv_usage(len(blocks.used_block_ids) * blocks.block_size)
+        self._parts.observer.kv_usage(len(blocks.used_block_ids) * blocks.block_size)
         cached = {self._ids[seq.seq_id]: seq.num_cached_tokens if is_prefill else 0 for seq in seqs}
         tokens = sum(seq.num_scheduled_tokens for seq in seqs)
         step = self._reports.begin_step("prefill" if is_prefill else "decode", cached, tokens)

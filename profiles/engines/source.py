@@ -128,17 +128,14 @@ def _commit(name: EngineName) -> tuple[Path, str]:
 
 def _archive(name: EngineName, repository: Path, commit: str, folder: str, tree: Path) -> None:
     command = ["git", "-C", str(repository), "archive", "--format=tar", commit, "--", folder]
-    reason = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as git:
-        assert git.stdout is not None and git.stderr is not None
-        try:
-            with tarfile.open(fileobj=git.stdout, mode="r|") as archive:
-                archive.extractall(tree, filter="data")
-        except tarfile.TarError as error:
-            git.stdout.close()
-            reason = git.stderr.read().decode(errors="replace").strip() or str(error)
-    if reason:
-        raise EngineError(f"{name}: git archive: {reason}{_shallow(repository)}")
+    with tempfile.TemporaryFile() as file:
+        git = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False)
+        if git.returncode:
+            reason = git.stderr.decode(errors="replace").strip()
+            raise EngineError(f"{name}: git archive: {reason}{_shallow(repository)}")
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            archive.extractall(tree, filter="data")
 
 
 def _shallow(repository: Path) -> str:

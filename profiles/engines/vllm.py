@@ -198,7 +198,7 @@ class VllmSystem(PagedSystem):
             return original(output, *args, **kwargs)
         pool = self._scheduler.kv_cache_manager.block_pool
         used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        self._reports.kv_usage(used * self._config.page_size)
+        self._parts.observer.kv_usage(used * self._config.page_size)
         names, tokens = list(output.num_scheduled_tokens), output.total_num_scheduled_tokens
         cached = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         rows = {name: cached.get(name, 0) for name in names}

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from ....sched.link import FOREVER, LinkError
-from ....sched.observe import StepKind, StreamName
+from ....sched.observe import NO_STEP, StepKind, StreamName
 from ....sched.request import Request, Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
@@ -227,7 +227,7 @@ class SglangLoop(EngineSystem):
 
     def _preallocate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Rows and pages for the KV that a decode worker will get."""
-        with self._reports.between_steps("admit", self._waiting()):
+        with self._parts.observer.range("admit", NO_STEP, self._waiting()):
             return original(*args, **kwargs)
 
     def _prepare(self, kind: StepKind) -> Callable[..., Any]:
@@ -252,7 +252,7 @@ class SglangLoop(EngineSystem):
         self._turns = 0
         cached = self._cached(batch)
         kind = _kind(batch.forward_mode)
-        self._reports.kv_usage(self._used_tokens())
+        self._parts.observer.kv_usage(self._used_tokens())
         tokens = int(batch.extend_num_tokens or 0)
         if kind == "decode":
             kind, tokens = self._decode_kind, len(cached) * (self._spec.draft_tokens if self._spec else 1)
