@@ -209,7 +209,10 @@ def test_a_version_that_cannot_run_is_a_refused_cell(run_command: RunCommand, en
 
 
 @pytest.mark.wide
-def test_doctor_shows_whether_an_engine_can_run(run_command: RunCommand, engine: str, tmp_path: Path) -> None:
+def test_doctor_shows_whether_an_engine_can_run(
+    run_command: RunCommand, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SCHEDBENCH_ENGINE_PYTHON", raising=False)
     said = run_command("doctor", "--engine", f"{engine}@v1", "--format", "json")
     assert said.code == 0
     checks = {check["name"]: check for check in json.loads(said.out)}
