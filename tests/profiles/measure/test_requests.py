@@ -199,7 +199,12 @@ def test_quantiles_are_refused_below_the_samples_that_support_them(quantile, n):
     assert Distribution(range(n)).quantile(quantile) is not None
 
 
-@given(st.lists(st.integers(0, 10**12), min_size=100, max_size=300), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+@given(
+    st.sampled_from([5, 10**12]).flatmap(
+        lambda most: st.lists(st.integers(0, most), min_size=100, max_size=300)
+    ),
+    st.sampled_from([0.5, 0.9, 0.95, 0.99]),
+)
 def test_quantiles_agree_with_numpy(samples, quantile):
     mine = Distribution(samples)
     assert mine.quantile(quantile) == pytest.approx(
@@ -207,8 +212,3 @@ def test_quantiles_agree_with_numpy(samples, quantile):
     )
     assert (mine.min, mine.max, len(mine)) == (min(samples), max(samples), len(samples))
     assert mine.mean == pytest.approx(sum(samples) / len(samples))
-
-
-@given(st.lists(st.integers(0, 5), min_size=100, max_size=120))
-def test_quantiles_of_few_distinct_samples_agree_with_numpy(samples):
-    assert Distribution(samples).quantile(0.9) == pytest.approx(float(numpy.quantile(samples, 0.9)))

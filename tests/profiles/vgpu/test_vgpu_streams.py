@@ -1,4 +1,4 @@
-"""Streams, events and syncs on the device, and the two properties that the virtual GPU exists for."""
+"""Streams, events, syncs and partitions of the device, and the two properties that the virtual GPU exists for."""
 
 from __future__ import annotations
 
@@ -172,10 +172,6 @@ def test_copies_in_both_directions_and_kernels_overlap(bench: Any) -> None:
     assert max(start for start, _ in spans.values()) < min(end for _, end in spans.values())
 
 
-def test_record_stream_is_accepted(bench: Any) -> None:
-    torch.zeros(3, device=bench.gpu.device).record_stream(torch.get_device_module("vgpu").current_stream())
-
-
 def test_a_sync_belongs_to_the_stream_that_is_waited_for(bench: Any) -> None:
     module = torch.get_device_module("vgpu")
     side = module.Stream()
@@ -215,3 +211,43 @@ def test_a_kernel_of_few_multiprocessors_overlaps_kernels_and_copies(bench: Any)
     assert second.start >= first.end > first.start + 1_000_000
     assert first.host_bytes == second.host_bytes == 50_000_000
     assert copied.end < first.end and negated.end <= copied.start
+
+
+# ---- partitions of the multiprocessors ----------------------------------------------------------------------
+
+
+def partition(num_sms: int) -> Any:
+    context = torch.get_device_module("vgpu").green_contexts.GreenContext.create(num_sms=num_sms)
+    return context.Stream()
+
+
+def test_a_kernel_in_a_partition_takes_longer(bench: Any) -> None:
+    large = torch.zeros(1 << 22, device=bench.gpu.device)
+    total, gap = bench.gpu.runtime.multiprocessors, bench.gpu.runtime.costs.gap
+    half = partition(total // 2)
+
+    def body() -> None:
+        large.neg_()
+        with torch.get_device_module("vgpu").stream(half):
+            large.neg_()
+
+    whole, shared = (op for op in bench.observe(body).ops if op.name == "neg_")
+    assert shared.end - shared.start == 2 * (whole.end - whole.start) + gap
+
+
+def test_two_partitions_run_in_parallel(bench: Any) -> None:
+    large = [torch.zeros(1 << 24, device=bench.gpu.device) for _ in range(2)]
+    streams = [partition(bench.gpu.runtime.multiprocessors // 2) for _ in range(2)]
+
+    def body() -> None:
+        for stream, tensor in zip(streams, large, strict=True):
+            with torch.get_device_module("vgpu").stream(stream):
+                tensor.neg_()
+
+    first, second = (op for op in bench.observe(body).ops if op.name == "neg_")
+    assert second.start < first.end
+
+
+def test_a_partition_is_no_larger_than_the_gpu(bench: Any) -> None:
+    with pytest.raises(RuntimeError, match="multiprocessors, not"):
+        partition(bench.gpu.runtime.multiprocessors + 1)
