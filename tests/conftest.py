@@ -129,6 +129,12 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def nothing_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examinations skip the search for unproven waits, which takes runs of its own: test_unproven.py."""
+    monkeypatch.setattr("schedbench.profiles.check.examine.unproven", lambda *_: [])
+
+
 class CommandResult(NamedTuple):
     code: int
     out: str

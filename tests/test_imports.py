@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from schedbench.cli.list import _entries
 from schedbench.profiles.engines.adapter import adapter_named
+from tests.json_programs import ROOT
 
 PROGRAM = """
 import json, sys, torch
@@ -57,6 +59,8 @@ NEEDLESS = (
     "schedbench.profiles.ranks.processes",
 )
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, object]:
@@ -95,6 +99,27 @@ def test_a_run_without_values_imports_nothing_that_it_has_no_use_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("statements", "heavy"),
+    [
+        ("import schedbench", ("torch", "typer", "pydantic")),
+        (
+            "import schedbench.cli.app",
+            ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.progress"),
+        ),
+        (f"import {PROJECT['entry-points']['pytest11']['schedbench']}", ("torch", "rich", "typer")),
+        (
+            "from schedbench.scenarios.shipped import catalog, names; catalog(names())",
+            ("torch", "numpy", "pydantic"),
+        ),
+    ],
+)
+def test_a_first_import_loads_nothing_heavy(statements: str, heavy: tuple[str, ...]) -> None:
+    program = f"import sys; {statements}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_listing_engines_names_the_packages_of_the_adapters() -> None:

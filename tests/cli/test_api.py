@@ -31,10 +31,7 @@ def serial() -> sb.RunAnswer:
     return sb.run("mixed", overlap=False, save_tokens=True, **SMALL)
 
 
-def test_importing_it_imports_nothing_heavy() -> None:
-    program = "import sys, schedbench; print([n for n in ('torch', 'typer', 'pydantic') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_it_has_the_names_that_it_lists_and_no_others() -> None:
     assert {"run", "compare", "check", "worth", "load"} <= set(sb.__all__)
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         sb.rum  # noqa: B018

@@ -21,22 +21,15 @@ from schedbench.cli.errors import EXIT_CODES, UsageError, exit_code, message
 from schedbench.cli.list import What
 from schedbench.cli.text import cut_right
 from schedbench.profiles.record.definitions import DEFINITIONS
+from schedbench.profiles.record.result import ResultError
 from schedbench.sched.kernels.arrays import array_of
 from tests.acceptance.runs import command_line, plain_environment
-
-HEAVY = ("torch", "numpy", "triton", "pydantic", "yaml", "rich.table", "rich.progress")
 
 
 @pytest.fixture
 def cli(monkeypatch) -> CliRunner:
     monkeypatch.delenv("COLUMNS", raising=False)
     return CliRunner()
-
-
-def test_starting_up_imports_nothing_heavy():
-    program = f"import sys, schedbench.cli.app; print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.wide
@@ -163,16 +156,6 @@ def test_explain_fits_the_terminal(cli, columns):
         assert columns - 25 < max(map(len, lines)) <= columns
 
 
-def test_explain_accepts_kinds_and_percentiles(cli):
-    assert cli.invoke(app, ["explain", "forward_ms.decode.p50"]).output.startswith(
-        "forward_ms.decode.p50  [ms, "
-    )
-
-
-def test_explain_has_the_units_of_the_tables(cli):
-    assert cli.invoke(app, ["explain", "hidden"]).output.startswith("hidden  [us/step, ")
-
-
 def test_an_unknown_metric_gets_the_nearest_name(run_command):
     for asked, meant in (("ttft_m", "ttft_ms"), ("step_ms.nonsense", "step_ms"), ("ovelap", "overlap")):
         said = run_command("explain", asked)
@@ -251,10 +234,6 @@ def test_doctor_wraps_its_lines_but_for_the_command_of_pip(cli, monkeypatch):
         assert {line[:12] for line in wrapped[1:]} == {" " * 12}
 
 
-def test_version_is_printed(cli):
-    assert cli.invoke(app, ["--version"]).output.startswith("schedbench ")
-
-
 def test_every_error_with_an_exit_code_exists():
     for name in EXIT_CODES:
         module, _, kind = name.rpartition(".")
@@ -268,11 +247,6 @@ def test_exit_codes_of_errors(tmp_path):
     assert message(missing.value) == f"{tmp_path / 'x'}: No such file or directory"
     assert (exit_code(UsageError()), exit_code(ZeroDivisionError())) == (2, None)
     assert message(UsageError("so")) == "so"
-
-
-def test_subclasses_of_errors_keep_the_exit_code():
-    from schedbench.profiles.record.result import ResultError
-
     assert exit_code(type("Narrower", (ResultError,), {})()) == 2
 
 

@@ -154,7 +154,10 @@ def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["SCENARIO"], "compare needs --a and --b"),
+        (
+            ["SCENARIO"],
+            "needs --a and --b, or one of them against the scenario as it stands, or a case",
+        ),
         (["--a", "overlap=true"], "a scenario is needed"),
         (
             ["SCENARIO", "--a", "hardware=h200", "--b", "hardware=a100"],

@@ -67,10 +67,6 @@ def test_sides_on_the_command_line_replace_the_case(case):
     assert len(found["headline"]) == 3
 
 
-def test_a_scenario_that_is_no_case_needs_sides():
-    assert "or a case" in str(compare("mixed").exception)
-
-
 def test_cases_are_listed_with_what_they_compare():
     listed = CliRunner().invoke(app, ["list", "cases"]).stdout
     paragraph = next(part for part in listed.split("\n\n") if part.startswith("cases/sync-count-null"))

@@ -24,11 +24,17 @@ SMALL = (
 
 
 @pytest.mark.parametrize(
-    "name", ["send", "memset", "bubble_pct.mb0", "bubble_pct.outside", "d2h_blocking", "expect.decode.steady"]
+    ("name", "unit"),
+    [
+        *((name, "") for name in ("send", "memset", "bubble_pct.mb0", "bubble_pct.outside", "d2h_blocking")),
+        *(("expect.decode.steady", ""), ("forward_ms.decode.p50", "ms, "), ("hidden", "us/step, ")),
+    ],
 )
-def test_names_of_results_are_explained(run_command: RunCommand, name: str) -> None:
+def test_names_of_results_are_explained_with_the_units_of_the_tables(
+    run_command: RunCommand, name: str, unit: str
+) -> None:
     found = run_command("explain", name)
-    assert found.code == 0 and found.out.startswith(f"{name}  [")
+    assert found.code == 0 and found.out.startswith(f"{name}  [{unit}")
 
 
 @pytest.mark.parametrize("scenario", ["pp2", "disagg", "spec_v2", "hisparse"])

@@ -13,9 +13,8 @@ from markupsafe import escape
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
-from schedbench.cli.errors import UsageError
 from schedbench.cli.html_page import to_html
-from schedbench.cli.page import UNLIMITED, Lines, Page, Text, framed, show
+from schedbench.cli.page import UNLIMITED, Lines, Page, Text, framed
 from schedbench.cli.result_page import page as result_page
 from schedbench.cli.text import number
 from schedbench.profiles.picture.draw import picture
@@ -189,11 +188,6 @@ def test_a_comparison_has_every_format(folder, form):
             and "B forward" in done.output
             and "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", done.output)
         )
-
-
-def test_svg_without_a_picture_is_refused():
-    with pytest.raises(UsageError, match="no picture"):
-        show("svg", lambda _: Page("x", []), json=str)
 
 
 # Sorts the table that has a column of means, zooms the first chart by its buttons, and points at its first bar.

@@ -127,17 +127,6 @@ def test_other_formats_have_the_same_rows(ladder: dict[str, Any]) -> None:
     assert "<title>" in to_html(shown.page(ladder), charts=False)
 
 
-def test_the_command_runs_the_ladder(run_command: RunCommand) -> None:
-    said = run_command(
-        "run", "mixed", "--format", "json", "--device", "vgpu",
-        "--set", "engine.relays=[pr25774, latest]", "--set", "workload.requests=4",
-        "--set", "measure.warmup_requests=0",
-    )  # fmt: skip
-    assert said.code == 0
-    states = [rung["result"]["relay"]["state"] for rung in json.loads(said.out)["rungs"]]
-    assert states == ["pr25774", "latest"]
-
-
 def test_states_are_listed_with_their_changes(run_command: RunCommand) -> None:
     paragraphs = {text.split()[0]: text for text in run_command("list", "relays").out.strip().split("\n\n")}
     assert next(iter(paragraphs)) == "pr25774-before" and "latest" in paragraphs

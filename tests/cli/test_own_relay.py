@@ -15,13 +15,14 @@ from schedbench.profiles.platform.user_files import imported
 from schedbench.profiles.run.crash import crash_of
 from schedbench.scenarios.problems import ScenarioError
 from tests.cli.test_documented_commands import scripts
+from tests.cli.test_shown_output import comparable
 from tests.conftest import RunCommand
 
 pytestmark = pytest.mark.wide
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs/first-change.md").read_text().split("## Your own relay variant")[1]
-SMALL = ("requests=2", "output_tokens=4", "values=none")
+SMALL = [word for one in ("requests=2", "output_tokens=4", "values=none") for word in ("--set", one)]
 
 
 @pytest.fixture
@@ -35,15 +36,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plain(text: str) -> str:
-    """The text without line breaks and line numbers, which change."""
-    return re.sub(r"\.py:\d+", ".py", " ".join(text.split()))
-
-
 def shown(verb: str) -> list[str]:
     """The paragraphs that the guide shows after the command."""
     block = GUIDE.split(f"    schedbench {verb}")[1].split("```\n")[1]
-    return [plain(part) for part in block.split("\n\n")]
+    return [comparable(part) for part in block.split("\n\n")]
 
 
 def command(verb: str) -> str:
@@ -55,14 +51,14 @@ def command(verb: str) -> str:
 def test_the_check_of_the_guide_passes_as_shown(run_command: RunCommand, folder: Path) -> None:  # noqa: ARG001
     said = run_command(*shlex.split(command("check")))
     assert said.code == 0, said.out
-    assert all(part in plain(said.out) for part in shown("check"))
+    assert all(part in comparable(said.out) for part in shown("check"))
 
 
 @pytest.mark.wide
 def test_the_comparison_of_the_guide_is_as_shown(run_command: RunCommand, folder: Path) -> None:  # noqa: ARG001
     said = run_command(*shlex.split(command("compare")))
     assert said.code == 0, said.out
-    assert all(part in plain(said.out) for part in shown("compare"))
+    assert all(part in comparable(said.out) for part in shown("compare"))
 
 
 def test_the_workflow_passes_where_the_state_of_the_guide_is_engaged_and_only_there(
@@ -85,8 +81,7 @@ def test_a_state_of_a_file_runs_in_processes_and_its_digest_is_stored(
     again = pickle.loads(pickle.dumps(resolved.relays[0]))
     assert again.state.name == "pinned"
     assert again.state.overlapped.penalty_tokens is resolved.relays[0].state.overlapped.penalty_tokens
-    overrides = [word for one in SMALL for word in ("--set", one)]
-    run_command("run", "mixed", "--relay", "my_relay.py:pinned", *overrides, "--output-dir", folder)
+    run_command("run", "mixed", "--relay", "my_relay.py:pinned", *SMALL, "--output-dir", folder)
     written = (folder / "result.json").read_text()
     assert '"file": "my_relay.py", "key": "engine.relay"' in written
 
@@ -125,8 +120,7 @@ def test_a_policy_waits_for_the_device_by_the_module_that_the_guide_names(
     module, file = "torch.get_device_module(context.device)", folder / "my_relay.py"
     assert f"`{module}`" in GUIDE
     file.write_text(file.read_text().replace("    return", f"    {module}.synchronize()\n    return"))
-    overrides = [word for one in SMALL for word in ("--set", one)]
-    asked = ("cases/h2d-blocking-output-ids", "--relay", "my_relay.py:pinned", *overrides)
+    asked = ("cases/h2d-blocking-output-ids", "--relay", "my_relay.py:pinned", *SMALL)
     said = run_command("run", *asked, "--all")
     assert "my_relay.py:15 cudaDeviceSynchronize" in " ".join(said.out.split())
     assert run_command("check", *asked, "--quick").code == 0
@@ -138,8 +132,7 @@ def test_a_policy_that_exits_is_a_crash_of_the_scheduler(
 ) -> None:
     file = folder / "my_relay.py"
     file.write_text(re.sub(r"    last = .*", f"    raise SystemExit({code})", file.read_text()))
-    overrides = [word for one in SMALL for word in ("--set", one)]
-    asked = ("cases/h2d-blocking-output-ids", "--relay", "my_relay.py:pinned", *overrides)
+    asked = ("cases/h2d-blocking-output-ids", "--relay", "my_relay.py:pinned", *SMALL)
     said = run_command("run", *asked)
     assert said.code == 4 and said.err.startswith("Traceback")
     assert "crashed at my_relay.py" in said.err.splitlines()[-1]

@@ -1,19 +1,11 @@
-"""Fixtures that the tests of checks share."""
+"""Actions of scripts that the tests of both contracts draw."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import strategies as st
 
-from schedbench.profiles.check import examine
 from schedbench.profiles.check.contract import DECODE, IDLE, BatchAction
 from schedbench.profiles.check.scripted_engine import ROWS
-
-
-@pytest.fixture
-def nothing_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examinations skip the search for unproven waits, which takes runs of its own: test_unproven.py."""
-    monkeypatch.setattr(examine, "unproven", lambda *_: [])
 
 
 def acts_with(*verbs: str) -> st.SearchStrategy[BatchAction]:

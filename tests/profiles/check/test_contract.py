@@ -74,12 +74,13 @@ def test_an_undeclared_defect_is_a_violation() -> None:
     assert promises == {ANY_PROMPT, BARE_SIDE}
 
 
-def undeclared(**policies: object) -> dict[str, str]:
-    """What a changed row of a state with declared defects breaks in addition to them."""
-    choice = choose("pr25945-before", {})
+def broken_by(state: str = "pr25945", /, **policies: object) -> dict[str, str]:
+    """Returns the promises that a changed row breaks in addition to its state's declared defects, with the first
+    evidence of each."""
+    choice = choose(state, {})
     row: RelayRow = replace(choice.row(overlap=True), **policies)
     found = check_contract(lambda: row, overlap=True, declared=choice.state.known_defects)
-    return {violation.promise: violation.says for violation in found.broken}
+    return {violation.promise: violation.says for violation in reversed(found.broken)}
 
 
 def test_another_defect_with_bare_sides_is_not_the_declared_one() -> None:
@@ -90,8 +91,8 @@ def test_another_defect_with_bare_sides_is_not_the_declared_one() -> None:
             other.input_ids = torch.zeros(other.batch_size, dtype=torch.int64)
         batch.input_ids = torch.cat([batch.input_ids, other.input_ids])
 
-    assert not undeclared()
-    assert "was sampled for it" in undeclared(merge=merge_by_guess)[BARE_SIDE]
+    assert not broken_by("pr25945-before")
+    assert "was sampled for it" in broken_by("pr25945-before", merge=merge_by_guess)[BARE_SIDE]
 
 
 def test_another_defect_with_prompts_is_not_the_declared_one() -> None:
@@ -108,17 +109,11 @@ def test_another_defect_with_prompts_is_not_the_declared_one() -> None:
             raise ValueError("no room")
         before(context, batch)
 
-    assert "the prompt's token is 8, not 7" in undeclared(resolve=shift)[ANY_PROMPT]
-    assert "ValueError: no room" in undeclared(resolve=refuse)[ANY_PROMPT]
+    assert "the prompt's token is 8, not 7" in broken_by("pr25945-before", resolve=shift)[ANY_PROMPT]
+    assert "ValueError: no room" in broken_by("pr25945-before", resolve=refuse)[ANY_PROMPT]
 
 
 # ---- changed rows ----------------------------------------------------------------------------------
-
-
-def broken_by(**policies: object) -> dict[str, str]:
-    """Returns the promises that a changed row breaks, with the first evidence of each."""
-    row: RelayRow = replace(choose("pr25945", {}).row(overlap=True), **policies)
-    return {v.promise: v.says for v in reversed(check_contract(lambda: row, overlap=True).broken)}
 
 
 def test_lengths_that_do_not_advance_are_reported_by_request() -> None:
