@@ -215,22 +215,21 @@ def _counted_as(copy: CopyRow) -> Iterator[str]:
 
 def totals(result: Result, kind: str) -> dict[str, float]:
     """The medians over steps of what ``changes`` compares."""
-    streams = result.per_step[kind].streams
-
-    def total(name: str) -> float:
-        return sum(counts[name].median for counts in streams.values() if name in counts)
-
+    pageable, blocking = total(result, kind, "h2d_pageable"), total(result, kind, "h2d_blocking")
     return {
-        _UPLOADS: total("h2d_pinned") + total("h2d_pageable"),
-        _PAGEABLE: total("h2d_pageable") - total("h2d_blocking"),
-        _BLOCKING: total("h2d_blocking"),
-        _D2D: total("d2d"),
-        **{
-            what: streams[stream]["kernel"].median if "kernel" in streams.get(stream, {}) else 0
-            for stream, what in _KERNELS.items()
-        },
-        _WAITS: total("sync"),
+        _UPLOADS: total(result, kind, "h2d_pinned") + pageable,
+        _PAGEABLE: pageable - blocking,
+        _BLOCKING: blocking,
+        _D2D: total(result, kind, "d2d"),
+        **{what: total(result, kind, "kernel", [stream]) for stream, what in _KERNELS.items()},
+        _WAITS: total(result, kind, "sync"),
     }
+
+
+def total(result: Result, kind: str, name: str, streams: Sequence[str] = ()) -> float:
+    """The medians over steps of one count, over the streams of that name or all."""
+    of = result.per_step[kind].streams
+    return sum(of[stream][name].median for stream in streams or of if name in of.get(stream, {}))
 
 
 def changes(runs: Sequence[Drawn]) -> tuple[list[str], list[str]]:
@@ -362,13 +361,12 @@ def row(version: str, result: Result, digests: list[str]) -> str:
     if digest not in digests:
         digests.append(digest)
     cells = [version, chr(ord("A") + digests.index(digest))]
-    for kind in ("prefill", "decode.steady"):
-        counts = {
-            name: {c: x.median for c, x in of.items()} for name, of in result.per_step[kind].streams.items()
-        }
-        cells += [uploads(counts), total(counts, "d2h"), total(counts, "d2d")]
-        cells += [number(counts.get(stream, {}).get("kernel", 0)) for stream in _KERNELS]
-        cells.append(total(counts, "sync"))
+    for kind in _KINDS:
+        has = totals(result, kind)
+        uploads = total(result, kind, "h2d_pinned"), has[_PAGEABLE], has[_BLOCKING]
+        downloads = total(result, kind, "d2h")
+        cells.append(" / ".join(map(number, uploads)))
+        cells += map(number, (downloads, has[_D2D], *(has[what] for what in _KERNELS.values()), has[_WAITS]))
     found = result.hazards
     cells.append(str(len(places(found))) if isinstance(found, Hazards) else "not watched")
     return line(cells)
@@ -376,17 +374,6 @@ def row(version: str, result: Result, digests: list[str]) -> str:
 
 def line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def uploads(counts: Mapping[str, Mapping[str, float]]) -> str:
-    pinned, pageable, blocking = (
-        sum(of.get(f"h2d_{name}", 0) for of in counts.values()) for name in ("pinned", "pageable", "blocking")
-    )
-    return f"{number(pinned)} / {number(pageable - blocking)} / {number(blocking)}"
-
-
-def total(counts: Mapping[str, Mapping[str, float]], what: str) -> str:
-    return number(sum(of.get(what, 0) for of in counts.values()))
 
 
 def number(value: float) -> str:

@@ -15,11 +15,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
+
+from schedbench.profiles.judge.worker import commit_of, worktree
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NOT_OF_THE_SCHEDULE: Final = {"run", "environment", "tool"}
@@ -127,24 +128,15 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args(arguments)
-    commit = subprocess.run(
-        ["git", "rev-parse", f"{given.base}^{{commit}}"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
     different = 0
     renamed = dict(pair.split("=") for pair in given.renamed)
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / "base"
-        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(base), commit], cwd=ROOT, check=True)
-        try:
-            kept = given.keep / commit if given.keep else None
-            asked = questions(base, given.only)
-            with ThreadPoolExecutor(given.jobs) as pool:
-                for question, found in pool.map(lambda q: report(q, base, kept, renamed), asked):
-                    different += bool(found)
-                    print(f"{'differs' if found else 'equal  '}  {' '.join(question)}", flush=True)
-                    print("".join(f"    {line}\n" for line in found[:20]), end="")
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(base)], cwd=ROOT, check=True)
+    kept = given.keep / commit_of(ROOT, given.base) if given.keep else None
+    with worktree(ROOT, given.base) as base, ThreadPoolExecutor(given.jobs) as pool:
+        asked = questions(base, given.only)
+        for question, found in pool.map(lambda q: report(q, base, kept, renamed), asked):
+            different += bool(found)
+            print(f"{'differs' if found else 'equal  '}  {' '.join(question)}", flush=True)
+            print("".join(f"    {line}\n" for line in found[:20]), end="")
     print(f"{len(asked)} documents, {different} different")
     return 1 if different else 0
 

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from schedbench.profiles.check.unproven import ORDERING_CALLS, statements
+
 Kind = Literal["wait", "event", "reference", "copy", "context", "pinned", "asynchronous"]
 
 # Calls that are whole statements, by their purpose.
 STATEMENTS: dict[str, Kind] = {
-    **dict.fromkeys(
-        ("wait", "wait_stream", "wait_event", "synchronize", "flush", "barrier", "reads_done"), "wait"
-    ),
-    **dict.fromkeys(("record_event", "mark_read"), "event"),
-    **dict.fromkeys(("record_stream", "keep_alive"), "reference"),
+    **ORDERING_CALLS,
+    **dict.fromkeys(("barrier", "reads_done"), "wait"),
+    "mark_read": "event",
+    "keep_alive": "reference",
     **dict.fromkeys(("enter_context", "read_tables", "copy_tables", "copy_pages"), "copy"),
 }
 # Calls that can be replaced by their receiver or only argument.
@@ -101,18 +102,10 @@ def places(root: Path) -> list[Place]:
 
 def places_of(file: str, source: bytes) -> list[Place]:
     found = Found(file, source)
-    for statement, function in _statements(ast.parse(source), "module"):
+    for statement, qualified in statements(ast.parse(source)):
         for rule in RULES:
-            rule(found, statement, function)
+            rule(found, statement, qualified.rpartition(".")[2] or "module")
     return sorted(found.places, key=lambda place: (place.start, place.end))
-
-
-def _statements(node: ast.AST, function: str) -> Iterator[tuple[ast.stmt, str]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            yield child, function
-        within = child.name if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else function
-        yield from _statements(child, within)
 
 
 def _end_of_header(statement: ast.stmt) -> int:

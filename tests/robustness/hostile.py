@@ -5,18 +5,25 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 PATIENCE_S = 10.0
 LONGER = 30  # times the examples, for one round of ``make fuzz``
+FUZZED = [
+    pytest.mark.usefixtures("little_memory"),
+    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
+]
 T = TypeVar("T", bound=Callable[..., object])
 
 NUMBERS = (0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, 10**15, 10**400, 0.5, -0.0, 5e-324, 1e308)
@@ -58,6 +65,18 @@ def rounds(examples: int) -> Callable[[T], T]:
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def replaced(file: Path, kind: str) -> None:
+    """Puts in the place of a file a pipe, which has no writer, so that a reader waits forever; a folder; a link to
+    itself (``loop``); nothing (``nowhere``); or a link to ``kind``."""
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind != "nowhere":
+        file.symlink_to(file.name if kind == "loop" else kind)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ import pytest
 from tests.acceptance.runs import command_line, plain_environment, schedbench
 from tests.conftest import RunCommand
 
+pytestmark = pytest.mark.wide
+
 PATIENCE = 90.0  # seconds
 PAIR = "engine.disaggregation={mode: pair}"
 TWO = "engine.disaggregation={mode: pair, prefill: 2}"
@@ -57,19 +59,13 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("scenario", "setting", "names", "victim"),
     [
-        pytest.param("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1", marks=pytest.mark.wide),
-        pytest.param(
-            "pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 2", marks=pytest.mark.wide
-        ),
-        pytest.param("disagg", PAIR, ("decode 0", "router"), "decode 0", marks=pytest.mark.wide),
-        pytest.param("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1", marks=pytest.mark.wide),
-        pytest.param("disagg", PAIR, ("decode 0", "router"), "router", marks=pytest.mark.wide),
-        pytest.param(
-            "dp_idle", "engine.data_parallel.ranks=2", ("rank 1",), "rank 1", marks=pytest.mark.wide
-        ),
-        pytest.param(
-            "overlap_on", "engine.replicas=2", ("replica 1", "router"), "replica 1", marks=pytest.mark.wide
-        ),
+        ("pp2", "engine.pipeline.stages=2", ("stage 1",), "stage 1"),
+        ("pp2", "engine.pipeline.stages=3", ("stage 1", "stage 2"), "stage 2"),
+        ("disagg", PAIR, ("decode 0", "router"), "decode 0"),
+        ("disagg", TWO, ("prefill 1", "decode 0", "router"), "prefill 1"),
+        ("disagg", PAIR, ("decode 0", "router"), "router"),
+        ("dp_idle", "engine.data_parallel.ranks=2", ("rank 1",), "rank 1"),
+        ("overlap_on", "engine.replicas=2", ("replica 1", "router"), "replica 1"),
     ],
 )
 def test_other_ranks_stop_and_name_the_killed_rank(
@@ -88,7 +84,6 @@ def test_other_ranks_stop_and_name_the_killed_rank(
     assert not any(map(alive, ranks))
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize(
     ("scenario", "setting", "victim", "phase", "nth"),
     [

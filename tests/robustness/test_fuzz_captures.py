@@ -22,13 +22,18 @@ from schedbench.profiles.record.recording import read_recording
 from schedbench.profiles.record.result import Result, ResultError
 from tests.profiles.captures.exports import Export, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
-from tests.robustness.hostile import NUMBERS, WORDS, as_json, mutated, refuses_cleanly, rounds, spliced
+from tests.robustness.hostile import (
+    FUZZED,
+    NUMBERS,
+    WORDS,
+    as_json,
+    mutated,
+    refuses_cleanly,
+    rounds,
+    spliced,
+)
 
-pytestmark = [
-    pytest.mark.wide,
-    pytest.mark.usefixtures("little_memory"),
-    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
-]
+pytestmark = [pytest.mark.wide, *FUZZED]
 
 SHIPPED = (Path(maps.__file__).parent / "sglang.yaml").read_bytes()
 CELLS = st.sampled_from(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,19 @@ from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.platform.resolve import ask
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.model.checkpoint import INDEX, WHOLE, CheckpointError, load_weights, read_config
-from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
+from tests.robustness.hostile import (
+    FUZZED,
+    VALUES,
+    as_json,
+    mutated,
+    refuses_cleanly,
+    replaced,
+    rounds,
+    spliced,
+)
 from tests.sched.model.checkpoints import CONFIG, SHAPES
 
-pytestmark = [
-    pytest.mark.usefixtures("little_memory"),
-    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
-]
+pytestmark = FUZZED
 
 OTHER_KEYS = (
     "rope_theta",
@@ -131,14 +136,6 @@ def test_an_index_that_points_anywhere(folder: Path, content: bytes) -> None:
 @pytest.mark.parametrize("name", ["config.json", WHOLE, INDEX])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "/dev/zero"])
 def test_paths_other_than_files(folder: Path, name: str, kind: str) -> None:
-    """The pipe has no writer, so a reader that opens it would wait forever."""
-    file = folder / name
-    file.unlink(missing_ok=True)
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    else:
-        file.symlink_to(name if kind == "loop" else kind)
+    replaced(folder / name, kind)
     with pytest.raises(CheckpointError), refuses_cleanly():
         load_weights(folder, read_config(folder), device=CPU)

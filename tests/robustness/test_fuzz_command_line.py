@@ -15,13 +15,9 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app
 from schedbench.cli.errors import exit_code
 from schedbench.scenarios.overrides import keys
-from tests.robustness.hostile import VALUES, as_json, mutated, rounds, time_limit
+from tests.robustness.hostile import FUZZED, VALUES, as_json, mutated, rounds, time_limit
 
-pytestmark = [
-    pytest.mark.wide,
-    pytest.mark.usefixtures("little_memory"),
-    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
-]
+pytestmark = [pytest.mark.wide, *FUZZED]
 
 PROFILE = yaml.safe_load(resources.files("schedbench.profiles.hardware").joinpath("h200.yaml").read_bytes())
 # What does not fit a pool this small is refused, so that no request is long.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,18 @@ from schedbench.profiles.record.result import Result, ResultError, canonical, re
 from schedbench.scenarios.problems import ScenarioError
 from tests.acceptance.runs import result_of
 from tests.profiles.cuda.conftest import Trace
-from tests.robustness.hostile import VALUES, as_json, mutated, refuses_cleanly, rounds, spliced
+from tests.robustness.hostile import (
+    FUZZED,
+    VALUES,
+    as_json,
+    mutated,
+    refuses_cleanly,
+    replaced,
+    rounds,
+    spliced,
+)
 
-pytestmark = [
-    pytest.mark.wide,
-    pytest.mark.usefixtures("little_memory"),
-    pytest.mark.filterwarnings("ignore:Generating overly large repr"),
-]
+pytestmark = [pytest.mark.wide, *FUZZED]
 
 RUN = {"id": "0", "command": "", "started": "", "wall_s": 0.0, "cancelled": False}
 FEW = ("device.values=none", "workload.requests=3", "workload.arrival=burst", "workload.output_tokens=4")
@@ -110,15 +114,9 @@ def test_gates(text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "/dev/zero", "nowhere"])
 def test_paths_other_than_files(tmp_path: Path, kind: str) -> None:
-    file = tmp_path / "result.json"
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    elif kind != "nowhere":
-        file.symlink_to("result.json" if kind == "loop" else kind)
+    replaced(tmp_path / "result.json", kind)
     with pytest.raises(ResultError), refuses_cleanly():
-        read(file)
+        read(tmp_path / "result.json")
 
 
 def _recorded() -> dict[str, Any]:

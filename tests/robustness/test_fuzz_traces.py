@@ -29,7 +29,12 @@ DEEP = b"[" * 100_000
 def assert_parses_or_refuses(form: TraceFormat, content: bytes) -> None:
     """Records that are returned can be used in a run."""
     with refuses_cleanly(TraceError):
-        for record in parse(io.BytesIO(content), form, name="t").records:
+        try:
+            found = parse(io.BytesIO(content), form, name="t").records
+        except TraceError as refused:
+            assert refused.line >= 1
+            raise
+        for record in found:
             assert 1 <= record.prompt_tokens <= MAX_TOKENS and 1 <= record.output_tokens <= MAX_TOKENS
             assert record.arrival is None or 0 <= record.arrival <= 2**63 - 1
 

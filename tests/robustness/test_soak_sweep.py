@@ -3,7 +3,6 @@ resumed, and where a cluster loses a worker."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -22,6 +21,7 @@ from distributed import LocalCluster
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import cells, planned
+from tests.profiles.sweeps.test_runs import documents
 
 SCENARIO = "mixed"
 SMALL = (
@@ -36,7 +36,6 @@ OVER = (
     "engine.chunked_prefill_size=" + ",".join(map(str, TOKENS)),
 )
 GROWN = 32  # MiB by which a process may grow after the first fifth of the cells
-OF_THE_RUN = ("run", "environment")
 
 
 class Reading(NamedTuple):
@@ -91,14 +90,6 @@ def judge(name: str, readings: list[Reading]) -> None:
     later = [one for one in readings if one.cells >= fifth.cells]
     assert max(one.parent for one in later) < fifth.parent + GROWN
     assert max(one.largest for one in later) < max(fifth.largest, 1) + GROWN
-
-
-def documents(folder: Path) -> dict[str, Any]:
-    """Every document without what describes the run."""
-    return {
-        file.name: {key: part for key, part in json.loads(file.read_text()).items() if key not in OF_THE_RUN}
-        for file in sorted(folder.rglob("*.json"))
-    }
 
 
 def killed_and_resumed(folder: Path, moment: int) -> None:

@@ -1,7 +1,8 @@
-"""The table of modes: the pairs that are refused, those not implemented yet, and the choice of ``auto``."""
+"""The table of modes: the pairs that are refused, those not implemented yet, the choice of ``auto``, and the page."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +124,9 @@ def test_auto_overlaps_where_no_mode_forbids_it(mode: str, chosen: bool) -> None
 def test_an_explicit_overlap_is_kept() -> None:
     assert overlaps(scenario("overlap"))
     assert not overlaps(scenario())
+
+
+def test_the_page_lists_every_rule_and_no_other() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "combinations.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert table == [f"| {r.first} | {r.second} | {r.verdict} | {r.reason} |" for r in RULES]

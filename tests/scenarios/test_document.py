@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from schedbench.scenarios.document import MAX_BYTES, read, scalar
 from schedbench.scenarios.problems import ScenarioError
@@ -97,13 +95,3 @@ def test_an_unreadable_document_is_refused_with_its_line_and_reason(content: byt
     with pytest.raises(ScenarioError) as refused:
         read(content, "f")
     assert str(refused.value) == message
-
-
-@given(st.binary() | st.text(alphabet="ab:-[]{},&*!|>'\"%@#?~\n \t\\").map(str.encode))
-def test_any_bytes_are_a_document_or_refused(content: bytes) -> None:
-    try:
-        document = read(content, "f")
-    except ScenarioError as refused:
-        assert refused.problems
-    else:
-        assert () in document.places

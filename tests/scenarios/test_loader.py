@@ -146,34 +146,38 @@ def test_a_lower_bound_above_the_upper_one_is_refused() -> None:
     assert problems(SOUND, override) == ["--set: workload.prompt_tokens.min: expected at most max, 3, got 9"]
 
 
-def test_a_trace_excludes_distributions_and_needs_a_format() -> None:
-    text = SOUND + "  trace: somewhere\n"
-    assert problems(text) == [
-        "f:5: workload.format: required with a trace",
-        "f:7: workload.prompt_tokens: cannot be combined with a trace, which has its own",
-        "f:8: workload.output_tokens: cannot be combined with a trace, which has its own",
-    ]
+ROOT = "f:1: expected a mapping of name, model, workload and so on, got"
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "null"])
-def test_an_empty_file_is_refused_with_what_it_lacks(text: str) -> None:
-    assert problems(text) == ["f:1: expected a mapping of name, model, workload and so on, got nothing"]
-
-
-def test_a_root_other_than_a_mapping_is_refused() -> None:
-    assert problems("- a\n- b") == ["f:1: expected a mapping of name, model, workload and so on, got a list"]
-
-
-def test_missing_sections_are_named() -> None:
-    assert problems("name: a") == [
-        "f:1: model: required, but not given",
-        "f:1: workload: required, but not given",
-    ]
-
-
-def test_preset_and_path_exclude_each_other() -> None:
-    text = SOUND.replace("preset: tiny-llama", "preset: tiny-llama, path: there")
-    assert problems(text) == ["f:2: model: expected preset or path, and not both"]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", [f"{ROOT} nothing"]),
+        ("# nothing\n", [f"{ROOT} nothing"]),
+        ("null", [f"{ROOT} nothing"]),
+        ("- a\n- b", [f"{ROOT} a list"]),
+        ("name: a", [f"f:1: {section}: required, but not given" for section in ("model", "workload")]),
+        (
+            SOUND.replace("preset: tiny-llama", "preset: tiny-llama, path: there"),
+            ["f:2: model: expected preset or path, and not both"],
+        ),
+        (
+            SOUND + "  trace: somewhere\n",
+            [
+                "f:5: workload.format: required with a trace",
+                "f:7: workload.prompt_tokens: cannot be combined with a trace, which has its own",
+                "f:8: workload.output_tokens: cannot be combined with a trace, which has its own",
+            ],
+        ),
+        # The consequences of an unknown key are not reported.
+        (
+            SOUND.replace("engine:", "engine:\n  disaggregation: {mod: pair, prefill: 2}"),
+            ["f:4: engine.disaggregation.mod: unknown key, did you mean 'mode'?"],
+        ),
+    ],
+)
+def test_a_document_is_refused_with_what_it_lacks_or_has_too_much(text: str, expected: list[str]) -> None:
+    assert problems(text) == expected
 
 
 def test_overriding_one_alternative_replaces_the_other() -> None:
@@ -248,11 +252,6 @@ def test_consequences_of_a_broken_key_are_not_reported(
     assert problem.startswith(f"--set: {key}: {message}, got ") and value in problem
 
 
-def test_consequences_of_an_unknown_key_are_not_reported() -> None:
-    text = SOUND.replace("engine:", "engine:\n  disaggregation: {mod: pair, prefill: 2}")
-    assert problems(text) == ["f:4: engine.disaggregation.mod: unknown key, did you mean 'mode'?"]
-
-
 @pytest.mark.parametrize(
     ("name", "override"),
     [
@@ -273,6 +272,19 @@ def test_budgets_of_steady_steps_can_be_overridden() -> None:
     budget = scenario.expanded()["expect"]["decode.steady"]
     assert budget["copy"] == {"d2h": 2}
     assert budget["schedule"]["h2d"] == 0
+
+
+@pytest.mark.parametrize("count", [0, 257])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("disaggregation.prefill", "disaggregation.decode", "replicas"),
+        *("data_parallel.ranks", "pipeline.stages"),
+    ],
+)
+def test_the_number_of_ranks_is_bounded(key: str, count: int) -> None:
+    with pytest.raises(ScenarioError, match=f"engine.{key}"):
+        load("disagg", [f"engine.{key}={count}"])
 
 
 @pytest.mark.parametrize(

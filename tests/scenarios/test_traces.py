@@ -227,19 +227,6 @@ def test_a_long_array_is_read_across_its_chunks() -> None:
     ] * 300
 
 
-@pytest.mark.parametrize("form", get_args(TraceFormat))
-@given(noise=st.binary(max_size=40), place=st.integers(0, 400), length=st.integers(0, 40))
-def test_any_bytes_are_records_or_refused(form: TraceFormat, noise: bytes, place: int, length: int) -> None:
-    sound = TEXTS[form].encode()
-    for content in (noise, sound[:place] + noise + sound[place + length :]):
-        try:
-            found = records(form, content)
-        except TraceError as refused:
-            assert refused.line >= 1
-        else:
-            assert all(record.prompt_tokens >= 1 and record.output_tokens >= 1 for record in found)
-
-
 @given(st.lists(st.text(), max_size=3), st.integers(1, 9))
 @example(["é", "€", "\U0001f600"], 1)
 def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size: int) -> None:

@@ -1,4 +1,4 @@
-"""From scenario to requests: arrivals, closed loops, determinism, shared prefixes, bounds."""
+"""From scenario to requests: drawn lengths, arrivals, closed loops, determinism, shared prefixes, bounds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from dataclasses import astuple
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
+from schedbench.scenarios.script import draw, requested, summarise
 from schedbench.scenarios.workload import Workload, build
+from schedbench.scenarios.workload_schema import Distribution, Fixed, LogNormal, Normal, Uniform
 from schedbench.sched.request import Request
 
 SECOND = 10**9
@@ -230,3 +233,37 @@ def test_a_long_trace_costs_the_memory_of_one_prompt_at_a_time(tmp_path: Path) -
 
     assert total == 100 * blocks * block  # 41 MB as int64
     assert peak < 5 * 1024**2
+
+
+SIZE = 40_000
+DISTRIBUTIONS = [
+    Fixed(dist="fixed", value=17),
+    Uniform(dist="uniform", min=16, max=700),
+    Normal(dist="normal", mean=500, std=60),
+    LogNormal(dist="lognormal", mean=900, std=700),
+]
+
+
+@pytest.mark.parametrize("dist", DISTRIBUTIONS, ids=lambda dist: dist.dist)
+def test_many_draws_have_the_mean_and_percentiles_that_were_requested(dist: Distribution) -> None:
+    drawn = draw(dist, SIZE, rng=np.random.default_rng(0))
+
+    assert drawn.dtype == np.int64
+    assert astuple(summarise(drawn)) == pytest.approx(astuple(requested(dist)), rel=0.02)
+
+
+def test_both_ends_of_uniform_are_drawn() -> None:
+    drawn = draw(Uniform(dist="uniform", min=3, max=5), 200, rng=np.random.default_rng(0))
+    assert set(drawn) == {3, 4, 5}
+
+
+@pytest.mark.parametrize("kind", [Normal, LogNormal])
+def test_draws_are_clipped_to_their_bounds(kind: type[Normal] | type[LogNormal]) -> None:
+    dist = kind.model_validate({"dist": kind.__name__.lower(), "mean": 50, "std": 200, "min": 20, "max": 90})
+    drawn = draw(dist, 500, rng=np.random.default_rng(0))
+
+    assert (drawn.min(), drawn.max()) == (20, 90)
+
+
+def test_without_bounds_no_draw_is_below_one_token() -> None:
+    assert draw(Normal(dist="normal", mean=1, std=50), 500, rng=np.random.default_rng(0)).min() == 1

@@ -40,10 +40,10 @@ def swept(folder: Path | None = None, *, count: int, overrides: Sequence[str] = 
 
 
 def documents(folder: Path) -> dict[str, object]:
-    """Returns the results without what describes the run."""
+    """Returns every document without what describes the run."""
     return {
         file.name: {key: part for key, part in json.loads(file.read_text()).items() if key not in OF_THE_RUN}
-        for file in folder.iterdir()
+        for file in folder.rglob("*.json")
     }
 
 
