@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
-from schedbench.profiles.bench import bench
+from schedbench.profiles.bench import bench, parts
 from schedbench.profiles.bench.bench import BenchFigure, ProcessError, Processes, conclusion, measured
 
 
@@ -67,3 +67,8 @@ def test_the_time_of_a_process_is_its_processor_time() -> None:
 def test_a_gate_needs_another_commit_and_rounds(options: list[str]) -> None:
     done = CliRunner().invoke(app, ["bench", *options])
     assert isinstance(done.exception, Exception) and "--gate needs --against REF" in str(done.exception)
+
+
+@pytest.mark.parametrize("measure", [lambda: parts.decode_step_us(2), lambda: parts.admission_us(48)])
+def test_a_figure_is_between_zero_and_some_microseconds(measure) -> None:  # type: ignore[no-untyped-def]
+    assert 1 < measure() < 1e6

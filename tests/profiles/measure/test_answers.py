@@ -8,11 +8,12 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+import torch
 
-from schedbench.profiles.measure.collector import ResultParts, RunCollector
+from schedbench.profiles.measure.collector import LookupCount, ResultParts, RunCollector
 from schedbench.profiles.measure.distribution import Distribution
 from schedbench.profiles.measure.metrics import plain, time_metric
-from schedbench.profiles.record.result import Abstained
+from schedbench.profiles.record.result import Abstained, Metric
 from schedbench.profiles.record.timeline import Site
 from schedbench.profiles.run.document import request_row
 from schedbench.sched.config import SamplingParams
@@ -158,3 +159,30 @@ def test_a_missing_quantile_has_a_reason():
     assert metric.p90 == 1.0
     assert metric.p95 == Abstained(abstained="p95 needs 20 samples, there are 19")
     assert plain("retractions", 0).values == (0.0,)
+
+
+def lookups() -> torch.Tensor:
+    return torch.tensor([100, 40])
+
+
+def unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def test_metrics_of_lookups_exist_only_with_hot_buffers() -> None:
+    plain = RunCollector(LogicalClock()).finish(NAMES).metrics
+    assert not any(name.startswith("hisparse") for name in plain)
+    counted = lookups()
+    answers = RunCollector(LogicalClock(), LookupCount(counted, unchanged, token_bytes=8))
+    counted += torch.tensor([4, 1])
+    answers.counts.steps["decode"] = 2
+    found = answers.finish(NAMES).metrics
+    ratio, fetched = found["hisparse_hit_ratio"], found["hisparse_swap_in_bytes_per_step"]
+    assert isinstance(ratio, Metric) and ratio.values == (0.75,)
+    assert isinstance(fetched, Metric) and fetched.values == (4.0,)
+
+
+def test_metrics_of_lookups_abstain_without_a_long_request() -> None:
+    answers = RunCollector(LogicalClock(), LookupCount(lookups(), unchanged, token_bytes=8))
+    found = answers.finish(NAMES).metrics["hisparse_hit_ratio"]
+    assert found == Abstained(abstained="no decoding request was longer than its hot buffer")

@@ -1,4 +1,4 @@
-"""Starting the processes of a run, and ending them in every case."""
+"""Starting the processes of a run, ending them in every case, and what a link says of an idle or hanging peer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.ranks.processes import WorldSizeError, local_addresses
 from schedbench.profiles.ranks.torchrun import TorchrunError, launched
 from tests.acceptance.runs import resolved
+from tests.json_programs import rank_processes
 
 
 @pytest.mark.wide
@@ -99,3 +100,12 @@ def test_modes_that_cuda_cannot_run_in_several_processes_are_refused(
     with pytest.raises(MachineError, match=why) as refused:
         execute(question, chosen)
     assert exit_code(refused.value) == UNABLE
+
+
+@pytest.mark.wide
+def test_an_idle_peer_is_alive_and_a_hanging_one_is_gone() -> None:
+    with rank_processes("profiles.ranks.slow_peer_process", 2) as (first, _):
+        said, _ = first.communicate(timeout=60)
+    word, end = said.splitlines()
+    assert word == "late [0, 1, 2]"
+    assert end.startswith("the one waited for any of word, and the other is gone: it does not answer")

@@ -1,4 +1,4 @@
-"""Both allocators compared with a list of requests and their slots."""
+"""Both allocators compared with a list of requests and their slots, and the table of the requests' rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from schedbench.sched.memory.pools import KVAllocator, PagedAllocator
+from schedbench.sched.memory.pools import KVAllocator, PagedAllocator, ReqToTokenPool
 
 CPU = torch.device("cpu")
 
@@ -206,3 +206,28 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 AllocatorMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
 TestAllocatorMachine = AllocatorMachine.TestCase
+
+
+def test_rows_come_from_the_front_and_return_to_the_back() -> None:
+    pool = ReqToTokenPool(3, 8, device=CPU)
+
+    assert pool.alloc(2) == [1, 2]
+    pool.free(1)
+    assert pool.alloc(2) == [3, 1]
+    assert pool.alloc(1) is None
+    assert pool.alloc(0) == []
+
+
+def test_a_refusal_takes_nothing() -> None:
+    pool = ReqToTokenPool(3, 8, device=CPU)
+
+    assert pool.alloc(4) is None
+    assert pool.available_size() == 3
+
+
+def test_the_table_starts_at_zero_with_a_padding_row() -> None:
+    pool = ReqToTokenPool(3, 8, device=CPU)
+
+    assert pool.req_to_token.shape == (4, 8)
+    assert pool.req_to_token.dtype == torch.int32
+    assert not pool.req_to_token.any()

@@ -107,11 +107,17 @@ class TestMerging:
 
 
 class TestResolving:
-    def test_a_prompt_is_uploaded_once(self, relay: Relay) -> None:
-        prefill = batch([1, 2])
-        relay.stage_prompt(prefill, [array("q", [5, 6]), array("q", [7])])
+    @pytest.mark.parametrize(
+        ("state", "switches"),
+        [("latest", {}), ("pr25945", {"flatten": "list"}), ("pr25945", {"flatten": "numpy"})],
+    )
+    def test_a_prompt_is_uploaded_once(self, state: str, switches: dict[str, str]) -> None:
+        """A token of a prompt is never taken for a sentinel."""
+        prefill = batch([1, 2, 3])
+        relay = made(state, **switches)
+        relay.stage_prompt(prefill, [array("q", [5, 6]), array("q"), array("q", [7, -3])])
         relay.resolve(prefill)
-        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7]
+        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7, -3]
         assert prefill.prefill_input_ids_cpu is None
 
     def test_a_staged_prompt_is_uploaded_by_the_forward_only(self) -> None:
@@ -120,24 +126,10 @@ class TestResolving:
         relay.stage_prompt(prefill, [array("q", [5, 6])])
         assert prefill.prefill_input_ids_cpu is not None and prefill.input_ids is None
 
-    @pytest.mark.parametrize("flatten", ["list", "numpy"])
-    def test_both_flatten_policies_give_the_same_ids(self, flatten: str) -> None:
-        prefill = batch([1, 2])
-        relay = made("pr25945", flatten=flatten)
-        relay.stage_prompt(prefill, [array("q", [5, 6]), array("q"), array("q", [7])])
-        relay.resolve(prefill)
-        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, 6, 7]
-
     def test_a_staged_part_can_still_grow(self, relay: Relay) -> None:
         part = array("q", [5])
         relay.stage_prompt(batch([1]), [part])
         part.append(6)
-
-    def test_a_prompt_token_is_never_taken_for_a_sentinel(self, relay: Relay) -> None:
-        prefill = batch([1])
-        relay.stage_prompt(prefill, [array("q", [5, -3])])
-        relay.resolve(prefill)
-        assert prefill.input_ids is not None and prefill.input_ids.tolist() == [5, -3]
 
     def test_mixed_prompts_come_before_the_running_tokens(self, relay: Relay) -> None:
         stash(relay, [4, 3], [44, 33])
@@ -233,13 +225,6 @@ class TestPenaltyTokens:
 
 
 class TestIsolation:
-    def test_a_forward_samples_with_its_own_copy(self, relay: Relay) -> None:
-        some = batch([1], input_ids=[8])
-        kept = some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
-        with relay.isolate(some):
-            assert some.sampling_info is not kept
-        assert some.sampling_info is kept
-
     def test_a_failing_forward_leaves_the_batch_whole(self, relay: Relay) -> None:
         some = batch([1], input_ids=[8])
         kept = some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
@@ -247,14 +232,14 @@ class TestIsolation:
             _ = 1 // 0
         assert some.sampling_info is kept
 
-    def test_a_staged_prompt_is_consumed_once(self, relay: Relay) -> None:
+    def test_a_forward_samples_with_its_own_copy_and_consumes_its_prompt_once(self, relay: Relay) -> None:
         """Resolving comes before isolating, so the end of the isolation cannot restore the prompt."""
         some = batch([1])
-        some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
+        kept = some.sampling_info = penalised(some.reqs, exact=relay.penalty_tokens.exact)
         relay.stage_prompt(some, [array("q", [5])])
         with relay.isolate(some):
-            assert some.prefill_input_ids_cpu is None
-        assert some.prefill_input_ids_cpu is None
+            assert some.sampling_info is not kept and some.prefill_input_ids_cpu is None
+        assert some.sampling_info is kept and some.prefill_input_ids_cpu is None
 
     def test_two_launches_are_kept_alive(self, relay: Relay) -> None:
         batches = [batch([row]) for row in (1, 2, 3)]

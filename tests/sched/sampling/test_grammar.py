@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedbench.sched.kernels.sampling import row_seed, sample
+from schedbench.sched.kernels.sampling import sample
 from schedbench.sched.model.grammar import GrammarCache, GrammarError, GrammarState, vocab_mask_words
+from tests.sched.sampling.rows import draw_of
 
 VOCAB, EOS = 300, (299, 256)
 
@@ -149,19 +150,7 @@ def test_sampled_tokens_obey_the_grammar(cache: GrammarCache) -> None:
             mask = torch.zeros((1, vocab_mask_words(VOCAB)), dtype=torch.int32)
             grammar.fill_vocab_mask(mask[0].numpy())
             logits = torch.randn((1, VOCAB), generator=torch.Generator().manual_seed(len(tokens)))
-            column, key = torch.ones(1), torch.tensor([row_seed(0, request)])
-            draw = (
-                logits,
-                column.view(1, 1),
-                torch.tensor([VOCAB]),
-                column,
-                column * 0,
-                key,
-                key,
-                mask,
-                False,
-            )
-            tokens.append(int(sample(*draw)))
+            tokens.append(int(sample(*draw_of(logits, positions=torch.tensor([request]), vocab_mask=mask))))
             grammar.accept_token(tokens[-1])
         assert re.fullmatch(pattern, cache.text(tokens).decode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -106,11 +107,16 @@ def picked(draw: Draw, rows: torch.Tensor) -> Draw:
     return Draw(*(field[rows] if isinstance(field, torch.Tensor) else field for field in draw))
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(1)
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_does_not_depend_on_its_batch(threads: int, dtype: torch.dtype) -> None:
-    torch.set_num_threads(threads)
     whole = varied_draw(rows=70, vocab=1003, dtype=dtype)
     ids = sample(*whole)
     scores = score_tokens(*whole, ids)
@@ -123,9 +129,8 @@ def test_a_row_does_not_depend_on_its_batch(threads: int, dtype: torch.dtype) ->
             assert torch.equal(got, expected[rows])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_noise_bits_do_not_depend_on_the_batch(threads: int) -> None:
-    torch.set_num_threads(threads)
+@pytest.mark.usefixtures("threads")
+def test_noise_bits_do_not_depend_on_the_batch() -> None:
     seeds, positions = torch.tensor([row_seed(2, i) for i in range(80)]), torch.arange(80)
     whole = gumbel_noise(seeds, positions, 1003)
     for i in range(80):

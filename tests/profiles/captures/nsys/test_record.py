@@ -1,4 +1,5 @@
-"""The command that records: its arguments, the program's environment, and the checks of its output."""
+"""The command that records: where it is looked for, its arguments, the program's environment, and the checks of its
+output."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.captures.nsys.reader import scrub
 from schedbench.profiles.captures.nsys.record import (
+    VARIABLE,
     Nsys,
     RecordingRequest,
     command,
@@ -23,6 +25,7 @@ from schedbench.profiles.captures.nsys.record import (
     find,
     recorded,
 )
+from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.record.result import read
 from tests.profiles.captures.exports import VERSIONS, Export, sglang_loop
 
@@ -165,3 +168,41 @@ def test_doctor_names_the_nsys_that_is_used(fake):
     assert f"2025.1.1.1, {fake()}" in " ".join(found.output.split())
     none = CliRunner(env={"SCHEDBENCH_NSYS": "/nowhere"}).invoke(app, ["doctor"])
     assert "/nowhere is not an nsys that runs: install Nsight Systems" in " ".join(none.output.split())
+
+
+def test_search_order_is_option_variable_path_and_usual_folders(fake, tmp_path):
+    usual = fake("opt/nvidia/nsight-systems/2024.5.1/bin/nsys", version="2024.5.1")
+    newer = fake("opt/nvidia/nsight-systems/2025.1.1/bin/nsys", version="2025.1.1")
+    on_path = fake("path/nsys", version="2023.4.4.54-1v0")
+    variable = fake("elsewhere/nsys", version="2022.4.2")
+    named = fake("named/nsys", version="2021.5")
+    path = {"PATH": f"{on_path.parent}:/usr/bin:/bin"}
+    plain = {"PATH": str(tmp_path)}
+    assert find(str(named), {**path, VARIABLE: str(variable)}, root=tmp_path).path == named
+    assert find(None, {**path, VARIABLE: str(variable)}, root=tmp_path).path == variable
+    assert find(None, path, root=tmp_path) == (on_path, "2023.4.4.54-1v0")
+    assert find(None, plain, root=tmp_path).path == newer
+    newer.unlink()
+    assert find(None, plain, root=tmp_path).path == usual
+
+
+def test_a_named_tool_is_used_or_refused_never_replaced(fake, tmp_path):
+    on_path = fake("path/nsys")
+    with pytest.raises(MachineError, match=r"/nowhere/nsys is not an nsys that runs: install Nsight Systems"):
+        find("/nowhere/nsys", {"PATH": str(on_path.parent)}, root=tmp_path)
+    with pytest.raises(MachineError, match="is not an nsys that runs"):
+        find("/bin/true", {}, root=tmp_path)
+
+
+def test_a_missing_tool_is_reported_with_what_to_install(tmp_path):
+    with pytest.raises(
+        MachineError, match=r"no Nsight Systems on this machine: install .* --nsys or SCHEDBENCH_NSYS"
+    ):
+        find(None, {"PATH": str(tmp_path)}, root=tmp_path)
+
+
+def test_a_tool_that_does_not_run_is_named(fake, tmp_path):
+    broken = fake("opt/nvidia/nsight-systems/2025.1.1/bin/nsys")
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(MachineError, match=r"nsys would not run"):
+        find(None, {"PATH": str(tmp_path)}, root=tmp_path)
