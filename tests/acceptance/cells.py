@@ -43,7 +43,6 @@ PROMPT_NOW = Copy("upload_now", SCHEDULE, "h2d", "pinned nb")
 PROMPT_LATE = Copy("resolve_late", FORWARD, "h2d", "pinned nb")
 EXTEND_LENS: Copies = {Copy("_extend_rows", FORWARD, "h2d", "pageable nb"): 2}
 RESULT: Copies = {Copy("_hand_on", FORWARD, "d2h", "pinned nb"): 1}
-PREFILL = UPLOADS | {PROMPT_LATE: 1} | EXTEND_LENS | RESULT
 
 # A request without a cached prefix, where pages are longer than one token: -1 for its last slot.
 LAST_LOC = Copy("last_locations", SCHEDULE, "h2d", "pageable B")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def result_of(scenario: str | Path, *overrides: str, hazards: bool = False) -> R
     """No test's run may break an invariant, or race where it is watched, whatever the test is about."""
     question = resolved(scenario, *overrides)
     return guarded(question, Invariants(), hazards=hazards)
+
+
+@cache
+def known_result(scenario: str, *overrides: str) -> Result:
+    """What ``result_of`` returns, from one run for all tests of a process that ask the same."""
+    return result_of(scenario, *overrides)
+
+
+def known_digest(scenario: str, *overrides: str) -> str:
+    return digest_of(known_result(scenario, *overrides))
 
 
 def executed(question: Resolved, **options: Any) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from schedbench.sched.relay.tokens import keep_list
 from schedbench.sched.request import Request
 from tests.acceptance.cells import FORWARD, PROMPT_LATE, PROMPT_NOW, SCHEDULE, Copy, copies, steps
 from tests.acceptance.plain import PlainModel, requests
-from tests.acceptance.runs import digest, digest_of, each_state, resolved, result_of, statuses
+from tests.acceptance.runs import digest, digest_of, each_state, known_digest, resolved, result_of, statuses
 
 SIZE, MASK = 16, 511
 
@@ -115,9 +115,7 @@ MASKS_LEFT = Copy("_found", SCHEDULE, "d2h", "pinned B")
 TOKENS = Copy("settle_blocks", SCHEDULE, "d2h", "pageable B")
 
 
-@cache
-def latest_digest() -> str:
-    return digest("block_diffusion", *NONE)
+latest_digest = partial(known_digest, "block_diffusion", *NONE)
 
 
 @pytest.mark.parametrize("state", each_state("pr25774-before", "pr25774", "pr25945", "latest"))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import partial
 
 import pytest
 
 from schedbench.profiles.check.examine import Examiner
-from schedbench.profiles.record.result import Result
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.loop.event_loops import ABORTED
 from schedbench.sched.observe import SLEEP
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import InFlight, digest_observed, resolved, result_of, value
+from tests.acceptance.runs import InFlight, digest_observed, known_result, resolved, result_of, value
 
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 NONE = "device.values=none"
@@ -33,9 +32,7 @@ def controls(*entries: tuple[str, int]) -> str:
     return f"workload.controls=[{', '.join(parts)}]"
 
 
-@cache
-def plain(*overrides: str) -> Result:
-    return result_of("pause", *overrides, UNCONTROLLED, "engine.overlap=false", "engine.relay=latest")
+plain = partial(known_result, "pause", UNCONTROLLED, "engine.overlap=false", "engine.relay=latest")
 
 
 @pytest.mark.wide

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 
 import pytest
 
-from schedbench.profiles.record.result import Result
 from schedbench.sched.observe import StepInfo
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import READ, SCHEDULE, THREE, Copies, Copy, copies, steps, times
-from tests.acceptance.runs import InFlight, digest_observed, resolved, result_of, value
+from tests.acceptance.runs import InFlight, digest_observed, known_result, resolved, result_of, value
 
 FEW = ("device.values=none", "workload.requests=8", "measure.warmup_requests=0")
 SERIAL = ("engine.deferred=false", "engine.overlap=false", "engine.relay=latest", "device.hardware=h200")
 
 
-@cache
-def plain(*overrides: str) -> Result:
-    return result_of("deferred", *overrides, *SERIAL)
+plain = partial(known_result, "deferred", *SERIAL)
 
 
 @pytest.mark.wide

@@ -3,14 +3,14 @@ every copy of the transfer."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 
 import pytest
 
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import SCHEDULE, Ask, copies, place, steps, times, waits, waits_of
-from tests.acceptance.runs import OUTGROWING, digest_of, result_of, statuses, value
+from tests.acceptance.runs import OUTGROWING, digest_of, known_result, result_of, statuses, value
 from tests.acceptance.test_disagg_cells import LATEST, PREBUILT
 from tests.acceptance.test_hisparse_cells import TOKEN
 
@@ -21,12 +21,10 @@ LAYERS = 2
 wide = pytest.mark.wide
 
 
-@cache
-def dense(*overrides: str) -> Result:
-    """One worker, all KV on the device."""
-    return result_of(
-        "hisparse", *OUTGROWING, *overrides, "engine.hisparse={enabled: false}", "engine.relay=latest"
-    )
+# One worker, all KV on the device.
+dense = partial(
+    known_result, "hisparse", *OUTGROWING, "engine.hisparse={enabled: false}", "engine.relay=latest"
+)
 
 
 def plain(way: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 from typing import Any
 
 import pytest
 
 from schedbench.profiles.record.result import Abstained
-from tests.acceptance.runs import SMALL, digest, digest_of, result_of, statuses, value
+from tests.acceptance.runs import SMALL, digest, digest_of, known_digest, result_of, statuses, value
 
 PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
@@ -43,9 +43,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
-@cache
-def reference(*overrides: str) -> str:
-    return digest("mixed", *FEWER, *overrides)
+reference = partial(known_digest, "mixed", *FEWER)
 
 
 LATER = ("serial", "chunks", "warmed up", "pages", "four", "unchunked", "no cache")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from schedbench.sched.batch import ScheduleBatch
 from schedbench.sched.data_parallel.sync import RankStatus
 from schedbench.sched.loop.workers import DataRank
 from schedbench.sched.relay.choice import choose
-from tests.acceptance.runs import each_state, hazards_in, resolved, result_of
+from tests.acceptance.runs import each_state, hazards_in, known_result, resolved, result_of
 from tests.conftest import RunCommand
 
 IDLING = "faults/idling"
@@ -25,9 +25,7 @@ LAYERS = 2
 SOME = ("pr25774-before", "pr25945", "latest")
 
 
-@cache
-def run(*overrides: str) -> Result:
-    return result_of(IDLING, *overrides)
+run = partial(known_result, IDLING)
 
 
 def idle(result: Result) -> dict[str, dict[str, set[float]]]:

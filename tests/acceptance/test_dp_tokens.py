@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 
 import pytest
 
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import digest, digest_of, executed, resolved, result_of, statuses, value
+from tests.acceptance.runs import (
+    digest,
+    digest_of,
+    executed,
+    known_digest,
+    resolved,
+    result_of,
+    statuses,
+    value,
+)
 
 SMALL = (
     "model.preset=tiny-deep",
@@ -28,32 +37,30 @@ SOME = ("pr25774-before", "pr25944", "pr25945", "latest")  # each way to publish
 LAUNCHES = {"graphs": (), "eager": EAGER, "shared": SHARED}
 
 
-@cache
-def alone(*overrides: str) -> str:
-    return digest("mixed", *SMALL, *overrides)
+alone = partial(known_digest, "mixed", *SMALL)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        (TWO, "engine.mixed_chunk=false"),
-        (TWO, "engine.chunked_prefill_size=none", "engine.mixed_chunk=false"),
-        (TWO, "engine.max_running_requests=1", *SERIAL),
-        (TWO, "workload.arrival={process: poisson, rate: 800}", *EAGER),
-        (FOUR, *SERIAL),
-        ("engine.data_parallel.ranks=3", "engine.page_size=16", *SHARED),
-        (FOUR, *SHARED, *SERIAL),
-    ],
-    ids=" ".join,
+IN_WIDE = (
+    (TWO, "engine.mixed_chunk=false"),
+    (TWO, "engine.chunked_prefill_size=none", "engine.mixed_chunk=false"),
+    (TWO, "engine.max_running_requests=1", *SERIAL),
+    (TWO, "workload.arrival={process: poisson, rate: 800}", *EAGER),
+    (FOUR, *SERIAL),
+    ("engine.data_parallel.ranks=3", "engine.page_size=16", *SHARED),
+    (FOUR, *SHARED, *SERIAL),
 )
-def test_no_knob_changes_a_token(knobs: tuple[str, ...]) -> None:
-    assert digest("mixed", *SMALL, *knobs, *NONE) == alone(*NONE)
 
 
-@pytest.mark.parametrize("knobs", [(TWO, *SERIAL), ("engine.data_parallel.ranks=3", *SHARED)], ids=" ".join)
-def test_no_knob_changes_a_token_with_real_values(knobs: tuple[str, ...]) -> None:
-    assert digest("mixed", *SMALL, *knobs) == alone()
+@pytest.mark.parametrize(
+    ("values", "knobs"),
+    [
+        ((), (TWO, *SERIAL)),
+        ((), ("engine.data_parallel.ranks=3", *SHARED)),
+        *(pytest.param(NONE, knobs, marks=pytest.mark.wide) for knobs in IN_WIDE),
+    ],
+)
+def test_no_knob_changes_a_token(values: tuple[str, ...], knobs: tuple[str, ...]) -> None:
+    assert digest("mixed", *SMALL, *knobs, *values) == alone(*values)
 
 
 @pytest.mark.parametrize("state", SOME)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import partial
 
 import pytest
 
-from schedbench.profiles.record.result import Result
-from tests.acceptance.runs import digest_of, result_of, schedbench, value
+from tests.acceptance.runs import digest_of, known_result, result_of, schedbench, value
 
 LONG = (
     "engine.pipeline.stages=4",
@@ -20,9 +19,7 @@ LONG = (
 DYNAMIC = "engine.pipeline.dynamic_chunks=true"
 
 
-@cache
-def run(*overrides: str) -> Result:
-    return result_of("cases/pp-chunked", *LONG, *overrides)
+run = partial(known_result, "cases/pp-chunked", *LONG)
 
 
 @pytest.mark.wide

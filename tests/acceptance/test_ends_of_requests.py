@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 
 import pytest
 
 from schedbench.profiles.record.result import RequestRow, Result
-from tests.acceptance.runs import SMALL, result_of
+from tests.acceptance.runs import SMALL, known_result, result_of
 
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 FEW = (*SMALL, "workload.requests=8", "workload.output_tokens={dist: uniform, min: 12, max: 24}")
@@ -22,9 +22,7 @@ def by_status(result: Result, status: str) -> dict[str, RequestRow]:
     return {row.id: row for row in result.requests if row.status == status}
 
 
-@cache
-def not_aborted(*overrides: str) -> Result:
-    return result_of("mixed", *FEW, *overrides)
+not_aborted = partial(known_result, "mixed", *FEW)
 
 
 class TestAbort:

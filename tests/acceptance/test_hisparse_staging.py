@@ -4,7 +4,7 @@ in that phase."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 
 import pytest
 
@@ -13,7 +13,7 @@ from schedbench.sched.hisparse.coordinator import Coordinator
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
 from tests.acceptance.cells import Ask
-from tests.acceptance.runs import digest_of, result_of, statuses, value
+from tests.acceptance.runs import digest_of, known_result, result_of, statuses, value
 
 SMALL = (
     "workload.requests=8",
@@ -32,10 +32,12 @@ def run(*overrides: str) -> Result:
     return result_of("hisparse", *SMALL, *overrides)
 
 
-@cache
-def plain(*overrides: str) -> Result:
-    device = ("engine.hisparse={enabled: false}", "engine.kv_tokens=8192", "engine.overlap=false")
-    return result_of("hisparse", *SMALL, *overrides, *device)
+plain = partial(
+    known_result,
+    "hisparse",
+    *SMALL,
+    *("engine.hisparse={enabled: false}", "engine.kv_tokens=8192", "engine.overlap=false"),
+)
 
 
 @pytest.fixture

@@ -220,3 +220,28 @@ class TestLatest:
         uploads = {copy: count for copy, count in LATEST_PREFILL.items() if copy not in RESULT}
         assert copies(result, "prefill") == uploads | {READ: 1}
         assert copies(result, "decode") == times(steps(result, "decode"), {READ: 1})
+
+
+# ---- at #25945, whose runs have graphs and real values ------------------------------------------------------
+
+
+def test_only_a_first_chunk_uploads_its_missing_last_slot(ask: Ask) -> None:
+    result = ask([(400, 2, 0)], "engine.page_size=16")
+    assert steps(result, "prefill") == 2  # the second chunk continues the first
+    assert copies(result, "prefill") == times(2, column(PREFILL, "pr25945")) | {LAST_LOC: 1}
+
+
+def test_prompt_ids_are_uploaded_once_on_the_forward_stream(ask: Ask) -> None:
+    result = ask([(700, 2, 0)])
+    prompts = [row for row in result.copies if row.bytes == 700 * 8]
+    assert [(row.stream, row.host_memory, row.blocking, row.count) for row in prompts] == [
+        (FORWARD, "pinned", False, steps(result, "prefill"))
+    ]
+
+
+def test_graphs_change_no_copy(ask: Ask) -> None:
+    result = ask(THREE)
+    assert copies(result, "prefill") == column(PREFILL, "pr25945")
+    assert copies(result, "decode") == times(steps(result, "decode"), RESULT)
+    for kind in ("prefill", "decode"):
+        assert waits(result, kind) == waits_of(copies(result, kind))

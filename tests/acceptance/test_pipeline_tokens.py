@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.acceptance.runs import (
     digest_of,
     each_state,
     executed,
+    known_digest,
     resolved,
     result_of,
     statuses,
@@ -40,9 +41,7 @@ NONE = ("device.values=none",)
 TIGHT = ("engine.kv_tokens=192", "engine.schedule_conservativeness=0.01", "engine.radix_cache=false")
 
 
-@cache
-def alone(*overrides: str) -> str:
-    return digest("mixed", *SMALL, *overrides)
+alone = partial(known_digest, "mixed", *SMALL)
 
 
 @pytest.mark.wide

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import partial
 
 import pytest
 
 from schedbench.profiles.record.result import Abstained
-from tests.acceptance.runs import SMALL, digest, digest_of, result_of, statuses, value
+from tests.acceptance.runs import SMALL, digest, digest_of, known_digest, result_of, statuses, value
 
 NONE = "device.values=none"
 FEWER = (*SMALL, "workload.requests=10", "workload.output_tokens={dist: uniform, min: 1, max: 24}")
@@ -17,9 +17,7 @@ def replicas(count: int) -> str:
     return f"engine.replicas={count}"
 
 
-@cache
-def reference(*overrides: str) -> str:
-    return digest("mixed", *FEWER, *overrides)
+reference = partial(known_digest, "mixed", *FEWER)
 
 
 @pytest.mark.parametrize("count", [2, 3])

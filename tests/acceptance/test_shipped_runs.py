@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.cli.result_page import labels
 from schedbench.profiles.record.result import Metric, RequestRow, Result
 from schedbench.scenarios import shipped
 from schedbench.sched.observe import StepInfo
@@ -198,3 +199,11 @@ def test_a_device_with_one_queue_has_the_same_tokens(values: str) -> None:
     assert digest_of(plain) == digest_of(run("mixed", values))
     assert {stream for counts in plain.per_step.values() for stream in counts.streams} == {"schedule"}
     assert not any(row.host_memory == "pinned" for row in plain.copies)
+
+
+@pytest.mark.parametrize(("scenario", "loop"), [("spec_v1", "serial"), ("spec_grammar", "overlapped")])
+def test_the_loop_that_auto_chose_is_in_the_result_and_on_its_page(scenario: str, loop: str) -> None:
+    result = run(scenario, "workload.requests=4")
+    assert result.scenario.expanded["engine"]["overlap"] == "auto"
+    assert result.relay.loop == loop
+    assert f"relay pr25945, {loop}" in labels(result.document())

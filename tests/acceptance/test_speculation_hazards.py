@@ -8,25 +8,15 @@ from schedbench.profiles.check.adversaries import seeds
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.record.result import Hazards
 from tests.acceptance.runs import executed, hazards_in, resolved
+from tests.acceptance.test_speculation_digest import SMALL, TREE, V1, V2
 
 pytestmark = pytest.mark.wide
 
-SMALL = (
-    "model={preset: tiny-llama-eagle}",
-    "engine.mixed_chunk=false",
-    "workload.requests=8",
-    "workload.arrival=burst",
-    "workload.prompt_tokens.max=120",
-    "workload.output_tokens.min=24",
-    "measure.warmup_requests=0",
-)
-V1 = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1}")
-TREE = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1, topk: 2, draft_tokens: 6}")
-V2 = ("engine.speculative={algorithm: eagle, mode: v2}",)
+EIGHT = (*SMALL, "workload.requests=8")
 
 
 def found(*overrides: str) -> Hazards:
-    return hazards_in(executed(resolved("mixed", *SMALL, *overrides), hazards=True))
+    return hazards_in(executed(resolved("mixed", *EIGHT, *overrides), hazards=True))
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 
 import pytest
 
 from schedbench.profiles.platform.machine import Machine
-from schedbench.profiles.record.result import Hazards, Result
+from schedbench.profiles.record.result import Hazards
 from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Clock, Observer, StepInfo
 from schedbench.sched.relay.states import SPLIT_TOKENS, states
 from schedbench.sched.request import Request
 from tests.acceptance.cells import PROMPT_LATE, PROMPT_NOW, READ, Copies, copies, steps, times
-from tests.acceptance.runs import digest_observed, resolved, result_of, value
+from tests.acceptance.runs import digest_observed, known_result, resolved, result_of, value
 
 FEW = ("device.values=none", "workload.requests=8", "measure.warmup_requests=0")
 WHOLE = "engine.split_prefill.enabled=false"
 
 
-@cache
-def plain(*overrides: str) -> Result:
-    return result_of("split_prefill", *overrides, WHOLE, "engine.overlap=false", "engine.relay=latest")
+plain = partial(known_result, "split_prefill", WHOLE, "engine.overlap=false", "engine.relay=latest")
 
 
 @pytest.mark.wide
