@@ -112,7 +112,9 @@ def test_unknown_keys_are_errors_of_the_scenario():
 def test_missing_results_are_refused(tmp_path, question):
     with pytest.raises(SideError, match=f"no results in this folder.* sglang:{tmp_path}$"):
         parse(str(tmp_path))
-    (tmp_path / "minisgl").mkdir()
+    package = tmp_path / "minisgl"
+    package.mkdir()
+    (package / "__init__.py").touch()
     with pytest.raises(SideError, match=f"mini-sglang:{tmp_path}$"):
         parse(str(tmp_path))
     with (
