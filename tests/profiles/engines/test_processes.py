@@ -153,7 +153,7 @@ resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))"""
         (
             BAD_INDEX,
             "index 9 is out of bounds for dimension 0 with size 1 (at python/toy/script.py:2; raised in schedbench's"
-            " stub, with the engine's data, at sched/kernels/rows.py:126)\n",
+            " stub, with the engine's data, at sched/kernels/rows.py:",
         ),
         (
             "import torch; torch.cuda.Stream().wait_event(None)",
