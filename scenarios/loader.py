@@ -126,13 +126,13 @@ def _scenario(data: Value, source: ScenarioSource) -> tuple[Scenario | None, dic
         found = Scenario.model_validate(data)
     except ValidationError as error:
         return None, diagnose(error, root=Scenario, source=source)
-    files = {
-        at: source.locate((*at, "state"), relay.own[0]) for at, relay in found.relays.items() if relay.own
-    }
-    absent = {
-        at: f"{file}: no such file with a relay state" for at, file in files.items() if not file.is_file()
-    }
-    return found, {at: source.problem(at, message) for at, message in absent.items()}
+    absent = {}
+    for at, relay in found.relays.items():
+        file = source.locate((*at, "state"), relay.own[0]) if relay.own else None
+        if file is not None and not file.is_file():
+            key = (*at, "state") if (*at, "state") in source.places else at
+            absent[key] = source.problem(key, f"{file}: no such file with a relay state")
+    return found, absent
 
 
 def _apply(document: Document, overrides: Sequence[str]) -> Iterator[KeyPath]:

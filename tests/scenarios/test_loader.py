@@ -343,7 +343,7 @@ def test_a_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
         ("relay", (), True),
         ("relay", ("engine.relay.penalties=exact",), True),
         ("relay", ("engine.relay=own.py:MINE",), False),
-        ("relay", ("engine.relay.state=own.py:MINE",), False),
+        ("relay.state", ("engine.relay.state=own.py:MINE",), False),
         ("relays.0", ("engine.relays=[own.py:MINE]",), False),
     ],
 )
