@@ -342,6 +342,7 @@ def stored(path: Path, reader: Reader) -> Answer:
     answer = kind(document)
     try:
         answer.page()
+        _ = answer.is_good
     except (LookupError, TypeError, ValueError, AttributeError):
         version = document.get("schema_version")
         raise ResultError(f"{path}: its schema_version, {version}, is not understood") from None

@@ -37,9 +37,9 @@ def watch(
     """Run a Python program written for torch on CUDA on the virtual GPU, unchanged, and print its copies, syncs and
     hazards by source line. What the program prints goes to stderr.
 
-    Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed,
-    after what it had used of the GPU was printed; 130 interrupted, or 143 terminated, after the same of what it
-    had done: a second signal ends it at once.
+    Exit codes: 0 done; 1 hazards were found; 2 usage; 3 that Python has no schedbench; 4 the program failed; 130
+    interrupted, or 143 terminated. Where it failed or was interrupted, what it had used of the GPU is printed; a
+    second signal ends it at once, without a result.
     """
     python, script, *arguments = _program(command)
     from ..profiles.programs.watch import WatchRequest, run_watched

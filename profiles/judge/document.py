@@ -19,8 +19,9 @@ from .reasons import Reason
 from .verdict import Judgement
 
 # History: 1.0 the first; 1.1 adds draws of the hardware's constants, and gates are undecided instead of inconclusive;
-# 1.2 has the conclusion where every document has it, what B adds to every step, and whether seeds are one run.
-SCHEMA_VERSION: Final = "1.2"
+# 1.2 has the conclusion where every document has it, what B adds to every step, and whether seeds are one run; 1.3
+# says whether the comparison passed.
+SCHEMA_VERSION: Final = "1.3"
 
 Document = dict[str, Any]
 

@@ -121,6 +121,11 @@ def test_two_results_are_compared_as_stored_ones(
     assert isinstance(stored, sb.ComparisonAnswer) and stored.document == found.document
     assert found.passed and found.verdict == "inconclusive"
     assert sb.load(tmp_path / "a.json").document == overlapped.document
+    comparison = {key: part for key, part in found.document["comparison"].items() if key != "passed"}
+    earlier = {**found.document, "schema_version": "1.2", "comparison": comparison}
+    (tmp_path / "compare.json").write_text(json.dumps(earlier))
+    with pytest.raises(ValueError, match=r"its schema_version, 1\.2, is not understood"):
+        sb.load(tmp_path / "compare.json")
 
 
 def test_sides_of_a_scenario_and_gates() -> None:
