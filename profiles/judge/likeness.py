@@ -80,16 +80,17 @@ def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[Scena
         *(d for d in _of_parts("labels", a.labels, b.labels) if not _allowed(d)),
         *_of_parts("hardware", a.hardware, b.hardware),
         *unlike_questions(a.scenario.expanded, b.scenario.expanded, varied=varied),
-        *_edited(a, b),
+        *_edited(a, b, QUESTION),
     )
 
 
-def _edited(a: Result, b: Result) -> Iterator[ScenarioDifference]:
-    """Files that both runs read, with different contents. Files of other names differ by their key of the scenario."""
+def _edited(a: Result, b: Result, sections: Collection[str]) -> Iterator[ScenarioDifference]:
+    """Files that both runs read for these sections of the scenario, with different contents. Files of other names
+    differ by their key of the scenario."""
     contents = {(part.key, part.file): part.sha256 for part in b.scenario.inputs}
     for part in a.scenario.inputs:
         other = contents.get((part.key, part.file), part.sha256)
-        if other != part.sha256:
+        if other != part.sha256 and part.key.partition(".")[0] in sections:
             yield ScenarioDifference(f"{part.key}, contents of {part.file}", part.sha256[:16], other[:16])
 
 
@@ -117,7 +118,8 @@ def engine_differences(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
         for difference in _differences(a.scenario.expanded, b.scenario.expanded)
         if difference.key.startswith("engine.") and not difference.key.startswith("engine.relay")
     )
-    return *engine, *_of_parts("relay", a.relay, b.relay), *_sources(a, b)
+    files = _edited(a, b, ["engine"])
+    return *engine, *_of_parts("relay", a.relay, b.relay), *files, *_sources(a, b)
 
 
 def _sources(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:

@@ -25,7 +25,7 @@ def imported(file: Path, kind: str) -> ModuleType:
 
 @lru_cache
 def _imported(file: Path, version: int) -> ModuleType:  # noqa: ARG001
-    name = f"{USER_MODULES}{file.stem}"
+    name = f"{USER_MODULES}{file}"  # files of one name differ by their folders
     spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

@@ -76,13 +76,15 @@ def _at(document: Document, cell: Document) -> str:
 
 
 def rung_labels(ladder: Document) -> list[str]:
-    """Each state with its barrier, and with further switches where several rungs would have the same label."""
+    """Each state with its barrier, and where several rungs would have the same label with further switches, or with
+    what the scenario says."""
     relays = [rung["result"]["relay"] for rung in ladder["rungs"]]
+    written = [relay["state"] for relay in ladder["scenario"]["expanded"]["engine"]["relays"]]
     plain = [f"{relay['state']}, {relay['switches'].get('barrier', '–')}" for relay in relays]
     same = Counter(plain)
     return [
-        name if same[name] == 1 else f"{name} {_apart(relay, relays)}"
-        for name, relay in zip(plain, relays, strict=True)
+        name if same[name] == 1 else f"{name} {_apart(relay, relays) or state}"
+        for name, relay, state in zip(plain, relays, written, strict=False)
     ]
 
 

@@ -44,7 +44,13 @@ def rung(state: str, digest: str = "ab" * 32, **switches: str) -> dict[str, Any]
 def ladder() -> dict[str, Any]:
     return {
         "conclusion": "what the ladder shows",
-        "scenario": {"expanded": {"name": "rungs", "about": "Three."}},
+        "scenario": {
+            "expanded": {
+                "name": "rungs",
+                "about": "Three.",
+                "engine": {"relays": [{"state": state} for state in ("first", "second", "second")]},
+            }
+        },
         "ladder": {"tokens_agree": True},
         "rungs": [
             rung("first"),
@@ -106,6 +112,14 @@ def test_kinds_of_no_relay_have_no_column(ladder: dict[str, Any]) -> None:
 
 def test_relays_of_one_state_are_labelled_by_their_switches(ladder: dict[str, Any]) -> None:
     assert rung_labels(ladder) == ["first, off", "second, off flatten=list", "second, off flatten=numpy"]
+
+
+def test_relays_of_one_name_are_labelled_by_their_files(ladder: dict[str, Any]) -> None:
+    written = [f"{folder}/own.py:second" for folder in ("old", "new")]
+    ladder["scenario"]["expanded"]["engine"]["relays"][1:] = [{"state": state} for state in written]
+    for one in ladder["rungs"][1:]:
+        one["result"]["relay"]["switches"] = {"barrier": "off"}
+    assert rung_labels(ladder) == ["first, off", *(f"second, off {state}" for state in written)]
 
 
 def test_relays_with_other_tokens_are_named(ladder: dict[str, Any]) -> None:

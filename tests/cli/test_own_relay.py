@@ -107,11 +107,26 @@ def test_a_file_without_the_state_is_refused(folder: Path, relay: str, message: 
 
 
 def test_a_crash_in_a_file_of_the_users_names_its_line(folder: Path) -> None:
-    (folder / "bad.py").write_text("def fail():\n    1 / 0\n")
-    with pytest.raises(ZeroDivisionError) as raised:
-        imported(folder / "bad.py", "a relay state").fail()
-    assert scheduler_line(raised.value) == "bad.py:2"
-    assert str(crash_of(raised.value)).endswith(" (at bad.py:2: 1 / 0)")
+    """Also in one of two files of one name."""
+    (folder / "old").mkdir()
+    for file in (bad := folder / "old/bad.py", folder / "bad.py"):
+        file.write_text("def fail():\n    1 / 0\n")
+    modules = [imported(file, "a relay state") for file in (bad, folder / "bad.py")]
+    for module, line in zip(modules, ("old/bad.py:2", "bad.py:2"), strict=True):
+        with pytest.raises(ZeroDivisionError) as raised:
+            module.fail()
+        assert scheduler_line(raised.value) == line
+        assert str(crash_of(raised.value)).endswith(f" (at {line}: 1 / 0)")
+
+
+def test_two_versions_of_a_file_are_compared(run_command: RunCommand, folder: Path) -> None:
+    (folder / "old").mkdir()
+    text = (folder / "my_relay.py").read_text()
+    (folder / "old/my_relay.py").write_text(text.replace("return pinned.to(", "return pinned.clone().to("))
+    sides = ("--a", "relay=old/my_relay.py:pinned", "--b", "relay=my_relay.py:pinned")
+    said = run_command("compare", "cases/h2d-blocking-output-ids", *sides, *SMALL, "--seeds", "1")
+    assert said.code == 0, said.err
+    assert "compared: engine.relay, contents of my_relay.py" in said.out
 
 
 def test_a_policy_waits_for_the_device_by_the_module_that_the_guide_names(

@@ -52,6 +52,17 @@ def test_varied_capacity_is_allowed(result):
     assert unlike(result(), smaller, varied={"engine.kv_tokens"}) == ()
 
 
+def test_edited_files_of_the_question_are_unlike_and_those_of_the_engine_are_compared(result):
+    """As two versions of a relay's file, which the scenario calls by one name."""
+    for key, of_engine in (("workload.trace", False), ("engine.relay", True)):
+        a, b = (
+            result({"scenario.inputs": [{"key": key, "file": "own", "sha256": digit * 64}]}) for digit in "12"
+        )
+        edited = (ScenarioDifference(f"{key}, contents of own", "1" * 16, "2" * 16),)
+        assert unlike(a, b) == (() if of_engine else edited)
+        assert engine_differences(a, b) == (edited if of_engine else ())
+
+
 def test_differences_of_engine_and_environment_are_listed(result):
     other = result({"scenario.expanded.engine.overlap": False, "environment.torch": "2.12"})
     assert engine_differences(result(), other) == (ScenarioDifference("engine.overlap", True, False),)
