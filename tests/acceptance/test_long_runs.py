@@ -1,4 +1,4 @@
-"""The memory of a run does not grow with its length."""
+"""The memory of a run does not grow with its length, and is freed with the run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from contextlib import nullcontext
 
 import pytest
 
+from schedbench.profiles.vgpu.runtime import Runtime
 from schedbench.sched.observe import Observer, StepInfo
 from tests.acceptance.runs import prepared_run, resolved
+from tests.conftest import RunCommand
 
 STEPS = 600
 EVERY = 50
@@ -44,3 +46,15 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     assert len(warm) == STEPS // EVERY
     assert max(warm) - min(warm) > 2**17  # records accumulate in between
     assert min(warm[half:]) - min(warm[:half]) < 2**16
+
+
+def test_a_watched_run_frees_its_device(run_command: RunCommand) -> None:
+    """What a storage keeps is hidden from Python's garbage collector."""
+
+    def devices() -> int:
+        gc.collect()
+        return sum(isinstance(one, Runtime) for one in gc.get_objects())
+
+    before = devices()
+    said = run_command("run", "start", "--hazards", "on", "--set", "requests=2", "--set", "output_tokens=3")
+    assert said.code == 0 and devices() == before

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ....sched.kernels.declare import Access, Kernel
-from .blocks import NO_MEMORY, SHADOW, ShadowTable, device_tensors
+from .blocks import NO_MEMORY, SHADOW, DeviceMemory, ShadowTable, device_tensors
 from .footprints import Footprint, Grid, Scattered, Selections, ValueSource, copied
 from .shadow import ShadowMemory
 
@@ -52,6 +52,8 @@ Parts = Mapping[int, Scattered]
 class DeclaredFootprints:
     def __init__(self, table: ShadowTable) -> None:
         self._table = table
+        # A footprint is kept by a storage, from which Python's garbage collector does not find the table.
+        self._kept = partial(_kept, table.memory)
         self._forms: dict[object, KernelForm] = {}
         self._last: dict[Kernel, tuple[object, Parts]] = {}
 
@@ -120,13 +122,6 @@ class DeclaredFootprints:
             return memory.held(value)
         return [*map(self._held, value)] if isinstance(value, (list, tuple)) else value
 
-    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of the tensor. A tensor that a declaration has computed is returned itself, since nothing writes to
-        its memory later."""
-        memory, storage = self._table.memory, tensor.untyped_storage()
-        shared = not memory.lasting or hasattr(storage, SHADOW) or memory.pinned(tensor)
-        return copied(tensor) if shared else tensor
-
     def touched(
         self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Parts
     ) -> Iterator[Touched]:
@@ -164,6 +159,13 @@ class DeclaredFootprints:
         if isinstance(argument, torch.Tensor):  # the host may write to its memory at any time
             return object() if values and not argument.is_floating_point() else argument.size()
         return argument
+
+
+def _kept(memory: DeviceMemory, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the tensor. A tensor that a declaration has computed is returned itself, since nothing writes to its
+    memory later."""
+    shared = not memory.lasting or hasattr(tensor.untyped_storage(), SHADOW) or memory.pinned(tensor)
+    return copied(tensor) if shared else tensor
 
 
 def _evaluated(footprint: Callable[[], Sequence[Access]]) -> Selections:
