@@ -85,7 +85,7 @@ def _setting(found: Comparison) -> str:
     n = len(found.trials.a)
     runs = {
         "seeds": "one run" if found.trials.one_run else f"{n} seed{'s' if n != 1 else ''}",
-        "blocks": f"{n} pairs",
+        "blocks": f"{n} pair{'s' * (n != 1)} of one workload seed",
         "stored": f"{n} and {len(found.trials.b)} stored runs",
     }
     kind = "emulated" if result.labels.emulated else "measured"

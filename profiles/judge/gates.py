@@ -177,6 +177,9 @@ def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
     doubts = [reason for reason in found.reasons if reason not in _TOLERABLE]
     if doubts or found.n == 0:
         return GateOutcome(gate.text, "undecided", seen, ", ".join(doubts) or "no pair is left")
+    if found.p_value is not None and found.needed is not None and found.resolve is None:
+        why = f"measured {found.n} times, and an interval needs at least {found.needed}"
+        return GateOutcome(gate.text, "undecided", seen, why)
     outcome = _against(gate, *found.interval)
     if outcome == "undecided":
         return GateOutcome(gate.text, outcome, seen, "the bound lies inside the interval")

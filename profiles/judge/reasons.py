@@ -17,6 +17,7 @@ class Reason(StrEnum):
     CONFIG_DIFF = "CONFIG_DIFF"
     ORDER_EFFECT = "ORDER_EFFECT"
     CONSTANTS = "CONSTANTS"
+    OF_ZERO = "OF_ZERO"
 
 
 ABOUT: Final[Mapping[str, str]] = {
@@ -26,7 +27,8 @@ ABOUT: Final[Mapping[str, str]] = {
     "hardly can where the metric changes in both directions, or too widely around that effect. Where requests arrive "
     "at a rate that the engine keeps up with, arrival=burst compares what the engine can do.",
     Reason.DRIFT: "Measured times drift over the blocks.",
-    Reason.WARMUP_RAMP: "The first blocks are slower than later ones, by more than the smallest effect of interest.",
+    Reason.WARMUP_RAMP: "The first blocks are slower or faster than later ones, by more than the smallest effect of "
+    "interest.",
     Reason.NOT_ENGAGED: "Too few steps of B have other device operations than those of A (--min-engagement sets the "
     "share that is asked), and no metric that the verdict is about shows a change or, where times are measured in "
     "turns, is undecided; of captures, which were made at different times, the operations alone count. An order of "
@@ -40,4 +42,5 @@ ABOUT: Final[Mapping[str, str]] = {
     Reason.ORDER_EFFECT: "The order of the blocks within their pairs has a larger effect than the sides.",
     Reason.CONSTANTS: "The sign of the effect depends on constants of the hardware profile within the ranges in which "
     "they are known.",
+    Reason.OF_ZERO: "Some measured values are 0, and others of the metric are not: no change in percent starts there.",
 }

@@ -51,6 +51,9 @@ class Interval(NamedTuple):
         return -band <= self.low and self.high <= band
 
 
+UNBOUNDED: Final = Interval(-math.inf, math.inf)  # of percentages of 0
+
+
 class PairedDifferences(NamedTuple):
     """``differences`` [n] in percent of A; ``order`` [n] is 1 where A ran first, -1 where B did."""
 
@@ -158,11 +161,12 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def unpaired(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval]:
-    """Difference of the medians in percent of A's, with its bootstrap interval."""
+    """Difference of the medians in percent of A's, with its bootstrap interval; UNBOUNDED where a median may be 0."""
     rng = np.random.default_rng(0)
     medians = [np.median(rng.choice(x, size=(RESAMPLES, len(x))), axis=1) for x in (a, b)]
-    effects = 100 * (medians[1] - medians[0]) / np.abs(medians[0])
-    return percent(float(np.median(a)), float(np.median(b))), quantiles(effects)
+    effects = np.array([percent(x, y) for x, y in zip(*medians, strict=True)])
+    interval = quantiles(effects) if np.isfinite(effects).all() else UNBOUNDED
+    return percent(float(np.median(a)), float(np.median(b))), interval
 
 
 def order_interval(values: Sequence[float]) -> Interval:

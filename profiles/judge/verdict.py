@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import median
 from typing import Final, Literal
 
@@ -12,13 +13,16 @@ from ..record.result import Abstained
 from . import statistics
 from .draws import Firmness
 from .reasons import Reason
-from .statistics import Interval, abba, percent
+from .statistics import Interval, PairedDifferences, abba, percent
 
 Verdict = Literal["better", "worse", "no change", "inconclusive"]
 
 MIN_EFFECT: Final = 0.5  # percent
 MIN_SEEDS: Final = 5
-MIN_PAIRS: Final = 6  # with fewer pairs there is no verdict
+MIN_PAIRS: Final = (
+    7  # of blocks: with fewer no p-value of a signed-rank test survives the correction for three metrics
+)
+MIN_STORED: Final = 6  # runs of each side
 DEFAULT_PAIRS: Final = 20
 ALPHA: Final = 0.05
 RESOLVE: Final = 1.0  # percent that the power hint is about, at least twice the minimum effect
@@ -59,7 +63,7 @@ class Judgement:
         elif self.verdict == "no change":
             doubted = found.high >= self.min_effect or found.low <= -self.min_effect
         else:
-            doubted = found.flips
+            doubted = found.flips or not found.holding
         return judged.void(Reason.CONSTANTS) if doubted and self.verdict != "inconclusive" else judged
 
     def sided(self) -> Judgement:
@@ -104,27 +108,32 @@ def judge_blocks(
     blocks: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
 ) -> Judgement:
     """Measured values of 2 x n blocks in the order of ``abba``."""
-    pairs = statistics.paired(blocks)
+    pairs, same = statistics.paired(blocks), statistics.same_side(blocks)
     order = abba(len(blocks) // 2)
     a, b = (tuple(x for x, s in zip(blocks, order, strict=True) if s == side) for side in "ab")
+    test = "Wilcoxon signed-rank, paired bootstrap"
+    if not all(map(isfinite, (*pairs.differences, *same.differences))):
+        delta = percent(median(a), median(b))
+        unbounded = Judgement(
+            a, b, direction, delta, statistics.UNBOUNDED, pairs.n, test, min_effect=min_effect
+        )
+        return unbounded.void(Reason.OF_ZERO)
     effect = statistics.estimate(pairs)
     departures = statistics.levelled(blocks)
-    test = "Wilcoxon signed-rank, paired bootstrap"
     found = replace(
         Judgement(a, b, direction, effect.median, effect.interval, pairs.n, test, min_effect=min_effect),
         p_value=statistics.wilcoxon(statistics.centred(pairs)),
-        floor=_floor(blocks),
+        floor=_floor(same),
         slot=effect.slot,
         drift=statistics.drift(departures),
     )
     reasons = [
-        (Reason.LOW_N, pairs.n < MIN_PAIRS),
         (Reason.WARMUP_RAMP, statistics.ramp(departures, min_effect=min_effect)),
         (Reason.DRIFT, abs(found.drift or 0.0) > statistics.DRIFT_LIMIT),
         # The slot-order effect is significantly larger than the effect that it was separated from.
         (Reason.ORDER_EFFECT, effect.slot_interval.beyond(max(abs(effect.median), min_effect))),
     ]
-    return _settled(found, [reason for reason, holds in reasons if holds])
+    return _settled(found, [reason for reason, holds in reasons if holds], least=MIN_PAIRS)
 
 
 def judge_unpaired(
@@ -134,8 +143,10 @@ def judge_unpaired(
     delta, interval = statistics.unpaired(a, b)
     n, test = min(len(a), len(b)), "Mann-Whitney U, unpaired: drift between the runs counts as effect"
     found = Judgement(tuple(a), tuple(b), direction, delta, interval, n, test, min_effect=min_effect)
+    if interval == statistics.UNBOUNDED:
+        return found.void(Reason.OF_ZERO)
     found = replace(found, p_value=statistics.mann_whitney(a, b))
-    return _settled(found, [Reason.LOW_N] if n < MIN_PAIRS else [])
+    return _settled(found, least=MIN_STORED)
 
 
 def corrected(judged: Mapping[str, Judgement], gated: Sequence[str]) -> dict[str, Judgement]:
@@ -149,10 +160,13 @@ def corrected(judged: Mapping[str, Judgement], gated: Sequence[str]) -> dict[str
     return found
 
 
-def _settled(found: Judgement, reasons: Sequence[Reason]) -> Judgement:
+def _settled(found: Judgement, reasons: Sequence[Reason] = (), *, least: int) -> Judgement:
+    """The judgement with its verdict; none for a reason, or with fewer than ``least`` pairs or runs."""
     band = max(found.min_effect, found.floor or 0.0)
+    if found.n < least:
+        return replace(found.void(Reason.LOW_N, *reasons), needed=least)
     if reasons:
-        return replace(found.void(*reasons), needed=MIN_PAIRS if Reason.LOW_N in reasons else None)
+        return found.void(*reasons)
     if found.interval.beyond(band) and (found.p_value or 0.0) <= ALPHA:
         return found.sided()
     return found if found.interval.within(found.min_effect) else _undecided(found)
@@ -167,7 +181,6 @@ def _undecided(found: Judgement) -> Judgement:
     return replace(undecided, needed=needed, resolve=resolve) if more else undecided
 
 
-def _floor(blocks: Sequence[float]) -> float:
+def _floor(same: PairedDifferences) -> float:
     """The noise floor: the effect that the estimator finds between A and A in this run."""
-    pairs = statistics.same_side(blocks)
-    return abs(float(median(statistics.centred(pairs)))) if pairs.n else 0.0
+    return abs(float(median(statistics.centred(same)))) if same.n else 0.0

@@ -78,6 +78,12 @@ def test_an_effect_of_one_sign_holds() -> None:
     assert not found.flips and found.holding == 4 and (found.low, found.high) == (-3.0, -0.5)
 
 
+def test_an_effect_whose_sign_holds_in_no_draw_is_doubted() -> None:
+    judged = judge_seeds([1.0] * 5, [1.03] * 5, "higher")
+    assert judged.verdict == "better"
+    assert judged.drawn(firmness(3.0, [-4.0, -1.0], draws(H200, 2))).reasons == (Reason.CONSTANTS,)
+
+
 def test_an_effect_that_no_constant_changes_names_none() -> None:
     found = firmness(0.0, [0.0, 0.0], draws(H200, 2))
     assert isinstance(found, Firmness)

@@ -12,7 +12,7 @@ from schedbench.profiles.judge.draws import Firmness
 from schedbench.profiles.judge.effects import AddedCount, added
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.reasons import Reason
-from schedbench.profiles.judge.verdict import Judgement, judge_seeds
+from schedbench.profiles.judge.verdict import Judgement, judge_blocks, judge_seeds
 from schedbench.profiles.record.result import Abstained
 
 ROOT = Path(__file__).parents[3]
@@ -152,6 +152,13 @@ def test_a_doubtful_measurement_leaves_gates_undecided(drop):
     found = check(parse("throughput:-4%"), {"output_throughput": doubtful}, a=[], b=[])
     assert (found.outcome, found.why) == ("undecided", "DRIFT")
     assert check(parse("throughput:-4%"), {}, a=[], b=[]).outcome == "undecided"
+
+
+def test_a_gate_on_few_measurements_is_undecided():
+    """The interval of two pairs is a point."""
+    for pairs, outcome in ((2, "undecided"), (8, "passed")):
+        judged = judge_blocks([1.0, 2.0, 2.0, 1.0] * (pairs // 2), "higher")
+        assert check(parse("throughput:1%"), {"output_throughput": judged}, a=[], b=[]).outcome == outcome
 
 
 def test_a_change_that_is_not_engaged_passes_its_gates(drop):

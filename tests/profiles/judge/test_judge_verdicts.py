@@ -156,6 +156,24 @@ def test_equal_values_are_equal_even_at_zero():
     assert (found.verdict, found.delta) == ("no change", 0.0)
 
 
+@pytest.mark.parametrize("pairs", [1, 2, 8])
+def test_measured_values_of_which_some_are_zero_have_no_percentages(pairs):
+    found = judge_blocks([0.0, 1.0, 2.0, 0.0] * pairs, "lower")
+    assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OF_ZERO,))
+    assert (
+        corrected(
+            {"some": found, "other": judge_blocks([1.0, 2.0, 2.0, 1.0] * 8, "lower")}, ["some", "other"]
+        )["other"].verdict
+        == "worse"
+    )
+    stored = judge_unpaired([0.0, 1.0] * pairs, [1.0, 2.0] * pairs, "lower")
+    assert (
+        stored.verdict == "inconclusive"
+        and judge_unpaired([0.0] * 6, [0.0] * 6, "lower").verdict == "no change"
+    )
+    assert judge_blocks([0.0] * 32, "lower").verdict == "no change"
+
+
 def test_stored_values_without_pairs_are_tested_and_labelled(rng):
     a, b = 100 + rng.standard_normal(12), 105 + rng.standard_normal(12)
     found = judge_unpaired(a, b, "higher")
