@@ -7,6 +7,7 @@ Imports no torch until a question is resolved.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -313,8 +314,23 @@ def _trials(a: Side, b: Side, plan: TrialPlan, notice: Notice) -> Trials:
     if first_a.exact or _diverged(first_a, first_b, plan):
         return _over_seeds(a, b, seeds, plan, notice, first=(first_a, first_b))
     if a.seeds is not None or b.seeds is not None:
-        return Trials("stored", tuple(a.all()) or (first_a,), tuple(b.all()) or (first_b,))
+        return Trials("stored", *_of_equal_seeds(a.all() or [first_a], b.all() or [first_b]))
     return _in_blocks(a, b, plan, notice, seed=seeds[0])
+
+
+def _of_equal_seeds(
+    a: Sequence[Sample], b: Sequence[Sample]
+) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """The runs of both sides, of several workload seeds as many of each on either side: another seed is another
+    question."""
+    shared = Counter(run.seed for run in a) & Counter(run.seed for run in b)
+    if len({run.seed for run in (*a, *b)}) > 1:
+        a, b = ([run for seed in shared for run in _of_seed(side, seed)[: shared[seed]]] for side in (a, b))
+    return tuple(a), tuple(b)
+
+
+def _of_seed(runs: Sequence[Sample], seed: int) -> list[Sample]:
+    return [run for run in runs if run.seed == seed]
 
 
 def _seeds(a: Side, b: Side, plan: TrialPlan) -> list[int]:

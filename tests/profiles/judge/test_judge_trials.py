@@ -71,6 +71,12 @@ def test_stored_measurements_are_used_without_pairing(result, side, notice):
     assert (trials.design, len(trials.a), len(trials.b)) == ("stored", 8, 6)
 
 
+def test_stored_measurements_of_several_seeds_are_as_many_of_each(result, side, notice):
+    a, b = ([Sample(result(MEASURED, seed=seed)) for seed in seeds] for seeds in ([0, 0, 0, 1], [0, 1, 1, 2]))
+    trials = conduct(side("a", a, seeds=[0, 1]), side("b", b, seeds=[0, 1, 2]), TrialPlan(), notice)
+    assert [[run.seed for run in runs] for runs in (trials.a, trials.b)] == [[0, 1], [0, 1]]
+
+
 def test_other_tokens_end_the_comparison(result, side, notice, log):
     a = side("a", [Sample(result({"requests": rows([5, 6])}))])
     b = side("b", [Sample(result(OTHER_TOKENS | {"requests": rows([5, 7])}))])
