@@ -34,7 +34,14 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     parts = [said, verdict, *(part(found) for part in (_metrics, _worth, _tokens, _engagement, _counts))]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
-        parts = [said, f"{verdict}, {_engagement(found)}", _metrics(found), _tokens(found), counts]
+        parts = [
+            said,
+            f"{verdict}, {_engagement(found)}",
+            _beside_counts(found),
+            _metrics(found),
+            _tokens(found),
+            counts,
+        ]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_hazards(found), _verdict(found), _tokens(found)]
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
@@ -72,12 +79,14 @@ def _added(found: Comparison) -> str:
 
 
 def _worth(found: Comparison) -> str:
-    """The line that accounts for most of the change of throughput, where that was computed."""
+    """The line that accounts for most of the change of throughput, where that was computed and the sign is known."""
     judged = found.metrics.get("output_throughput")
+    if judged is None or judged.interval.low <= 0 <= judged.interval.high:
+        return ""
     sited = [line for line in found.lines if line.site]
     rows = [{"site": line.site.model_dump(), "worth_pct": line.worth_pct} for line in sited if line.site]
-    source = attributed(judged.delta, rows) if judged else ""
-    return f"of the {judged.delta:+.2f} %, {source}" if judged and source else ""
+    source = attributed(judged.delta, rows)
+    return f"of the {judged.delta:+.2f} %, {source}" if source else ""
 
 
 def _setting(found: Comparison) -> str:
@@ -243,6 +252,16 @@ def _same(found: Comparison, steps: int, which: str = "steps") -> str:
     if found.engagement.basis == "kinds":
         return f"the {steps:,} {which}{rank} differ in no more than their batches explain"
     return f"as many device operations of each kind in all {steps:,} {which}{rank}"
+
+
+def _beside_counts(found: Comparison) -> str:
+    """Whether anything differs that is not counted."""
+    a, b = (side[0].result for side in (found.trials.a, found.trials.b))
+    if not found.engine:
+        return "A and B are the same engine" if a.tool == b.tool else ""
+    if any(difference.key.startswith("labels.engine.") for difference in found.engine):
+        return "their sources differ: check judges order and values, which are not counted"
+    return ""
 
 
 def _counts(found: Comparison) -> str:

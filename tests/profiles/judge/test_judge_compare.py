@@ -384,8 +384,16 @@ def test_the_conclusion_of_equal_sides(trials):
     text = conclusion(judge(trials([100.0] * 5, steps=STEPS)), a="x", b="y")
     assert text == (
         "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED, as many device operations of each "
-        "kind in all 50 steps; every metric equal to the last digit; tokens equal."
+        "kind in all 50 steps; A and B are the same engine; every metric equal to the last digit; tokens equal."
     )
+
+
+def test_the_conclusion_of_other_sources_with_equal_counts_names_check(trials):
+    sources = ({"labels.engine": {"name": "sglang", "sha256": digit * 64, "edge": {}}} for digit in "12")
+    text = conclusion(
+        judge(trials([100.0] * 5, steps=STEPS, **dict(zip("ab", sources, strict=True)))), a="x", b="y"
+    )
+    assert "; their sources differ: check judges order and values, which are not counted; every" in text
 
 
 def test_the_conclusion_of_other_batches_describes_the_first_rank(trials, result):
