@@ -149,8 +149,10 @@ def exact(metrics: Mapping[str, Metric | Abstained]) -> Metrics:
 
 def request_metrics(totals: RequestTotals) -> Metrics:
     """Metrics of requests and of the tokens that they got."""
-    records, prompt_tokens = totals.records, sum(record.prompt_tokens for record in totals.records)
-    cached_tokens = sum(record.cached_tokens for record in records)
+    records = totals.records
+    admitted = [record for record in records if record.first_scheduled is not None]
+    prompt_tokens = sum(record.prompt_tokens for record in admitted)
+    cached_tokens = sum(record.cached_tokens for record in admitted)
     values: dict[str, float | None] = {
         **dict.fromkeys(_REQUEST_VALUES),
         **rates(records, totals.tokens),

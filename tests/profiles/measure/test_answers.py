@@ -12,7 +12,8 @@ import torch
 
 from schedbench.profiles.measure.collector import LookupCount, ResultParts, RunCollector
 from schedbench.profiles.measure.distribution import Distribution
-from schedbench.profiles.measure.metrics import plain, time_metric
+from schedbench.profiles.measure.metrics import plain, request_metrics, time_metric
+from schedbench.profiles.measure.requests import RequestLog
 from schedbench.profiles.record.result import Abstained, Metric
 from schedbench.profiles.record.timeline import Site
 from schedbench.profiles.run.document import request_row
@@ -124,7 +125,9 @@ def test_the_parts_do_not_depend_on_the_windows(play):
 def test_requests_become_rows_and_metrics():
     clock = LogicalClock()
     answers = RunCollector(clock)
-    request = Request("a", array("q", range(8)), SamplingParams(), arrival=0, cached_tokens=4)
+    request = Request(
+        "a", array("q", range(8)), SamplingParams(), arrival=0, cached_tokens=4, first_scheduled_at=500_000
+    )
     for instant, token in ((2_000_000, 11), (5_000_000, 12)):
         clock.sleep_until(instant)
         request.output_ids.append(token)
@@ -144,7 +147,31 @@ def test_requests_become_rows_and_metrics():
     assert metrics["tpot_ms"].values == metrics["itl_ms"].values == metrics["step_ms"].values == (3.0,)
     assert metrics["cache_hit_ratio"].values == (0.5,)
     assert metrics["output_throughput"].values == (400.0,)
-    assert metrics["queue_ms"] == Abstained(abstained="no request ran long enough")
+    assert metrics["queue_ms"].values == (0.5,)
+
+
+def test_prompts_of_requests_that_were_never_admitted_do_not_count_for_the_cache():
+    """One request is admitted with half of its prompt cached, one is refused, and one is aborted in the queue."""
+    log = RequestLog(LogicalClock())
+    prompt = array("q", range(8))
+    for name, admitted, status in (
+        ("a", 0, Status.FINISHED),
+        ("b", None, Status.REFUSED),
+        ("c", None, Status.ABORTED),
+    ):
+        request = Request(name, prompt, SamplingParams(), arrival=0, first_scheduled_at=admitted)
+        request.status, request.cached_tokens = status, 0 if admitted is None else 4
+        log.ended(request)
+    assert request_metrics(log.totals)["cache_hit_ratio"].values == (0.5,)
+
+
+def test_metrics_of_admission_abstain_where_no_request_was_admitted():
+    log = RequestLog(LogicalClock())
+    prompt = array("q", range(8))
+    log.ended(Request("a", prompt, SamplingParams(), arrival=0, status=Status.REFUSED))
+    metrics = request_metrics(log.totals)
+    for name in ("cache_hit_ratio", "queue_ms"):
+        assert metrics[name] == Abstained(abstained="no request ran long enough")
 
 
 def test_metrics_of_an_empty_run_abstain():
