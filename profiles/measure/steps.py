@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -118,8 +118,9 @@ class SleepAnnouncingClock:
 
 
 class StepPeriods(Observer):
-    """Times from each launch to the next, ns, without periods in which the scheduler slept. Under overlap a period
-    belongs to no single step: it contains the settling of one step and the preparing of another."""
+    """Times from each launch to the next, ns, without periods in which the scheduler slept; a sleep that took no time
+    is none. Under overlap a period belongs to no single step: it contains the settling of one step and the preparing
+    of another."""
 
     range_names = (SLEEP,)
 
@@ -130,9 +131,14 @@ class StepPeriods(Observer):
         self._last: int | None = None
 
     def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
-        if name == SLEEP:
+        return self._sleep() if name == SLEEP else super().range(name, step, size)
+
+    @contextmanager
+    def _sleep(self) -> Iterator[None]:
+        begin = self._clock.now()
+        yield
+        if self._clock.now() > begin:
             self._last = None
-        return super().range(name, step, size)
 
     def launched(self, info: StepInfo) -> None:
         if info.kind in PARTS:

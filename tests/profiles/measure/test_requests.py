@@ -178,6 +178,16 @@ def test_step_periods_without_sleep(clock):
     assert sleepy.now() == 1000
 
 
+def test_a_sleep_of_no_time_does_not_interrupt_a_period(clock):
+    periods = StepPeriods(clock)
+    sleepy = SleepAnnouncingClock(clock, periods)
+    periods.launched(StepInfo(0, "decode", 1, 1, False))
+    clock.sleep_until(10)
+    sleepy.sleep_until(10)
+    periods.launched(StepInfo(1, "decode", 1, 1, False))
+    assert (len(periods.periods), periods.periods.mean) == (1, 10)
+
+
 def test_sleep_is_a_range(clock):
     class RangeNames(Observer):
         def __init__(self):
