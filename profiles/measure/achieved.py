@@ -29,7 +29,8 @@ from .metrics import Metrics, plain
 from .requests import RequestRecord
 
 _META: Final = torch.device("meta")
-_DECODE_METRICS: Final = ("decode_batch_size", "decode_bandwidth", "decode_flops", "decode_roofline_ms")
+_BATCH_SIZE: Final = "decode_batch_size"
+_DECODE_RATES: Final = ("decode_bandwidth", "decode_flops", "decode_roofline_ms")
 _PROMPT_METRIC: Final = "prefill_flops"
 
 
@@ -130,15 +131,21 @@ def decode_metrics(
     spans: Distribution,
     requests: int,
 ) -> Metrics:
-    """``spans`` are those of decodes; ``requests`` is the sum of their batch sizes."""
+    """``spans`` are those of decodes; ``requests`` is the sum of their batch sizes. The load needs the context of the
+    tokens that requests got from decodes, the batch size does not."""
     context, steps = _context(records), len(spans)
     ns = spans.mean * steps if steps else 0
-    if not (context and requests and ns):
-        return {name: Abstained(abstained="no decode ran") for name in _DECODE_METRICS}
+    if not (requests and ns):
+        return {name: Abstained(abstained="no decode ran") for name in (_BATCH_SIZE, *_DECODE_RATES)}
+    size = plain(_BATCH_SIZE, requests / steps)
+    if not context:
+        why = "no token of a decode was used, so that their contexts are not known"
+        return {_BATCH_SIZE: size, **{name: Abstained(abstained=why) for name in _DECODE_RATES}}
     moved, flops = total(load, steps=steps, requests=requests, positions=context * requests).tolist()
     peak = hardware.kernels.memory_bandwidth.value * hardware.kernels.efficiency.memory.value
-    values = (requests / steps, moved / ns, flops / ns / 1e3, 1e3 * moved / peak / steps)
-    return {name: plain(name, value) for name, value in zip(_DECODE_METRICS, values, strict=True)}
+    values = (moved / ns, flops / ns / 1e3, 1e3 * moved / peak / steps)
+    rates = {name: plain(name, value) for name, value in zip(_DECODE_RATES, values, strict=True)}
+    return {_BATCH_SIZE: size, **rates}
 
 
 def _context(records: Iterable[RequestRecord]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from schedbench.profiles.measure.achieved import decode_load, prompt_load, total
+from schedbench.profiles.measure.achieved import decode_load, decode_metrics, prompt_load, total
+from schedbench.profiles.measure.distribution import Distribution
+from schedbench.profiles.measure.requests import RequestRecord
 from schedbench.profiles.platform.hardware import load as hardware
 from schedbench.profiles.record.result import Abstained, Metric, Result
 from schedbench.sched.model.config import PRESETS
@@ -113,8 +116,14 @@ def test_speculation_has_no_roofline_metrics() -> None:
 
 
 def test_roofline_metrics_abstain_without_a_decode() -> None:
-    result: Result = result_of("mixed", *SMALL, "workload.output_tokens={dist: fixed, value: 1}")
-    assert all(isinstance(result.metrics[name], Abstained) for name in NAMES)
+    single = "workload.output_tokens={dist: fixed, value: 1}"
+    serial: Result = result_of("mixed", *SMALL, single, "engine.overlap=false")
+    assert {name: serial.metrics[name] for name in NAMES} == dict.fromkeys(
+        NAMES, Abstained(abstained="no decode ran")
+    )
+    overlapped = result_of("mixed", *SMALL, single)
+    assert value(overlapped, "decode_batch_size") >= 1
+    assert all(isinstance(overlapped.metrics[name], Abstained) for name in NAMES[1:])
 
 
 def test_idle_between_steps_sums_to_forward_idle() -> None:
@@ -130,3 +139,27 @@ def test_the_load_follows_the_dtype() -> None:
     model = PRESETS["qwen3-0.6b"]
     wide = decode_load(replace(model, dtype_name="float32"))
     assert wide["steps"][BYTES] > 1.99 * decode_load(model)["steps"][BYTES]
+
+
+def test_decodes_of_which_no_token_was_used_have_a_batch_size_and_no_traffic() -> None:
+    """With overlap a decode is launched for requests whose first token turns out to be their last."""
+    record = RequestRecord(
+        id="a",
+        index=0,
+        arrival=0,
+        first_scheduled=0,
+        first_token=1,
+        finish=2,
+        prompt_tokens=10,
+        cached_tokens=0,
+        output_ids=array("q", [7]),
+        status="finished",
+        reason="length",
+    )
+    load, spans = decode_load(PRESETS["tiny-llama"]), Distribution([1000, 1000])
+    found = decode_metrics(load, hardware("h200"), [record, record, record], spans=spans, requests=3)
+    size = found.pop("decode_batch_size")
+    assert isinstance(size, Metric) and size.values == (1.5,)
+    assert found == dict.fromkeys(
+        NAMES[1:], Abstained(abstained="no token of a decode was used, so that their contexts are not known")
+    )
