@@ -137,8 +137,8 @@ class StepEngagement(NamedTuple):
     - kinds: their batches differ, and with them bytes and numbers of rows, so those are left out. Of each kind, the
       share of steps whose rows are not matched by the other side's share: the total variation distance. A
       distance that other batches alone explain (chi-squared, p above 0.01) is none;
-    - totals: of stored results and engines, which keep no steps. The largest difference in the count of any one source
-      line, or in a stream's kernels;
+    - totals: of stored results and engines, which keep no steps. The largest difference in the count of any one
+      statement, or in a stream's kernels;
     - nothing: of stored results that recorded no source lines. There are no ``kinds``, and the engagement is unknown.
     """
 
@@ -238,7 +238,8 @@ def _homogeneous(a: Counter[str], b: Counter[str]) -> bool:
 
 
 def _sums(result: Result) -> Counter[tuple[str, ...]]:
+    """Counts by statement, wherever the statement is: one that moved to another function does the same."""
     sums: Counter[tuple[str, ...]] = Counter()
-    for key, row in rows_of_steps(result):
-        sums[key] += row.count
+    for (kind, stream, range_, what, *line), row in rows_of_steps(result):
+        sums[kind, stream, range_, what, *line[2:]] += row.count
     return sums

@@ -203,6 +203,10 @@ def test_stored_results_are_compared_by_their_totals(result):
     assert found.basis == "totals"
     assert found.percent == pytest.approx(100 * 70 / a.per_step["decode"].steps)
     assert from_totals(a, a).percent == 0
+    elsewhere = [row.model_dump(mode="json") for row in a.syncs]
+    for row in elsewhere:
+        row["site"] = row["site"] and row["site"] | {"function": "other"}
+    assert from_totals(a, result({"syncs": elsewhere})).percent == 0
     kernels = {"max": 303, "mean": 303.0, "median": 303.0, "steps_with": 700}
     launched = from_totals(a, result({"per_step.decode.forward.kernel": kernels}))
     assert launched.kinds["decode"].percent == 100
