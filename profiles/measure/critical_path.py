@@ -1,8 +1,9 @@
 """The critical path: what bounds the time of each kind of step on the virtual GPU.
 
-The time of a step is from the end of the forward before it to the end of its own, so that the steps of a run add up to
-its forward window. The path covers every instant of the window once. It is followed backwards from the end of the last
-forward, always to what the present part could not start without::
+The time of a step is from the end of the forwards that began before its own to the end of its own, so that the steps of
+a run add up to its forward window. A step whose forward ends within that of another one has no time, but it counts as
+a step. The path covers every instant of the window once. It is followed backwards from the end of the last forward,
+always to what the present part could not start without::
 
     host      |-- prepare --|- launch -|                       |- settle -|- prepare -|
     device                             |-- kernel --|-- copy --|

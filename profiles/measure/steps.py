@@ -45,8 +45,8 @@ _number = attrgetter("step")
 
 
 class StepPeriod(NamedTuple):
-    """The time of one step, from the end of the forward before it to the end of its own, ns; that of the first step
-    begins with its forward."""
+    """The time of one step, from the end of the forwards that began before its own to the end of its own, ns. That of
+    the first step begins with its forward; a step whose forward ends before one that began earlier has no time."""
 
     kind: str
     start: int

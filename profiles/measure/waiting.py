@@ -19,13 +19,14 @@ held the op.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from operator import not_
 from typing import Final, Literal, NamedTuple, get_args
 
-from ...sched.observe import SLEEP
+from ...sched.observe import SLEEP, StepInfo
 from ..record.timeline import Call, Op, Range, Records, Window
 from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered, partition
@@ -83,6 +84,19 @@ class IdlePiece(NamedTuple):
 _StepSpan = list[int]  # start, end, launched, stream
 
 
+class _Forward(NamedTuple):
+    """The forward of a step whose records are complete. ``requests``: the size of its batch."""
+
+    span: _StepSpan
+    step: int
+    kind: str
+    requests: int
+
+
+def _began(forward: _Forward) -> int:
+    return forward.span[0]
+
+
 class WaitingSink:
     """Folds windows into ``Waiting``, and computes the exposed part of each waiting call. ``note`` receives the pieces
     of the idle time in the order of time."""
@@ -90,7 +104,8 @@ class WaitingSink:
     def __init__(self, note: Callable[[IdlePiece], None] | None = None) -> None:
         self._note = note
         self._gate = StepGate(WAITING_LAG)
-        self._spans: dict[int, _StepSpan] = {}
+        self._spans: dict[int, _StepSpan] = {}  # of steps that are not complete
+        self._complete: list[_Forward] = []  # of complete steps that are not folded yet
         self._origin: int | None = None
         self._cursor = 0  # end of the spans folded so far
         self.forwards: defaultdict[str, Distribution] = defaultdict(Distribution)  # spans by kind of step, ns
@@ -118,18 +133,18 @@ class WaitingSink:
         self._sleeps.add([span for span in spans if span[2] == SLEEP] if SLEEP in of.name else ())
         self._work.add([span for span in spans if span[2] != SLEEP] if SLEEP in of.name else spans)
         self._gate.reject_late(self._spans, what="a forward kernel")
-        for info in self._gate.feed(window):
-            self._fold(info.step, info.kind, info.batch_size)
+        self._take_complete(self._gate.feed(window))
+        self._fold_ordered()
         self._settle_kernels()
         for track in (self._sleeps, self._work, self._stalls, self._waits, self._others):
             track.forget(self._cursor)
 
     def finish(self) -> Waiting:
         """Totals of the run; nothing may be fed afterwards."""
-        for info in self._gate.finish():
-            self._fold(info.step, info.kind, info.batch_size)
-        for step in sorted(self._spans):
-            self._fold(step, OUTSIDE, 0)
+        self._take_complete(self._gate.finish())
+        self._complete += [_Forward(span, step, OUTSIDE, 0) for step, span in sorted(self._spans.items())]
+        self._spans.clear()
+        self._fold_ordered()
         self._settle_kernels()
         origin = self._cursor if self._origin is None else self._origin
         return Waiting(
@@ -175,20 +190,35 @@ class WaitingSink:
         outside = zip(of.start, of.end, of.name, of.range, strict=True)
         self._work.add([(start, end, name) for start, end, name, where in outside if not where])
 
-    def _fold(self, step: int, kind: str, requests: int) -> None:
-        span = self._spans.pop(step, None)
-        if span is None:
-            return
+    def _take_complete(self, infos: Iterable[StepInfo]) -> None:
+        for info in infos:
+            span = self._spans.pop(info.step, None)
+            if span is not None:
+                self._complete.append(_Forward(span, info.step, info.kind, info.batch_size))
+
+    def _fold_ordered(self) -> None:
+        """Folds forwards in the order of their starts, up to that of a step that is not complete: a decode may begin
+        before the prompt beside it that has the lower number."""
+        self._complete.sort(key=_began)
+        open_from = [span[0] for span in self._spans.values()]
+        ready = len(self._complete)
+        if open_from:
+            ready = bisect_right(self._complete, min(open_from), key=_began)
+        folded, self._complete = self._complete[:ready], self._complete[ready:]
+        for forward in folded:
+            self._fold(forward)
+
+    def _fold(self, forward: _Forward) -> None:
+        span, step, kind, requests = forward
         first, last, _, _ = span
         if self._origin is None:
             self._origin = self._cursor = first
         else:
             self.idle.add(self._split_idle(span, step) if first > self._cursor else 0)
-        start = max(first, self._cursor)
-        if last > start:
-            self._totals["forward"] += last - start
-            self._periods.append(StepPeriod(kind, self._cursor, last))
-            self._cursor = last
+        reached = max(last, self._cursor)
+        self._totals["forward"] += reached - max(first, self._cursor)
+        self._periods.append(StepPeriod(kind, self._cursor, reached))
+        self._cursor = reached
         self._totals["steps"] += kind not in PARTS
         self.forwards[kind].add(last - first)
         self.requests[kind] += requests

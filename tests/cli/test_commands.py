@@ -138,7 +138,7 @@ def test_explain_describes_a_metric(cli):
         "\n"
         "Time per output token after the first. Requests with a single token have none.\n"
         "\n"
-        "formula  (E2E - TTFT) / (output tokens - 1)\n"
+        "formula  (E2E - TTFT) / (output tokens - 1), rounded down to ns\n"
         "source   the clock of the run, at the events that the scheduler announces\n"
     )
 

@@ -48,6 +48,17 @@ def test_forwards_back_to_back_are_bounded_by_kernels(drawing: Any) -> None:
     assert us(path) == {"kernels": 30.0} and window == 30_000
 
 
+def test_a_forward_within_that_of_another_step_takes_no_time_of_its_own(drawing: Any) -> None:
+    drawing.forward(0, 30, step=0)
+    drawing.forward(10, 20, step=1, launched=5, stream=COPY)
+    drawing.forward(30, 40, step=2, launched=5, stream=COPY)
+    for step, kind in enumerate(("prefill", "decode", "decode")):
+        drawing.step(step, launched=step, settled=100 + step, kind=kind)
+    path, window = path_of(drawing)
+    assert path.steps == {"prefill": 1, "decode": 2}
+    assert (us(path, "prefill"), us(path), window) == ({"kernels": 30.0}, {"kernels": 10.0}, 40_000)
+
+
 def test_a_late_host_also_bounds_the_time_of_forwards(drawing: Any) -> None:
     """The second forward waits for its launch at 30; the host began to prepare it at 2, while the first one ran."""
     drawing.forward(0, 10, step=0)

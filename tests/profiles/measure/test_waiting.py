@@ -148,6 +148,56 @@ def test_forward_times_are_kept_by_kind(drawing):
     assert {kind: spans.mean for kind, spans in sink.forwards.items()} == {"prefill": 90_000, "decode": 5_000}
 
 
+ROUNDS = 12
+
+
+def prompts_beside_decodes(drawing) -> None:
+    """Rounds of 60 us. In each a decode begins, then the prefill with the lower number, which outlasts it and another
+    decode::
+
+        prefill 3r               |--------------------------------|
+        decode 3r+1    |-----------|
+        decode 3r+2                        |-----------|
+                 0     12        30 32     40          50         60
+    """
+    for number in range(ROUNDS):
+        at, prefill, before, within = 60 * number, 3 * number, 3 * number + 1, 3 * number + 2
+        drawing.forward(at + 12, at + 32, step=before, launched=at + 12, stream=COPY)
+        drawing.forward(at + 30, at + 60, step=prefill, launched=at + 10)
+        drawing.forward(at + 40, at + 50, step=within, launched=at + 35, stream=COPY)
+        drawing.step(prefill, launched=at + 10, settled=at + 61, kind="prefill")
+        drawing.step(before, launched=at + 13, settled=at + 33)
+        drawing.step(within, launched=at + 36, settled=at + 51)
+
+
+@pytest.mark.parametrize("cuts", [(), range(0, 60_000 * ROUNDS, 7_000), range(0, 60_000 * ROUNDS, 60_500)])
+def test_time_in_which_the_forward_of_any_step_ran_is_busy(drawing, cuts):
+    prompts_beside_decodes(drawing)
+    expected = Waiting(
+        steps=3 * ROUNDS,
+        window=60_000 * ROUNDS - 12_000,
+        forward=48_000 * ROUNDS,
+        busy=48_000 * ROUNDS,
+        exposed_host=12_000 * (ROUNDS - 1),
+        unnamed_host=12_000 * (ROUNDS - 1),
+    )
+    assert waiting_of(drawing, cuts) == expected
+
+
+def test_every_step_has_a_period_and_the_periods_leave_out_no_time(drawing):
+    prompts_beside_decodes(drawing)
+    sink = WaitingSink()
+    for window in drawing.windows(range(0, 60_000 * ROUNDS, 7_000)):
+        sink.feed(window)
+    sink.finish()
+    periods = sink.take_periods()
+    assert Counter(period.kind for period in periods) == {"prefill": ROUNDS, "decode": 2 * ROUNDS}
+    assert (periods[0].start, periods[-1].end) == (12_000, 60_000 * ROUNDS)
+    assert all(a.end == b.start for a, b in pairwise(periods))
+    lengths = [(period.kind, period.end - period.start) for period in periods[3:6]]
+    assert lengths == [("decode", 32_000), ("prefill", 28_000), ("decode", 0)]
+
+
 def test_copies_in_a_forward_range_are_no_forward_kernels(drawing):
     two_steps(drawing, start=10, launched=5)
     drawing.forward(20, 29, step=1, kind="d2h", bytes=8)
