@@ -177,8 +177,8 @@ def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
     doubts = [reason for reason in found.reasons if reason not in _TOLERABLE]
     if doubts or found.n == 0:
         return GateOutcome(gate.text, "undecided", seen, ", ".join(doubts) or "no pair is left")
-    if found.p_value is not None and found.needed is not None and found.resolve is None:
-        why = f"measured {found.n} times, and an interval needs at least {found.needed}"
+    if found.floor is not None and found.needed is not None and found.resolve is None:  # measured in turns
+        why = f"{found.n} pairs are measured, and an interval needs at least {found.needed}"
         return GateOutcome(gate.text, "undecided", seen, why)
     outcome = _against(gate, *found.interval)
     if outcome == "undecided":
