@@ -255,8 +255,12 @@ def _same(found: Comparison, steps: int, which: str = "steps") -> str:
 
 
 def _beside_counts(found: Comparison) -> str:
-    """Whether anything differs that is not counted."""
+    """Whether anything differs that is not counted. Engines of other projects have the same source where its digests
+    are equal, whatever it is called."""
     a, b = (side[0].result for side in (found.trials.a, found.trials.b))
+    digests = [side.labels.engine.sha256 for side in (a, b) if side.labels.engine is not None]
+    if len(digests) == 2 and digests[0] == digests[1]:
+        return "A and B have the same source"
     if not found.engine:
         return "A and B are the same engine" if a.tool == b.tool else ""
     if any(difference.key.startswith("labels.engine.") for difference in found.engine):

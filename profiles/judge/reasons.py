@@ -42,5 +42,5 @@ ABOUT: Final[Mapping[str, str]] = {
     Reason.ORDER_EFFECT: "The order of the blocks within their pairs has a larger effect than the sides.",
     Reason.CONSTANTS: "The sign of the effect depends on constants of the hardware profile within the ranges in which "
     "they are known.",
-    Reason.OF_ZERO: "Some measured values are 0, and others of the metric are not: no change in percent starts there.",
+    Reason.OF_ZERO: "Some measured values of the metric are 0 and others are not: a change from 0 has no percentage.",
 }

@@ -396,6 +396,15 @@ def test_the_conclusion_of_other_sources_with_equal_counts_names_check(trials):
     assert "; their sources differ: check judges order and values, which are not counted; every" in text
 
 
+def test_the_conclusion_of_equal_sources_by_other_names_does_not_say_that_they_differ(trials):
+    sources = (
+        {"labels.engine": {"name": "sglang", "ref": ref, "sha256": "1" * 64, "edge": {}}}
+        for ref in ("x", "y")
+    )
+    seen = trials([100.0] * 5, steps=STEPS, **dict(zip("ab", sources, strict=True)))
+    assert "; A and B have the same source; every metric" in conclusion(judge(seen), a="x", b="y")
+
+
 def test_the_conclusion_of_other_batches_describes_the_first_rank(trials, result):
     seen = trials(steps=STEPS[:-1])
     rank = {"name": "stage 0", "role": "pipeline", "per_step": {}, "idle": {"abstained": "no"}, "metrics": {}}
