@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -148,7 +149,19 @@ def check(
 ) -> GateOutcome:
     if gate.added:
         return _check_added(gate, a, b)
-    return _check_count(gate, a, b) if gate.place else _check_metric(gate, judged.get(gate.name))
+    if gate.place:
+        return _check_count(gate, a, b)
+    if found := judged.get(gate.name):
+        return _check_metric(gate, found)
+    why = next(filter(None, map(partial(_abstained, gate.name), (*a, *b))), "not measured on both sides")
+    return GateOutcome(gate.text, "undecided", None, why)
+
+
+def _abstained(name: str, result: Result) -> str:
+    """Why the result does not have the metric or the percentile; empty where it has, or does not say."""
+    whole, _, percentile = name.rpartition(".")
+    value = result.metrics.get(name) or getattr(result.metrics.get(whole), percentile, None)
+    return value.abstained if isinstance(value, Abstained) else ""
 
 
 def _check_added(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
@@ -168,11 +181,9 @@ def _check_added(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOu
     return GateOutcome(gate.text, outcome, most, "; ".join(filter(None, (more, why))))
 
 
-def _check_metric(gate: Gate, found: Judgement | None) -> GateOutcome:
+def _check_metric(gate: Gate, found: Judgement) -> GateOutcome:
     """Passed when the whole interval keeps the bound, failed when none of it does; where the hardware's constants were
     drawn, all effects under the draws have to agree."""
-    if found is None:
-        return GateOutcome(gate.text, "undecided", None, "not measured on both sides")
     seen = found.delta if math.isfinite(found.delta) else None  # A is 0
     doubts = [reason for reason in found.reasons if reason not in _TOLERABLE]
     if doubts or found.n == 0:

@@ -13,7 +13,7 @@ from schedbench.profiles.judge.effects import AddedCount, added
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.verdict import Judgement, judge_blocks, judge_seeds
-from schedbench.profiles.record.result import Abstained
+from schedbench.profiles.record.result import Abstained, Metric
 
 ROOT = Path(__file__).parents[3]
 
@@ -152,6 +152,16 @@ def test_a_doubtful_measurement_leaves_gates_undecided(drop):
     found = check(parse("throughput:-4%"), {"output_throughput": doubtful}, a=[], b=[])
     assert (found.outcome, found.why) == ("undecided", "DRIFT")
     assert check(parse("throughput:-4%"), {}, a=[], b=[]).outcome == "undecided"
+
+
+def test_a_gate_on_a_metric_that_abstained_has_its_reason(result):
+    seen = result()
+    metric = Metric(unit="ms", direction="lower", values=(1.0,), p99=Abstained(abstained="needs 100 samples"))
+    few = seen.model_copy(
+        update={"metrics": {"ttft_ms": metric, "tpot_ms": Abstained(abstained="no decode")}}
+    )
+    whys = [check(parse(f"{name}:4%"), {}, a=[few], b=[few]).why for name in ("ttft.p99", "tpot", "itl")]
+    assert whys == ["needs 100 samples", "no decode", "not measured on both sides"]
 
 
 def test_a_gate_on_few_measurements_is_undecided():
