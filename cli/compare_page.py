@@ -23,12 +23,13 @@ _OF_SIDES = ("labels.engine.commit", "labels.engine.ref")  # which the sides hav
 _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _BASES = {
-    "seeds": "exact, no statistics: A and B are medians over workload seeds, Δ is the median of the changes seed by "
-    "seed; better or worse: the same sign in each seed, and Δ of {least:g} % or more",
-    "blocks": "measured in ABBA blocks; Δ is the median of paired differences, Holm over the headline metrics",
+    "seeds": "each run is exact; A and B are medians over workload seeds, Δ is the median of the changes seed by seed",
+    "blocks": "measured in ABBA blocks; Δ is the median of paired differences",
     "stored": "measured, not in pairs: drift between the runs counts as effect",
 }
-_CONTRARY = "; of {} most changes go in another direction than from the median A to the median B"
+_RULE = "better or worse: the whole range lies beyond {least:g} %"
+_TESTED = {True: ", with p ≤ 5 % by Holm's method", False: ", with p ≤ 5 % of each metric alone"}
+_CONTRARY = "of {} most changes go in another direction than from the median A to the median B"
 _SHOWED = "where the host's waiting showed"
 _FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
 CASE_COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
@@ -212,9 +213,9 @@ def metrics(found: Document, *, headline: bool) -> Table:
         name for name, one in shown.items() if (one["b"] - one["a"]) * (one["delta_pct"] or 0) < 0
     )
     least = max((one["min_effect_pct"] for one in shown.values()), default=0)
-    basis = _BASES[found["design"]].format(least=least) + (
-        _CONTRARY.format(", ".join(contrary)) if contrary else ""
-    )
+    tested = any(one["p_value"] is not None for one in shown.values())
+    parts = [_BASES[found["design"]], _RULE.format(least=least) + (_TESTED[headline] if tested else "")]
+    basis = "; ".join(parts + [_CONTRARY.format(", ".join(contrary))] * bool(contrary))
     table = framed("headline" if headline else _OTHERS, *headings, caption=basis, no_wrap=True, tight=True)
     every_reason = [metric["reasons"] for metric in found["metrics"].values()]
     stated = [reason for reason in found["reasons"] if all(reason in reasons for reasons in every_reason)]

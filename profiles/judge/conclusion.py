@@ -95,7 +95,7 @@ def _setting(found: Comparison) -> str:
     runs = {
         "seeds": "one run" if found.trials.one_run else f"{n} seed{'s' if n != 1 else ''}",
         "blocks": f"{n} pair{'s' * (n != 1)} of one workload seed",
-        "stored": f"{n} and {len(found.trials.b)} stored runs",
+        "stored": f"{n} and {len(found.trials.b)} stored runs, drift between them counts",
     }
     kind = "emulated" if result.labels.emulated else "measured"
     name = result.scenario.expanded.get("name", "a scenario")
@@ -140,7 +140,7 @@ def _spread(found: Comparison) -> str:
     if len(found.trials.a) < MIN_SEEDS:
         return f", which needs {MIN_SEEDS} seeds"
     least = f"{found.rules.min_effect:g} %, the smallest effect of interest"
-    return f", the changes of the seeds lie neither all within {least}, nor all beyond it on one side"
+    return f", by the spread over seeds the change is neither surely within {least}, nor surely beyond it"
 
 
 def _metrics(found: Comparison) -> str:

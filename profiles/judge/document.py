@@ -87,19 +87,18 @@ def hint(found: Comparison) -> str | None:
     if known:
         worst = max(known.values(), key=lambda judged: (judged.needed or 0) - judged.n)
         more = (worst.needed or 0) - worst.n
-        minutes = more * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results) / 60
+        spent = more * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results)
+        minutes = max(round(spent / 60), 1)
         said.append(
             f"a verdict on {titles(known)} needs at least {worst.needed} {runs} instead of {worst.n}, "
             "if they spread alike"
             if worst.resolve is None
-            else f"{more} more {runs}, about {max(round(minutes), 1)} minutes, would resolve {worst.resolve:g} %"
+            else f"{more} more {runs}, about {minutes} minute{'s' * (minutes > 1)}, would resolve {worst.resolve:g} %"
         )
     never = [name for name in wanting if name not in known]
-    if never and found.trials.design == "seeds":
-        said.append(
-            f"more seeds would hardly decide {titles(never)}, which changes in both directions, or too widely "
-            f"around {found.rules.min_effect:g} %, the smallest effect of interest"
-        )
+    if never:
+        least = f"{found.rules.min_effect:g} %, the smallest effect of interest"
+        said.append(f"more {runs} would hardly decide {titles(never)}, which changes by about {least}")
     return "; ".join(said) or None
 
 

@@ -22,9 +22,9 @@ class Reason(StrEnum):
 
 ABOUT: Final[Mapping[str, str]] = {
     Reason.LOW_N: "There are fewer workload seeds or pairs of blocks than a verdict needs (compare --help says how "
-    "many), or too few for their spread: the changes of some metric lie neither all within the smallest effect of "
-    "interest, nor all beyond it on one side. Where more --seeds or --pairs can decide, compare says how many; they "
-    "hardly can where the metric changes in both directions, or too widely around that effect. Where requests arrive "
+    "many), or too few for their spread: the change of some metric is neither surely within the smallest effect of "
+    "interest, nor surely beyond it. Where more --seeds or --pairs can decide, compare says how many; they hardly can "
+    "where the metric changes by about that effect. Where requests arrive "
     "at a rate that the engine keeps up with, arrival=burst compares what the engine can do.",
     Reason.DRIFT: "Measured times drift over the blocks.",
     Reason.WARMUP_RAMP: "The first blocks are slower or faster than later ones, by more than the smallest effect of "

@@ -15,6 +15,7 @@ the order; a steady drift has the same form. Both are estimated from the same pa
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from itertools import accumulate, cycle, islice
 from statistics import NormalDist
@@ -29,7 +30,6 @@ Floats = NDArray[np.float64]
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 2000
 POWER: Final = 0.8
-MOST_VALUES: Final = 200  # that are proposed
 
 DRIFT_LIMIT: Final = 10.0  # percent over the run, above which no verdict is given
 LEADING: Final = 2  # blocks at the start that a warm-up ramp affects
@@ -153,6 +153,18 @@ def wilcoxon(differences: Floats) -> float:
     return float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
 
 
+def one_sample(a: Sequence[float], b: Sequence[float]) -> float:
+    """Two-sided p of Student's test that the changes of pairs have the mean 0; changes are in parts of the mean of both
+    values, which are finite where one of them is 0."""
+    from scipy import stats
+
+    pairs = np.array([a, b], dtype=float)
+    changes = np.diff(pairs, axis=0)[0] / np.maximum(np.abs(pairs).mean(axis=0), sys.float_info.min)
+    error = changes.std(ddof=1) / len(changes) ** 0.5
+    with np.errstate(divide="ignore"):
+        return float(2 * stats.t.sf(abs(np.divide(changes.mean(), error)), len(changes) - 1))
+
+
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
     """Two-sided p for values that were not measured in pairs."""
     from scipy import stats
@@ -191,22 +203,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def pairs_needed(interval: Interval, *, n: int, resolve: float, band: float) -> int | None:
     """Pairs with which a true effect of ``resolve`` percent is found in four of five runs. None where ``resolve`` is
-    within ``band``, the effects that count as no change."""
-    if resolve <= band:
+    within ``band``, the effects that count as no change, or the interval has no finite width."""
+    if resolve <= band or not math.isfinite(interval.high - interval.low):
         return None
     outer = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     sigma_now = (interval.high - interval.low) / 2 / outer
     reach = outer + NormalDist().inv_cdf(POWER)
     needed = math.ceil(n * (reach * sigma_now / (resolve - band)) ** 2)
     return max(needed + needed % 2, 2)  # whole ABBA blocks
-
-
-def values_needed(interval: Interval, *, median: float, n: int, band: float) -> int | None:
-    """Values with which the interval of ``order_interval`` lies within ``band``, if it narrows with the root of their
-    number. None where the median is not within ``band``, or so near to its end that ``MOST_VALUES`` are too few."""
-    reach, room = max(interval.high - median, median - interval.low), band - abs(median)
-    needed = n * (reach / room) ** 2 if room > 0 else math.inf
-    return math.ceil(needed) if needed <= MOST_VALUES else None
 
 
 def levelled(blocks: Sequence[float]) -> Floats:

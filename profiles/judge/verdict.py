@@ -32,8 +32,7 @@ RESOLVE: Final = 1.0  # percent that the power hint is about, at least twice the
 class Judgement:
     """One metric: all values of both sides, and what they say. Effects, intervals, floor and slot-order effect are in
     percent of A. ``n`` counts pairs or seeds, or the smaller side where nothing is paired. ``needed`` is the number of
-    them that a verdict needs, if they spread as these do; it would resolve ``resolve`` percent where times were
-    measured."""
+    them that a verdict needs, if they spread as these do; it would resolve ``resolve`` percent where that is given."""
 
     a: tuple[float, ...]
     b: tuple[float, ...]
@@ -86,22 +85,16 @@ def judge_seeds(
     one_run: bool = False,
 ) -> Judgement:
     """Values that repeat exactly, one per workload seed. Microseconds change batching under random arrivals, so that
-    a verdict requires the same sign on each of at least ``MIN_SEEDS`` seeds, unless all seeds are ``one_run``."""
+    the change of a seed is a sample of the changes of all seeds, unless all seeds are ``one_run``."""
     differences = [percent(x, y) for x, y in zip(a, b, strict=True)]
     delta, interval = median(differences), statistics.order_interval(differences)
-    found = Judgement(
-        tuple(a), tuple(b), direction, delta, interval, len(a), "exact over seeds", min_effect=min_effect
-    )
+    test = "exact in one run" if one_run else "t of the changes over seeds, interval of order statistics"
+    found = Judgement(tuple(a), tuple(b), direction, delta, interval, len(a), test, min_effect=min_effect)
     if found.a == found.b:
         return found
-    if len(a) < MIN_SEEDS and not one_run:
-        return replace(found.void(Reason.LOW_N), needed=MIN_SEEDS)
-    if abs(delta) >= min_effect and (min(differences) > 0 or max(differences) < 0):
-        return found.sided()
-    if interval.within(min_effect):
-        return found
-    needed = statistics.values_needed(interval, median=delta, n=len(a), band=min_effect)
-    return replace(found.void(Reason.LOW_N), needed=needed)
+    if found.n < MIN_SEEDS or one_run:
+        return _settled(found, least=1 if one_run else MIN_SEEDS)
+    return _settled(replace(found, p_value=statistics.one_sample(a, b)), least=MIN_SEEDS)
 
 
 def judge_blocks(
@@ -173,11 +166,13 @@ def _settled(found: Judgement, reasons: Sequence[Reason] = (), *, least: int) ->
 
 
 def _undecided(found: Judgement) -> Judgement:
-    """The judgement without a verdict, and with the number of pairs that would allow one."""
+    """The judgement without a verdict, and with the number of pairs or seeds that would allow one."""
     resolve = max(RESOLVE, 2 * found.min_effect)
     needed = statistics.pairs_needed(found.interval, n=found.n, resolve=resolve, band=found.min_effect)
     more = needed is not None and needed > found.n
-    undecided = found.void(Reason.LOW_N)
+    undecided = found.void(
+        Reason.LOW_N if isfinite(found.interval.high - found.interval.low) else Reason.OF_ZERO
+    )
     return replace(undecided, needed=needed, resolve=resolve) if more else undecided
 
 

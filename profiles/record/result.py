@@ -60,7 +60,7 @@ class Metric(ResultModel):
 
     unit: str
     direction: Direction
-    exact: bool = False  # repeats byte for byte; compared without statistics
+    exact: bool = False  # repeats byte for byte
     values: tuple[Number, ...]
     n: Count | None = None
     min: Number | None = None

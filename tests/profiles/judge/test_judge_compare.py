@@ -311,11 +311,11 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
         ),
         (
             [100.0, 99.2, 99.8, 100.3, 100.9],
-            "a verdict on output throughput needs at least 17 seeds instead of 5, if they",
+            "25 more seeds, about 1 minute, would resolve 1 %",
         ),
         (
-            [102.0, 103.0, 99.0, 102.0, 104.0],
-            "more seeds would hardly decide output throughput, which changes in both",
+            [100.4, 100.5, 100.6, 100.5, 100.6],
+            "more seeds would hardly decide output throughput, which changes by about 0.5 %, the smallest effect of",
         ),
         (FASTER, None),
     ],
@@ -345,8 +345,8 @@ def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials):
     text = conclusion(found, a="x", b="y")
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
     assert (
-        "5 seeds): no change in output throughput and TPOT; inconclusive in TTFT: LOW_N, the changes of the seeds "
-        "lie neither all within 0.5 %, the smallest effect of interest, nor all beyond it on one side; output"
+        "5 seeds): no change in output throughput and TPOT; inconclusive in TTFT: LOW_N, by the spread over "
+        "seeds the change is neither surely within 0.5 %, the smallest effect of interest, nor surely beyond it; output"
         in text
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from schedbench.profiles.judge.compare import overall
+from schedbench.profiles.judge.compare import HEADLINE, overall
 from schedbench.profiles.judge.verdict import (
     DEFAULT_PAIRS,
     MIN_PAIRS,
@@ -127,7 +128,6 @@ def test_seeds_of_both_signs_give_no_verdict():
     found = judge_seeds([100.0] * 5, [102.0, 103.0, 99.0, 102.0, 104.0], "higher")
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
     assert (found.interval.low, found.interval.high) == (-1.0, 4.0)
-    assert found.needed is None
 
 
 def test_four_seeds_are_too_few_even_when_they_agree():
@@ -139,16 +139,45 @@ def test_four_seeds_are_too_few_even_when_they_agree():
 def test_a_spread_around_no_change_names_the_seeds_that_would_suffice():
     values = [100.0, 99.2, 99.8, 100.3, 100.9]
     found = judge_seeds([100.0] * 5, values, "higher")
-    assert (found.reasons, found.needed) == ((Reason.LOW_N,), 17)  # 5 x (0.9 / 0.5) ** 2
-    assert judge_seeds([100.0] * 20, values * 4, "higher").verdict == "no change"
-    near = judge_seeds([100.0] * 5, [100.3, 100.4, 100.49, 100.9, 101.0], "higher")
+    assert (found.reasons, found.needed) == ((Reason.LOW_N,), 30)
+    assert judge_seeds([100.0] * 30, values * 6, "higher").verdict == "no change"
+    near = judge_seeds([100.0] * 5, [100.4, 100.45, 100.49, 100.52, 100.6], "higher")
     assert (near.reasons, near.needed) == ((Reason.LOW_N,), None)
 
 
 def test_an_effect_below_the_minimum_is_no_change():
     values = [100.1, 100.2, 100.3, 100.2, 100.4]
     assert judge_seeds([100.0] * 5, values, "higher").verdict == "no change"
-    assert judge_seeds([100.0] * 5, values, "higher", min_effect=0.1).verdict == "better"
+    assert judge_seeds([100.0] * 5, values, "higher", min_effect=0.05).verdict == "better"
+
+
+def test_seeds_whose_changes_have_the_mean_0_seldom_give_a_verdict(rng):
+    """Any of the three metrics of the headline is better or worse by chance in one of twenty comparisons at most."""
+    for changes in (partial(rng.normal, 0, 3), partial(rng.standard_t, 2)):
+        for n, alike in ((5, 400), (20, 200)):
+            by_chance = 0
+            for _ in range(alike):
+                judged = {
+                    name: judge_seeds([100.0] * n, 100 + changes(size=n), "higher") for name in HEADLINE
+                }
+                found = corrected(judged, HEADLINE).values()
+                by_chance += any(one.verdict in ("better", "worse") for one in found)
+            assert by_chance < 0.08 * alike, (n, by_chance)
+
+
+def test_more_seeds_find_a_small_change_that_few_do_not(rng):
+    def found(n):
+        return sum(
+            judge_seeds([100.0] * n, 101.5 + rng.normal(0, 1, n), "higher").verdict == "better"
+            for _ in range(50)
+        )
+
+    assert found(5) < 30 < 45 < found(40)
+
+
+def test_a_change_from_0_is_one_on_each_seed_and_else_has_no_percentage():
+    assert judge_seeds([0.0] * 5, [1.0, 2.0, 1.0, 1.0, 2.0], "lower").verdict == "worse"
+    assert judge_seeds([0.0] * 5, [0.0, 2.0, 1.0, 1.0, 2.0], "lower").reasons == (Reason.OF_ZERO,)
 
 
 def test_equal_values_are_equal_even_at_zero():
