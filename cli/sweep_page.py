@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.sweeps.conclusion import beyond
+from ..profiles.sweeps.conclusion import SEEDS, beyond
 from ..scenarios.overrides import as_numbers
 from .charts import Chart, ChartKind, Point
 from .page import WIDE, Document, Page, framed, to_csv
@@ -44,7 +44,7 @@ def setting(document: Document) -> str:
     """What kind of numbers these are."""
     labels = document["labels"]
     parts = ["no run"] if labels is None else ["emulated" if labels["emulated"] else "measured"]
-    parts += [] if labels is None else [host_time(labels, labels.get("engine"))]
+    parts += [] if labels is None else [host_time(labels, labels.get("engine")), SEEDS]
     parts.append("Δ %" if _compares(document) else document["sweep"]["unit"] or "no unit")
     if document["sweep"]["direction"]:
         parts.append(f"{document['sweep']['direction']} is better")

@@ -11,20 +11,22 @@ from ..record.conclusion import attributed, listed, mean_value
 
 Document = dict[str, Any]
 
+SEEDS: Final = "1 workload seed per cell"
+
 _SHOWN: Final = 2  # changes of sign
 _UNJUDGED: Final = ("not judged (no result)", "not judged (tokens differ)")
 
 
 def sweep_conclusion(document: Document) -> str:
     """Return in how many cells the candidate is better, and which are not judged, the extreme effects, and where the
-    sign changes; of a sweep without sides, the extreme values of the metric."""
+    sign changes; of a sweep without sides, the extreme values of the metric; and over how many seeds that is."""
     sweep = document["sweep"]
     cells = [cell for cell in document["cells"] if cell["values"]]
-    partial = f" (partial: {len(cells)} cells)" if document["run"]["cancelled"] else ""
+    partial = f"; partial: {len(cells)} cell{'s' * (len(cells) != 1)}" if document["run"]["cancelled"] else ""
     found = "no cell of the sweep has a value"
     if cells:
         found = _effects(document) if len(sweep["sides"]) == 2 else _extremes(document, cells)
-    return f"{sweep['metric']} of {document['scenario']['name']}{partial}: {found}."
+    return f"{sweep['metric']} of {document['scenario']['name']} ({SEEDS}{partial}): {found}."
 
 
 def _effects(document: Document) -> str:

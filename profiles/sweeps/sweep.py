@@ -1,7 +1,7 @@
 """A scenario over the product of the values of some keys: a metric, or its difference between two sides.
 
-A cell is one run of each side. Its sign is conclusive where times repeat exactly; where they are measured it only
-indicates where to compare.
+A cell is one run of each side, at one workload seed. Its sign is that seed's where times repeat exactly; where they are
+measured it only indicates where to compare.
 """
 
 from __future__ import annotations

@@ -82,13 +82,13 @@ def synthetic(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any
 
 
 def page(document: dict[str, Any]) -> list[str]:
-    return printed(sweep_page.page(document), 240).splitlines()
+    return printed(sweep_page.page(document), 300).splitlines()
 
 
 def test_two_axes_form_a_table(document: dict[str, Any]) -> None:
     lines = page(document)
     assert lines[0] == document["conclusion"]
-    assert lines[1] == "emulated · host time modelled · Δ % · higher is better"
+    assert lines[1] == "emulated · host time modelled · 1 workload seed per cell · Δ % · higher is better"
     assert lines[3].split() == ["model.preset", "/", "workload.arrival.concurrency", "1", "2", "break-even"]
     assert [line.split()[0] for line in lines[5:]] == ["tiny-llama", "llama-3-8b"]
     assert [line.split()[-2:] for line in lines[5:]] == [["always", "worse"], ["always", "better"]]
@@ -138,15 +138,15 @@ def test_refusals_are_footnotes() -> None:
 
 def test_an_axis_of_overlap_has_one_side() -> None:
     done = swept("--over", "overlap=true,false")
-    assert done.stdout.startswith("output_throughput of overlap_on: ")
-    assert "modelled · tokens/s · higher is better" in done.stdout
+    assert done.stdout.startswith("output_throughput of overlap_on (1 workload seed per cell): ")
+    assert "modelled · 1 workload seed per cell · tokens/s · higher is better" in done.stdout
     assert "break-even" not in done.stdout
 
 
 def test_sides_and_metric_can_be_named() -> None:
     done = swept("--over", "concurrency=2", "--a", "relay=pr25945", "--b", "relay=latest", "--metric", "tpot")
     assert done.stdout.startswith(
-        "tpot_ms of overlap_on: relay=latest against relay=pr25945 in 1 cell: 1 no change"
+        "tpot_ms of overlap_on (1 workload seed per cell): relay=latest against relay=pr25945 in 1 cell: 1 no change"
     )
     assert "lower is better" in done.stdout
 
@@ -158,8 +158,9 @@ def test_the_conclusion_has_the_extremes_and_where_the_sign_changes() -> None:
         {"key": "load", "at": at, "between": ["2", "4"], "beyond": "better", "drawn": FLIPS}
     ]
     assert sweep_conclusion(content) == (
-        "output_throughput of made up: on against off in 6 cells: 4 better, 2 worse, -3.00 % at load=1 model=small to "
-        "+4.00 % at load=4 model=large; model=small better beyond load 2 … 4, 1 of 1 inconclusive: CONSTANTS."
+        "output_throughput of made up (1 workload seed per cell): on against off in 6 cells: 4 better, 2 worse, "
+        "-3.00 % at load=1 model=small to +4.00 % at load=4 model=large; model=small better beyond load 2 … 4, "
+        "1 of 1 inconclusive: CONSTANTS."
     )
     content["cells"] = []
     assert sweep_conclusion(content).endswith("no cell of the sweep has a value.")
