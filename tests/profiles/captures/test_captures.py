@@ -255,6 +255,16 @@ def test_a_draft_is_no_step_of_its_own_in_step_times(read):
     assert value(result, "step_ms") == pytest.approx(0.2)
 
 
+def test_only_a_sleep_that_took_time_interrupts_the_period_of_the_loop(read):
+    export = Export()
+    export.domain(5, "schedbench")
+    for step, at in enumerate((0.0, 100.0, 400.0)):
+        export.mark("decode bs=2", at, payload=step, domain=5)
+    export.named("sleep", 50, 50, domain=5)
+    export.named("sleep", 150, 350, domain=5)
+    assert value(read(export), "step_ms") == pytest.approx(0.1)
+
+
 def test_a_fresh_trace_of_torch_is_read(tmp_path):
     """The program has SGLang's ranges and runs on the CPU."""
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recorded:
