@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.measure.steps import is_iteration
 from ..profiles.record.result import PROGRAM
 from .console import PrintableConsole
 from .page import WIDE, Document, Lines, folded_paths, framed, ordered_kinds
@@ -101,9 +102,11 @@ def _gains_by_line(result: Document) -> dict[tuple[str, int], float]:
 
 
 def _steps(result: Document) -> int:
-    """The steps of all ranks, which the source lines are of."""
-    parts = [rank["per_step"] for rank in result.get("ranks", ())] or [result["per_step"]]
-    return sum(kind["steps"] for part in parts for name, kind in part.items() if "." not in name)
+    """The steps that ran a forward, as ``host_stall_us_per_step`` has them, of all ranks, which the source lines are
+    of."""
+    of_ranks = [rank["metrics"] for rank in result.get("ranks", ())] or [result["metrics"]]
+    found = [(name.partition("forward_ms.")[2], one) for metrics in of_ranks for name, one in metrics.items()]
+    return sum(one.get("n") or 0 for kind, one in found if kind and is_iteration(kind))
 
 
 def _lines(

@@ -225,18 +225,27 @@ def test_no_color_is_respected(monkeypatch):
 
 def of_workers(document, role="decode"):
     """Returns the document as one of two equal workers."""
-    rank = {"role": role, "metrics": {}, "idle": document["idle"], "per_step": document["per_step"]}
+    forwards = {"forward_ms.decode": document["metrics"]["forward_ms.decode"]}
+    rank = {"role": role, "metrics": forwards, "idle": document["idle"], "per_step": document["per_step"]}
     document["ranks"] = [rank | {"name": f"{role} {index}"} for index in (0, 1)]
     return document
 
 
+def exposed(document) -> float:
+    return float(next(iter(host_waits(document).columns[4].cells)))
+
+
 @pytest.mark.parametrize("role", ["decode", "pipeline"])
 def test_host_waits_are_per_step_of_all_ranks(document, role):
-    def exposed(document):
-        return next(iter(host_waits(document).columns[4].cells))
+    alone = exposed(document)
+    assert exposed(of_workers(document, role)) == pytest.approx(alone / 2, rel=0.01)
 
-    alone = float(exposed(document))
-    assert float(exposed(of_workers(document, role))) == pytest.approx(alone / 2, rel=0.01)
+
+def test_host_waits_are_per_step_that_ran_a_forward_with_its_drafts(document):
+    alone, (forward, counts) = exposed(document), (document["metrics"]["forward_ms.decode"], {"steps": 700})
+    document["metrics"] |= {"forward_ms.draft": forward, "forward_ms.draft_extend": forward}
+    document["per_step"] |= dict.fromkeys(("draft", "draft_extend", "prebuilt"), counts)
+    assert exposed(document) == alone
 
 
 @pytest.mark.parametrize("most", [2, 98_765])
