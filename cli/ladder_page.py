@@ -12,6 +12,7 @@ from ..profiles.record.definitions import IDLE_NAMES
 from ..profiles.sweeps.conclusion import rung_labels
 from .charts import Chart
 from .page import WIDE, Document, Lines, Page, framed, to_csv
+from .result_tables import FIRST_RANK
 from .source_lines import source_line
 from .text import MISSING, number, percent, whole
 
@@ -78,6 +79,7 @@ def table(ladder: Document, title: str, stream: str, figures: _Figures) -> Table
     """Of each rung the counts on the stream, and figures. Holds 80 columns."""
     kinds = _kinds(ladder)
     caption = f"{' / '.join(_COUNTERS)}: median per step, {stream} stream"
+    caption += f"; {FIRST_RANK}" * any(result.get("ranks", ()) for _, result in _results(ladder))
     headings = ("relay, barrier", *(f">{kind}".replace(".", "\n") for kind in kinds), *figures)
     found = framed(title, *headings, caption=caption, no_wrap=True, tight=True)
     found.columns[0].no_wrap = False

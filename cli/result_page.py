@@ -199,8 +199,9 @@ def _capture_labels(result: Document) -> list[str]:
 
 
 def csv_of(documents: Sequence[Document], *, only: str = "") -> str:
-    """One row per metric, and per count of a kind and stream, of the run and then of each rank. Each row names its
-    run, so that files of many runs can be joined. ``value`` is a distribution's mean and a count's median."""
+    """One row per metric, and per count of a kind and stream, of the run and then of each rank; counts of several ranks
+    are each rank's own. Each row names its run, so that files of many runs can be joined. ``value`` is a distribution's
+    mean and a count's median."""
     rows = (row for document in documents for row in _csv_rows(document) if row["metric"].startswith(only))
     return to_csv(_CSV, (map(row.get, _CSV) for row in rows))
 
@@ -216,7 +217,8 @@ def _csv_rows(document: Document) -> Iterator[Document]:
     }
     for part in (document, *document.get("ranks", ())):
         rank = {} if part is document else {"rank": part["name"], "role": part["role"]}
-        for row in (*_metric_rows(part), *_count_rows(part), *_worth_rows(part)):
+        counts = () if document.get("ranks") and part is document else _count_rows(part)
+        for row in (*_metric_rows(part), *counts, *_worth_rows(part)):
             yield run | rank | row
     for kind, reason in document.get("not_asked", {}).items():
         yield run | {"metric": f"expect.{kind}", "abstained": f"not asked: {reason}"}

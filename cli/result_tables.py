@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, get_args
 
@@ -25,6 +26,7 @@ _OF_DEVICES = ("step_ms", "forward_ms", "idle_ms")  # several ranks each have th
 _DRAFTS = ("accept_length", "position_acceptance.")
 _ACRONYMS = ("ttft", "tpot", "itl", "e2e")
 _GAP: Final = 3  # between two columns of ranks
+FIRST_RANK: Final = "of each kind, the first rank that had any"
 CRITICAL_PATH: Final = "critical path"
 _OF_HOST_LATE: Final = {"exposed_stall": 1, "exposed_host": 1, "unnamed_host": 2, "launch_latency": 1}
 
@@ -165,9 +167,13 @@ def drawn_ranges(result: Document) -> Table:
 
 def counts(result: Document) -> Table:
     caption = "median / max over the steps of a kind; one number where they agree"
-    if result.get("ranks"):  # those of the others are in the document
-        caption += "; of each kind, the first rank that had any"
     per_step = result["per_step"]
+    if ranks := result.get("ranks"):  # those of the others are in the document
+        kinds = defaultdict[str, list[str]](list)
+        for kind in ordered_kinds(per_step):
+            kinds[next((rank["name"] for rank in ranks if kind in rank["per_step"]), MISSING)].append(kind)
+        whose = ", ".join(f"{name} ({', '.join(of_rank)})" for name, of_rank in kinds.items())
+        caption += f"; {FIRST_RANK}: {whose}"
     streams = ordered(
         {stream for kind in per_step.values() for stream in kind if stream != "steps"}, _STREAMS
     )

@@ -103,10 +103,12 @@ def _none_finished(result: Document) -> str:
 
 
 def _without_times(result: Document) -> Iterator[str]:
-    steps = sum(counts["steps"] for kind, counts in result["per_step"].items() if "." not in kind)
+    counted = [steps for part in _parts(result) for kind, steps in part.items() if "." not in kind]
+    steps = sum(counts["steps"] for counts in counted)
+    ranks = f" of {len(result['ranks'])} ranks" if result.get("ranks") else ""
     requests = Counter(request["status"] for request in result["requests"])
     ended = "".join(f"{count:,} requests {status}, " for status, count in sorted(requests.items()))
-    yield f"{ended}{steps:,} steps; no times: {result['idle'].get('abstained', 'nothing was timed')}"
+    yield f"{ended}{steps:,} steps{ranks}; no times: {result['idle'].get('abstained', 'nothing was timed')}"
 
 
 def _throughput(result: Document) -> Iterator[str]:
@@ -178,6 +180,11 @@ def _most_exposed(result: Document) -> Iterator[str]:
         yield f"most exposed wait: {place}, {_work(result, sites[place])}"
 
 
+def _parts(result: Document) -> list[Document]:
+    """The steps of each rank by their kind."""
+    return [rank["per_step"] for rank in result.get("ranks", ())] or [result["per_step"]]
+
+
 def _place(site: Document) -> str:
     return f"{site['file']}:{site['line']}"
 
@@ -193,8 +200,7 @@ def _work(result: Document, site: Document) -> str:
     if not counts:
         return ""
     kind, noun = max(counts, key=lambda key: counts[key])
-    parts = [rank["per_step"] for rank in result.get("ranks", ())] or [result["per_step"]]
-    steps = sum(part[kind]["steps"] for part in parts if kind in part)
+    steps = sum(part[kind]["steps"] for part in _parts(result) if kind in part)
     if not steps:
         return noun
     each = counts[kind, noun] / steps

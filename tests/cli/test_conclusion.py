@@ -46,7 +46,9 @@ def test_time_without_work_is_not_idle_time(document: dict[str, Any]) -> None:
     assert "GPU idle 1.4 % of a step (47 µs)" in conclusion(document)
     document["metrics"] = {name: {"abstained": "no time"} for name in document["metrics"]}
     document["idle"] = {"abstained": "times mean nothing here"}
-    assert "steps; no times: times mean nothing here; most exposed wait" in conclusion(document)
+    assert " 740 steps; no times: times mean nothing here; most exposed wait" in conclusion(document)
+    document["ranks"] = [{"per_step": document["per_step"]}] * 2
+    assert " 1,480 steps of 2 ranks; no times: times mean nothing here" in conclusion(document)
 
 
 def test_a_cancelled_run_says_how_many_requests_had_finished_and_has_one_table(
