@@ -106,8 +106,9 @@ class SitePart(ResultModel):
 
 
 class CopyRow(ResultModel):
-    """Copies of one source line that are alike. ``kind`` is the step's kind, ``none`` outside of steps;
-    direction ``kernel`` is a kernel that touched pinned host memory."""
+    """Copies of one source line that are alike. ``kind`` is the step's kind, ``none`` outside of steps; directions are
+    h2d, d2h, d2d, and ``kernel``, a kernel that touched pinned host memory. Sends between ranks are counted per step
+    alone."""
 
     site: SitePart | None
     range: str

@@ -115,6 +115,7 @@ def test_csv_has_rows_of_every_rank(run_command: RunCommand, tmp_path: Path, sce
         *((rank.name, rank.role) for rank in result.ranks),
     }
     assert {metric for name, _, metric in by_place if not name} == result.metrics.keys()
+    assert {row.direction for row in result.copies} <= {"h2d", "d2h", "d2d", "kernel"}  # and no sends
     for rank in result.ranks:
         busy = rank.metrics["gpu_busy"]
         assert isinstance(busy, Metric)
