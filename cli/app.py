@@ -130,7 +130,7 @@ def _common(
 
 
 for answered in (run, compare, check, worth, profile, watch, sweep, onebatch):
-    app.command()(command(answered))
+    app.command()(command(answered, drawn=answered not in (check, watch, onebatch)))
 for printed in (verify, report, trace, explain, init, schema, doctor, bench, calibrate):
     app.command()(printed)
 app.command("list")(show)

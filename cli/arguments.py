@@ -40,6 +40,10 @@ else:  # what Typer makes of such arguments
 
 Format = Literal["table", "json", "md", "csv", "html", "svg"]
 Form = Annotated[Format, typer.Option("--format", help="What to print on stdout.")]
+# Of commands whose pages have no picture.
+UndrawnForm = Annotated[
+    Literal["table", "json", "md", "csv", "html"], typer.Option("--format", help="What to print on stdout.")
+]
 Name = Annotated[NameOrPath, typer.Argument(help="A scenario file, or the name of a shipped one.")]
 Overrides = Annotated[
     Texts,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from .arguments import EveryTable, Form
+from .arguments import EveryTable, Form, UndrawnForm
 from .command import command
 from .compare import Gates, Undecided, compare
 from .errors import UsageError
@@ -63,7 +63,7 @@ def save(
 
 
 @baseline.command("list")
-def listing(folder: Folder = FOLDER, form: Form = "table") -> None:
+def listing(folder: Folder = FOLDER, form: UndrawnForm = "table") -> None:
     """List the baselines."""
     from ..profiles.record.result import read
     from .list import table

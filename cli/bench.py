@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .arguments import Engine, EngineOptions, EnginePython, EngineTimeout, EngineWheels, Form
+from .arguments import Engine, EngineOptions, EnginePython, EngineTimeout, EngineWheels, UndrawnForm
 from .errors import GATE_FAILED, UNABLE, UsageError
 from .text import echo
 
@@ -25,7 +25,7 @@ def doctor(
     engine_python: EnginePython = None,
     engine_wheels: EngineWheels = None,
     engine_timeout: EngineTimeout = None,
-    form: Form = "table",
+    form: UndrawnForm = "table",
 ) -> None:
     """Check what this machine can run, or whether it can run an engine of another project; exit code 3 if it can run
     nothing."""
@@ -73,7 +73,7 @@ def bench(
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit with 1 where a figure is worse by more than its noise.")
     ] = False,
-    form: Form = "table",
+    form: UndrawnForm = "table",
 ) -> None:
     """Measure the processor time of schedbench itself: its start, steps, whole runs, and parts of a step."""
     if gate and (against is None or rounds < 3):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .arguments import Form, numbers
+from .arguments import UndrawnForm, numbers
 from .errors import UsageError
 from .text import echo, number, whole
 
@@ -31,7 +31,7 @@ def calibrate(
     batch_sizes: Annotated[str, typer.Option(help="Numbers of running requests to measure.")] = "1,4,16,64",
     prompt_tokens: Annotated[str, typer.Option(help="Prompt lengths to measure.")] = "32,256,1024",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each of them.")] = 2,
-    form: Form = "table",
+    form: UndrawnForm = "table",
 ) -> None:
     """Measure the host times of this machine, and write a hardware profile: each constant with its origin.
 

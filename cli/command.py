@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, ge
 
 import typer
 
-from .arguments import EveryTable, Form, python_call
+from .arguments import EveryTable, Form, UndrawnForm, python_call
 from .errors import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ P = ParamSpec("P")
 A = TypeVar("A", bound="Answer")
 
 
-def command(function: Callable[..., Answer]) -> Callable[..., None]:
+def command(function: Callable[..., Answer], *, drawn: bool = True) -> Callable[..., None]:
     """The function for Typer, which prints the answer and exits with its code. ``*arguments`` are a list there, and
-    ``**keys`` are left to ``--set``."""
+    ``**keys`` are left to ``--set``. ``drawn``: some of its pages have a picture."""
 
     def typed(*, every_table: EveryTable = False, form: Form = "table", **given: Any) -> None:
         listed = given.pop(arguments.name) or () if arguments else ()
@@ -37,7 +37,8 @@ def command(function: Callable[..., Answer]) -> Callable[..., None]:
 
     options = [*_options(function).values()]
     arguments = next((option for option in options if option.kind is Parameter.VAR_POSITIONAL), None)
-    own = [*signature(typed, eval_str=True).parameters.values()][:2]
+    every_table, form, _ = signature(typed, eval_str=True).parameters.values()
+    own = every_table, form if drawn else form.replace(annotation=UndrawnForm)
     shape = [
         option.replace(kind=Parameter.KEYWORD_ONLY, default=() if option is arguments else option.default)
         for option in (*options, *own)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .arguments import Form
+from .arguments import UndrawnForm
 from .errors import UsageError
 from .text import cut_right, echo
 
@@ -25,7 +25,7 @@ def explain(
             help="A metric, a word of a page, a scenario key or a reason code; without one, all metrics."
         ),
     ] = None,
-    form: Form = "table",
+    form: UndrawnForm = "table",
 ) -> None:
     """Print how a metric is defined, or what a word of a page, a key of a scenario or a reason for no verdict means."""
     from ..profiles.record.definitions import DEFINITIONS, PAGE

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .arguments import Form
+from .arguments import UndrawnForm
 from .text import number
 
 Entry = dict[str, Any]
@@ -19,7 +19,7 @@ What = Literal["scenarios", "cases", "relays", "faults", "models", "hardware", "
 
 def show(
     what: Annotated[What, typer.Argument(help="What to list.")],
-    form: Form = "table",
+    form: UndrawnForm = "table",
 ) -> None:
     """List the scenarios, cases, relay states, faults, models, hardware profiles, maps of ranges or other projects'
     engines that can be named."""

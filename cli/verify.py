@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .arguments import Form, Name, Overrides, Relay, make_output_dir, resolved, with_relay
+from .arguments import Name, Overrides, Relay, UndrawnForm, make_output_dir, resolved, with_relay
 from .errors import GATE_FAILED
 from .text import MISSING, echo, number, size, whole
 
@@ -32,7 +32,7 @@ def verify(
     output_dir: Annotated[
         Path | None, typer.Option(help="Keep verify.json, both results and the counts here.")
     ] = None,
-    form: Form = "table",
+    form: UndrawnForm = "table",
 ) -> None:
     """Compare the counts of the virtual GPU with those of a real one: copies, bytes, syncs and kernels, by kind of step
     and source line. Known differences are listed with their reason.
