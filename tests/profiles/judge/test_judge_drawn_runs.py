@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
+import psutil
 import pytest
 
 from schedbench.profiles.judge.compare import Comparison, VerdictRules, judge
@@ -86,13 +88,14 @@ def test_values_are_computed_only_where_times_depend_on_them(
 
 
 @pytest.mark.parametrize(
-    ("tasks", "wall_s", "import_s", "processes", "saves"),
+    ("tasks", "wall_s", "import_s", "processes", "fitting", "saves"),
     [
-        (16, 3.0, 10.0, 4, True),
-        (16, 3.0, 40.0, 4, False),
-        (16, 1.0, 10.0, 2, False),
-        (16, 3.0, None, 1, False),
-        (1, 90.0, None, 4, False),
+        (16, 3.0, 10.0, 4, 9, True),
+        (16, 3.0, 10.0, 4, 1, False),
+        (16, 3.0, 40.0, 4, 9, False),
+        (16, 1.0, 10.0, 2, 9, False),
+        (16, 3.0, None, 1, 9, False),
+        (1, 90.0, None, 4, 9, False),
     ],
 )
 def test_a_pool_is_used_where_it_saves_time(
@@ -101,7 +104,11 @@ def test_a_pool_is_used_where_it_saves_time(
     wall_s: float,
     import_s: float | None,
     processes: int,
+    fitting: int,
     saves: bool,
 ) -> None:
+    """``fitting``: how many processes of the size of this one the free memory has room for."""
+    free = fitting * psutil.Process().memory_info().rss * 1.5  # this process may grow meanwhile
     monkeypatch.setattr(pool, "processors", lambda: processes)
+    monkeypatch.setattr(pool.psutil, "virtual_memory", lambda: SimpleNamespace(available=int(free)))
     assert pool.saves_time(tasks, wall_s, import_s) == saves
