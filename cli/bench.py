@@ -76,9 +76,10 @@ def bench(
     form: UndrawnForm = "table",
 ) -> None:
     """Measure the processor time of schedbench itself: its start, steps, whole runs, and parts of a step."""
-    if gate and (against is None or rounds < 3):
-        raise UsageError("--gate needs --against REF, and --rounds of 3 or more to see the noise")
-    from ..profiles.bench.bench import conclusion, measured
+    from ..profiles.bench.bench import ROUNDS, conclusion, measured
+
+    if gate and (against is None or rounds < ROUNDS):
+        raise UsageError(f"--gate needs --against REF, and --rounds of {ROUNDS} or more to see the noise")
     from ..profiles.judge.worker import here, worktree
     from ..profiles.record.result import canonical
     from .page import show
