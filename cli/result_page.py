@@ -58,7 +58,7 @@ def page(result: Document, width: int, *, breaches: Sequence[Breach] = (), lines
     whole = result_tables.is_capture(result) or bool(result["run"].get("failure"))
     tables = result_tables.tables(result, width=width, lines=LINES if whole else lines)
     rest: Sequence[str] = () if whole else _REST
-    if result["run"]["cancelled"] and not whole and "worth" not in result:
+    if result["run"]["cancelled"] and not whole:
         titles = [str(table.title) for table in tables if isinstance(table, Table)]
         rest = tuple(title for title in titles if title != _WAITED)
     return Page(
@@ -123,6 +123,7 @@ def labels(result: Document) -> str:
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if result_tables.has_no_times(result) else []
     parts += ["cancelled: partial"] if result["run"]["cancelled"] else []
+    parts += ["further runs interrupted"] if result["run"].get("further_cancelled") else []
     parts += ["broke off: partial"] if result["run"].get("failure") else []
     return " · ".join(parts)
 

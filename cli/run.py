@@ -154,7 +154,7 @@ def _options(
 
 
 def _with_ranges(question: Resolved, result: Result) -> Result:
-    """The result with its ranges, if it is whole; marked as cancelled where the user interrupted the draws."""
+    """The result with its ranges, if it is whole; ``run.further_cancelled`` where the user interrupted the draws."""
     if result.run.cancelled or result.run.failure:
         return result
     from ..profiles.judge.local import ranges
@@ -164,7 +164,7 @@ def _with_ranges(question: Resolved, result: Result) -> Result:
         with status("again under draws of the hardware's constants"):
             return result.model_copy(update={"ranges": ranges(question, result)})
     except KeyboardInterrupt:
-        return result.model_copy(update={"run": result.run.model_copy(update={"cancelled": True})})
+        return result.model_copy(update={"run": result.run.model_copy(update={"further_cancelled": True})})
 
 
 def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer:
@@ -217,7 +217,7 @@ def exit_code(result: Result, expected: Collection[str] = ()) -> int:
     """``expected``: kinds of steps that have to occur, since a budget of them was given."""
     from ..profiles.measure.budget import asked, breaches, untested
 
-    if result.run.cancelled:
+    if result.run.cancelled or result.run.further_cancelled:
         return INTERRUPTED
     statuses = {row.status for row in result.requests}
     finished_nothing = bool(statuses) and statuses.isdisjoint(("finished", "aborted"))

@@ -202,7 +202,7 @@ def worth_tables(result: Document, *, lines: int) -> tuple[Table, ...]:
     """``lines``: hidden ones that are shown."""
     rows = result["worth"]["rows"]
     hidden = [row for row in rows if row["hidden"]]
-    none = "none was asked" if result["run"]["cancelled"] else "nothing gains in this scenario"
+    none = "none was asked" if result["run"].get("further_cancelled") else "nothing gains in this scenario"
     gains = _gains([row for row in rows if not row["hidden"]], none=none)
     return gains, *((_hidden(hidden, lines=lines),) if hidden else ())
 

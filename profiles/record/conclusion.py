@@ -27,7 +27,7 @@ def conclusion(result: Document) -> str:
         return f"{'; '.join((*broken_off, *_hazards(result, 'hazard'), _waited(result)))}."  # a program declares none
     if run.get("failure"):
         return ""
-    if run["cancelled"] and "worth" not in result:
+    if run["cancelled"]:
         ended = sum(request["status"] == "finished" for request in result["requests"])
         wanted = result["scenario"]["expanded"].get("workload", {}).get("requests")
         of_all = f" of {wanted:,}" if wanted else ""
@@ -158,12 +158,13 @@ def _costliest(result: Document) -> Iterator[str]:
     gains = [row for row in rows if (row["output_throughput_pct"] or 0.0) > 0 and not row.get("needed")]
     best = max(gains, key=lambda row: row["output_throughput_pct"], default=None)
     most = best["output_throughput_pct"] if best else 0.0
-    if result["run"]["cancelled"]:
+    interrupted = result["run"].get("further_cancelled")
+    if interrupted:
         yield f"interrupted when {len(result['worth']['rows']):,} lines and phases had been asked"
     if best and most >= _LEAST_PERCENT:
         done = _work(result, best["site"]) or best["what"]
         yield f"costliest line: {_place(best['site'])}, {done}, worth {most:.2g} % of throughput in this scenario"
-    elif not result["run"]["cancelled"]:
+    elif not interrupted:
         largest = f"; the largest gain is {most:.2g} %, of {_place(best['site'])}" if best else ""
         yield f"no line is worth {_LEAST_PERCENT:g} % of throughput in this scenario{largest}"
 

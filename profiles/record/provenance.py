@@ -40,6 +40,7 @@ class RunPart(ResultModel):
     wall_s: Number
     emulation_speed: Number | None = None  # virtual seconds per second of wall time
     cancelled: bool = False
+    further_cancelled: bool = omitted(False)  # the run is whole; the runs for --ranges or --worth are not
     failure: str | None = (
         omitted()
     )  # ranks that were lost, and what became of the others; how a program failed

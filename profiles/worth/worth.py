@@ -140,12 +140,12 @@ def room(question: Resolved, base: Figures, place: Place) -> Room:
 
 
 def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> Result:
-    """The result, if it is that of a whole run, with what is to be gained from the lines and phases of the run; marked
-    as cancelled where the user interrupted that. ``rooms``: of so many hidden places the room is searched for. Raises
-    what ``execute`` raises."""
-    if known.run.cancelled or known.run.failure:
+    """The result, if it is that of a whole run behind which nothing was interrupted, with what is to be gained from the
+    lines and phases of the run; ``run.further_cancelled`` where the user interrupted that. ``rooms``: of so many hidden
+    places the room is searched for. Raises what ``execute`` raises."""
+    if known.run.cancelled or known.run.further_cancelled or known.run.failure:
         return known
-    run = known.run.model_copy(update={"cancelled": True})
+    run = known.run.model_copy(update={"further_cancelled": True})
     try:
         question, result, survey = _surveyed(question, known)
     except KeyboardInterrupt:

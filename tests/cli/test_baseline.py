@@ -83,6 +83,7 @@ def test_invalid_baselines_are_refused(
 def test_a_partial_result_is_neither_compared_nor_saved(
     run_command: RunCommand, results: Path, tmp_path: Path
 ) -> None:
+    """A whole one is, of which only further runs were interrupted, as those of ``--ranges``."""
     whole, part = results / "result.json", tmp_path / "part.json"
     document = json.loads(whole.read_text())
     document["run"]["cancelled"] = True
@@ -93,6 +94,10 @@ def test_a_partial_result_is_neither_compared_nor_saved(
         assert f"{part}: the result is partial, because its run was interrupted" in said.err
     with pytest.raises(SideError, match="B: the result is partial"):
         sb.compare(sb.load(whole), sb.load(part))
+    document["run"] |= {"cancelled": False, "further_cancelled": True}
+    part.write_text(json.dumps(document))
+    said = run_command("compare", whole, part)
+    assert said.code == 0, said.err
 
 
 def test_the_marker_compares_runs_with_the_saved_baseline(tmp_path: Path) -> None:

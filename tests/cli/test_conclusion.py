@@ -68,7 +68,7 @@ def test_a_run_that_broke_off_has_all_tables(document: dict[str, Any]) -> None:
 
 
 def test_an_interrupted_search_says_how_much_was_asked(document: dict[str, Any]) -> None:
-    document["worth"], document["run"]["cancelled"] = {"rows": []}, True
+    document["worth"], document["run"]["further_cancelled"] = {"rows": []}, True
     assert "interrupted when 0 lines and phases had been asked" in conclusion(document)
     [gains] = worth_tables(document, lines=1)
     assert gains.caption == "none was asked"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +59,17 @@ def test_runs_without_ranges_are_refused(
 ) -> None:
     done = run_command("run", *arguments, "--device=vgpu", "--ranges")
     assert (done.code, done.out) == (2, "") and f"--ranges: {reason}" in done.err
+
+
+def test_interrupted_draws_leave_the_run_whole(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schedbench.profiles.judge.local.ranges", interrupted)
+    done = run_command("run", "mixed", *TINY, "--ranges", "--output-dir", tmp_path)
+    said = " ".join(done.out.split())
+    assert done.code == 130 and "output tokens/s; " in said and "further runs interrupted" in said
+    run = json.loads((tmp_path / "result.json").read_text())["run"]
+    assert (run["cancelled"], run["further_cancelled"]) == (False, True)

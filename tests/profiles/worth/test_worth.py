@@ -156,7 +156,7 @@ def test_an_interrupted_search_keeps_what_it_has(penalised: BaseRun, monkeypatch
 
     found = worth(penalised.question, penalised.result, interrupt, rooms=1)
     part = found.worth
-    assert found.run.cancelled and part is not None and len(part.rows) == 2
+    assert found.run.further_cancelled and part is not None and len(part.rows) == 2
     assert part.base["tpot_ms"] == penalised.figures.tpot_ms
     assert part.rows[0].site is not None and part.rows[0].site.file == UPLOAD
 
@@ -177,7 +177,7 @@ def test_a_part_of_a_run_is_no_base_and_no_trial(
 
     monkeypatch.setattr("schedbench.profiles.worth.worth.execute", interrupted)
     found = worth(penalised.question, penalised.result, lambda _: None, rooms=1)
-    assert found.run.cancelled and len(ended) == whole_runs + 1
+    assert found.run.further_cancelled and len(ended) == whole_runs + 1
     assert len(found.worth.rows if found.worth else ()) == max(0, whole_runs - 1)
 
 
