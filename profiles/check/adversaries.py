@@ -77,6 +77,8 @@ def _differences(seed: int, found: Result | Crash, expected: Result) -> list[Evi
     where = f"adversary {seed} ({described(seed)})"
     if isinstance(found, Crash):
         return [Evidence(f"{where}: {found}{_unordered(found, expected)}")]
+    if found.run.leak and not expected.run.leak:
+        return [Evidence(f"{where}: {found.run.leak}")]
     apart = [*differences(found, expected), *_drafts_apart(found, expected)]
     return [Evidence(f"{where}: {evidence.says}") for evidence in apart[:1]]
 

@@ -170,6 +170,7 @@ def run_ended(result: Result | Crash, *, scripted: bool = False) -> Check:
         for row in requests
         if row.status == "failed"
     ]
+    failed += [Evidence(result.run.leak)] if result.run.leak else []
     if not scripted:
         return verdict("run", failed, about=f"{len(requests)} requests ended")
     wrong = [Evidence(f"did not happen: {fault}") for fault in result.run.missed]

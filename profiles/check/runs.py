@@ -15,14 +15,14 @@ from ..run.crash import BrokenRunError, Crash, crash_of
 
 
 def attempt(question: Resolved, options: Options, guard: Guard | None = None) -> Result | Crash:
-    """Execute a run and return its result, or how it crashed. Raises MachineError, EngineError, and KeyboardInterrupt
-    where the run was interrupted, whose result is only a part."""
+    """Execute a run and return its result, which may have a leak, or how it crashed. Raises MachineError, EngineError,
+    and KeyboardInterrupt where the run was interrupted, whose result is only a part."""
     try:
         return whole(execute(question, options, guard=guard))
     except (MachineError, EngineError):
         raise
     except EngineFailedError as error:
-        return Crash(str(error).partition("\n")[0], None)
+        return error.result or Crash(str(error).partition("\n")[0], None)
     except BrokenRunError as error:
         return crash_of(error.__cause__ or error)
     except Exception as error:

@@ -50,6 +50,8 @@ def alike(name: str, result: Result, reference: Result | Crash, about: str) -> C
     """Whether the tokens of the result are those of the reference."""
     if isinstance(reference, Crash):
         return Check(name, "failed", "the reference crashed", (Evidence(str(reference)),))
+    if reference.run.leak and not result.run.leak:
+        return Check(name, "failed", "the reference leaks", (Evidence(reference.run.leak),))
     found = list(differences(result, reference))
     return verdict(name, found, about=f"{about}, for {len(result.requests)} requests")
 

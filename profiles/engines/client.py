@@ -16,6 +16,7 @@ from ...scenarios.combinations import MODES
 from ...scenarios.schema import Scenario
 from ..platform.engine_choice import EngineChoice, working
 from ..platform.resolve import Resolved
+from ..record.result import Result
 from ..run.machines import Options
 from ..run.rank_context import RankContext
 from ..run.runner import ExtraSink
@@ -39,7 +40,10 @@ _STACK_S: Final = 1.0  # for the processes of an engine to write their stacks
 
 
 class EngineFailedError(RuntimeError):
-    """The engine raised an error, or its process ended or did not advance."""
+    """The engine raised an error, or its process ended or did not advance; or its run has ended with this ``result``,
+    and the engine holds memory."""
+
+    result: Result | None = None
 
 
 def run_engine(
@@ -78,6 +82,14 @@ def run_engine(
     groups = [workers] if together else [[worker] for worker in workers]
     reports = [report for group in groups for report in engine.run(resolved, options, group, extra_sink)]
     return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]
+
+
+def require_freed(choice: EngineChoice, result: Result) -> None:
+    """Raises EngineFailedError, which has the result, if the engine holds memory after all requests have ended."""
+    if result.run.leak:
+        error = opened_engine(choice)._failed(f"the run failed: {result.run.leak}")
+        error.result = result
+        raise error
 
 
 _engines: dict[EngineChoice, EngineProcess] = {}  # those that were used last are at the end

@@ -151,7 +151,9 @@ def run_on_engine(
     edge = _edge(engine.hollow, program, kernels, system[0], steps)
     part = engine.source.part.model_copy(update={"edge": edge})
     labels = report.result.labels.model_copy(update={"engine": part})
-    result = report.result.model_copy(update={"labels": labels})
+    leak = system[0].leak and f"{'' if link is None else f'{context.name}: '}{system[0].leak}"
+    run = report.result.run.model_copy(update={"leak": leak or None})
+    result = report.result.model_copy(update={"labels": labels, "run": run})
     return report._replace(result=_without(edge.uncounted, result))
 
 

@@ -37,7 +37,7 @@ def execute(
     between_runs()
     scenario = scenario_part(resolved)  # before the run, which may outlast an edit
     if resolved.engine is not None:
-        from ..engines.client import run_engine
+        from ..engines.client import require_freed, run_engine
 
         contexts = rank_contexts(resolved)
         reports = run_engine(resolved.engine, resolved, options, contexts, extra_sink)
@@ -50,7 +50,10 @@ def execute(
     if result.labels.exact:
         marked = (rank.model_copy(update={"metrics": exact(rank.metrics)}) for rank in result.ranks)
         parts |= {"metrics": exact(result.metrics), "ranks": tuple(marked)}
-    return result.model_copy(update=parts)
+    result = result.model_copy(update=parts)
+    if resolved.engine is not None:
+        require_freed(resolved.engine, result)
+    return result
 
 
 def whole(result: Result) -> Result:

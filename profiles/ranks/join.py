@@ -56,8 +56,9 @@ def _failures(reports: Sequence[Report]) -> str | None:
 
 def _combined(first: Result, results: Sequence[Result], failure: str | None, **parts: Any) -> Result:
     """``first`` with what is alike for all kinds of ranks, and the ``parts`` that are not."""
+    leaks = "; ".join(result.run.leak for result in results if result.run.leak)
     common = {
-        "run": first.run.model_copy(update={"failure": failure}),
+        "run": first.run.model_copy(update={"failure": failure, "leak": leaks or None}),
         "per_step": _first_of_each_kind(results),
         "copies": _summed(row for result in results for row in result.copies),
         "syncs": _summed(row for result in results for row in result.syncs),

@@ -14,7 +14,6 @@ from ....sched.request import Request, Status
 from ...platform.resolve import speculative_config
 from ...run.system import SystemParts
 from ..bridge import AllEnded, EngineSystem, ranged, wrap_methods
-from ..failures import EngineFaultError
 from .arguments import aborted, tokenized
 from .eagle import wrap_worker
 from .transfer import HOST, KVTransfers
@@ -68,8 +67,9 @@ class SglangLoop(EngineSystem):
         try:
             self._run_loop()
         except AllEnded:
-            if not self._bridge.lost:  # a lost request holds its memory, and is reported itself
-                self._require_free_memory()
+            # ``forget`` may free what the warm-up has left. A lost request holds its memory, and is reported itself.
+            if not self._bridge.lost:
+                self.leak = self._held() or self.leak
 
     def forget(self) -> None:
         if self._transfers is not None:
@@ -92,9 +92,9 @@ class SglangLoop(EngineSystem):
             loop = loop if self._stage is None else "event_loop_pp"
             getattr(scheduler, loop if self._role is None else f"{loop}_disagg_{self._role}")()
 
-    def _require_free_memory(self) -> None:
-        """Raises EngineFaultError if KV slots or rows are in use after all requests have ended, or more are free than
-        exist. SGLang has a check of its own, which its overlapped loop does not reach here."""
+    def _held(self) -> str:
+        """The KV slots and rows that are in use after all requests have ended, or that are free and do not exist; empty
+        if none are. SGLang has a check of its own, which its overlapped loop does not reach here."""
         pools = {"rows": self.scheduler.req_to_token_pool}
         if self._coordinator is not None:
             pools["KV slots of buffers"] = self.scheduler.token_to_kv_pool_allocator.hisparse_attn_allocator
@@ -105,9 +105,9 @@ class SglangLoop(EngineSystem):
             used[what] = int(pool.size + reserve - pool.available_size())
         if twice := [f"{-count} {what}" for what, count in used.items() if count < 0]:
             found = f"{' and '.join(twice)} more are free than exist: some were freed twice"
-            raise EngineFaultError(f"all requests have ended, and {found}")
-        if held := [f"{count} {what}" for what, count in used.items() if count]:
-            raise EngineFaultError(f"all requests have ended, and {' and '.join(held)} were not freed")
+            return f"all requests have ended, and {found}"
+        held = [f"{count} {what}" for what, count in used.items() if count]
+        return f"all requests have ended, and {' and '.join(held)} were not freed" if held else ""
 
     def wrap_loop(self) -> None:
         self._wrap_batches()

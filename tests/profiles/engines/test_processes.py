@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.profiles.check.engine import examine_engine
+from schedbench.profiles.check.report import Evidence
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.client import EngineFailedError, opened_engine
 from schedbench.profiles.engines.names import EngineError
@@ -173,6 +175,18 @@ def test_what_schedbench_finds_in_a_run_is_one_sentence(question: Resolved, scri
     error = "schedbench.profiles.engines.failures import EngineFaultError"
     text = f"from {error}\nraise EngineFaultError('a row was freed twice')"
     assert failure(question, scripted(text)).endswith(": the run failed: a row was freed twice")
+
+
+def test_memory_that_an_engine_holds_fails_its_run_and_check_asks_all(
+    question: Resolved, scripted: Scripted
+) -> None:
+    engine = scripted("import toy.loop; toy.loop.leak = '4 rows were not freed'")
+    assert ": the run failed: 4 rows were not freed" in failure(question, engine)
+    asked = replace(question, engine=EngineChoice(engine))
+    checks = {check.name: check for check in examine_engine(asked, (0,)).checks}
+    assert checks["run"].evidence == (Evidence("4 rows were not freed"),)
+    others = {name: checks[name].verdict for name in ("tokens", "overlap", "adversary")}
+    assert others == dict.fromkeys(others, "passed")
 
 
 STREAMS = "schedbench.profiles.vgpu.streams"

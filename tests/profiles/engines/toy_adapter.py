@@ -37,6 +37,7 @@ class ToySystem(OwnSystem):
         if hasattr(self._loop, "settled"):
             self.scheduler.settle = settled
         super().run()
+        self.leak = getattr(self._loop, "leak", "")
 
 
 class ToyAdapter:
