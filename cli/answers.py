@@ -242,7 +242,8 @@ class ComparisonAnswer(DocumentAnswer):
 
     @property
     def is_good(self) -> bool:
-        """Whether all gates passed, the tokens are equal unless others were allowed, and B has no new hazard."""
+        """Whether all gates passed, the tokens are equal unless others were allowed, B has no new hazard, and there is
+        a verdict if ``exit_on_inconclusive`` asks for one."""
         return bool(self.content["comparison"]["passed"])
 
 

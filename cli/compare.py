@@ -69,7 +69,8 @@ AllowDivergence = Annotated[
     bool, typer.Option("--allow-divergence", help="Judge performance although the tokens differ.")
 ]
 ExitOnInconclusive = Annotated[
-    bool, typer.Option("--exit-on-inconclusive", help="Exit with 1 where there is no verdict.")
+    bool,
+    typer.Option("--exit-on-inconclusive", help="No verdict, or none on a gate, is not passed: exit with 1."),
 ]
 Worth = Annotated[
     bool,
@@ -95,7 +96,6 @@ class ComparisonOptions(NamedTuple):
     engines: arguments.EngineOptions
     picture: bool
     worth: bool
-    exit_on_inconclusive: bool
 
 
 def compare(
@@ -141,17 +141,16 @@ def compare(
     from ..profiles.judge.gates import parse
     from ..profiles.judge.trials import TrialPlan
 
-    bounds = tuple(map(parse, gates))
+    bounds, passes = tuple(map(parse, gates)), undecided == "pass"
     wanted = ComparisonOptions(
         given,
         device,
         TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
-        VerdictRules(min_effect, min_engagement, allow_divergence, bounds, undecided == "pass"),
+        VerdictRules(min_effect, min_engagement, allow_divergence, bounds, passes, exit_on_inconclusive),
         Reader(meaning, nsys, arguments.command_line()),
         arguments.EngineOptions(engine_python, engine_wheels, engine_timeout),
         picture,
         worth,
-        exit_on_inconclusive,
     )
     arguments.use_workers(jobs, executor)
     arguments.make_output_dir(output_dir)
@@ -231,8 +230,7 @@ def _compared(
     run = clock.run(cancelled=cancelled)
     content = document(found, a=sides[0].label, b=sides[1].label, run=run, case=case)
     failed = [f"schedbench: the verdict was not asked under draws: {drawn.abstained}"] * drawn.failed
-    broken = found.broken or (wanted.exit_on_inconclusive and found.undecided)
-    code = INTERRUPTED if cancelled else WORKLOAD_FAILED if failed else GATE_FAILED if broken else 0
+    code = INTERRUPTED if cancelled else WORKLOAD_FAILED if failed else GATE_FAILED if found.broken else 0
     return ComparisonAnswer(content, picture=picture, remarks=failed, exit_code=code).kept(output_dir)
 
 

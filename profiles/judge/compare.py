@@ -39,6 +39,7 @@ class VerdictRules:
     allow_divergence: bool = False
     gates: tuple[Gate, ...] = ()
     undecided_passes: bool = False  # of gates
+    inconclusive_fails: bool = False  # no verdict, or none on some gate
     headline: tuple[str, ...] = HEADLINE
 
 
@@ -65,10 +66,12 @@ class Comparison:
 
     @property
     def broken(self) -> bool:
-        """Whether a gate did not pass, the tokens differ although that is not allowed, or B has a new hazard."""
+        """Whether a gate did not pass, the tokens differ although that is not allowed, B has a new hazard, or there is
+        no verdict although one is required."""
         forbidden = self.trials.tokens == "different" and not self.rules.allow_divergence
         allowed = {"passed", "undecided"} if self.rules.undecided_passes else {"passed"}
-        return forbidden or bool(self.hazards) or any(gate.outcome not in allowed for gate in self.gates)
+        gated = any(gate.outcome not in allowed for gate in self.gates)
+        return forbidden or bool(self.hazards) or gated or (self.rules.inconclusive_fails and self.undecided)
 
     @property
     def undecided(self) -> bool:

@@ -116,7 +116,8 @@ def test_the_same_side_twice_is_not_engaged(cli, scenario):
         "operations of each kind in all "
     )
     assert [first.count(text) for text in ("NOT_ENGAGED", "per step equal", "not asked")] == [1, 0, 0]
-    assert cli.invoke(app, [*arguments, "--exit-on-inconclusive"]).exit_code == 1
+    asked = cli.invoke(app, [*arguments, "--exit-on-inconclusive", "--format", "json"])
+    assert (asked.exit_code, json.loads(asked.stdout)["comparison"]["passed"]) == (1, False)
 
 
 def test_an_interruption_of_the_draws_is_shown_where_the_change_is_not_engaged(document):
