@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ..record.environment import run_git
 from ..record.provenance import EnginePart
-from .names import EngineError, EngineName, PackagePlace, require_shipped
+from .names import ADAPTERS, EngineError, EngineName, PackagePlace, require_shipped
 
 _VERSION: Final = re.compile(r"^__version__\s*=(?:\s*version\s*=)?\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 _VERSION_FILES: Final = ("version.py", "_version.py", "__init__.py")
@@ -75,7 +75,8 @@ def _in_its_place(source: EngineSource, place: PackagePlace, tree: Path) -> Engi
     return source._replace(path=path, watched=path)
 
 
-def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
+def _package_path(name: EngineName, place: PackagePlace) -> Path:
+    """What to put on the import path of a folder as it stands. Raises EngineError."""
     tree = _folder(name)
     path = place.inside(tree)
     if path is None:
@@ -85,6 +86,11 @@ def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
             if bare
             else f"{name}: no {' and no '.join(place.candidates)} in that folder: is it a checkout of the engine?"
         )
+    return path
+
+
+def _in_place(name: EngineName, place: PackagePlace) -> EngineSource:
+    path = _package_path(name, place)
     if not run_git(path, "ls-files", "--", f"{place.package}/*.py"):
         return _source(name, place, path)
     return _source(
@@ -215,11 +221,14 @@ def require_there(name: EngineName) -> None:
 
 
 def require_source(name: EngineName, wheels: Path) -> None:
-    """Refuse a commit or a release that is not there, before any engine's process begins. Raises EngineError."""
+    """Refuse a commit, a release or a package that is not there, before any engine's process begins; releases and
+    packages of shipped adapters alone. Raises EngineError."""
     if name.ref is not None:
         _commit(name)
-    elif name.version is not None and Path(name.adapter).suffix != ".py":
+    elif name.adapter in ADAPTERS and name.version is not None:
         _release(name, name.adapter, wheels)
+    elif name.adapter in ADAPTERS:
+        _package_path(name, ADAPTERS[name.adapter])
 
 
 def _folder(name: EngineName) -> Path:
