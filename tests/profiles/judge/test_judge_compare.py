@@ -405,6 +405,19 @@ def test_the_conclusion_of_equal_sources_by_other_names_does_not_say_that_they_d
     assert "; A and B have the same source; every metric" in conclusion(judge(seen), a="x", b="y")
 
 
+@pytest.mark.parametrize(
+    ("throughputs", "named"), [(FASTER, True), ([99.0, 101.0, 99.5, 101.5, 100.31], False)]
+)
+def test_the_conclusion_attributes_no_change_whose_sign_is_unknown(trials, throughputs, named):
+    found = judge(trials(throughputs))
+    line = next(line for line in found.lines if line.site)._replace(
+        worth_pct=found.metrics["output_throughput"].delta
+    )
+    text = conclusion(replace(found, lines=[line]), a="x", b="y")
+    assert ("come from" in text) == named
+    assert f"of the {line.worth_pct:+.2f} %" in text or not named
+
+
 def test_the_conclusion_of_other_batches_describes_the_first_rank(trials, result):
     seen = trials(steps=STEPS[:-1])
     rank = {"name": "stage 0", "role": "pipeline", "per_step": {}, "idle": {"abstained": "no"}, "metrics": {}}
