@@ -24,6 +24,7 @@ _ADDED: Final = {"sync": "blocking sync", "h2d": "upload", "d2h": "download"}
 _DECODING: Final = ("decode", "verify")  # kinds of steps that make the tokens behind the first
 _DECIDED: Final = ("no change", "better", "worse")
 RUNS: Final = {"seeds": "seeds", "blocks": "pairs", "stored": "runs of each side"}  # by design
+_SCHEDULING: Final = {"queue_ms": "time in the queue", "retractions": "retractions"}
 _TITLES: Final = {"output_throughput": "output throughput", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 
 
@@ -31,7 +32,8 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
     said = "; ".join(filter(None, (_hazards(found), _added(found))))
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
-    parts = [said, verdict, *(part(found) for part in (_metrics, _worth, _tokens, _engagement, _counts))]
+    of_all = (_metrics, _worth, _tokens, _engagement, _scheduling, _counts)
+    parts = [said, verdict, *(part(found) for part in of_all)]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
         parts = [
@@ -216,6 +218,16 @@ def _engagement(comparison: Comparison) -> str:
     exactly = "" if found.basis == "steps" or differing == steps else "about "
     where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"
     return f"engaged in {exactly}{where} ({found.percent:.1f} %){_between_tokens(comparison)}"
+
+
+def _scheduling(found: Comparison) -> str:
+    """What a policy of admission or retraction changes, where the steps that make tokens do nothing else."""
+    kinds = found.engagement.kinds
+    if any(kinds[kind].percent >= THRESHOLD for kind in _DECODING if kind in kinds):
+        return ""
+    judged = [(title, found.metrics[name]) for name, title in _SCHEDULING.items() if name in found.metrics]
+    changed = [f"{title} {_effect(one)}" for title, one in judged if one.verdict in ("better", "worse")]
+    return ", ".join(changed)
 
 
 def _between_tokens(comparison: Comparison) -> str:

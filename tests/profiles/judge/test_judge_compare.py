@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 
@@ -364,14 +366,21 @@ def test_tpot_that_changes_where_decodes_do_not_is_explained(trials):
     others = tuple(step._replace(kind="prefill") for step in OTHER_STEPS)
     seen = trials()
     before = tuple(s._replace(steps=(*STEPS, *prefills)) for s in seen.a)
-    after = tuple(
-        s._replace(steps=(*STEPS, *others), result=altered_metric(s.result, "tpot_ms", 2.0)) for s in seen.b
+    more = (("tpot_ms", 2.0), ("queue_ms", 99.0), ("retractions", 3.0))
+    results = [reduce(lambda result, one: altered_metric(result, *one), more, s.result) for s in seen.b]
+    text, all_differ = (
+        conclusion(judge(Trials("seeds", before, after)), a="x", b="y")
+        for after in (
+            tuple(Sample(one, (*made, *others)) for one in results) for made in (STEPS, OTHER_STEPS)
+        )
     )
     assert (
         "engaged in 50 of 50 prefill steps (100.0 %); as many device operations of each kind in all 50 decode steps, "
-        "but TPOT includes the prefill steps and the idle time between two tokens; copies"
-        in conclusion(judge(Trials("seeds", before, after)), a="x", b="y")
+        "but TPOT includes the prefill steps and the idle time between two tokens; time in the queue +"
+        in text
     )
+    assert re.search(r" in the queue \+[^;]+ %[^;]*, retractions [^;]+; copies", text)
+    assert "time in the queue" not in all_differ
 
 
 def altered_metric(result, name, value):
