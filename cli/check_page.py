@@ -161,6 +161,9 @@ def _evidence(name: str, evidence: list[Document], most: int | None) -> Iterator
         yield Text.assemble((f"{name}: ", "bold"), first["says"])
         for site in first["sites"]:
             yield Text(f"{_INDENT}{site['file']}:{site['line']}  {site['statement']}", style="dim")
+        for site in first.get("callers", ()):
+            called = f"{2 * _INDENT}called at {site['file']}:{site['line']}  {site['statement']}"
+            yield Text(called, style="dim")
         yield from _others(others, most)
         yield Text()
     if hidden := sum(map(len, groups[most:])) if most is not None else 0:

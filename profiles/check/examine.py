@@ -202,6 +202,7 @@ def hazards(found: Hazards | Abstained) -> Check:
             tuple(a.site for a in (finding.first, finding.second) if a is not None and a.site is not None),
             field=finding.resource,
             group=_order(finding),
+            callers=() if finding.second is None else finding.second.callers,
         )
         for finding in found.findings
     ]

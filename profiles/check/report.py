@@ -32,12 +32,14 @@ class Unproven:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """A sentence, with the source lines or the ``field`` of a batch or buffer that it is about. Evidence with the same
-    ``group``, which is a part of a sentence, may have the same cause."""
+    ``group``, which is a part of a sentence, may have the same cause. ``callers`` of the last line, the innermost
+    first: that line may be of a helper."""
 
     says: str
     sites: tuple[SitePart, ...] = ()
     field: str = ""
     group: str = ""
+    callers: tuple[SitePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ def skipped(name: str, why: str) -> Check:
 
 
 # History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams; 1.3 has what is known;
-# 1.4 has interrupted checks.
-SCHEMA_VERSION: Final = "1.4"
+# 1.4 has interrupted checks; 1.5 has the callers of a hazard's line.
+SCHEMA_VERSION: Final = "1.5"
 SHOWN: Final = 3  # requests of those that differ
 
 Document = dict[str, Any]

@@ -256,8 +256,8 @@ def _all_hazards(results: Sequence[Result]) -> Hazards | Abstained:
     if len(watched) < len(parts):
         return parts[0]
     known = dict.fromkeys(name for part in watched for name in part.known)
-    findings = dict.fromkeys(finding for part in watched for finding in part.findings)
-    return Hazards(known=tuple(known), findings=tuple(findings))
+    findings = {finding.identity: finding for part in watched for finding in part.findings}
+    return Hazards(known=tuple(known), findings=tuple(findings.values()))
 
 
 def _all_ordering(results: Sequence[Result]) -> tuple[OrderingRow, ...]:

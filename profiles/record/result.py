@@ -205,12 +205,13 @@ class Outputs(ResultModel):
 
 class HazardAccess(ResultModel):
     """``stream`` is "host" where the host itself touched pinned memory. Documents say in words whether it is a
-    write."""
+    write. ``callers`` are the lines that called that of a finding's later access, the innermost first."""
 
     op: str
     write: bool = Field(default=False, exclude=True)
     site: SitePart | None
     stream: str
+    callers: tuple[SitePart, ...] = omitted(())
 
 
 class HazardFinding(ResultModel):
@@ -222,6 +223,11 @@ class HazardFinding(ResultModel):
     first: HazardAccess
     second: HazardAccess | None
     missing: str
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Equal for a finding that other callers, another rank or another stream of that name have shown, too."""
+        return self.resource, self.missing
 
 
 class Hazards(ResultModel):

@@ -7,12 +7,14 @@ import linecache
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import dropwhile, islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
 from ..record.timeline import NO_SITE, Site
 
+_CALLERS: Final = 2  # of a line, which may be one of a helper
 _HERE: Final = Path(__file__).resolve()
 # Files whose lines are never recorded. A watched program may lie beside this checkout.
 _UNWATCHED: Final = _HERE.parents[1], _HERE.parents[2] / "sched" / "streams.py"
@@ -54,7 +56,16 @@ class Sites:
 
     def _searched(self, frame: FrameType | None) -> int:
         """What ``here`` returns for a stack that it does not know yet, from that frame on."""
-        self.last = NO_SITE
+        self.last = next(self._watched_from(frame), NO_SITE)
+        return self.last
+
+    def callers(self, site: int) -> tuple[int, ...]:
+        """The indices of the watched lines that have called the line ``site`` of this stack, the innermost first."""
+        lines = dropwhile(lambda line: line != site, self._watched_from(sys._getframe(1)))
+        return tuple(islice(lines, 1, 1 + _CALLERS))
+
+    def _watched_from(self, frame: FrameType | None) -> Iterator[int]:
+        """The indices of the watched lines of a stack, from that frame on."""
         while frame is not None:
             code, offset = frame.f_code, frame.f_lasti
             if id(code) not in self._indices:
@@ -65,10 +76,8 @@ class Sites:
                 if offset not in indices:
                     indices[offset] = len(self._places)
                     self._places.append((code, offset))
-                self.last = indices[offset]
-                break
+                yield indices[offset]
             frame = frame.f_back
-        return self.last
 
     def resolved(self) -> Sequence[Site]:
         """All lines so far, by index."""

@@ -341,7 +341,7 @@ def hazard(resource: str, first: str, second: str | None, line: int) -> HazardFi
     """Returns a read of ``second`` at that line after a write of ``first`` at line 1, or no read."""
     sites = [SitePart(file="sched/a.py", function="f", line=n, statement=f"s{n}") for n in (1, line)]
     accesses = [
-        HazardAccess(op="add", stream=stream, site=sites[n])
+        HazardAccess(op="add", stream=stream, site=sites[n], callers=tuple(sites[:n]))
         for n, stream in enumerate((first, second))
         if stream is not None
     ]
@@ -374,7 +374,7 @@ def test_hazards_between_the_same_streams_are_shown_as_one() -> None:
         "hazards: buffer: missing 13",
     ]
     begin = lines.index("and 7 more where the forward stream does not wait for the schedule stream:")
-    assert lines[begin - 2 : begin] == ["sched/a.py:1  s1", "sched/a.py:2  s2"]
+    assert lines[begin - 3 : begin] == ["sched/a.py:1  s1", "sched/a.py:2  s2", "called at sched/a.py:1  s1"]
     assert lines[begin + 1 : begin + 8] == [
         "result of add at sched/a.py:1: sched/a.py:8",
         *(f"table: sched/a.py:1 and sched/a.py:{line}" for line in (3, 4, 5, 6, 7)),

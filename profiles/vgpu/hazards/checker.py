@@ -169,7 +169,7 @@ class HazardChecker(Watcher):
 
     def _compare(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, write: bool) -> None:
         for earlier in shadow.unordered(launch, footprint, write=write):
-            self._findings.add(shadow, earlier, launch, write=write)
+            self._findings.add(shadow, earlier, launch, self._program.sites, write=write)
         if self._probes is not None:
             self._probes.compare(shadow, launch, footprint, write=write)
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from ...record.result import HazardAccess, HazardFinding, SitePart
 from ...record.timeline import NO_SITE, HazardKind, Site
+from ..sites import Sites
 from .shadow import IssuedOp, MemoryAccess, MemoryOrigin, NamedMemory, ShadowMemory
 
 FREED: Final = "freed block of "  # a resource's name begins with it where the kind is "freed"
@@ -22,6 +23,7 @@ class _UnnamedHazard(NamedTuple):
     first_writes: bool
     second: IssuedOp
     second_writes: bool
+    callers: tuple[int, ...]  # of the line of the second
 
     @property
     def key(self) -> object:
@@ -37,16 +39,21 @@ class Findings:
     def __init__(self) -> None:
         self._found: dict[object, _UnnamedHazard] = {}
 
-    def add(self, shadow: ShadowMemory, earlier: MemoryAccess, launch: IssuedOp, *, write: bool) -> None:
+    def add(
+        self, shadow: ShadowMemory, earlier: MemoryAccess, launch: IssuedOp, sites: Sites, *, write: bool
+    ) -> None:
+        """``launch`` is issued by the stack of this call."""
         kind: HazardKind = "freed" if earlier.freed_origin else "pinned" if shadow.pinned else "race"
         hazard = _UnnamedHazard(
-            kind, earlier.freed_origin or shadow.origin, earlier.launch, earlier.write, launch, write
+            kind, earlier.freed_origin or shadow.origin, earlier.launch, earlier.write, launch, write, ()
         )
-        self._found.setdefault(hazard.key, hazard)
+        if hazard.key not in self._found:
+            self._found[hazard.key] = hazard._replace(callers=sites.callers(launch.site))
 
     def named(self, sites: Sequence[Site], streams: Mapping[int, str]) -> tuple[HazardFinding, ...]:
         """Streams of one name count as one: an engine may make its streams anew for every run."""
-        return tuple(dict.fromkeys(_named(hazard, sites, streams) for hazard in self._found.values()))
+        named = [_named(hazard, sites, streams) for hazard in self._found.values()]
+        return tuple({one.identity: one for one in named}.values())
 
 
 def unread(
@@ -67,6 +74,7 @@ def unread(
 def _named(hazard: _UnnamedHazard, sites: Sequence[Site], streams: Mapping[int, str]) -> HazardFinding:
     first = _access(hazard.first, sites, streams, write=hazard.first_writes)
     second = _access(hazard.second, sites, streams, write=hazard.second_writes)
+    second = second.model_copy(update={"callers": tuple(_site(line, sites) for line in hazard.callers)})
     origin = hazard.origin
     resource = origin.name or f"result of {origin.op}{_at(_site(origin.site, sites))}"
     missing = _missing(hazard.kind, _described(first, resource), _described(second), first, second)

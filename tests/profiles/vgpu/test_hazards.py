@@ -28,6 +28,13 @@ def one(scene: Scene) -> HazardFinding:
     return scene.found[0]
 
 
+def test_a_finding_has_the_lines_that_called_its_later_one(scene: Scene) -> None:
+    raw(scene, edge=False)
+    later = one(scene).second
+    assert later is not None
+    assert [site.statement for site in later.callers] == ["raw(scene, edge=False)"]
+
+
 # ---- between streams ---------------------------------------------------------------------------------------
 
 
