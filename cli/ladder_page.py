@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import mean_value
+from ..profiles.record.conclusion import metric_value
 from ..profiles.record.definitions import IDLE_NAMES
 from ..profiles.sweeps.conclusion import rung_labels
 from .charts import Chart
@@ -26,11 +26,11 @@ _FORWARD = "forward stream and tokens"
 _Figures = Mapping[str, Callable[[Document], str]]
 _ON_SCHEDULE: _Figures = {
     ">exposed\nµs/step": lambda result: number(_exposed(result)),
-    ">idle\nµs/step": lambda result: number(mean_value(result, "forward_idle_us_per_step")),
-    ">output\ntokens/s": lambda result: number(mean_value(result, "output_throughput")),
+    ">idle\nµs/step": lambda result: number(metric_value(result, "forward_idle_us_per_step")),
+    ">output\ntokens/s": lambda result: number(metric_value(result, "output_throughput")),
 }
 _ON_FORWARD: _Figures = {
-    ">occupied\n%": lambda result: percent(mean_value(result, "forward_occupancy")),
+    ">occupied\n%": lambda result: percent(metric_value(result, "forward_occupancy")),
     "tokens": lambda result: str(result["outputs"].get("digest", MISSING)[:_DIGITS]),
 }
 
@@ -63,7 +63,7 @@ def as_csv(ladder: Document) -> str:
         result = rung["result"]
         switches = " ".join(f"{name}={value}" for name, value in result["relay"]["switches"].items())
         counts = [_median(result, *place) for place in places]
-        values = [mean_value(result, name) for name in metrics]
+        values = [metric_value(result, name) for name in metrics]
         rows.append([result["relay"]["state"], switches, *counts, *values, result["outputs"].get("digest")])
     return to_csv(["relay", "switches", *map(".".join, places), *metrics, "digest"], rows)
 
@@ -132,7 +132,7 @@ def _kinds(ladder: Document) -> list[str]:
 
 
 def _exposed(result: Document) -> float | None:
-    exposed = [mean_value(result, name) for name in _EXPOSED]
+    exposed = [metric_value(result, name) for name in _EXPOSED]
     return None if None in exposed else sum(value or 0.0 for value in exposed)
 
 
@@ -143,10 +143,12 @@ def _median(result: Document, kind: str, stream: str, counter: str) -> float:
 
 def charts(ladder: Document) -> Iterator[Chart]:
     """Of each rung its throughput, and the idle time that the host exposes."""
-    speed = [{"y": label, "x": mean_value(result, "output_throughput")} for label, result in _results(ladder)]
+    speed = [
+        {"y": label, "x": metric_value(result, "output_throughput")} for label, result in _results(ladder)
+    ]
     yield Chart("throughput of the rungs", "interval", "output tokens/s", "", speed)
     exposed = [
-        {"y": label, "x": mean_value(result, name), "series": IDLE_NAMES[name.removesuffix("_us_per_step")]}
+        {"y": label, "x": metric_value(result, name), "series": IDLE_NAMES[name.removesuffix("_us_per_step")]}
         for label, result in _results(ladder)
         for name in _EXPOSED
     ]

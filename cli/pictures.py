@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from ..profiles.measure.intervals import counted
-from ..profiles.record.conclusion import mean_value
+from ..profiles.record.conclusion import metric_value
 from ..profiles.record.recording import RecordedTimeline
 from .charts import Chart, Point
 from .page import Document, Drawn
@@ -144,7 +144,7 @@ def _ranges(result: Document) -> Chart:
     part = result["ranges"]
     points = []
     for name, extent in part["metrics"].items():
-        if value := mean_value(result, name):
+        if value := metric_value(result, name):
             ends = {end: 100 * (extent[end] / value - 1) for end in ("low", "high")}
             points.append({"y": name, "x": 0.0, **ends})
     title = f"ranges under {part['draws']} draws of the hardware's constants"

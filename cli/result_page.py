@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import conclusion, engine_name, listed
+from ..profiles.record.conclusion import conclusion, engine_name, listed, timed_passes
 from . import result_tables
 from .page import Document, Lines, Page, to_csv
 from .pictures import run_charts
@@ -119,6 +120,8 @@ def labels(result: Document) -> str:
         parts += _capture_labels(result)
     else:
         parts += [scheduler(label, result["relay"]), host_time(label, label.get("engine"))]
+    timed = timed_passes(result)
+    parts += [f"median of {timed} passes"] if timed > 1 else []
     parts += ["acceptance of drafts simulated"] if label.get("acceptance") == "simulated" else []
     parts += ["profiled: not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if result_tables.has_no_times(result) else []
@@ -202,7 +205,7 @@ def _capture_labels(result: Document) -> list[str]:
 def csv_of(documents: Sequence[Document], *, only: str = "") -> str:
     """One row per metric, and per count of a kind and stream, of the run and then of each rank; counts of several ranks
     are each rank's own. Each row names its run, so that files of many runs can be joined. ``value`` is a distribution's
-    mean and a count's median."""
+    mean, of several passes the median of theirs, and a count's median."""
     rows = (row for document in documents for row in _csv_rows(document) if row["metric"].startswith(only))
     return to_csv(_CSV, (map(row.get, _CSV) for row in rows))
 
@@ -233,7 +236,7 @@ def _metric_rows(part: Document) -> Iterator[Document]:
         yield {
             "metric": name,
             "unit": metric.get("unit"),
-            "value": sum(values) / len(values) if values else None,
+            "value": float(median(values)) if values else None,
             "abstained": metric.get("abstained"),
             **{figure: value for figure, value in figures.items() if isinstance(value, float | int)},
             **{end: extent.get(end) for end in ("low", "high")},

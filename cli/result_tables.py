@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Final, get_args
 
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import idle_parts, mean_value
+from ..profiles.record.conclusion import idle_parts, metric_value
 from ..profiles.record.definitions import DEFINITIONS, IDLE_NAMES, IDLE_PARTS, ReportTable, shown_in
 from ..profiles.record.result import PROGRAM
 from ..scenarios.schema import Stream
@@ -106,11 +107,10 @@ def _plain(name: str, metric: Document) -> tuple[str, str, str, str]:
     if "abstained" in metric:
         return label, "", MISSING, metric["abstained"]
     values = metric["values"]
-    middle = sorted(values)[len(values) // 2]
     repeats = f"median of {len(values)}" if len(values) > 1 else ""
     if metric["unit"] == "ratio":
-        return label, "%", percent(middle), repeats
-    return label, metric["unit"], number(whole(middle)), repeats
+        return label, "%", percent(median(values)), repeats
+    return label, metric["unit"], number(whole(median(values))), repeats
 
 
 def workload(result: Document) -> Table:
@@ -144,10 +144,9 @@ def latency(result: Document) -> Table:
 def _times(metric: Document) -> list[str]:
     if "abstained" in metric:
         return ["0"] + [MISSING] * 6
-    mean = sum(metric["values"]) / len(metric["values"])
     quantiles = [metric.get(name) for name in ("p50", "p90", "p95", "p99")]
     supported = [None if isinstance(value, dict) else value for value in quantiles]
-    return [number(value) for value in (metric["n"], mean, *supported, metric["max"])]
+    return [number(value) for value in (metric["n"], median(metric["values"]), *supported, metric["max"])]
 
 
 def drawn_ranges(result: Document) -> Table:
@@ -159,7 +158,7 @@ def drawn_ranges(result: Document) -> Table:
         caption="means over requests or steps; the constant that each follows most, with their rank correlation",
     )
     for name, extent in part["metrics"].items():
-        figures = (number(value) for value in (mean_value(result, name), extent["low"], extent["high"]))
+        figures = (number(value) for value in (metric_value(result, name), extent["low"], extent["high"]))
         follows = f"{extent['follows']} {extent['correlation']:+.2f}" if extent["follows"] else MISSING
         table.add_row(name, result["metrics"][name]["unit"], *figures, follows)
     return table
@@ -199,7 +198,7 @@ def _tally(tally: Document | None) -> str:
 def gpu_waits(result: Document) -> Table:
     """Forward idle and its parts, which add up to it, and the idle time inside forwards."""
     table = framed("where the GPU waited", "between forwards", ">µs/step", ">share, %")
-    idle, total = result["idle"], mean_value(result, "forward_idle_us_per_step")
+    idle, total = result["idle"], metric_value(result, "forward_idle_us_per_step")
     if "abstained" in idle or total is None:
         table.add_row("forward idle", MISSING, MISSING)
         return table
@@ -211,7 +210,7 @@ def gpu_waits(result: Document) -> Table:
             label = "  " * _OF_HOST_LATE.get(name, 0) + label
             table.add_row(label, number(round(us, 6)), share, end_section=name == "residue")
     table.add_section()
-    table.add_row("inside forwards", number(mean_value(result, "forward_gap_us_per_step")), "")
+    table.add_row("inside forwards", number(metric_value(result, "forward_gap_us_per_step")), "")
     return table
 
 
@@ -242,7 +241,7 @@ def ranges(result: Document) -> Table:
         if "values" in metric:
             shown = [metric.get(figure) for figure in ("p50", "p99")]
             figures = [value if isinstance(value, float | int) else None for value in shown]
-            row = (metric["n"], metric["values"][0], *figures, metric["max"])
+            row = (metric["n"], median(metric["values"]), *figures, metric["max"])
             table.add_row(name.removeprefix("range_ms."), *map(number, row))
     return table
 
@@ -308,7 +307,7 @@ def _rank_rows(ranks: list[Document]) -> Iterator[tuple[str, str, list[str]]]:
 def _rank_cell(metric: Document | None) -> str:
     if metric is None or "abstained" in metric:
         return MISSING
-    value = metric["values"][0]
+    value = median(metric["values"])
     return percent(value) if metric["unit"] == "ratio" else number(whole(value))
 
 

@@ -150,6 +150,7 @@ def _options(
         hazards=hazards,
         adversary=adversary,
         world=world,
+        repeated=True,
     )
 
 

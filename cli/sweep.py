@@ -77,7 +77,7 @@ def sweep(
     from ..profiles.sweeps.runs import Runs
     from .answers import SweepAnswer
 
-    options = Options(device=device, command=arguments.command_line())
+    options = Options(device=device, command=arguments.command_line(), repeated=True)
     runs = Runs(options, folder=output_dir and output_dir / "runs", resume=resume)
     clock = arguments.Stopwatch()
     found, drawn, cancelled = _swept(plan, runs, 0 if quick else draws)

@@ -368,7 +368,7 @@ class Measure(Section):
     warmup_requests: Requests = 0
     """Requests before the measured ones, which are not observed."""
     repeat: Positive = 1
-    """Measured passes, where times are measured."""
+    """Passes of run and sweep, where times are measured; metrics are their median. compare has --pairs."""
     seed: Seed = 0
     """The seed of the workload."""
 

@@ -107,7 +107,7 @@ def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
 
 def _value(result: Result, name: str) -> float | None:
     metric = result.metrics.get(name)
-    return metric.values[0] if isinstance(metric, Metric) else None
+    return metric.value if isinstance(metric, Metric) else None
 
 
 def _counted(chosen: Sequence[int]) -> str:

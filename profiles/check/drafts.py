@@ -97,7 +97,7 @@ def _drafted(resolved: Resolved) -> DraftStarts | Crash:
     length = result.metrics["accept_length"]
     return DraftStarts(
         {name: starts for name, starts in guard.starts.items() if name in finished},
-        length.values[0] if isinstance(length, Metric) else 0.0,
+        length.value if isinstance(length, Metric) else 0.0,
     )
 
 

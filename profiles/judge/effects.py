@@ -48,14 +48,14 @@ class MetricValue(NamedTuple):
     direction: Literal["higher", "lower"]
 
 
-def mean(result: Result | RankPart, name: str) -> float | None:
-    """The mean of a metric over its values; None where it abstained or is not there."""
+def value_of(result: Result | RankPart, name: str) -> float | None:
+    """The value of a metric; None where it abstained or is not there."""
     metric = result.metrics.get(name)
-    return sum(metric.values) / len(metric.values) if isinstance(metric, Metric) and metric.values else None
+    return metric.value if isinstance(metric, Metric) and metric.values else None
 
 
 def metric_values(result: Result, also: Collection[str] = ()) -> dict[str, MetricValue]:
-    """Metrics by name: the mean over repeats, and percentiles as ``ttft_ms.p99``. Percentiles other than p50 and
+    """Metrics by name: the median of timed passes, and percentiles as ``ttft_ms.p99``. Percentiles other than p50 and
     p99 are read only where ``also`` names them. Metrics that abstained or have no better direction are left out."""
     return {
         name: MetricValue(value, metric.unit, metric.direction)
@@ -67,7 +67,7 @@ def metric_values(result: Result, also: Collection[str] = ()) -> dict[str, Metri
 
 def _values(name: str, metric: Metric, also: Collection[str]) -> Iterator[tuple[str, float]]:
     if metric.values:
-        yield name, sum(metric.values) / len(metric.values)
+        yield name, metric.value
     for percentile in PERCENTILES:
         value, whole = getattr(metric, percentile), f"{name}.{percentile}"
         if isinstance(value, float | int) and (percentile in _PERCENTILES or whole in also):
@@ -397,8 +397,8 @@ def _mean_part(results: Results, name: str) -> float | None:
 
 def _part(result: Result | RankPart, name: str) -> float | None:
     if name not in IDLE_PARTS:
-        return mean(result, f"{name}_us_per_step")
-    total = mean(result, "forward_idle_us_per_step")
+        return value_of(result, f"{name}_us_per_step")
+    total = value_of(result, "forward_idle_us_per_step")
     if total is None or isinstance(result.idle, Abstained):
         return None
     whole = sum(getattr(result.idle, f"{part}_us") for part in IDLE_PARTS)

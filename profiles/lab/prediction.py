@@ -122,7 +122,7 @@ def _value(result: Result, name: str) -> float | None:
     metric = result.metrics.get(name)
     if not isinstance(metric, Metric):
         return None
-    return metric.p50 if isinstance(metric.p50, (int, float)) else median(metric.values)
+    return metric.p50 if isinstance(metric.p50, (int, float)) else metric.value
 
 
 def _changes(before: Pair, after: Pair) -> Iterator[Document]:

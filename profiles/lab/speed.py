@@ -29,7 +29,7 @@ def _value(result: Result, name: str, quantile: str = "") -> float | None:
     metric = result.metrics.get(name)
     if not isinstance(metric, Metric):
         return None
-    found = getattr(metric, quantile) if quantile else metric.values[0]
+    found = getattr(metric, quantile) if quantile else metric.value
     return found if isinstance(found, (int, float)) else None
 
 

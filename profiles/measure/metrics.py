@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median, median_low
 from typing import Any, Final
 
 from ..record.definitions import definition
@@ -75,6 +76,12 @@ Metrics = dict[str, Metric | Abstained]
 NO_FORWARD: Final = "no forward kernel was seen"
 _NO_REQUEST: Final = "no request ran long enough"
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_OVER_PASSES: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
+    "n": median_low,
+    "min": min,
+    "max": max,
+    **dict.fromkeys(_QUANTILES, median),
+}
 
 _REQUEST_VALUES: Final = (
     *("output_throughput", "input_throughput", "total_throughput", "request_throughput"),
@@ -145,6 +152,27 @@ def exact(metrics: Mapping[str, Metric | Abstained]) -> Metrics:
         name: metric if isinstance(metric, Abstained) else metric.model_copy(update={"exact": True})
         for name, metric in metrics.items()
     }
+
+
+def of_passes(passes: Sequence[Metrics]) -> Metrics:
+    """The metrics of several passes of one workload, with a value for each pass that measured them. Percentiles are the
+    median of those of the passes: further passes of the same requests have no other tail, so samples are not pooled."""
+    names = dict.fromkeys(name for metrics in passes for name in metrics)
+    found: Metrics = {}
+    for name in names:
+        each = [metric for metrics in passes if isinstance(metric := metrics.get(name), Metric)]
+        found[name] = _of_passes(each) if each else passes[-1][name]
+    return found
+
+
+def _of_passes(each: Sequence[Metric]) -> Metric:
+    if len(each) == 1:
+        return each[0]
+    changed: dict[str, Any] = {"values": tuple(value for metric in each for value in metric.values)}
+    for name, over in _OVER_PASSES.items():
+        known = [value for metric in each if isinstance(value := getattr(metric, name), int | float)]
+        changed |= {name: over(known)} if known else {}
+    return each[-1].model_copy(update=changed)
 
 
 def request_metrics(totals: RequestTotals) -> Metrics:

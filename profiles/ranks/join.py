@@ -185,7 +185,7 @@ def _request_metrics(account: RequestTotals, results: Sequence[Result]) -> Metri
 
 
 def _value(metric: Metric | Abstained) -> float:
-    return metric.values[0] if isinstance(metric, Metric) else -1.0
+    return metric.value if isinstance(metric, Metric) else -1.0
 
 
 def _acceptance_metrics(resolved: Resolved, account: RequestTotals) -> Metrics:

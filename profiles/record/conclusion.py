@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any, Final
 
 from .definitions import IDLE_NAMES, IDLE_PARTS
@@ -31,7 +32,11 @@ def conclusion(result: Document) -> str:
         ended = sum(request["status"] == "finished" for request in result["requests"])
         wanted = result["scenario"]["expanded"].get("workload", {}).get("requests")
         of_all = f" of {wanted:,}" if wanted else ""
-        return f"interrupted when {ended:,}{of_all} requests had finished."
+        timed = timed_passes(result)
+        of_pass, before = (
+            (f" of pass {timed + 1}", "; metrics are of the passes before it") if timed else ("", "")
+        )
+        return f"interrupted when {ended:,}{of_all} requests{of_pass} had finished{before}."
     if unfinished := _none_finished(result):
         return f"{unfinished}."
     raced = _hazards(result, "undeclared hazard")
@@ -67,10 +72,16 @@ def engine_name(part: Document) -> str:
     return " ".join(word for word in words if word)
 
 
-def mean_value(result: Document, metric: str) -> float | None:
-    """The mean over all repeats; None where the metric abstains."""
+def timed_passes(result: Document) -> int:
+    """The whole passes that times are of; 0 where one pass was wanted."""
+    passes: Document = result["environment"].get("passes", {})
+    return int(passes.get("timed", 0))
+
+
+def metric_value(result: Document, metric: str) -> float | None:
+    """The median of the timed passes; None where the metric abstains."""
     values = result["metrics"].get(metric, {}).get("values")
-    return sum(values) / len(values) if values else None
+    return float(median(values)) if values else None
 
 
 def _hazards(result: Document, name: str) -> Iterator[str]:
@@ -115,14 +126,14 @@ def _throughput(result: Document) -> Iterator[str]:
     """Prompts that are embedded get no tokens: there is one placeholder for each."""
     engine = result["scenario"].get("expanded", {}).get("engine", {})
     name, unit = ("request", "embeddings") if engine.get("embedding") else ("output", "output tokens")
-    value = mean_value(result, f"{name}_throughput")
+    value = metric_value(result, f"{name}_throughput")
     if value is not None:
         yield f"{_number(value)} {unit}/s"
 
 
 def _idle(result: Document) -> Iterator[str]:
     """The idle time between forwards without the time in which there was no work."""
-    idle, busy = (mean_value(result, name) for name in ("forward_idle_us_per_step", "forward_occupancy"))
+    idle, busy = (metric_value(result, name) for name in ("forward_idle_us_per_step", "forward_occupancy"))
     if idle is None or busy is None or "abstained" in result["idle"]:
         return
     parts = idle_parts(result)
@@ -139,11 +150,11 @@ def _idle(result: Document) -> Iterator[str]:
 
 def idle_parts(result: Document) -> dict[str, float]:
     """Us per step of forward idle and of each of its parts, by the names of ``IDLE_NAMES``."""
-    total = mean_value(result, "forward_idle_us_per_step") or 0.0
+    total = metric_value(result, "forward_idle_us_per_step") or 0.0
     idle = result["idle"]
     whole = sum(idle[f"{name}_us"] for name in IDLE_PARTS)
     parts = {name.removesuffix("_us"): total * us / whole if whole else 0.0 for name, us in idle.items()}
-    exposed = {name: mean_value(result, f"{name}_us_per_step") or 0.0 for name in _CAUSES[:2]}
+    exposed = {name: metric_value(result, f"{name}_us_per_step") or 0.0 for name in _CAUSES[:2]}
     return parts | exposed | {"forward_idle": total}
 
 

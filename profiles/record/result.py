@@ -12,6 +12,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
@@ -55,8 +56,9 @@ class Abstained(ResultModel):
 
 
 class Metric(ResultModel):
-    """``values`` has one entry per repeat: the value, or the mean of a distribution. The rest describes the
-    pooled distribution of ``n`` samples and is absent for plain values."""
+    """``values`` has one entry per timed pass: the value, or the mean of a distribution. The rest describes the
+    distribution of the ``n`` samples of a pass and is absent for plain values: of several passes, the median of ``n``
+    and of each percentile, and the extremes of all."""
 
     unit: str
     direction: Direction
@@ -69,6 +71,11 @@ class Metric(ResultModel):
     p90: Number | Abstained | None = None
     p95: Number | Abstained | None = None
     p99: Number | Abstained | None = None
+
+    @property
+    def value(self) -> float:
+        """The median of the passes."""
+        return float(median(self.values))
 
 
 STREAM_WAIT: Final = "cudaStreamWaitEvent"  # the call of a row that waits on a stream, not on the host

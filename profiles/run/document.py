@@ -1,5 +1,5 @@
-"""The result document of one rank, and what was measured for it: in one pass or, where counting perturbs times, in a
-timed and a traced one, never pooled."""
+"""The result document of one rank, and what was measured for it: in one pass or, where times are measured, in several
+and, where counting perturbs times, in timed ones and a traced one, never pooled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from ..measure.achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
 from ..measure.collector import ResultParts
-from ..measure.metrics import Metrics
+from ..measure.metrics import Metrics, of_passes
 from ..measure.requests import RequestRecord
 from ..platform.machine import Machine
 from ..platform.resolve import speculation, speculation_depth
@@ -18,13 +18,13 @@ from ..record.environment import environment, tool
 from ..record.provenance import RunPart, ScenarioPart
 from ..record.result import Abstained, Outputs, RequestRow, Result, digest
 from .declared_hazards import hazards
-from .runner import Pass, PreparedRun, unobserved
+from .runner import ObserverFactory, Pass, PreparedRun, unobserved
 
 _METRICS_WITHOUT_TIMES = ("accept_length", "position_acceptance")
 
 
 class MeasuredRun(NamedTuple):
-    """``done`` is the pass that times and requests are of; ``passes`` says which pass each number is from."""
+    """``done`` is the last timed pass, which requests are of; ``passes`` says which passes each number is from."""
 
     done: Pass
     parts: ResultParts
@@ -32,19 +32,19 @@ class MeasuredRun(NamedTuple):
     passes: dict[str, Any]
 
 
-def measured(prepared: PreparedRun, done: Pass, *, traced: bool = True) -> MeasuredRun:
-    """What was measured in the pass that is ``done``; where counting needs a pass of its own and is wanted, run the
-    workload again, ``traced``."""
+def measured(
+    prepared: PreparedRun, observe: ObserverFactory, *, repeat: int = 1, traced: bool = True
+) -> MeasuredRun:
+    """Run the workload ``repeat`` times and, where counting needs a pass of its own and is wanted, once more,
+    ``traced``. Metrics are of all timed passes, everything else is of the last one."""
     machine = prepared.machine
-    drafts = speculation_depth(prepared.resolved.scenario)
-    parts = done.collector.finish(machine.names, drafts=drafts)
-    parts = parts._replace(metrics=parts.metrics | _achieved(prepared, done))
-    outputs = outputs_of(done, prepared)
+    found = _timed(prepared, observe, repeat)
     if machine.traced is None:
-        return MeasuredRun(done, parts, outputs, {})
+        return found
+    done, parts, outputs, passes = found
     if not traced or done.cancelled:
         why = "the run was interrupted" if traced else "another tool counts"
-        return uncounted(MeasuredRun(done, parts, outputs, _passes(abstained=why)))
+        return uncounted(found._replace(passes=passes | _passes(abstained=why)))
     prepared.system.forget()
     with machine.traced() as counting:
         again = prepared.measure(unobserved)
@@ -55,12 +55,42 @@ def measured(prepared: PreparedRun, done: Pass, *, traced: bool = True) -> Measu
         done,
         parts._replace(per_step=counted.per_step, copies=counted.copies, syncs=counted.syncs),
         agreed(outputs, outputs_of(again, prepared)),
-        _passes(
+        passes
+        | _passes(
             trace_overhead=(again.end - again.start) / length if length else None,
             **counting.notes,
             **({"abstained": void} if void else {}),
         ),
     )
+
+
+def _timed(prepared: PreparedRun, observe: ObserverFactory, repeat: int) -> MeasuredRun:
+    """Run the workload ``repeat`` times from an empty engine, or up to the pass that is interrupted or breaks off. The
+    metrics of such a pass count only where there is no whole one before it."""
+    machine = prepared.machine
+    drafts = speculation_depth(prepared.resolved.scenario)
+    metrics: list[Metrics] = []
+    outputs: Outputs | Abstained | None = None
+    whole = 0
+    for _ in range(repeat):
+        if whole:
+            prepared.system.forget()
+        done = prepared.measure(observe)
+        parts = done.collector.finish(machine.names, drafts=drafts)
+        ended = outputs_of(done, prepared)
+        if outputs is None or isinstance(ended, Abstained):
+            outputs = ended
+        elif outputs != ended:
+            outputs = Abstained(abstained="the timed passes gave different tokens")
+        partial = done.cancelled or bool(done.failure)
+        if not (partial and whole):
+            metrics.append(parts.metrics | _achieved(prepared, done))
+        if partial:
+            break
+        whole += 1
+    assert outputs is not None
+    passes = {"timed": whole} if repeat > 1 else {}
+    return MeasuredRun(done, parts._replace(metrics=of_passes(metrics)), outputs, passes)
 
 
 def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:

@@ -36,7 +36,7 @@ class Options:
     does all work of the virtual GPU late. ``traced``: whether a real device's second, counting pass is run;
     ``keep_trace``: where its trace is kept. ``counterfactual``: a change of the virtual GPU's times; the result's
     counts are of that run. ``counted``: whether the virtual GPU's timeline is kept; without it, a result has requests,
-    tokens and hazards alone."""
+    tokens and hazards alone. ``repeated``: whether measured times are measured ``measure.repeat`` times."""
 
     device: DeviceChoice = "auto"
     save_tokens: bool = False
@@ -49,6 +49,7 @@ class Options:
     record: Path | None = None  # folder that gets every rank's timeline
     counterfactual: Counterfactual | None = None
     counted: bool = True
+    repeated: bool = False
 
 
 _DEFAULTS: Final = Options()

@@ -110,6 +110,7 @@ class RunTask:
         guard = None if self.guard is None else self.guard.of_rank(context.rank)
         if guard is not None and context.link is not None:
             context = context._replace(link=guard.link(context.link))
+        world = None if context.link is None and context.place is None else options.world
         with self._recording(context.rank) as recording:
             if recording is not None:
                 sink.extras += (recording,)
@@ -130,10 +131,10 @@ class RunTask:
 
             with broken_on_purpose(self.resolved.relay):
                 prepared.warm_up()
-                done = prepared.measure(observe)
-                found = measured(prepared, done, traced=options.traced)
+                repeat = 1 if world else self._repeat(machine)
+                found = measured(prepared, observe, repeat=repeat, traced=options.traced)
             sink.finish(machine.names)
-        world = None if context.link is None and context.place is None else options.world
+        done = found.done
         if options.adversary is not None:
             found = untimed(found, "an adversary decided when work was done: times mean nothing")
         if machine.untimed:
@@ -148,6 +149,13 @@ class RunTask:
             done.damage,
             done.end,
         )
+
+    def _repeat(self, machine: Machine) -> int:
+        """The number of timed passes: one where times repeat exactly, or mean nothing."""
+        untimed = machine.untimed or self.options.adversary is not None
+        if not self.options.repeated or machine.labels.exact or untimed:
+            return 1
+        return self.resolved.scenario.measure.repeat
 
     def _recording(self, rank: int) -> TimelineRecording | nullcontext[None]:
         """The recording of the rank's timeline, if it is wanted."""

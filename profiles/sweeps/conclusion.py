@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from ..record.conclusion import attributed, listed, mean_value
+from ..record.conclusion import attributed, listed, metric_value
 
 Document = dict[str, Any]
 
@@ -108,7 +108,7 @@ def ladder_conclusion(ladder: Document) -> str:
         "every relay gives the tokens it promises" if agree else "relays DIFFER that promise the same tokens"
     )
     labels, rungs = rung_labels(ladder), ladder["rungs"]
-    values = [mean_value(rung["result"], "output_throughput") for rung in rungs]
+    values = [metric_value(rung["result"], "output_throughput") for rung in rungs]
     timed = [(number, value) for number, value in enumerate(values) if value]
     if len(timed) < 2:
         return f"{len(values)} relay{'s' * (len(values) != 1)}, no times to compare; {tokens}."

@@ -17,7 +17,7 @@ from math import ceil, log2
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from ..judge.compare import Comparison
-from ..judge.effects import LineEffect, LineIdentity, line_identity, lines, mean
+from ..judge.effects import LineEffect, LineIdentity, line_identity, lines, value_of
 from ..judge.local import unrepeatable, without_values
 from ..judge.sides import SideSpec
 from ..judge.statistics import percent
@@ -79,14 +79,14 @@ class Figures(NamedTuple):
 
 
 def figures(result: Result, settles: EarlySettles) -> Figures:
-    outputs, throughput = result.outputs, mean(result, "output_throughput")
+    outputs, throughput = result.outputs, value_of(result, "output_throughput")
     steps = sum(counts.steps for kind, counts in result.per_step.items() if is_iteration(kind))
     tokens = sum(request.output_tokens for request in result.requests)
     return Figures(
         output_throughput=throughput,
-        ttft_ms=mean(result, "ttft_ms"),
-        tpot_ms=mean(result, "tpot_ms"),
-        forward_idle_us_per_step=mean(result, "forward_idle_us_per_step"),
+        ttft_ms=value_of(result, "ttft_ms"),
+        tpot_ms=value_of(result, "tpot_ms"),
+        forward_idle_us_per_step=value_of(result, "forward_idle_us_per_step"),
         step_us=1e6 * tokens / throughput / steps if throughput and steps else None,
         digest=outputs.digest if isinstance(outputs, Outputs) else outputs.abstained,
         early=settles.count,
@@ -324,7 +324,7 @@ def worth_of_rungs(question: Resolved, rungs: Sequence[Result], notice: Notice) 
     found: list[Sequence[LineEffect]] = [()]
     for before, after in pairwise(zip(map(question.with_relay, question.relays), rungs, strict=False)):
         asked: Sequence[LineEffect] = ()
-        x, y = (mean(result, "output_throughput") for _, result in (before, after))
+        x, y = (value_of(result, "output_throughput") for _, result in (before, after))
         if x and y and abs(percent(x, y)) >= INTEREST:
             asked = with_worth(lines(before[1:], after[1:]), before, after, notice)
         found.append([line for line in asked if line.a != line.b])

@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 
 from schedbench.cli.page import markdown, screenful
-from schedbench.cli.result_page import FEW, page
+from schedbench.cli.result_page import FEW, csv_of, page
 from schedbench.cli.source_lines import worth_tables
 from schedbench.profiles.record.conclusion import conclusion
 from tests.cli.pages import SAMPLE
@@ -29,6 +29,18 @@ def test_the_conclusion_has_throughput_idle_time_its_cause_and_a_line(document: 
         "18,235 output tokens/s; GPU idle 2.7 % of a step (94.1 µs) between forwards, half of it exposed host work; "
         "most exposed wait: sched/relay/lengths.py:41, 0.5 blocking downloads per decode step."
     )
+
+
+def test_of_several_passes_the_median_is_shown(document: dict[str, Any]) -> None:
+    for name in ("output_throughput", "ttft_ms"):
+        document["metrics"][name]["values"] = [2000.0, 4000.0, 30000.0, 5000.0]
+    assert conclusion(document).startswith("4,500 output tokens/s; ")
+    rows = markdown(page(document, 120)).splitlines()
+    assert any(row.startswith("| output throughput | tokens/s | 4,500 | median of 4 |") for row in rows)
+    [ttft] = [row for row in rows if row.startswith("| TTFT |")]
+    assert ttft.split(" | ")[2] == "4,500"
+    [row] = [row for row in csv_of([document]).splitlines() if ",output_throughput," in row]
+    assert ",4500" in row
 
 
 def test_the_conclusion_begins_with_undeclared_hazards(document: dict[str, Any]) -> None:
@@ -58,6 +70,10 @@ def test_a_cancelled_run_says_how_many_requests_had_finished_and_has_one_table(
     assert conclusion(document) == "interrupted when 1 requests had finished."
     document["scenario"]["expanded"]["workload"] = {"requests": 2000}
     assert conclusion(document) == "interrupted when 1 of 2,000 requests had finished."
+    document["environment"]["passes"] = {"timed": 2}
+    assert conclusion(document) == (
+        "interrupted when 1 of 2,000 requests of pass 3 had finished; metrics are of the passes before it."
+    )
     [table] = [block for block in screenful(page(document, 80, lines=FEW)).blocks if isinstance(block, Table)]
     assert table.title == "where the host waited"
 

@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.measure.distribution import Distribution, needed
 from schedbench.profiles.measure.metrics import (
+    of_passes,
+    plain,
     rates,
     steady_rates,
     steady_window,
+    time_metric,
 )
 from schedbench.profiles.measure.requests import RequestLog, RequestRecord, between, tpot
 from schedbench.profiles.measure.steps import SleepAnnouncingClock, StepPeriods
+from schedbench.profiles.record.result import Abstained
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.observe import LogicalClock, Observer, StepInfo
 from schedbench.sched.request import Request, Status
@@ -222,3 +226,21 @@ def test_quantiles_agree_with_numpy(samples, quantile):
     )
     assert (mine.min, mine.max, len(mine)) == (min(samples), max(samples), len(samples))
     assert mine.mean == pytest.approx(sum(samples) / len(samples))
+
+
+def test_metrics_of_several_passes_have_a_value_for_each_that_measured_them():
+    samples = [Distribution(range(first, last)) for first, last in ((0, 20), (3, 9), (5, 45))]
+    passes = [{"step_ms": time_metric("step_ms", one, why="")} for one in samples]
+    passes[0] |= {
+        "gpu_busy": plain("gpu_busy", None, why="first"),
+        "accept_length": plain("accept_length", 2),
+    }
+    passes[2] |= {"gpu_busy": plain("gpu_busy", None, why="last")}
+    found = of_passes(passes)
+    assert of_passes(passes[:1]) == passes[0]
+    assert (found["gpu_busy"], found["accept_length"].value) == (Abstained(abstained="last"), 2)
+    step = found["step_ms"]
+    assert step.values == tuple(one["step_ms"].value for one in passes) and step.value == 9.5e-6
+    assert (step.n, step.min, step.max) == (20, 0, 44e-6)
+    assert step.p50 == 9.5e-6 and step.p95 == pytest.approx((18.05e-6 + 42.05e-6) / 2)
+    assert isinstance(step.p99, Abstained)
