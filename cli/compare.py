@@ -43,7 +43,13 @@ Overrides = Annotated[
     arguments.Texts, typer.Option("--set", metavar="KEY=VALUE", help="Override a key on both sides.")
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Workload seeds where times are emulated: 5 for a verdict.")]
-Pairs = Annotated[int, typer.Option(min=1, help="Pairs of interleaved blocks where times are measured.")]
+Pairs = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Pairs of interleaved blocks where times are measured, two for each workload seed: 14 for a verdict.",
+    ),
+]
 MinEffect = Annotated[
     float, typer.Option(min=0, metavar="PCT", help="Effects smaller than this count as no change.")
 ]
@@ -145,7 +151,7 @@ def compare(
     wanted = ComparisonOptions(
         given,
         device,
-        TrialPlan(seeds, pairs, allow_divergence=allow_divergence, draws=0 if quick else draws),
+        TrialPlan(seeds, pairs + pairs % 2, allow_divergence=allow_divergence, draws=0 if quick else draws),
         VerdictRules(min_effect, min_engagement, allow_divergence, bounds, passes, exit_on_inconclusive),
         Reader(meaning, nsys, arguments.command_line()),
         arguments.EngineOptions(engine_python, engine_wheels, engine_timeout),

@@ -24,7 +24,7 @@ _MARKS = {"better": "green", "worse": "red", "failed": "red", "passed": "green"}
 _OTHERS, _COUNTS = "other metrics", "counts per step: mean / worst step"
 _BASES = {
     "seeds": "each run is exact; A and B are medians over workload seeds, Δ is the median of the changes seed by seed",
-    "blocks": "measured in ABBA blocks; Δ is the median of paired differences",
+    "blocks": "measured in ABBA blocks, four for each workload seed; Δ is the median of the changes seed by seed",
     "stored": "measured, not in pairs: drift between the runs counts as effect",
 }
 _RULE = "better or worse: the whole range lies beyond {least:g} %"

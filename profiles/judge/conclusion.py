@@ -96,7 +96,7 @@ def _setting(found: Comparison) -> str:
     n = len(found.trials.a)
     runs = {
         "seeds": "one run" if found.trials.one_run else f"{n} seed{'s' if n != 1 else ''}",
-        "blocks": f"{n} pair{'s' * (n != 1)} of one workload seed",
+        "blocks": f"{n} pairs, {n // 2} seed{'s' * (n != 2)}",
         "stored": f"{n} and {len(found.trials.b)} stored runs, drift between them counts",
     }
     kind = "emulated" if result.labels.emulated else "measured"

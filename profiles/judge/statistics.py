@@ -2,14 +2,18 @@
 
 Pure functions of numbers.
 
-Blocks are run as A B B A A B B A ...; a pair is two neighbours, one of each side. All effects are in percent of A::
+Four blocks run one workload, A B B A or B A A B in turn; a pair is two neighbours, one of each side. All effects are in
+percent of A::
 
-    block   A   B | B   A | A   B | B   A
-    pair    --1-- | --2-- | --3-- | --4--      of one pair, the second block may be systematically slower
-    same        `-B-'   `-A-'   `-B-'          neighbours of one side: what A against A looks like in this run
+    workload  ------1------ | ------2------
+    block     A   B   B   A | B   A   A   B
+    pair      --1--   --2-- | --3--   --4--      of one pair, the second block may be systematically slower
+    same          `-B-'     |     `-A-'          neighbours of one side: what A against A looks like in this run
 
-The effect is what all pairs have in common, whatever their order. The slot-order effect is what changes its sign with
-the order; a steady drift has the same form. Both are estimated from the same pairs, and the latter is subtracted.
+The effect in a workload is what its two pairs have in common. The slot-order effect is what changes its sign with the
+order; a steady drift has the same form. Workloads differ in their effects and are independent of each other, so that
+intervals and tests are over workloads. Noise, drift and a ramp are seen within workloads alone, because blocks of two
+workloads differ by what these are. The first block of a workload is A as often as B.
 """
 
 from __future__ import annotations
@@ -76,8 +80,8 @@ class Effect(NamedTuple):
 
 def abba(pairs: int) -> tuple[Side, ...]:
     """The order of 2 x pairs blocks."""
-    two_pairs: tuple[Side, ...] = ("a", "b", "b", "a")
-    return tuple(islice(cycle(two_pairs), 2 * pairs))
+    two_workloads: tuple[Side, ...] = ("a", "b", "b", "a", "b", "a", "a", "b")
+    return tuple(islice(cycle(two_workloads), 2 * pairs))
 
 
 def percent(a: float, b: float) -> float:
@@ -89,7 +93,7 @@ def percent(a: float, b: float) -> float:
 
 def paired(blocks: Sequence[float]) -> PairedDifferences:
     """From 2 x n values in the order of ``abba``."""
-    order = np.where(np.arange(len(blocks) // 2) % 2 == 0, 1.0, -1.0)
+    order = np.where(np.array(abba(len(blocks) // 2))[::2] == "a", 1.0, -1.0)
     pairs = np.asarray(blocks, dtype=float).reshape(-1, 2)
     first, second = pairs[:, 0], pairs[:, 1]
     a, b = np.where(order > 0, first, second), np.where(order > 0, second, first)
@@ -97,15 +101,28 @@ def paired(blocks: Sequence[float]) -> PairedDifferences:
 
 
 def same_side(blocks: Sequence[float]) -> PairedDifferences:
-    """A against A: neighbouring blocks of one side as pairs, labelled A and B in turn."""
-    values = np.asarray(blocks, dtype=float)[1:-1].reshape(-1, 2)
+    """A against A, from 4 x n values: neighbouring blocks of one side as pairs, labelled A and B in turn."""
+    values = np.asarray(blocks, dtype=float).reshape(-1, 4)[:, 1:3]
     order = np.where(np.arange(len(values)) % 2 == 0, 1.0, -1.0)
     changes = np.array([percent(x, y) for x, y in values])
     return PairedDifferences(changes * order, order)
 
 
+def of_workloads(pairs: PairedDifferences) -> tuple[Floats, Floats]:
+    """The effect [n] and the slot-order effect [n] of each workload, from 2 x n pairs."""
+    first, second = pairs.differences.reshape(-1, 2).T
+    return (first + second) / 2, pairs.order[::2] * (first - second) / 2
+
+
+def typical(values: Floats) -> tuple[float, Interval]:
+    """The median of independent values [n], with its interval by bootstrap."""
+    n = len(values)
+    drawn = values[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))]
+    return float(np.median(values)), quantiles(np.median(drawn, axis=1))
+
+
 def estimate(pairs: PairedDifferences) -> Effect:
-    """The effect and the slot-order effect, with intervals by bootstrap over pairs of each order."""
+    """The effect and the slot-order effect in one workload, with intervals by bootstrap over pairs of each order."""
     median, slot = _estimates(pairs.differences[None], pairs.order)
     drawn = pairs.differences[_resampled(pairs.order)]
     medians, slots = _estimates(drawn, pairs.order)
@@ -213,32 +230,24 @@ def pairs_needed(interval: Interval, *, n: int, resolve: float, band: float) -> 
     return max(needed + needed % 2, 2)  # whole ABBA blocks
 
 
-def levelled(blocks: Sequence[float]) -> Floats:
-    """Percent by which each block departs from its side's median."""
-    values = np.asarray(blocks, dtype=float)
-    sides = np.array(abba(len(blocks) // 2))
-    departures = np.zeros(len(values))
-    for side in ("a", "b"):
-        mine = values[sides == side]
-        centre = float(np.median(mine))
-        if centre:
-            departures[sides == side] = 100 * (mine - centre) / abs(centre)
-    return departures
+def departures(blocks: Sequence[float]) -> Floats:
+    """Percent [n, 4] by which each of 4 x n blocks departs from the other block of its side and workload."""
+    values = np.asarray(blocks, dtype=float).reshape(-1, 4)
+    others = values[:, ::-1]
+    centres = np.abs(values + others) / 2
+    found: Floats = np.divide(100 * (values - others), centres, out=np.zeros_like(values), where=centres > 0)
+    return found
 
 
 def drift(departures: Floats) -> float:
-    """Change over the whole run in percent, by the median slope; 0 unless the rank correlation is significant."""
-    from scipy import stats
-
-    time = np.arange(len(departures))
-    if np.ptp(departures) == 0 or float(stats.spearmanr(time, departures).pvalue) > SURE:
-        return 0.0
-    return float(stats.theilslopes(departures, time).slope) * (len(departures) - 1)
+    """Change over the whole run in percent, by the median slope within workloads [n, 4]; 0 unless it is significant."""
+    slopes = 0.1 * departures[:, 2] + 0.3 * departures[:, 3]  # least squares; the first two are the opposites
+    return float(np.median(slopes)) * (departures.size - 1) if wilcoxon(slopes) <= SURE else 0.0
 
 
 def ramp(departures: Floats, *, min_effect: float) -> bool:
-    """Whether the first blocks all lie on one side, further out than the spread of the later ones explains."""
-    first, rest = departures[:LEADING], departures[LEADING:]
+    """Whether the first blocks all depart to one side, further than the spread of the later ones explains."""
+    first, rest = departures.flat[:LEADING], departures.flat[LEADING:]
     if len(rest) < 2 * LEADING or not (np.all(first > 0) or np.all(first < 0)):
         return False
     from scipy import stats

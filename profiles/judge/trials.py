@@ -171,7 +171,7 @@ class Side(ABC):
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """The number of runs. ``varied`` are the keys that the sides set."""
+    """The number of runs; of ``pairs``, an even one. ``varied`` are the keys that the sides set."""
 
     seeds: int = MIN_SEEDS
     pairs: int = DEFAULT_PAIRS
@@ -382,10 +382,11 @@ def _sample(task: tuple[Side, int]) -> Sample:
 
 
 def _in_blocks(a: Side, b: Side, plan: TrialPlan, notice: Notice, *, seed: int) -> Trials:
-    """The first run of each side, which showed that they are comparable, is its warm-up and not a block."""
+    """Four blocks for each workload seed. The first run of each side, which showed that they are comparable, is its
+    warm-up and not a block."""
     samples: dict[Name, list[Sample]] = {"a": [], "b": []}
-    for name in abba(plan.pairs):
-        samples[name].append(_run(a if name == "a" else b, name, seed, notice))
+    for place, name in enumerate(abba(plan.pairs)):
+        samples[name].append(_run(a if name == "a" else b, name, seed + place // 4, notice))
     return Trials("blocks", tuple(samples["a"]), tuple(samples["b"]))
 
 

@@ -19,9 +19,8 @@ Verdict = Literal["better", "worse", "no change", "inconclusive"]
 
 MIN_EFFECT: Final = 0.5  # percent
 MIN_SEEDS: Final = 5
-MIN_PAIRS: Final = (
-    7  # of blocks: with fewer no p-value of a signed-rank test survives the correction for three metrics
-)
+# Of 7 workloads: with fewer no p-value of a signed-rank test survives the correction for three metrics.
+MIN_PAIRS: Final = 14
 MIN_STORED: Final = 6  # runs of each side
 DEFAULT_PAIRS: Final = 20
 ALPHA: Final = 0.05
@@ -100,31 +99,32 @@ def judge_seeds(
 def judge_blocks(
     blocks: Sequence[float], direction: Direction, *, min_effect: float = MIN_EFFECT
 ) -> Judgement:
-    """Measured values of 2 x n blocks in the order of ``abba``."""
+    """Measured values of 4 x n blocks in the order of ``abba``, four of each workload."""
     pairs, same = statistics.paired(blocks), statistics.same_side(blocks)
     order = abba(len(blocks) // 2)
     a, b = (tuple(x for x, s in zip(blocks, order, strict=True) if s == side) for side in "ab")
-    test = "Wilcoxon signed-rank, paired bootstrap"
+    test = "Wilcoxon signed-rank and bootstrap over workloads"
     if not all(map(isfinite, (*pairs.differences, *same.differences))):
         delta = percent(median(a), median(b))
         unbounded = Judgement(
             a, b, direction, delta, statistics.UNBOUNDED, pairs.n, test, min_effect=min_effect
         )
         return unbounded.void(Reason.OF_ZERO)
-    effect = statistics.estimate(pairs)
-    departures = statistics.levelled(blocks)
+    effects, slots = statistics.of_workloads(pairs)
+    (delta, interval), (slot, slots_between) = statistics.typical(effects), statistics.typical(slots)
+    departures = statistics.departures(blocks)
     found = replace(
-        Judgement(a, b, direction, effect.median, effect.interval, pairs.n, test, min_effect=min_effect),
-        p_value=statistics.wilcoxon(statistics.centred(pairs)),
+        Judgement(a, b, direction, delta, interval, pairs.n, test, min_effect=min_effect),
+        p_value=statistics.wilcoxon(effects),
         floor=_floor(same),
-        slot=effect.slot,
+        slot=slot,
         drift=statistics.drift(departures),
     )
     reasons = [
         (Reason.WARMUP_RAMP, statistics.ramp(departures, min_effect=min_effect)),
         (Reason.DRIFT, abs(found.drift or 0.0) > statistics.DRIFT_LIMIT),
         # The slot-order effect is significantly larger than the effect that it was separated from.
-        (Reason.ORDER_EFFECT, effect.slot_interval.beyond(max(abs(effect.median), min_effect))),
+        (Reason.ORDER_EFFECT, slots_between.beyond(max(abs(delta), min_effect))),
     ]
     return _settled(found, [reason for reason, holds in reasons if holds], least=MIN_PAIRS)
 

@@ -165,9 +165,9 @@ def test_a_gate_on_a_metric_that_abstained_has_its_reason(result):
 
 
 def test_a_gate_on_few_measurements_is_undecided():
-    """The interval of two pairs is a point."""
-    for pairs, outcome in ((2, "undecided"), (8, "passed")):
-        judged = judge_blocks([1.0, 2.0, 2.0, 1.0] * (pairs // 2), "higher")
+    """The interval of few equal workloads is a point."""
+    for pairs, outcome in ((4, "undecided"), (16, "passed")):
+        judged = judge_blocks([1.0, 2.0, 2.0, 1.0, 2.0, 1.0, 1.0, 2.0] * (pairs // 4), "higher")
         assert check(parse("throughput:1%"), {"output_throughput": judged}, a=[], b=[]).outcome == outcome
 
 

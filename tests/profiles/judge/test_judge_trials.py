@@ -47,10 +47,12 @@ def test_a_second_seed_that_gives_the_same_run_ends_the_seeds(result, side, noti
 
 def test_measured_sides_run_in_abba_blocks_after_a_warm_up(result, side, notice, log):
     sample = Sample(result(MEASURED))
-    trials = conduct(side("a", [sample]), side("b", [sample]), TrialPlan(pairs=4), notice)
-    assert "".join(log) == "ab" + "abbaabba"
+    a, b = side("a", [sample]), side("b", [sample])
+    trials = conduct(a, b, TrialPlan(pairs=4, first_seed=3), notice)
+    assert "".join(log) == "ab" + "abbabaab"
+    assert a.asked == b.asked == [3, 3, 3, 4, 4]
     assert (trials.design, len(trials.a), len(trials.b)) == ("blocks", 4, 4)
-    assert trials.blocks([1, 4, 5, 8], [2, 3, 6, 7]) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert trials.blocks([1, 4, 6, 7], [2, 3, 5, 8]) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_stored_sides_are_compared_at_their_common_seeds(result, side, notice):

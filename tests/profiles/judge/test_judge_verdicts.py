@@ -67,6 +67,24 @@ def test_two_percent_are_found_in_four_of_five_comparisons(rng, effect):
     assert verdicts["better" if effect > 0 else "worse"] >= 80, verdicts
 
 
+@pytest.mark.wide
+def test_the_spread_of_workloads_is_neither_noise_nor_drift_nor_a_ramp(rng):
+    verdicts, reasons = Counter(), Counter()
+    for _ in range(100):
+        found = judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.01, effect=0.02, spread=0.2), "higher")
+        verdicts[found.verdict] += 1
+        reasons.update(found.reasons)
+    assert verdicts["better"] >= 80 and reasons[Reason.DRIFT] + reasons[Reason.WARMUP_RAMP] <= 3, reasons
+
+
+@pytest.mark.wide
+def test_the_interval_covers_workloads_whose_effects_differ(rng):
+    """On a quiet machine, where blocks of one workload would decide with its own effect."""
+    every = [judge_blocks(blocks(rng, pairs=20, cv=0.002, between=0.01), "higher") for _ in range(100)]
+    assert sum(found.verdict in ("better", "worse") for found in every) <= 5
+    assert sum(found.interval.low <= 0 <= found.interval.high for found in every) >= 88
+
+
 def test_no_change_is_found_on_a_quiet_machine(rng):
     found = judge_blocks(blocks(rng, pairs=DEFAULT_PAIRS, cv=0.002), "lower")
     assert (found.verdict, found.reasons, found.n) == ("no change", (), DEFAULT_PAIRS)
@@ -96,13 +114,13 @@ def test_a_doubtful_run_gets_no_verdict_and_a_reason(rng, trouble, reason):
 
 
 def test_few_pairs_are_a_screen(rng):
-    found = judge_blocks(blocks(rng, pairs=5, cv=0.001, effect=0.1), "higher")
+    found = judge_blocks(blocks(rng, pairs=12, cv=0.001, effect=0.1), "higher")
     assert (found.verdict, found.reasons, found.needed) == ("inconclusive", (Reason.LOW_N,), MIN_PAIRS)
     assert found.delta == pytest.approx(10, abs=1)
 
 
 def test_a_noisy_run_names_the_number_of_pairs_needed(rng):
-    found = judge_blocks(blocks(rng, pairs=20, cv=0.02), "higher")
+    found = judge_blocks(blocks(rng, pairs=20, cv=0.015), "higher")
     assert found.reasons == (Reason.LOW_N,)
     assert found.resolve == 1.0
     assert found.needed is not None and 100 < found.needed < 600
@@ -185,14 +203,17 @@ def test_equal_values_are_equal_even_at_zero():
     assert (found.verdict, found.delta) == ("no change", 0.0)
 
 
+TWICE = (1.0, 2.0, 2.0, 1.0, 2.0, 1.0, 1.0, 2.0)  # in the order of the blocks
+
+
 @pytest.mark.parametrize("pairs", [1, 2, 8])
 def test_measured_values_of_which_some_are_zero_have_no_percentages(pairs):
-    found = judge_blocks([0.0, 1.0, 2.0, 0.0] * pairs, "lower")
+    found = judge_blocks([0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0, 2.0] * pairs, "lower")
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OF_ZERO,))
     assert (
-        corrected(
-            {"some": found, "other": judge_blocks([1.0, 2.0, 2.0, 1.0] * 8, "lower")}, ["some", "other"]
-        )["other"].verdict
+        corrected({"some": found, "other": judge_blocks([*TWICE] * 4, "lower")}, ["some", "other"])[
+            "other"
+        ].verdict
         == "worse"
     )
     stored = judge_unpaired([0.0, 1.0] * pairs, [1.0, 2.0] * pairs, "lower")

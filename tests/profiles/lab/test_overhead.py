@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from schedbench.profiles.judge.statistics import abba
 from schedbench.profiles.lab import single_run
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.scenarios.loader import load
@@ -80,7 +81,7 @@ def test_two_sides_run_alternately(bench, monkeypatch):
 @pytest.mark.parametrize(("factor", "met"), [(1.002, True), (1.05, False)])
 def test_a_known_cost_is_found_and_judged(factor, met):
     sides = ("bare", "timed")
-    blocks = [1.0, factor, factor, 1.0] * 5
+    blocks = [factor if side == "b" else 1.0 for side in abba(10)]
     found = single_run.overhead(sides, blocks, steps=1000)
     assert found["percent"] == pytest.approx(100 * (factor - 1))
     assert found["us_per_step"] == pytest.approx(1e3 * (factor - 1))
