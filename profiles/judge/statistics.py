@@ -2,10 +2,10 @@
 
 Pure functions of numbers.
 
-Four blocks run one workload, A B B A or B A A B in turn; a pair is two neighbours, one of each side. All effects are in
-percent of A::
+Four blocks run one workload, as A B B A in the first half of the workloads and as B A A B in the second; a pair is two
+neighbours, one of each side. All effects are in percent of A::
 
-    workload  ------1------ | ------2------
+    workload  ------1------ | ------n------
     block     A   B   B   A | B   A   A   B
     pair      --1--   --2-- | --3--   --4--      of one pair, the second block may be systematically slower
     same          `-B-'     |     `-A-'          neighbours of one side: what A against A looks like in this run
@@ -13,7 +13,8 @@ percent of A::
 The effect in a workload is what its two pairs have in common. The slot-order effect is what changes its sign with the
 order; a steady drift has the same form. Workloads differ in their effects and are independent of each other, so that
 intervals and tests are over workloads. Noise, drift and a ramp are seen within workloads alone, because blocks of two
-workloads differ by what these are. The first block of a workload is A as often as B.
+workloads differ by what these are. Each side is the first of a workload as often as the other, and as often behind
+either side, so that what a new workload or the side before costs is no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from itertools import accumulate, cycle, islice
+from itertools import accumulate
 from statistics import NormalDist
 from typing import Final, Literal, NamedTuple
 
@@ -80,8 +81,11 @@ class Effect(NamedTuple):
 
 def abba(pairs: int) -> tuple[Side, ...]:
     """The order of 2 x pairs blocks."""
-    two_workloads: tuple[Side, ...] = ("a", "b", "b", "a", "b", "a", "a", "b")
-    return tuple(islice(cycle(two_workloads), 2 * pairs))
+    workloads = (pairs + 1) // 2
+    a_first: tuple[Side, ...] = ("a", "b", "b", "a")
+    b_first: tuple[Side, ...] = ("b", "a", "a", "b")
+    half = (workloads + 1) // 2
+    return (a_first * half + b_first * (workloads - half))[: 2 * pairs]
 
 
 def percent(a: float, b: float) -> float:

@@ -12,6 +12,7 @@ from schedbench.profiles.judge.draws import Firmness
 from schedbench.profiles.judge.effects import AddedCount, added
 from schedbench.profiles.judge.gates import GateError, check, parse
 from schedbench.profiles.judge.reasons import Reason
+from schedbench.profiles.judge.statistics import abba
 from schedbench.profiles.judge.verdict import Judgement, judge_blocks, judge_seeds
 from schedbench.profiles.record.result import Abstained, Metric
 
@@ -167,7 +168,7 @@ def test_a_gate_on_a_metric_that_abstained_has_its_reason(result):
 def test_a_gate_on_few_measurements_is_undecided():
     """The interval of few equal workloads is a point."""
     for pairs, outcome in ((4, "undecided"), (16, "passed")):
-        judged = judge_blocks([1.0, 2.0, 2.0, 1.0, 2.0, 1.0, 1.0, 2.0] * (pairs // 4), "higher")
+        judged = judge_blocks([1.0 + (side == "b") for side in abba(pairs)], "higher")
         assert check(parse("throughput:1%"), {"output_throughput": judged}, a=[], b=[]).outcome == outcome
 
 

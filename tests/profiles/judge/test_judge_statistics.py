@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -29,7 +30,11 @@ positive = st.floats(1, 1000)
 
 
 def test_the_order_is_abba():
-    assert "".join(abba(6)) == "abbabaababba"
+    assert ["".join(abba(pairs)) for pairs in (2, 5, 6)] == ["abba", "abbaabbaba", "abbaabbabaab"]
+    order = "".join(abba(40))
+    before = Counter(zip(order[1:], order, strict=False))
+    assert {*before.values()} <= {19, 20, 21}, "each side follows each as often"
+    assert order[::4].count("a") == order[::4].count("b")
 
 
 def test_percent_is_relative_to_a():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from schedbench.profiles.judge.compare import HEADLINE, overall
+from schedbench.profiles.judge.statistics import abba
 from schedbench.profiles.judge.verdict import (
     DEFAULT_PAIRS,
     MIN_PAIRS,
@@ -203,17 +204,17 @@ def test_equal_values_are_equal_even_at_zero():
     assert (found.verdict, found.delta) == ("no change", 0.0)
 
 
-TWICE = (1.0, 2.0, 2.0, 1.0, 2.0, 1.0, 1.0, 2.0)  # in the order of the blocks
-
-
 @pytest.mark.parametrize("pairs", [1, 2, 8])
 def test_measured_values_of_which_some_are_zero_have_no_percentages(pairs):
-    found = judge_blocks([0.0, 1.0, 2.0, 0.0, 1.0, 0.0, 0.0, 2.0] * pairs, "lower")
+    found = judge_blocks(
+        [0.0 if side == "a" else 1.0 + at % 2 for at, side in enumerate(abba(2 * pairs))], "lower"
+    )
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OF_ZERO,))
     assert (
-        corrected({"some": found, "other": judge_blocks([*TWICE] * 4, "lower")}, ["some", "other"])[
-            "other"
-        ].verdict
+        corrected(
+            {"some": found, "other": judge_blocks([1.0 + (side == "b") for side in abba(16)], "lower")},
+            ["some", "other"],
+        )["other"].verdict
         == "worse"
     )
     stored = judge_unpaired([0.0, 1.0] * pairs, [1.0, 2.0] * pairs, "lower")
