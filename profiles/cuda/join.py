@@ -141,8 +141,6 @@ class Joined:
         context, place = self._logged(call)
         epoch = self.epoch
         start = row.start - epoch
-        # As on the virtual GPU: torch made a sync, or the driver waited in the call.
-        waits = memory == "pageable" and (kind == "d2h" or row.bytes > self.inline)
         return Op(
             kind=kind,
             name=row.name,
@@ -152,7 +150,8 @@ class Joined:
             bytes=row.bytes,
             host_bytes=0,
             host_memory=memory,
-            blocking=memory != "" and (waits or row.correlation in self._blocking),
+            # As on the virtual GPU: torch made a sync, or the host waited in the call.
+            blocking=memory != "" and (self._waits_inside(row) or row.correlation in self._blocking),
             range=context.range,
             forward=context.forward,
             step=context.step,
@@ -167,7 +166,8 @@ class Joined:
             return None
         context, place = self._logged(row)
         epoch, duration = self.epoch, row.end - row.start
-        waits = duration >= NO_WAIT and (kind in ("sync", "memory") or self._touches_pageable(row))
+        op = self._op_of.get(row.correlation, row)
+        waits = duration >= NO_WAIT and (kind in ("sync", "memory") or self._waits_inside(op))
         return Call(
             kind="event" if kind == "memory" else kind,
             name=row.name,
@@ -187,10 +187,14 @@ class Joined:
         middle = (call.start + call.end) // 2 - self.epoch
         return self.log.contexts.at(middle), self.log.calls.at(middle)
 
-    def _touches_pageable(self, call: KinetoRow) -> bool:
-        op = self._op_of.get(call.correlation)
-        what = None if op is None else op_kind(op)
-        return what is not None and what[1] == "pageable"
+    def _waits_inside(self, row: KinetoRow) -> bool:
+        """Whether the host waits for an operation inside the call that made it: for a copy by cudaMemcpy, which is not
+        asynchronous, and for one of pageable memory that the driver does not take at once."""
+        kind, memory = op_kind(row) or ("", "")
+        call = self._call_of.get(row.correlation)
+        if memory and call is not None and call_kind(call.name) == "copy" and "Async" not in call.name:
+            return True
+        return memory == "pageable" and (kind == "d2h" or row.bytes > self.inline)
 
     def _cupti_stream(self, call: KinetoRow) -> int:
         known = self._op_of.get(call.correlation) or self._sync_of.get(call.correlation)

@@ -146,6 +146,25 @@ def test_a_long_pageable_copy_waits_in_the_call(trace, joined):
     assert (call.kind, call.waited) == ("copy", 100_000)
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "size", "waits"),
+    [
+        ("cudaMemcpyAsync", H2D_PAGEABLE, 65536, False),  # the driver copies it within the call
+        ("cudaMemcpyAsync", H2D_PAGEABLE, 65537, True),
+        ("cudaMemcpyAsync", D2H_PINNED, 64, False),
+        ("cudaMemcpy", D2H_PINNED, 64, True),
+        ("cuMemcpyHtoD", H2D_PINNED, 64, True),
+        ("cudaMemcpy", "DtoD (Device -> Device)", 64, False),
+    ],
+)
+def test_the_host_waits_in_the_calls_of_copies_that_block(trace, joined, name, what, size, waits):
+    correlation = trace.call(name, 0, 100)
+    trace.memcpy(correlation, what, 50, 99, size=size)
+    window = joined().window
+    assert [call.waited for call in window.calls] == [100_000 * waits]
+    assert window.ops[0].blocking is waits
+
+
 def test_launches_through_the_driver_are_joined(trace, log, joined):
     log.draw("model", 2, 0, 10)
     correlation = trace.call("cuLaunchKernelEx", 1, 2, cat="cuda_driver")
