@@ -26,23 +26,30 @@ _MEMCPY = re.compile(r"Memcpy (\w+) \((.+) -> (.+)\)")
 # Nsight Systems writes cudaMemcpyAsync_v3020; builds with per-thread streams have cudaMemcpyAsync_ptsz
 _SUFFIX = re.compile(r"(_ptsz|_ptds)?(_v\d+)?$")
 _DIRECTIONS: Final[Mapping[str, OpKind]] = {"HtoD": "h2d", "DtoH": "d2h", "DtoD": "d2d", "PtoP": "d2d"}
+# The beginnings of the names, without the cuda of the runtime and the cu of the driver.
 _CALLS: Final[tuple[tuple[str, CallKind], ...]] = (
-    ("cudaMemcpy", "copy"),
-    ("cuMemcpy", "copy"),
-    ("cudaMemset", "copy"),
-    ("cuMemset", "copy"),
-    ("cudaLaunch", "launch"),
-    ("cuLaunch", "launch"),
-    ("cudaGraphLaunch", "graph"),
-    ("cuGraphLaunch", "graph"),
-    ("cudaStreamSynchronize", "sync"),
-    ("cudaEventSynchronize", "sync"),
-    ("cudaDeviceSynchronize", "sync"),
-    ("cudaEventRecord", "event"),
-    ("cudaStreamWaitEvent", "event"),
+    ("Memcpy", "copy"),
+    ("Memset", "copy"),
+    ("Launch", "launch"),
+    ("GraphLaunch", "graph"),
+    ("StreamSynchronize", "sync"),
+    ("EventSynchronize", "sync"),
+    ("DeviceSynchronize", "sync"),
+    ("CtxSynchronize", "sync"),
+    ("EventRecord", "event"),
+    ("StreamWaitEvent", "event"),
 )
 # These calls may wait for the device; torch's allocators exist to avoid them.
-_MEMORY: Final = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister")
+_MEMORY: Final = (
+    "Malloc",
+    "Free",
+    "HostAlloc",
+    "HostRegister",
+    "HostUnregister",
+    "MemAlloc",
+    "MemFree",
+    "MemHost",
+)
 
 
 class KinetoRow(NamedTuple):
@@ -121,10 +128,11 @@ def number_of(value: object) -> int:
 
 def call_kind(name: str) -> CallKind | Literal["memory"] | None:
     """The kind of a call of the runtime or driver; None for queries and other calls that no count is made of."""
+    plain = name.removeprefix("cu").removeprefix("da")
     for prefix, kind in _CALLS:
-        if name.startswith(prefix):
+        if plain.startswith(prefix):
             return kind
-    return "memory" if name.startswith(_MEMORY) else None
+    return "memory" if plain.startswith(_MEMORY) else None
 
 
 def op_kind(row: KinetoRow) -> tuple[OpKind, HostMemory] | None:
