@@ -156,8 +156,8 @@ class Joined:
             forward=context.forward,
             step=context.step,
             site=place.site,
-            # A short kernel may start before its launch returns.
-            launched=start if call is None else min(call.end - epoch, start),
+            # A short kernel may start before its launch returns; the device's clock may even show it before its call.
+            launched=start if call is None else min(call.end, max(call.start, row.start)) - epoch,
         )
 
     def _call(self, row: KinetoRow) -> Call | None:

@@ -40,6 +40,14 @@ def test_a_kernel_started_during_its_call_counts_as_launched_at_its_start(trace,
     assert op.launched == op.start == 4_000
 
 
+def test_no_operation_was_launched_before_its_call(trace, joined):
+    """The device's clock runs behind: its copy must not lose the call that the host waited in."""
+    correlation = trace.call("cudaMemcpyAsync", 20, 90)
+    trace.memcpy(correlation, D2H_PAGEABLE, 18, 80, size=8)
+    (op,) = joined().window.ops
+    assert (op.launched, op.start) == (20_000, 18_000)
+
+
 def test_streams_have_their_names_and_others_their_numbers(trace, streams, joined):
     trace.launch(0, stream=7)
     trace.launch(10, stream=13)
