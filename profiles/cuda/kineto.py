@@ -95,7 +95,7 @@ def _row(event: Mapping[str, Any], base: int) -> KinetoRow:
         category=event["cat"],
         name=without_suffix(name) if event["cat"] in API else name,
         start=start,
-        end=start + nanoseconds(event, "dur"),
+        end=start + max(nanoseconds(event, "dur"), 0),
         thread=number_of(event.get("tid")),
         stream=number_of(args.get("stream")),
         correlation=number_of(args.get("correlation")),

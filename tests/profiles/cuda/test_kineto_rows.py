@@ -38,6 +38,12 @@ def test_instants_are_nanoseconds_since_1970(trace):
     assert (row.start - trace.BASE, row.end - trace.BASE) == (12_345, 15_346)
 
 
+def test_a_negative_duration_is_none(trace):
+    trace.kernel(1, 12, 11)
+    (row,) = rows(trace.document())
+    assert row.start == row.end == trace.BASE + 12_000
+
+
 def test_a_trace_without_a_base_counts_from_1970(trace):
     trace.kernel(1, 1e6, 1e6 + 2)
     document = trace.document()
