@@ -82,6 +82,15 @@ def test_without_the_model_runners_ranges_kinds_are_unknown(read):
     assert any("4 steps have no range for their kind" in note for note in notes(result))
 
 
+def test_kinds_are_known_by_the_names_that_torch_gives_its_ranges_in_nvtx(read):
+    export = Export()
+    sglang_loop(export, model=True)
+    for row in export.rows["NVTX_EVENTS"]:
+        row["text"] += ", op_id = 17" * row["text"].startswith("step[")
+    steps = {kind: found.steps for kind, found in read(export).per_step.items()}
+    assert steps == {"prefill": 1, "decode": 3}
+
+
 def test_our_own_loop_is_read_by_its_payloads(read):
     export = Export("new")
     own_loop(export)
