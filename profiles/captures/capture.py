@@ -38,15 +38,15 @@ class CapturedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCapture:
-    """``rows`` returns, in order of time, the rows of the process of a thread, or of the busiest process for None.
-    ``streams`` are the program's names by the rows' numbers of streams. ``facts`` describe the machine and the tool,
+    """``rows`` returns, in order of time, the rows of the process of a thread, or of the busiest process for None, and
+    ``streams`` that process's names by the rows' numbers of streams. ``facts`` describe the machine and the tool,
     without any user, host, folder or environment variable. ``missing`` says what the capture lacks, and what follows
     from that."""
 
     tool: Tool
     spans: Sequence[CapturedRange]
     rows: Callable[[int | None], list[KinetoRow]]
-    streams: Mapping[int, str] = field(default_factory=dict)
+    streams: Callable[[int | None], Mapping[int, str]] = lambda _: {}
     facts: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 

@@ -67,21 +67,21 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     epoch = min([*(row.start for row in rows), *(span.start for span in spans)], default=0)
     steps = CapturedSteps(spans, meaning, epoch=epoch)
     callers, elsewhere = _callers(rows, thread, steps)
-    table = StreamTable()
-    for number, name in capture.streams.items():
+    table, names = StreamTable(), capture.streams(thread)
+    for number, name in names.items():
         table.names[table.by_cupti(number)] = name
     end = max([*(row.end for row in rows), *(span.end for span in spans)], default=epoch)
     joined = Joined(rows, steps.log, table, callers, epoch, INLINE, start=0, end=end - epoch + 1)
-    given = {table.by_cupti(number) for number in capture.streams}
+    given = {table.by_cupti(number) for number in names}
     window = joined.window
-    names, forward = stream_roles(window, table, meaning, given)
+    roles, forward = stream_roles(window, table, meaning, given)
     if forward is not None:
         window.ops = [
             op if op.stream == forward or not op.forward else op._replace(forward=False) for op in window.ops
         ]
     notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
     unfit = None if window.ops else "no GPU activity in the capture"
-    return CaptureReading(window, (), names, steps, tuple(notes), unfit)
+    return CaptureReading(window, (), roles, steps, tuple(notes), unfit)
 
 
 def result(capture: ProfilerCapture, meaning: RangeMap, *, name: str, command: str = "") -> Result:

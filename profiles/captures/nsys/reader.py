@@ -38,9 +38,7 @@ def open_export(path: Path) -> Iterator[ProfilerCapture]:
             tool="nsys",
             spans=spans(tables, strings),
             rows=lambda thread: Activity(tables, strings, _process(tables, thread)).rows(),
-            streams=dict(
-                stream for process in _processes(tables) for stream in stream_names(tables, strings, process)
-            ),
+            streams=lambda thread: dict(stream_names(tables, strings, _process(tables, thread))),
             facts=_facts(tables, strings),
             missing=tuple(_missing(tables)),
         )
@@ -135,9 +133,9 @@ def spans(tables: Tables, strings: Mapping[int, str]) -> list[CapturedRange]:
 
 
 def stream_names(tables: Tables, strings: Mapping[int, str], process: int) -> Iterator[tuple[int, str]]:
-    """The streams that the program named with NVTX."""
-    table = "TARGET_INFO_NVTX_CUDA_STREAM"
-    for stream, name, name_id in tables.rows(table, ("streamId", "name", "nameId"), {"processId": process}):
+    """The streams that a program named with NVTX. This table has the system's number of its process."""
+    table, where = "TARGET_INFO_NVTX_CUDA_STREAM", {"processId": process >> 24 & 0xFFFFFF}
+    for stream, name, name_id in tables.rows(table, ("streamId", "name", "nameId"), where):
         text = name if isinstance(name, str) else strings.get(name if name_id is None else name_id, "")
         if isinstance(stream, int) and text:
             yield stream, text

@@ -91,6 +91,15 @@ def test_kinds_are_known_by_the_names_that_torch_gives_its_ranges_in_nvtx(read):
     assert steps == {"prefill": 1, "decode": 3}
 
 
+def test_streams_have_the_names_that_their_own_process_gave_them(read):
+    export = Export()
+    sglang_loop(export, steps=1)
+    export.call("cudaMalloc", 500, 501, thread=78 << 24)
+    for process, name in ((77, "uploads"), (78, "of another process")):
+        export.put("TARGET_INFO_NVTX_CUDA_STREAM", streamId=7, name=name, contextId=1, processId=process)
+    assert ("step", "uploads", "h2d") in counts(read(export))
+
+
 def test_our_own_loop_is_read_by_its_payloads(read):
     export = Export("new")
     own_loop(export)

@@ -45,9 +45,7 @@ def written(recorded: RecordedTimeline, path: Path) -> Path:
     export = Export("new")
     export.domain(5, "schedbench")
     for number, name in recorded.streams.items():
-        export.put(
-            "TARGET_INFO_NVTX_CUDA_STREAM", streamId=number, name=name, contextId=1, processId=77 << 24
-        )
+        export.put("TARGET_INFO_NVTX_CUDA_STREAM", streamId=number, name=name, contextId=1, processId=77)
     calls = sorted(
         (call for w in recorded.windows for call in w.calls), key=lambda call: (call.start, call.end)
     )
