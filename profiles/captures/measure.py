@@ -109,7 +109,7 @@ def document(
     expanded: dict[str, Any] = {
         "name": name,
         "about": "watched on the virtual GPU" if emulated else f"capture of {TOOLS[capture.tool]}",
-        "device": {"recorded": found.unfit is None},
+        "device": {"recorded": found.unfit is None and bool(found.window.calls)},
         "measure": {"map": meaning.name, "map_sha256": meaning.sha256},
     }
     try:
@@ -187,7 +187,7 @@ def _callers(
 def _remarks(
     steps: CapturedSteps, joined: Joined, meaning: RangeMap, *, others: int, elsewhere: bool
 ) -> Iterator[str]:
-    if joined.abstained is not None and joined.window.ops:
+    if joined.abstained is not None and any(op.step >= 0 for op in joined.window.ops):
         yield joined.abstained
     if not steps.launches:
         yield "no range of the map launches a step: counts are of the whole capture"

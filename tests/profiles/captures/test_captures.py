@@ -160,6 +160,7 @@ def test_a_missing_table_removes_only_what_depends_on_it(read, table, note):
     result = read(drawn("middle"), "sglang", (table,))
     assert result.copies, "copies are listed whatever else is missing"
     assert note is None or any(note in each for each in notes(result))
+    assert not any("cut off" in each for each in notes(result))
 
 
 def test_unexplained_numbers_are_identified_or_abstain(read):
