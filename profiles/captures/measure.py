@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ...sched.observe import SLEEP, Category
 from ..cuda.join import NOWHERE, Joined
-from ..cuda.kineto import API, KinetoRow
+from ..cuda.kineto import API, GPU, KinetoRow
 from ..cuda.log import StreamTable
 from ..measure.counts import CountsSink, line_rows
 from ..measure.distribution import Distribution
@@ -67,6 +67,7 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     epoch = min([*(row.start for row in rows), *(span.start for span in spans)], default=0)
     steps = CapturedSteps(spans, meaning, epoch=epoch)
     callers, elsewhere = _callers(rows, thread, steps)
+    rows, left_out = _of_own_devices(rows, callers)
     table, names = StreamTable(), capture.streams(thread)
     for number, name in names.items():
         table.names[table.by_cupti(number)] = name
@@ -80,6 +81,8 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
             op if op.stream == forward or not op.forward else op._replace(forward=False) for op in window.ops
         ]
     notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
+    if left_out:
+        notes.append(f"{left_out} operations of GPUs that only other threads use are left out")
     unfit = None if window.ops else "no GPU activity in the capture"
     return CaptureReading(window, (), roles, steps, tuple(notes), unfit)
 
@@ -182,6 +185,16 @@ def _callers(
     if thread is not None and (not calls or thread in calls or not steps.launches):
         return frozenset({thread}), False
     return frozenset(caller for caller, _ in calls.most_common(1)), thread is not None
+
+
+def _of_own_devices(rows: Sequence[KinetoRow], callers: Collection[int]) -> tuple[list[KinetoRow], int]:
+    """The rows without those of GPUs that only other threads use, whose streams may have the same numbers; and the
+    number of operations among these."""
+    own = {row.correlation for row in rows if row.category in API and row.thread in callers}
+    used = {row.device for row in rows if row.category in GPU and row.correlation in own}
+    others = {row.device for row in rows} - {-1, *used} if used else set()
+    left_out = sum(row.category in GPU and row.device in others for row in rows)
+    return [row for row in rows if row.device not in others], left_out
 
 
 def _remarks(

@@ -66,6 +66,7 @@ class KinetoRow(NamedTuple):
     bytes: int
     source: int  # the stream whose event a wait waits for
     waits_for: int
+    device: int = -1  # of operations and syncs
 
 
 def rows(trace: Mapping[str, Any]) -> list[KinetoRow]:
@@ -102,6 +103,7 @@ def _row(event: Mapping[str, Any], base: int) -> KinetoRow:
         bytes=max(number_of(args.get("bytes")), 0),
         source=number_of(args.get("wait_on_stream")),
         waits_for=number_of(args.get("wait_on_cuda_event_record_corr_id")),
+        device=number_of(args.get("device")),
     )
 
 

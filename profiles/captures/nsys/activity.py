@@ -119,7 +119,7 @@ OPERATIONS: Final = (KERNELS, COPIES, MEMSETS, GRAPHS)
 
 _DRIVER: Final = 1  # eventClass
 _SYNC_NAMES: Final = {1: "Event Sync", 2: WAIT_EVENT, 3: "Stream Sync", 4: "Context Sync"}
-_PLACE: Final = ("start", "end", "streamId", "correlationId")
+_PLACE: Final = ("start", "end", "streamId", "correlationId", "deviceId")
 _NONE: Final = -1
 
 
@@ -142,7 +142,9 @@ class Activity(NamedTuple):
             if number(thread) & ~0xFFFFFF == self.process:
                 category = "cuda_driver" if kind == _DRIVER else "cuda_runtime"
                 text = without_suffix(self.strings.get(name, ""))
-                yield _row(CALLS, category, text, (start, end, _NONE, correlation), thread=number(thread))
+                yield _row(
+                    CALLS, category, text, (start, end, _NONE, correlation, _NONE), thread=number(thread)
+                )
 
     def _kernels(self) -> Iterator[KinetoRow]:
         for *place, short, demangled in self._of(KERNELS, (*_PLACE, "shortName", "demangledName")):
@@ -189,11 +191,11 @@ def _row(
     table: str, category: str, name: str, place: Sequence[object], *, thread: int = _NONE, size: object = 0
 ) -> KinetoRow:
     """``place`` has the values of ``_PLACE``. Raises CaptureFileError for an impossible instant."""
-    start, end, stream, correlation = place
+    start, end, stream, correlation, device = place
     begin = whole(start, f"{table}.start")
     stop = max(whole(end, f"{table}.end"), begin)
     where = (thread, number(stream), number(correlation), max(number(size), 0))
-    return KinetoRow(category, name, begin, stop, *where, _NONE, _NONE)
+    return KinetoRow(category, name, begin, stop, *where, _NONE, _NONE, number(device))
 
 
 UNKNOWN: Final = "Unknown"

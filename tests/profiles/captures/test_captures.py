@@ -216,6 +216,17 @@ def test_the_busiest_thread_is_reported_and_others_are_named(read):
     assert any("1 more threads launch steps" in note for note in notes(result))
 
 
+def test_a_gpu_that_only_another_thread_uses_is_left_out(read):
+    export = Export()
+    sglang_loop(export, model=True)
+    alone = read(export)
+    export.kernel(export.call("cudaLaunchKernel", 10, 12, thread=Export.MAIN + 1), 15, 900, stream=13)
+    export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["deviceId"] = 1
+    result = read(export)
+    assert result.metrics == alone.metrics and counts(result) == counts(alone)
+    assert any("1 operations of GPUs that only other threads use" in note for note in notes(result))
+
+
 def test_a_result_has_nothing_of_the_environment(read):
     text = read(drawn("new")).to_json()
     assert "hunter2" not in text and "hostname-of-a-user" not in text and "API_KEY" not in text
