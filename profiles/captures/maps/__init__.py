@@ -77,7 +77,7 @@ class StreamRule(Section):
 class RangeMap(Section):
     name: Name
     about: str = Field(max_length=2000)
-    domain: str | None = Field(default=None, max_length=200)  # of NVTX; any without one
+    domain: str | None = Field(default=None, max_length=200)  # of NVTX, ``default`` for none; any without one
     steps: StepRule
     ranges: tuple[RangeRule, ...] = Field(strict=False, min_length=1, max_length=200)
     kinds: tuple[KindRule, ...] = Field(default=(), strict=False, max_length=200)

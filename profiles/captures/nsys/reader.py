@@ -119,6 +119,7 @@ def _missing(tables: Tables) -> Iterator[str]:
 
 EVENTS: Final = "NVTX_EVENTS"
 _MARK, _PUSHED, _STARTED, _DOMAIN = 34, 59, 60, 75  # eventType
+DEFAULT: Final = "default"  # the domain of NVTX with the number 0, which has no name
 _COLUMNS: Final = ("eventType", "start", "end", "globalTid", "endGlobalTid", "domainId", "text", "textId")
 # The payload's column depends on its type in the program.
 _PAYLOADS: Final = ("int64Value", "uint64Value", "int32Value", "uint32Value", "doubleValue", "floatValue")
@@ -164,7 +165,7 @@ def _span(
         start=begin,
         end=begin if kind == _MARK else max(whole(end, f"{EVENTS}.end"), begin),
         thread=number(thread),
-        domain=domains.get((number(thread) & PROCESS, domain), ""),
+        domain=domains.get((number(thread) & PROCESS, domain), DEFAULT if domain == 0 else ""),
         payload=next((int(value) for value in payload if _is_whole(value)), None),
     )
 
