@@ -71,6 +71,12 @@ def test_differences_of_engine_and_environment_are_listed(result):
     assert unlike_environments(result(), other) == (ScenarioDifference("torch", "2.13.0", "2.12"),)
 
 
+def test_a_capture_without_graphs_traced_none_in_another_way(result):
+    none, node, graph = (result({"environment.cuda_graph_trace": mode}) for mode in ("none", "node", "graph"))
+    assert unlike_environments(none, node) == ()
+    assert unlike_environments(node, graph) == (ScenarioDifference("cuda_graph_trace", "node", "graph"),)
+
+
 def test_all_differences_are_listed():
     error = LikenessError([ScenarioDifference("a.b", 1, 2), ScenarioDifference("c", "x", None)])
     assert (
