@@ -177,7 +177,7 @@ Row = TypeVar("Row", CopyRow, SyncRow)
 
 
 def stream_name(names: Names, stream: int) -> str:
-    return names.streams.get(stream, f"stream {stream}")
+    return names.streams.get(stream, f"stream {stream}" if stream >= 0 else "no stream")
 
 
 def line_rows(row: type[Row], lines: Costs, names: Names) -> tuple[Row, ...]:

@@ -164,6 +164,11 @@ def test_a_missing_table_removes_only_what_depends_on_it(read, table, note):
     assert not any("cut off" in each for each in notes(result))
 
 
+def test_a_sync_without_a_record_has_no_stream(read):
+    result = read(drawn("middle"), None, ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",))
+    assert counts(result)["decode", "no stream", "sync"] == (1, 1)
+
+
 def test_unexplained_numbers_are_identified_or_abstain(read):
     """Without an enumeration nsys's numbers differ from CUPTI's in the device side of copies."""
     explained = read(drawn("middle"), "sglang")
