@@ -217,6 +217,11 @@ def _remarks(
     lost = joined.notes["operations_without_call"]
     if lost and lost < joined.notes["operations"]:
         yield f"{lost} operations have no call: they belong to no step"
+    others_calls = {
+        row.correlation for row in joined.rows if row.category in API and row.thread not in joined.threads
+    }
+    if theirs := sum(row.category in GPU and row.correlation in others_calls for row in joined.rows):
+        yield f"{theirs} operations were launched by other threads: they belong to no step"
 
 
 def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading) -> dict[str, Any]:

@@ -222,6 +222,13 @@ def test_the_busiest_thread_is_reported_and_others_are_named(read):
     assert any("1 more threads launch steps" in note for note in notes(result))
 
 
+def test_operations_that_other_threads_launch_are_noted(read):
+    export = Export()
+    sglang_loop(export)
+    export.kernel(export.call("cudaLaunchKernel", 10, 12, thread=Export.MAIN + 1), 15, 20)
+    assert any("1 operations were launched by other threads" in note for note in notes(read(export)))
+
+
 def test_a_gpu_that_only_another_thread_uses_is_left_out(read):
     export = Export()
     sglang_loop(export, model=True)
