@@ -11,6 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..captures.capture import CapturedRange
 from ..vgpu.device import VirtualGpu
+from ..vgpu.hazards.ops import host_ops
+from ..vgpu.watched import VirtualMemory
 
 
 class CudaProgram:
@@ -67,6 +69,7 @@ class CudaProgram:
         return [note.format(name) for note, names in found.items() for name in sorted(names)]
 
 
+_MEMORY: Final = VirtualMemory()
 CUDA: Final = torch.device("cuda", 0)
 _PLACED: Final = frozenset(
     {"to", "empty", "zeros", "ones", "full", "tensor", "as_tensor", "rand", "randn", "arange"}
@@ -79,7 +82,7 @@ class CudaDeviceNames(TorchFunctionMode):
 
     def __init__(self, gpu: VirtualGpu) -> None:
         super().__init__()
-        self._device = gpu.device
+        self._device, self._watcher = gpu.device, gpu.watcher
 
     def __torch_function__(
         self,
@@ -102,7 +105,8 @@ class CudaDeviceNames(TorchFunctionMode):
             named["device"] = self.placed(named["device"])
         if name in _PLACED:
             args = tuple(self.placed(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
-        return func(*args, **named)
+        with host_ops(name, self._watcher, _MEMORY, (*args, *named.values())):
+            return func(*args, **named)
 
     def _to_cuda(
         self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **named: Any

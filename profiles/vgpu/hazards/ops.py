@@ -3,23 +3,25 @@ tensor methods so that it receives the host's own accesses to pinned memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from time import perf_counter_ns
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....sched.kernels.declare import Kernel, kernels
 from ...platform.machine import Watcher
 from ..patching import attributes_set
-from ..torch_ops import LIKES, MASKS, READS, RESHAPES, Handler, is_view, written_arguments
+from ..torch_ops import LIKES, MASKS, READS, RESHAPES, Handler, composition, is_view, written_arguments
 from .arrays import PinnedArray
 from .blocks import DeviceMemory, device_tensors
 from .checker import HazardChecker
 from .shadow import IssuedOp
 
+_HOST = torch.device("cpu")
 _COPIES = frozenset({"copy_", "clone", "_to_copy", "is_pinned"})  # their handlers call the checker themselves
 
 
@@ -145,15 +147,16 @@ def _accesses(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any], *
 
 
 # fmt: off
-_READS = (
-    "tolist", "item", "clone", "__int__", "__float__", "__bool__", "__index__", "__iter__", "__array__",
+_UNDISPATCHED_READS = ("tolist", "__iter__", "__array__", "__reduce_ex__", "__deepcopy__")
+_DISPATCHED = (
+    "item", "clone", "__int__", "__float__", "__bool__", "__index__",
     "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__floordiv__", "__mod__",
     "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
     "sum", "mean", "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "equal", "unique",
-    "index_select", "gather", "nonzero", "sort", "where", "__reduce_ex__", "__deepcopy__",
+    "index_select", "gather", "nonzero", "sort", "where",
+    "copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__",
 )
 # fmt: on
-_WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__")
 
 
 def host_accesses(
@@ -161,10 +164,11 @@ def host_accesses(
 ) -> AbstractContextManager[None]:
     """For the duration of a block, torch's tensor methods report their accesses to the watcher that is current.
 
-    A NumPy view of pinned memory reports its own. ``pinned[indices]`` is not seen: a class that has once had a
-    ``__getitem__`` written in Python is a sequence from then on, to ``torch.tensor`` too.
+    A NumPy view of pinned memory reports its own. ``pinned[indices]`` is not seen, except in programs, whose every call
+    of torch passes ``host_ops``: a class that has once had a ``__getitem__`` written in Python is a sequence from then
+    on, to ``torch.tensor`` too.
     """
-    methods = [(name, getattr(torch.Tensor, name)) for name in (*_READS, *_WRITES)]
+    methods = [(name, getattr(torch.Tensor, name)) for name in (*_UNDISPATCHED_READS, *_DISPATCHED)]
     return attributes_set(
         [
             *((torch.Tensor, name, _reporting(name, method, watcher, memory)) for name, method in methods),
@@ -193,20 +197,74 @@ def _arrays(
 def _reporting(
     name: str, method: Callable[..., Any], watcher: Callable[[], Watcher | None], memory: DeviceMemory
 ) -> Callable[..., Any]:
-    op, writes = name.strip("_") if name.startswith("__") else name, name in _WRITES
+    dispatched = name in _DISPATCHED
 
     @wraps(method)
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         current = watcher()
-        # A copy from the device is the device's write.
-        if (
-            current is not None
-            and not current.device_works
-            and not memory.on_device(tensor)
-            and memory.pinned(tensor)
-            and not any(map(memory.on_device, args))
-        ):
-            current.host_access(op, tensor, write=writes)
+        if current is None or memory.on_device(tensor):
+            return method(tensor, *args, **kwargs)
+        if dispatched:
+            with host_ops(name, current, memory, (tensor, *args)):
+                return method(tensor, *args, **kwargs)
+        if not current.device_works and memory.pinned(tensor):
+            current.host_access(_called(name), tensor, write=False)
         return method(tensor, *args, **kwargs)
 
     return patched
+
+
+def host_ops(
+    name: str, watcher: Watcher, memory: DeviceMemory, arguments: Iterable[Any]
+) -> AbstractContextManager[object]:
+    """Surrounds a call of torch: what its operators on host tensors read and write of pinned memory is reported as the
+    call's access. Does nothing where none of the arguments is in pinned memory."""
+    if watcher.device_works or next(_pinned(memory, arguments), None) is None:
+        return nullcontext()
+    return _HostOps(_called(name), watcher, memory)
+
+
+class _HostOps(TorchDispatchMode):
+    """Reports what operators on host tensors do with pinned memory. Those that torch composes of others count as these,
+    and views and new memory have no access."""
+
+    def __init__(self, op: str, watcher: Watcher, memory: DeviceMemory) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._op, self._watcher, self._memory = op, watcher, memory
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named, schema = kwargs or {}, func._schema
+        key, name = composition(func), schema.name.split("::")[1]
+        if key is not None:
+            with self:
+                return func._op_dk(key, *args, **named)
+        values = (*args, *named.values())
+        # A copy from or to the device is the device's access.
+        at_host = named.get("device", _HOST) == _HOST and not device_tensors(self._memory, values)
+        if at_host and not (name in LIKES or name in RESHAPES or name == "is_pinned" or is_view(schema)):
+            written = [args[k] if k < len(args) else named.get(out) for k, out in written_arguments(schema)]
+            targets = {id(tensor) for tensor in _pinned(self._memory, written)}
+            for tensor in _pinned(self._memory, values):
+                self._watcher.host_access(self._op, tensor, write=id(tensor) in targets)
+        return func(*args, **named)
+
+
+def _pinned(memory: DeviceMemory, values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The host tensors in pinned memory among values and lists of values."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _pinned(memory, value)
+        elif not isinstance(value, torch.Tensor) or memory.on_device(value):
+            continue
+        elif torch._C._has_storage(value) and memory.pinned(value):
+            yield value
+
+
+def _called(name: str) -> str:
+    return name.strip("_") if name.startswith("__") else name

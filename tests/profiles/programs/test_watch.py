@@ -104,6 +104,29 @@ def test_a_missing_wait_of_a_double_buffered_loader_is_found(tmp_path: Path) -> 
     assert found("torch.cuda.synchronize()") == set()
 
 
+def test_every_access_of_the_host_to_a_buffer_in_flight_is_found(tmp_path: Path) -> None:
+    text = """
+        import torch
+        x = torch.ones(8, 8, device="cuda")
+        read, written = torch.empty(8, 8, pin_memory=True), torch.ones(8, 8, pin_memory=True)
+        with torch.inference_mode():
+            read.copy_(x, non_blocking=True)
+            x.copy_(written, non_blocking=True)
+            again = read.reshape(64).to("cuda", non_blocking=True), read.contiguous(), read.view(64)[3:], len(read)
+            torch.argmax(read)  # found
+            read.long()  # found
+            read[[1, 2]]  # found
+            torch.cat([torch.ones(1, 8), read])  # found
+            torch.equal(torch.ones(8, 8), read)  # found
+            written.random_(0, 5)  # found
+            torch.add(torch.ones(8, 8), 2, out=written)  # found
+    """
+    hazards = watch(tmp_path, text).hazards
+    assert isinstance(hazards, Hazards)
+    expected = [k for k, line in enumerate(dedent(text).splitlines(), 1) if line.endswith("# found")]
+    assert [at.second.site.line for at in hazards.findings if at.second and at.second.site] == expected
+
+
 def test_reads_of_an_inference_loop_are_counted_by_step(tmp_path: Path) -> None:
     meaning = tmp_path / "map.yaml"
     meaning.write_text(dedent(MAP))

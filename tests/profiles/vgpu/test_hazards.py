@@ -454,6 +454,8 @@ def test_an_event_in_a_graph_covers_what_precedes_the_graph(scene: Scene, in_gra
         lambda pinned: pinned.sum(),
         lambda pinned: pinned + 1,
         lambda pinned: pinned == 1,
+        lambda pinned: torch.ones(4) + pinned,
+        lambda pinned: torch.ones(4).copy_(pinned),
         lambda pinned: int(pinned.max()),
         list,
         lambda pinned: pinned[1:3].tolist(),
@@ -471,6 +473,16 @@ def test_an_early_read_by_the_host_is_found(scene: Scene, read: Any) -> None:
     _ = landed[1:], landed.numpy()[1:]  # a view reads nothing
     assert not scene.found
     read(landed)
+    assert one(scene).resource == "pinned memory"
+
+
+def test_the_host_may_write_a_part_that_no_copy_reads(scene: Scene) -> None:
+    staging = torch.zeros(4, 2, pin_memory=True)
+    with scene.on(scene.forward):
+        _ = staging[1].to(scene.device, non_blocking=True)
+    staging[0], staging[2:], staging[3, 1] = 1, torch.ones(2), 2
+    assert scene.found == []
+    staging[1, 1] = 3
     assert one(scene).resource == "pinned memory"
 
 
