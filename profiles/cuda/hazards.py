@@ -18,7 +18,7 @@ from ...sched.observe import Observer, StepInfo
 from ..record.timeline import Sink, Site, Window
 from ..vgpu.hazards.checker import HazardChecker
 from ..vgpu.hazards.clocks import Clock, VectorClocks
-from ..vgpu.hazards.footprints import ByteSpan, span
+from ..vgpu.hazards.footprints import Span, span
 from ..vgpu.hazards.ops import checked, host_accesses
 from ..vgpu.hazards.shadow import Block
 from ..vgpu.patching import Function, Target, attributes_set, replaced, surrounded
@@ -357,8 +357,8 @@ class WatchedDevice(CopyRules):
     def block(self, tensor: torch.Tensor) -> Block | None:
         return getattr(self.real(tensor).untyped_storage(), _BLOCK, None)
 
-    def keep(self, tensor: torch.Tensor, block: Block, span: ByteSpan) -> None:  # noqa: ARG002
+    def keep(self, tensor: torch.Tensor, block: Block, span: Span) -> None:  # noqa: ARG002
         setattr(self.real(tensor).untyped_storage(), _BLOCK, block)
 
-    def span(self, tensor: torch.Tensor) -> ByteSpan | None:
+    def span(self, tensor: torch.Tensor) -> Span | None:
         return None if self.block(tensor) is None else span(self.real(tensor))

@@ -13,7 +13,7 @@ from .copies import CopyHandlers
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
 from .hazards.checker import HazardChecker
-from .hazards.footprints import ByteSpan
+from .hazards.footprints import Span
 from .hazards.probes import ProbedClocks
 from .hazards.shadow import Block
 from .runtime import Direction, Runtime
@@ -145,9 +145,9 @@ class VirtualMemory:
     on_device: Callable[[object], TypeGuard[torch.Tensor]] = staticmethod(DeviceTensor.__instancecheck__)  # type: ignore[assignment]
     held: Callable[[torch.Tensor], torch.Tensor] = attrgetter("held")
     block: Callable[[torch.Tensor], Block | None] = attrgetter("block")
-    span: Callable[[torch.Tensor], ByteSpan | None] = attrgetter("span")
+    span: Callable[[torch.Tensor], Span | None] = attrgetter("span")
 
-    def keep(self, tensor: torch.Tensor, block: Block, span: ByteSpan) -> None:
+    def keep(self, tensor: torch.Tensor, block: Block, span: Span) -> None:
         assert type(tensor) is DeviceTensor
         tensor.block, tensor.span = block, span
 

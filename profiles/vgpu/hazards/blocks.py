@@ -19,7 +19,7 @@ import torch
 
 from ..sites import Sites
 from .clocks import Clock, VectorClocks
-from .footprints import ByteSpan, ValueSource, span
+from .footprints import ByteSpan, Span, ValueSource, span
 from .shadow import UNWRITTEN, Block, MemoryAccess, MemoryOrigin, ShadowMemory
 
 SMALL_BYTES = 1 << 20  # bytes; torch keeps a pool of its own for blocks that are no larger
@@ -46,10 +46,10 @@ class DeviceMemory(Protocol):
     def block(self, tensor: torch.Tensor) -> Block | None:
         """The tensor's block, if ``keep`` was called."""
 
-    def keep(self, tensor: torch.Tensor, block: Block, span: ByteSpan) -> None:
+    def keep(self, tensor: torch.Tensor, block: Block, span: Span) -> None:
         """Keep the block alive for as long as it can be reached through this tensor or its views."""
 
-    def span(self, tensor: torch.Tensor) -> ByteSpan | None:
+    def span(self, tensor: torch.Tensor) -> Span | None:
         """The tensor's bytes of its block, if ``keep`` was called since it has this geometry."""
 
 
@@ -156,7 +156,7 @@ class ShadowTable:
         """The memory of a device tensor, shared with its views; allocated now if it is new to the table."""
         return self._known(tensor) or self._adopt(tensor)[0]
 
-    def _adopt(self, tensor: torch.Tensor) -> tuple[Block, ByteSpan]:
+    def _adopt(self, tensor: torch.Tensor) -> tuple[Block, Span]:
         held = self.memory.held(tensor)
         storage = held.untyped_storage()
         shadow: ShadowMemory | None = getattr(storage, SHADOW, None)
@@ -221,7 +221,7 @@ class ShadowTable:
             setattr(storage, SHADOW, shadow)
         return shadow
 
-    def part(self, argument: object) -> tuple[ShadowMemory, ByteSpan]:
+    def part(self, argument: object) -> tuple[ShadowMemory, Span]:
         """The shadow memory of a tensor in device or pinned memory, and the tensor's part of it; an empty part of none
         for what is neither."""
         memory = self.memory

@@ -7,7 +7,7 @@ them when one of them is about to change, and computes its pieces when it is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,22 @@ class ByteSpan(NamedTuple):
 
     def pieces(self) -> Pieces:
         return Pieces(np.array([self.start], np.int64), np.array([self.end], np.int64))
+
+
+class StridedSpan(NamedTuple):
+    """``length`` bytes at every place within [start, end) that ``steps`` lead to: a count and a distance in bytes for
+    each dimension."""
+
+    start: int
+    end: int
+    length: int
+    steps: tuple[tuple[int, int], ...]
+
+    def pieces(self) -> Pieces:
+        starts = np.array([self.start], np.int64)
+        for count, step in self.steps:
+            starts = np.add.outer(starts, np.arange(count, dtype=np.int64) * step).ravel()
+        return Pieces.of(starts, starts + self.length)
 
 
 class Pieces(NamedTuple):
@@ -61,7 +77,8 @@ class Scattered:
         return self._pieces
 
 
-Footprint = ByteSpan | Scattered
+Span = ByteSpan | StridedSpan
+Footprint = Span | Scattered
 
 
 def meet(a: Footprint, b: Footprint) -> bool:
@@ -83,12 +100,28 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     return torch.clone(tensor) if tensor.is_cpu else tensor.to("cpu")
 
 
-def span(tensor: torch.Tensor) -> ByteSpan:
-    """From the tensor's first byte to its last, including the gaps of a strided view."""
-    item, start = tensor.itemsize, int(tensor.storage_offset())
+def span(tensor: torch.Tensor) -> Span:
+    """The tensor's bytes, without the gaps of a strided view."""
+    item, start = tensor.itemsize, int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
-        return ByteSpan(start * item, (start + tensor.numel()) * item)
-    return ByteSpan(start * item, (start + _reach(tensor.size(), tensor.stride())) * item)
+        return ByteSpan(start, start + tensor.numel() * item)
+    length, steps = _folded(tensor.size(), tensor.stride())
+    end = start + (length + sum((count - 1) * step for count, step in steps)) * item
+    if not steps:
+        return ByteSpan(start, end)
+    return StridedSpan(start, end, length * item, tuple((count, step * item) for count, step in steps))
+
+
+def joined(footprints: Collection[Footprint]) -> Footprint:
+    """All bytes of the footprints."""
+    if len(footprints) == 1:
+        return next(iter(footprints))
+    pieces = [footprint.pieces() for footprint in footprints]
+    starts, ends = Pieces.of(*map(np.concatenate, zip(*pieces, strict=True)))
+    apart = starts[1:] > ends[:-1]
+    if not apart.any():
+        return ByteSpan(int(starts[0]), int(ends[-1])) if len(starts) else ByteSpan(0, 0)
+    return Scattered(partial(Pieces, starts[np.append(True, apart)], ends[np.append(apart, True)]))
 
 
 Selection = Sequence[torch.Tensor | None]
@@ -117,9 +150,11 @@ class Grid(NamedTuple):
                 continue
             values = index.numpy().astype(np.int64)
             place = place + np.where(values < 0, values + size, values) * stride
-        taken = len(indices)
+        length, steps = _folded(self.size[len(indices) :], self.stride[len(indices) :])
+        for count, step in steps:
+            whole = np.add.outer(whole, np.arange(count, dtype=np.int64) * step)
         starts = np.ravel(np.add.outer(whole, place)) * self.item
-        return Pieces.of(starts, starts + _reach(self.size[taken:], self.stride[taken:]) * self.item)
+        return Pieces.of(starts, starts + length * self.item)
 
     def rows(self, selection: Selection) -> Pieces:
         """The bytes of rows along the first dimension, by the ``rows``, ``lens`` and ``counts`` of an ``Access``."""
@@ -187,8 +222,13 @@ class ValueSource:
         return self._pieces[key]
 
 
-def _reach(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last of that geometry, both included."""
-    if 0 in size:
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+def _folded(size: Sequence[int], stride: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
+    """How many elements of that geometry follow each other without a gap, and by which counts and distances such rows
+    are repeated."""
+    length, steps = int(0 not in size), list[tuple[int, int]]()
+    for step, count in sorted(zip(stride, size, strict=True)):
+        if step <= length and not steps:
+            length += (count - 1) * step
+        elif count > 1:
+            steps.append((count, step))
+    return (length, steps) if length else (0, [])

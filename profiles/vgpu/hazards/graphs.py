@@ -11,7 +11,7 @@ from ....sched.kernels.declare import Kernel
 from ...platform.machine import VisitingKernel
 from .clocks import VectorClocks
 from .declared import ArgumentAccess, DeclaredFootprints, Parts
-from .footprints import ByteSpan, Footprint
+from .footprints import ByteSpan, Footprint, Scattered, joined
 from .shadow import WINDOW, AccessHistory, IssuedOp, NamedMemory, ShadowMemory
 
 # Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones.
@@ -71,23 +71,21 @@ class _KernelNodes(NamedTuple):
 
 
 class GraphFootprint:
-    """The footprint of one capture. Parts that follow from values are computed for each replay; the rest is one span
-    per storage."""
+    """The footprint of one capture. Parts that follow from values are computed for each replay; the rest is one
+    footprint per storage."""
 
     def __init__(self, capture: object, declared: DeclaredFootprints) -> None:
         self.capture = capture
         self.visiting: list[VisitingKernel] = []
         self._declared = declared
-        self._spans: dict[tuple[ShadowMemory, bool], ByteSpan] = {}
+        self._spans: dict[tuple[ShadowMemory, bool], set[Footprint]] = {}
         self._nodes: dict[object, _KernelNodes] = {}
         # By stream, with the storages whose reads have to be compared at the next replay.
         self._recurring: dict[int, tuple[IssuedOp, set[ShadowMemory]]] = {}
 
     def touch(self, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
-        new = footprint if type(footprint) is ByteSpan else ByteSpan(0, shadow.size)
-        old = self._spans.setdefault((shadow, write), new)
-        if new.start < old.start or new.end > old.end:
-            self._spans[shadow, write] = ByteSpan(min(old.start, new.start), max(old.end, new.end))
+        known = ByteSpan(0, shadow.size) if type(footprint) is Scattered else footprint
+        self._spans.setdefault((shadow, write), set()).add(known)
 
     def kernel(self, kernel: Kernel, args: Sequence[Any]) -> None:
         declared, form = self._declared, self._declared.form(kernel, args)
@@ -104,8 +102,8 @@ class GraphFootprint:
                 nodes.groups.setdefault(access, StorageGroup(access)).add(shadow)
 
     @cached_property
-    def _written_spans(self) -> Sequence[tuple[ShadowMemory, ByteSpan]]:
-        return [(shadow, span) for (shadow, write), span in self._spans.items() if write]
+    def _written_spans(self) -> Sequence[tuple[ShadowMemory, Footprint]]:
+        return [(shadow, joined(spans)) for (shadow, write), spans in self._spans.items() if write]
 
     @cached_property
     def followed(self) -> set[ShadowMemory]:
@@ -123,9 +121,9 @@ class GraphFootprint:
         return followed
 
     @cached_property
-    def _read_spans(self) -> Mapping[ShadowMemory, tuple[int, ByteSpan]]:
+    def _read_spans(self) -> Mapping[ShadowMemory, tuple[int, Footprint]]:
         """The spans that a replay reads, with numbers that order them."""
-        reads = [(shadow, span) for (shadow, write), span in self._spans.items() if not write]
+        reads = [(shadow, joined(spans)) for (shadow, write), spans in self._spans.items() if not write]
         return {shadow: (number, span) for number, (shadow, span) in enumerate(reads)}
 
     def spans(self, launch: IssuedOp, clocks: VectorClocks, add: Compare) -> None:

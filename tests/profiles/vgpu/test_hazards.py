@@ -486,6 +486,23 @@ def test_the_host_may_write_a_part_that_no_copy_reads(scene: Scene) -> None:
     assert one(scene).resource == "pinned memory"
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_parts_of_a_table_that_share_no_byte_do_not_race(scene: Scene, in_graph: bool) -> None:
+    """The part of a graph lies on both sides of the other stream's."""
+    table, graph = scene.zeros(4, 9), scene.module.CUDAGraph()
+    if in_graph:
+        with scene.module.graph(graph, stream=scene.forward):
+            table[:, :3].add_(1)
+            table[:, 6:].add_(1)
+    with scene.on(scene.forward):
+        graph.replay() if in_graph else table[:, :3].add_(1)
+    with scene.on(scene.schedule):
+        table[:, 3:6].add_(1)
+        assert scene.found == []
+        table[:, 2:4].add_(1)
+    assert one(scene).second.op == "add_"
+
+
 def test_reads_do_not_race(scene: Scene) -> None:
     buffer = scene.zeros(4)
     for stream in (scene.schedule, scene.forward):
