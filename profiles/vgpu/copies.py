@@ -1,7 +1,8 @@
 """Copies between host and device, within the device, and to and from other devices, by CUDA's rules.
 
 A non-blocking copy between two types moves the source's bytes and converts on the device; a blocking one converts on
-the host. A strided side is copied through a contiguous temporary, which is never pinned.
+the host. A side that is strided otherwise than the other one is copied through a contiguous temporary, which is never
+pinned.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .factories import new
 from .tensor import DeviceTensor, is_pinned, pin, wrap
 from .torch_ops import cat, clone, copy_
 
+_is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
 _FORM = ("dtype", "memory_format")
 _empty_like = torch.empty_like  # without the parameter that an emulated device adds
 
@@ -93,13 +95,13 @@ class CopyHandlers:
     def _upload(self, target: DeviceTensor, source: torch.Tensor, *, non_blocking: bool) -> None:
         held, runtime = target.held, self._gpu.runtime
         if held.numel():
-            converts = held.dtype != source.dtype
+            converts, one_block = held.dtype != source.dtype, _one_block(held, source)
             on_device = converts and non_blocking
             size = held.numel() * (source if on_device else held).itemsize
             direct = source.is_contiguous() and source.size() == held.size() and (on_device or not converts)
-            pinned = direct and is_pinned(source)
+            pinned = (direct or one_block) and is_pinned(source)
             waits = runtime.copy("h2d", size, pinned=pinned, blocking=not non_blocking)
-            if on_device or not held.is_contiguous():
+            if on_device or not (one_block or held.is_contiguous()):
                 self._kernel(held, source)
             self._gpu.executor.upload(held, source, pinned=pinned, waits=waits)
 
@@ -109,22 +111,26 @@ class CopyHandlers:
         assert type(source) is DeviceTensor
         held, runtime = source.held, self._gpu.runtime
         if held.numel():
-            converts = held.dtype != target.dtype
+            converts, one_block = held.dtype != target.dtype, _one_block(target, held)
             on_device = converts and non_blocking
-            pinned = pinned and target.is_contiguous() and (on_device or not converts)
-            if on_device or not held.is_contiguous():
+            pinned = pinned and (one_block or (target.is_contiguous() and (on_device or not converts)))
+            if on_device or not (one_block or held.is_contiguous()):
                 self._kernel(held, held)
             size = held.numel() * (target if on_device else held).itemsize
             waits = runtime.copy("d2h", size, pinned=pinned, blocking=not non_blocking)
             self._gpu.executor.download(target, held, waits=waits)
 
     def _within(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """A memcpy if both sides are contiguous and of one type, otherwise a kernel."""
-        size = target.nbytes
+        """A memcpy if both sides are one block in the same order, and nothing if these are the same memory, as in the
+        assignment of ``x[:2] += 1``; otherwise a kernel."""
+        size, runtime = target.nbytes, self._gpu.runtime
         if not size:
             return
-        if target.dtype is source.dtype and target.is_contiguous() and source.is_contiguous():
-            runtime = self._gpu.runtime
+        if _one_block(target, source):
+            same = torch._C._is_alias_of(target, source)  # type: ignore[attr-defined]
+            if same and target.storage_offset() == source.storage_offset():
+                runtime.now += runtime.torch_call
+                return
             runtime.move("d2d", runtime.costs.memory(2 * size), size=size)
         else:
             self._kernel(target, source)
@@ -132,6 +138,16 @@ class CopyHandlers:
     def _kernel(self, target: torch.Tensor, source: torch.Tensor) -> None:
         runtime = self._gpu.runtime
         runtime.kernel("copy_", runtime.costs.memory(target.nbytes + target.numel() * source.itemsize))
+
+
+def _one_block(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether both are of one type and their elements lie without gaps in the same order (``is_contiguous`` of the
+    iterator in ATen's Copy.cu)."""
+    if target.dtype is not source.dtype or target.numel() != source.numel():
+        return False
+    if target.is_contiguous() or source.is_contiguous():
+        return target.is_contiguous() and source.is_contiguous()
+    return target.stride() == source.stride() and _is_dense(target)
 
 
 def _host_like(held: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:

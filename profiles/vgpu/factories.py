@@ -56,7 +56,8 @@ def zeros(gpu: VirtualGpu, size: Sequence[int], dtype: torch.dtype | None) -> De
     """Device memory that a memset sets to zero."""
     runtime, held = gpu.runtime, gpu.executor.zeros(_spec(size, None, dtype))
     runtime.now += runtime.torch_call
-    runtime.move("memset", runtime.costs.memory(held.nbytes), size=held.nbytes)
+    if held.numel():
+        runtime.move("memset", runtime.costs.memory(held.nbytes), size=held.nbytes)
     tensor = wrap(held)
     gpu.watcher.generated("zero_", tensor)
     return tensor

@@ -12,7 +12,7 @@ from .copies import CopyHandlers
 from .cost import BYTES, GEMMS, gemm, touched
 from .custom import custom_handler
 from .device import VirtualGpu
-from .executor import mapped
+from .executor import mapped, tensors_in
 from .factories import like_handler
 from .indexing import IndexHandlers
 from .tensor import DeviceTensor, follow, refuse_mixed, unwrap, unwrap_named, wrap
@@ -148,14 +148,15 @@ def _copied(held: torch.Tensor) -> torch.Tensor:
 
 
 def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
-    """One kernel with new results; none where the result is empty."""
+    """One kernel with new results; none where they are empty."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         held = unwrap(args)
         out = gpu.executor.compute(op, held, unwrap_named(kwargs) if kwargs else kwargs)
         single = isinstance(out, torch.Tensor)
-        if single and not out.numel():
+        results = (out,) if single else tuple(tensors_in(out))
+        if results and not any(map(torch.Tensor.numel, results)):
             runtime.now += runtime.torch_call
         else:
             runtime.kernel(name, duration(held, out))
@@ -165,10 +166,12 @@ def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Hand
 
 
 def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
-    """One kernel that writes some of its arguments and returns them. A contiguous zero_ is a memset."""
+    """One kernel that writes some of its arguments and returns them; none where it writes nothing, since its target or
+    the indices of what it writes are empty. A contiguous zero_ is a memset."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
     written, returns = written_arguments(func._schema), len(func._schema.returns)
     resizes = "out" in func._overloadname
+    index = next((k for k, argument in enumerate(func._schema.arguments) if argument.name == "index"), None)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]
@@ -180,8 +183,12 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
         if resizes:
             for written_tensor in targets:
                 follow(written_tensor)
-        result = target.held
-        if name == "zero_" and result.is_contiguous():
+        result, needed = target.held, target
+        if index is not None:
+            needed = held[index] if index < len(held) else kwargs["index"]
+        if not (result.numel() and needed.numel()):
+            runtime.now += runtime.torch_call
+        elif name == "zero_" and result.is_contiguous():
             runtime.move("memset", runtime.costs.memory(result.nbytes), size=result.nbytes)
         else:
             runtime.kernel(name, duration(held, result))

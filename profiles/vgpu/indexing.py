@@ -34,7 +34,7 @@ class IndexHandlers:
             )
         held = (source.held, self._resolved(indices))
         out = self._gpu.executor.compute(torch_ops.index, held, _NO_KWARGS)
-        self._launch("index", gathered(held, out))
+        self._launch("index", gathered(held, out), out)
         return wrap(out)
 
     def index_put_(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -51,7 +51,7 @@ class IndexHandlers:
                 return target
             held = (target.held, self._resolved(indices), self._uploaded(values), accumulate)
         self._gpu.executor.mutate(torch_ops.index_put_, held, _NO_KWARGS)
-        self._launch("index_put_", scattered(held, target.held))
+        self._launch("index_put_", scattered(held, target.held), target.held, *held[1])
         return target
 
     def _resolved(self, indices: Sequence[Any]) -> list[Any]:
@@ -86,15 +86,19 @@ class IndexHandlers:
 
     def _masked_fill(self, target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:
         self._gpu.executor.mutate(_masked_fill, (target, mask, value.to(target.dtype, copy=True)), {})
-        self._launch("masked_fill_", target.nbytes + mask.nbytes)
+        self._launch("masked_fill_", target.nbytes + mask.nbytes, target)
 
     def _uploaded(self, values: torch.Tensor) -> torch.Tensor:
         self._gpu.runtime.copy("h2d", values.nbytes, pinned=False, blocking=True)
         return values.clone()
 
-    def _launch(self, name: str, size: int) -> None:
+    def _launch(self, name: str, size: int, *parts: torch.Tensor | None) -> None:
+        """A kernel, unless one of the ``parts`` that it needs is empty."""
         runtime = self._gpu.runtime
-        runtime.kernel(name, runtime.costs.memory(size))
+        if all(part is None or part.numel() for part in parts):
+            runtime.kernel(name, runtime.costs.memory(size))
+        else:
+            runtime.now += runtime.torch_call
 
 
 def _masked_fill(target: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> None:

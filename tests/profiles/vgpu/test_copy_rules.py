@@ -46,6 +46,12 @@ TABLE: list[tuple[str, list[Copy], bool]] = [
     ("pinned.to(device)", [("h2d", "pinned", 24, True)], True),
     ("pinned[1:3].to(device, non_blocking=True)", [("h2d", "pinned", 8, False)], False),
     ("pinned[::2].to(device, non_blocking=True)", [("h2d", "pageable", 12, False)], False),
+    ("pinned.view(2, 3).t().to(device, non_blocking=True)", [("h2d", "pinned", 24, False)], False),
+    (
+        "pinned.view(2, 3).t().copy_(x.view(2, 3).t(), non_blocking=True)",
+        [("d2h", "pinned", 24, False)],
+        False,
+    ),
     ("host.pin_memory().to(device, non_blocking=True)", [("h2d", "pinned", 24, False)], False),
     (
         "torch.tensor([1, 2], pin_memory=True).to(device, non_blocking=True)",
@@ -219,6 +225,10 @@ def test_device_copies_are_memcpys_when_alike_and_contiguous(bench: Any, names: 
     assert kinds(lambda: x[:3].copy_(x[3:])) == [("d2d", 12)]
     assert kinds(lambda: table.t().contiguous()) == [("kernel", 0)]
     assert kinds(lambda: x.to(torch.float64)) == [("kernel", 0)]
+    assert kinds(lambda: table.t().clone()) == [("d2d", 48)]
+    assert kinds(lambda: table.t()[:1].copy_(table.t()[1:])) == [("kernel", 0)]
+    assert kinds(lambda: table.copy_(x[:2])) == [("kernel", 0)]
+    assert kinds(lambda: x.copy_(x)) == kinds(lambda: x.__setitem__(slice(0, 3), x[:3])) == []
     assert kinds(lambda: x.zero_()) == [("memset", 24)]
     assert kinds(lambda: table[:, 0].zero_()) == [("kernel", 0)]
     assert kinds(lambda: x.view(2, 3)[0]) == []
@@ -234,6 +244,28 @@ def test_device_copies_are_memcpys_when_alike_and_contiguous(bench: Any, names: 
     assert len(kinds(lambda: torch.cat([x] * 64 + [table.t()[0]]))) == 2
     assert kinds(lambda: x.masked_fill(x > 2, 0.0)) == [("kernel", 0), ("d2d", 24), ("kernel", 0)]
     assert kinds(lambda: x.index_put((names["ids"],), x[:3])) == [("d2d", 24), ("kernel", 0)]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "empty.add_(1)",
+        "empty.fill_(1)",
+        "empty.zero_()",
+        "empty.sort()",
+        "empty.copy_(empty)",
+        "torch.zeros(0, device=device)",
+        "torch.add(empty, 1, out=x[:0])",
+        "x[none]",
+        "x.__setitem__(none, x[:0])",
+        "x.index_add_(0, none, empty)",
+        "x.index_copy_(0, none, source=empty)",
+        "x.scatter_(0, index=none, src=empty)",
+    ],
+)
+def test_what_touches_no_element_launches_nothing(bench: Any, names: Names, expression: str) -> None:
+    own = {**names, "empty": torch.empty(0, device=names["device"]), "none": names["ids"][:0]}
+    assert bench.observe(lambda: eval(expression, own)).ops == []
 
 
 @pytest.mark.parametrize(

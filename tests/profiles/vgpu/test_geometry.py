@@ -98,8 +98,8 @@ def test_a_copy_of_lists_is_one_kernel_where_cuda_has_one(bench: Bench) -> None:
     for sources, kinds in (
         ([torch.ones_like(b), long + 1], ["d2d", "kernel"]),
         ([long + 1, long + 1], ["kernel"]),
-        ([torch.ones_like(b).t(), b], ["kernel", "d2d"]),
-        ([torch.ones(2, 2, dtype=torch.int32), b], ["h2d", "d2d"]),
+        ([torch.ones_like(b).t(), b.clone()], ["kernel", "d2d"]),
+        ([torch.ones(2, 2, dtype=torch.int32), b.clone()], ["h2d", "d2d"]),
     ):
         assert bench.observe(partial(torch._foreach_copy_, [a, b], sources)).kinds == kinds
     assert a.tolist() == [[1, 1], [1, 1]]
