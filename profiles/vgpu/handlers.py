@@ -183,10 +183,8 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
         if resizes:
             for written_tensor in targets:
                 follow(written_tensor)
-        result, needed = target.held, target
-        if index is not None:
-            needed = held[index] if index < len(held) else kwargs["index"]
-        if not (result.numel() and needed.numel()):
+        result = target.held
+        if not result.numel() or (index is not None and not held[index].numel()):
             runtime.now += runtime.torch_call
         elif name == "zero_" and result.is_contiguous():
             runtime.move("memset", runtime.costs.memory(result.nbytes), size=result.nbytes)

@@ -22,6 +22,7 @@ from .checker import HazardChecker
 from .shadow import IssuedOp
 
 _HOST = torch.device("cpu")
+_ALONG = frozenset({"index_select", "index_copy_", "index_add_", "index_fill_"})
 _COPIES = frozenset({"copy_", "clone", "_to_copy", "is_pinned"})  # their handlers call the checker themselves
 
 
@@ -36,8 +37,9 @@ def checked(checker: HazardChecker, func: torch._ops.OpOverload, handler: Handle
         return handler
     if name in LIKES or name in RESHAPES or is_view(schema):
         return _unlaunched(checker, handler)
-    if name in ("index", "index_put_"):
-        return _indexed(checker, name, handler)
+    along = name in _ALONG and schema.overload_name != "out"
+    if along or name in ("index", "index_put_"):
+        return _indexed(checker, name, handler, along=along)
     waits = name in READS or name == "_local_scalar_dense"
     return _launched(checker, name, handler, written_arguments(schema), waits=waits)
 
@@ -82,9 +84,10 @@ def _launched(
     return watched
 
 
-def _indexed(checker: HazardChecker, name: str, handler: Handler) -> Handler:
-    """The bytes that indices on the device select; with masks and host indices, the whole tensor."""
-    puts = name == "index_put_"
+def _indexed(checker: HazardChecker, name: str, handler: Handler, *, along: bool) -> Handler:
+    """The bytes that indices on the device select, of the first dimensions or ``along`` one of them; with masks and
+    host indices, the whole tensor."""
+    puts = name.endswith("_")
 
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if puts:
@@ -92,6 +95,8 @@ def _indexed(checker: HazardChecker, name: str, handler: Handler) -> Handler:
         out = handler(args, kwargs)
         begin = perf_counter_ns()
         launch, (tensor, indices, *values) = checker.launch(name), args
+        if along:
+            indices = [None] * (args[1] % max(tensor.dim(), 1)) + values[:1]
         if all(i is None or (checker.memory.on_device(i) and i.dtype not in MASKS) for i in indices):
             checker.indexed(launch, tensor, indices, write=puts)
         else:

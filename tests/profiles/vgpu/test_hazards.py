@@ -486,6 +486,20 @@ def test_the_host_may_write_a_part_that_no_copy_reads(scene: Scene) -> None:
     assert one(scene).resource == "pinned memory"
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_along_a_dimension_are_compared_by_their_indices(scene: Scene, dim: int) -> None:
+    table, rows = scene.zeros(4, 4), scene.zeros(4, 4)
+    ours, theirs = torch.tensor([0, 1], device=scene.device), torch.tensor([2, 3], device=scene.device)
+    with scene.on(scene.forward):
+        table.index_select(dim, ours)
+    with scene.on(scene.schedule):
+        table.index_copy_(dim, theirs, rows.narrow(dim, 0, 2))
+        table.index_fill_(dim - 2, theirs, 1)
+        assert scene.found == []
+        table.index_add_(dim, theirs - 1, rows.narrow(dim, 0, 2))
+    assert one(scene).second.op == "index_add_"
+
+
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_parts_of_a_table_that_share_no_byte_do_not_race(scene: Scene, in_graph: bool) -> None:
     """The part of a graph lies on both sides of the other stream's."""
