@@ -10,8 +10,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..captures.capture import CapturedRange
+from ..vgpu import fused
 from ..vgpu.device import VirtualGpu
 from ..vgpu.hazards.ops import host_ops
+from ..vgpu.tensor import DeviceTensor
 from ..vgpu.watched import VirtualMemory
 
 
@@ -76,6 +78,10 @@ _PLACED: Final = frozenset(
 )
 
 
+# Functions that torch composes of others, except on CUDA.
+_FUSED: Final = frozenset({"scaled_dot_product_attention", "rms_norm"})
+
+
 class CudaDeviceNames(TorchFunctionMode):
     """Torch's functions with the virtual GPU wherever they are given a CUDA device, and with a CUDA device wherever
     they would return the virtual GPU."""
@@ -105,6 +111,8 @@ class CudaDeviceNames(TorchFunctionMode):
             named["device"] = self.placed(named["device"])
         if name in _PLACED:
             args = tuple(self.placed(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args)
+        if name in _FUSED and DeviceTensor in map(type, (*args, *named.values())):
+            return fused.run_as_one_kernel(name, func, *args, **named)
         with host_ops(name, self._watcher, _MEMORY, (*args, *named.values())):
             return func(*args, **named)
 

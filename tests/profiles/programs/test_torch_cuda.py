@@ -64,6 +64,23 @@ def test_an_optimizer_updates_all_parameters_at_once(options: dict[str, bool]) -
     assert ("_fused_adamw_" in updates) is bool(options)
 
 
+def test_a_composition_that_is_a_kernel_on_cuda_counts_as_one() -> None:
+    sink, norm = WindowRecorder(), nn.RMSNorm(8)
+    with open_vgpu(load("h200"), sink=sink, gradients=True) as gpu, cuda_answered(gpu, load("h200")):
+        q = torch.randn(1, 2, 4, 8)
+        on_cuda, norm_on_cuda = q.cuda(), nn.RMSNorm(8).cuda()
+        gpu.flush()
+        sink.windows.clear()
+        attended = F.scaled_dot_product_attention(on_cuda, on_cuda, value=on_cuda, is_causal=True)
+        with torch.inference_mode():
+            normed = norm_on_cuda(on_cuda)
+        gpu.flush()
+        names = [op.name for window in sink.windows for op in window.ops if op.kind == "kernel"]
+        assert torch.allclose(attended.cpu(), F.scaled_dot_product_attention(q, q, q, is_causal=True))
+        assert torch.equal(normed.cpu(), norm(q))
+    assert names == ["scaled_dot_product_attention", "rms_norm"]
+
+
 @pytest.mark.usefixtures("program")
 def test_tensors_say_that_they_are_on_cuda() -> None:
     made = torch.zeros(3, device="cuda")
