@@ -159,7 +159,8 @@ class CUDAGraph:
         if capture is None:
             raise RuntimeError("replay of a graph that was not captured")
         recordings: list[EventRecording] = []
-        with gpu.watcher.replaying(capture):
+        # Results may be inference tensors, which a graph changes in any mode.
+        with gpu.watcher.replaying(capture), torch._C._InferenceMode(True):
             for k, functions in enumerate(capture.live):
                 if k:
                     recordings.append(gpu.runtime.record_in_graph())

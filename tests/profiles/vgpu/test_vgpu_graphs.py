@@ -49,6 +49,15 @@ def test_nothing_is_computed_during_capture_and_everything_at_each_replay(bench:
     assert out.tolist() == [12.0, 16.0, 20.0]
 
 
+def test_a_graph_of_inference_mode_is_replayed_outside_of_it(bench: Any) -> None:
+    x = torch.ones(4, device=bench.gpu.device)
+    with torch.inference_mode():
+        graph, out = capture(lambda: x + 1)
+    x.fill_(4)
+    graph.replay()
+    assert out.tolist() == [5.0] * 4
+
+
 def test_several_results_and_new_tensors_are_captured(bench: Any) -> None:
     x = torch.tensor([3.0, 1.0, 2.0], device=bench.gpu.device)
 
