@@ -100,6 +100,9 @@ class Watcher:
     def capturing(self, capture: object | None) -> None:
         """Operations become nodes of that graph from now on; with None they are executed again."""
 
+    def marked(self) -> None:
+        """The graph under capture records an event here, whenever it is launched."""
+
     def replaying(self, capture: object) -> AbstractContextManager[None]:  # noqa: ARG002
         """Surrounds the computation of a graph that is launched."""
         return self._NOTHING

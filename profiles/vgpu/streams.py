@@ -118,6 +118,7 @@ class Event:
         queue = stream.queue if stream else runtime.stream
         if self._external and runtime.capture is not None:
             runtime.capture.mark(self._recorded)
+            CURRENT.get().watcher.marked()
         else:
             self._recorded(queue, runtime.record(queue))
 

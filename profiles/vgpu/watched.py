@@ -54,6 +54,7 @@ class WatchedRuntime(Runtime):
     def record_in_graph(self) -> EventRecording:
         recording = super().record_in_graph()
         recording.clock = self.clocks.recorded(self.stream.id + 1)
+        self.clocks.launch(self.stream.id + 1)  # of the part of the graph behind the event
         return recording
 
     def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:

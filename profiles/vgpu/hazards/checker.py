@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,8 @@ class HazardChecker(Watcher):
         self._table = ShadowTable(program, memory)
         self._findings = Findings()
         self._declared = DeclaredFootprints(self._table)
-        # By id of a graph's capture, which the footprint keeps alive.
-        self._graphs: dict[int, GraphFootprint] = {}
+        # Of each part between events, by id of the graph's capture, which the footprint keeps alive.
+        self._graphs: dict[int, list[GraphFootprint]] = {}
         self._capturing: GraphFootprint | None = None
         self._named: list[NamedMemory] = []
         self._fused: IssuedOp | None = None
@@ -178,26 +179,35 @@ class HazardChecker(Watcher):
     def capturing(self, capture: object | None) -> None:
         self._capturing, self._table.capturing = None, capture is not None
         if capture is not None:
-            self._capturing = self._graphs[id(capture)] = GraphFootprint(capture, self._declared)
+            self._capturing = GraphFootprint(capture, self._declared)
+            self._graphs[id(capture)] = [self._capturing]
+
+    def marked(self) -> None:
+        assert self._capturing is not None
+        parts = self._graphs[id(self._capturing.capture)]
+        self._capturing = GraphFootprint(self._capturing.capture, self._declared)
+        parts.append(self._capturing)
 
     @contextmanager
     def replaying(self, capture: object) -> Iterator[None]:
-        """All accesses of the graph count as one operation. They are compared after the computation, since what a node
-        touches may follow from values that other nodes compute."""
-        begin = perf_counter_ns()
-        graph = self._graphs[id(capture)]
-        for shadow in list(graph.followed):
-            shadow.freeze()
-        for kernel in graph.visiting:
-            self._freeze(kernel)
+        """All accesses of a part of the graph count as one operation. They are compared after the computation, since
+        what a node touches may follow from values that other nodes compute."""
+        begin, launch, parts = perf_counter_ns(), self.launch_here("graph"), self._graphs[id(capture)]
+        for part in parts:
+            for shadow in list(part.followed):
+                shadow.freeze()
+            for kernel in part.visiting:
+                self._freeze(kernel)
         self.spent += perf_counter_ns() - begin
         with self.device_at_work():
             yield
-        begin, launch = perf_counter_ns(), self.launch_here("graph")
-        graph.spans(launch, self._clocks, self._add)
-        graph.scattered(launch, self._clocks, self._compare)
-        for kernel in graph.visiting:
-            self._visited(launch, kernel)
+        begin = perf_counter_ns()
+        for k, part in enumerate(parts):
+            operation = replace(launch, seq=launch.seq + k)
+            part.spans(operation, self._clocks, self._add)
+            part.scattered(operation, self._clocks, self._compare)
+            for kernel in part.visiting:
+                self._visited(operation, kernel)
         self.spent += perf_counter_ns() - begin
 
     # ---- memory --------------------------------------------------------------------------------------------

@@ -433,19 +433,25 @@ def test_a_replays_read_is_not_hidden_by_a_read_that_came_after_the_last_replay(
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_an_event_in_a_graph_covers_what_precedes_the_graph(scene: Scene, in_graph: bool) -> None:
+def test_an_event_in_a_graph_covers_what_precedes_it(scene: Scene, in_graph: bool) -> None:
     table, graph, event = scene.zeros(4), scene.module.CUDAGraph(), scene.module.Event(external=True)
     rows = scene.zeros(4)
+    before, after = scene.zeros(4), scene.zeros(4)
     with scene.module.graph(graph, stream=scene.forward):
+        before.add_(1)
         event.record()
+        after.add_(1)
         _ = (table if in_graph else rows) * 2
     with scene.on(scene.forward):
         rows.copy_(table)
         graph.replay()
     event.wait(scene.schedule)
     with scene.on(scene.schedule):
+        before.add_(1)
         table.add_(1)
-    assert len(scene.found) == in_graph
+        assert len(scene.found) == in_graph
+        after.add_(1)
+    assert len(scene.found) == in_graph + 1
 
 
 @pytest.mark.parametrize(
