@@ -12,8 +12,27 @@ import torch
 # Receives an operation, the memory, and whether it is written.
 Report = Callable[[str, torch.Tensor, bool], None]
 
-_READS = ("tolist", "item", "copy", "astype", "tobytes", "nonzero", "take", "__iter__", "__contains__")
-_WRITES = ("fill", "sort", "put")
+# fmt: off
+_READS = (
+    "tolist", "item", "copy", "astype", "tobytes", "nonzero", "take", "argmax", "argmin", "argsort", "searchsorted",
+    "cumsum", "dot", "repeat", "flatten", "compress", "choose", "round", "__iter__", "__contains__", "__bool__",
+    "__int__", "__float__", "__index__", "__reduce__", "__copy__", "__deepcopy__",
+)
+# fmt: on
+_WRITES = ("fill", "sort", "put", "partition")
+_WRITING = frozenset({np.copyto, np.put, np.place, np.putmask, np.fill_diagonal})  # the first argument
+_VALUELESS = frozenset(
+    {
+        np.shape,
+        np.ndim,
+        np.size,
+        np.empty_like,
+        np.zeros_like,
+        np.ones_like,
+        np.full_like,
+        np.may_share_memory,
+    }
+)
 
 
 class PinnedArray(np.ndarray):
@@ -50,11 +69,11 @@ class PinnedArray(np.ndarray):
         """The memory of ``self[index]``: a view, also of one item; all of ``self`` where items are picked by arrays."""
         keys = index if isinstance(index, tuple) else (index,)
         view = super().__getitem__(index if any(key is Ellipsis for key in keys) else (*keys, Ellipsis))
-        return view if isinstance(view, PinnedArray) and np.may_share_memory(view, self) else self
+        return view if isinstance(view, PinnedArray) and _shared(view, self) else self
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        if not isinstance(found, PinnedArray) or not np.may_share_memory(found, self):
+        if not isinstance(found, PinnedArray) or not _shared(found, self):
             self._part(index)._accessed("getitem", write=False)
         return found
 
@@ -72,11 +91,31 @@ class PinnedArray(np.ndarray):
             kwargs["out"] = tuple(_plain(target) for target in out)
         return getattr(ufunc, method)(*map(_plain, inputs), **kwargs)
 
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A function that returns a view has no access."""
+        found = super().__array_function__(func, types, args, kwargs)
+        parts = (
+            [found] if isinstance(found, np.ndarray) else found if isinstance(found, (list, tuple)) else ()
+        )
+        target = args[0] if func in _WRITING else kwargs.get("out")
+        views = (part for part in parts if part is not target and _shared(part, self))
+        if func not in _VALUELESS and next(views, None) is None:
+            _read(func.__name__, [value for value in (*args, *kwargs.values()) if value is not target])
+            if isinstance(target, PinnedArray):
+                target._accessed(func.__name__, write=True)
+        return found
+
 
 def _read(name: str, values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, PinnedArray):
             value._accessed(name, write=False)
+        elif isinstance(value, (list, tuple)):
+            _read(name, value)
+
+
+def _shared(a: Any, b: Any) -> bool:
+    return np.may_share_memory(_plain(a), _plain(b))
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -469,6 +470,8 @@ def test_an_event_in_a_graph_covers_what_precedes_it(scene: Scene, in_graph: boo
         lambda pinned: pinned.numpy()[[0, 2]],
         lambda pinned: pinned.numpy() + 1,
         lambda pinned: pinned.numpy()[1:].astype(float),
+        lambda pinned: np.concatenate([np.zeros(1), pinned.numpy()]),
+        lambda pinned: pinned.numpy().argmax(),
         pickle.dumps,
         deepcopy,
     ],
@@ -476,19 +479,28 @@ def test_an_event_in_a_graph_covers_what_precedes_it(scene: Scene, in_graph: boo
 def test_an_early_read_by_the_host_is_found(scene: Scene, read: Any) -> None:
     with scene.on(scene.forward):
         landed = torch.zeros(4, device=scene.device).to("cpu", non_blocking=True)
-    _ = landed[1:], landed.numpy()[1:]  # a view reads nothing
+    _ = landed[1:], landed.numpy()[1:], np.split(landed.numpy(), 2)  # a view reads nothing
     assert not scene.found
     read(landed)
     assert one(scene).resource == "pinned memory"
 
 
-def test_the_host_may_write_a_part_that_no_copy_reads(scene: Scene) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda staging: staging[1].fill_(3),
+        lambda staging: np.copyto(staging.numpy()[1:2], 3),
+        lambda staging: np.concatenate([np.ones((1, 2), np.float32)], out=staging.numpy()[1:2]),
+    ],
+)
+def test_the_host_may_write_a_part_that_no_copy_reads(scene: Scene, write: Any) -> None:
     staging = torch.zeros(4, 2, pin_memory=True)
     with scene.on(scene.forward):
         _ = staging[1].to(scene.device, non_blocking=True)
     staging[0], staging[2:], staging[3, 1] = 1, torch.ones(2), 2
+    np.copyto(staging.numpy()[2:], 1)
     assert scene.found == []
-    staging[1, 1] = 3
+    write(staging)
     assert one(scene).resource == "pinned memory"
 
 
