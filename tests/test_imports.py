@@ -35,7 +35,7 @@ for name in optional:
     del sys.modules[name]
 
 from schedbench.cli.app import console
-sys.argv = ["schedbench", "run", "mixed", "--set", "workload.requests=2", "--format", "csv"]
+sys.argv = ["schedbench", "run", "mixed", "--set", "workload.requests=2", "--hazards", "on", "--format", "csv"]
 try:
     console()
 finally:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from ....sched.kernels.declare import Kernel, kernels
 from ...platform.machine import Watcher
@@ -223,8 +223,10 @@ def host_ops(
     name: str, watcher: Watcher, memory: DeviceMemory, arguments: Iterable[Any]
 ) -> AbstractContextManager[object]:
     """Surrounds a call of torch: what its operators on host tensors read and write of pinned memory is reported as the
-    call's access. Does nothing where none of the arguments is in pinned memory."""
+    call's access. Does nothing inside another such call, and where none of the arguments is in pinned memory."""
     if watcher.device_works or next(_pinned(memory, arguments), None) is None:
+        return nullcontext()
+    if isinstance(_get_current_dispatch_mode(), _HostOps):
         return nullcontext()
     return _HostOps(_called(name), watcher, memory)
 
@@ -232,6 +234,11 @@ def host_ops(
 class _HostOps(TorchDispatchMode):
     """Reports what operators on host tensors do with pinned memory. Those that torch composes of others count as these,
     and views and new memory have no access."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports its compiler."""
+        return False
 
     def __init__(self, op: str, watcher: Watcher, memory: DeviceMemory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -244,20 +251,27 @@ class _HostOps(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        named, schema = kwargs or {}, func._schema
-        key, name = composition(func), schema.name.split("::")[1]
+        named, (key, accesses, written) = kwargs or {}, _at_host(func)
         if key is not None:
             with self:
                 return func._op_dk(key, *args, **named)
         values = (*args, *named.values())
         # A copy from or to the device is the device's access.
         at_host = named.get("device", _HOST) == _HOST and not device_tensors(self._memory, values)
-        if at_host and not (name in LIKES or name in RESHAPES or name == "is_pinned" or is_view(schema)):
-            written = [args[k] if k < len(args) else named.get(out) for k, out in written_arguments(schema)]
-            targets = {id(tensor) for tensor in _pinned(self._memory, written)}
+        if accesses and at_host:
+            changed = [args[k] if k < len(args) else named.get(out) for k, out in written]
+            targets = {id(tensor) for tensor in _pinned(self._memory, changed)}
             for tensor in _pinned(self._memory, values):
                 self._watcher.host_access(self._op, tensor, write=id(tensor) in targets)
         return func(*args, **named)
+
+
+@cache
+def _at_host(func: torch._ops.OpOverload) -> tuple[torch._C.DispatchKey | None, bool, list[tuple[int, str]]]:
+    """What composes the op, if other ops do; whether it has accesses; and which arguments it writes."""
+    schema, name = func._schema, func._schema.name.split("::")[1]
+    without = name in LIKES or name in RESHAPES or name == "is_pinned" or is_view(schema)
+    return composition(func), not without, written_arguments(schema)
 
 
 def _pinned(memory: DeviceMemory, values: Iterable[Any]) -> Iterator[torch.Tensor]:
