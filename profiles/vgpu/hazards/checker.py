@@ -203,7 +203,7 @@ class HazardChecker(Watcher):
             yield
         begin = perf_counter_ns()
         for k, part in enumerate(parts):
-            operation = replace(launch, seq=launch.seq + k)
+            operation = replace(launch, seq=launch.seq + k) if k else launch
             part.spans(operation, self._clocks, self._add)
             part.scattered(operation, self._clocks, self._compare)
             for kernel in part.visiting:
