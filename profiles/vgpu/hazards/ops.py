@@ -158,10 +158,17 @@ _DISPATCHED = (
     "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__floordiv__", "__mod__",
     "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__",
     "sum", "mean", "min", "max", "amin", "amax", "argmin", "argmax", "any", "all", "cumsum", "equal", "unique",
-    "index_select", "gather", "nonzero", "sort", "where",
-    "copy_", "fill_", "zero_", "add_", "sub_", "mul_", "__setitem__",
+    "index_select", "gather", "nonzero", "sort", "where", "__setitem__",
 )
 # fmt: on
+_WRITES = (
+    "copy_",
+    "fill_",
+    "zero_",
+    "add_",
+    "sub_",
+    "mul_",
+)  # one operator each, which writes the whole tensor
 
 
 def host_accesses(
@@ -173,7 +180,7 @@ def host_accesses(
     of torch passes ``host_ops``: a class that has once had a ``__getitem__`` written in Python is a sequence from then
     on, to ``torch.tensor`` too.
     """
-    methods = [(name, getattr(torch.Tensor, name)) for name in (*_UNDISPATCHED_READS, *_DISPATCHED)]
+    methods = [(name, getattr(torch.Tensor, name)) for name in (*_UNDISPATCHED_READS, *_DISPATCHED, *_WRITES)]
     return attributes_set(
         [
             *((torch.Tensor, name, _reporting(name, method, watcher, memory)) for name, method in methods),
@@ -202,18 +209,22 @@ def _arrays(
 def _reporting(
     name: str, method: Callable[..., Any], watcher: Callable[[], Watcher | None], memory: DeviceMemory
 ) -> Callable[..., Any]:
-    dispatched = name in _DISPATCHED
+    dispatched, writes = name in _DISPATCHED, name in _WRITES
 
     @wraps(method)
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         current = watcher()
         if current is None or memory.on_device(tensor):
             return method(tensor, *args, **kwargs)
-        if dispatched:
-            with host_ops(name, current, memory, (tensor, *args)):
+        values = (tensor, *args, *kwargs.values())
+        # A mode of functions may report the same call, by ``host_ops``.
+        if dispatched or (writes and torch._C._len_torch_function_stack()):
+            with host_ops(name, current, memory, values):
                 return method(tensor, *args, **kwargs)
-        if not current.device_works and memory.pinned(tensor):
-            current.host_access(_called(name), tensor, write=False)
+        # A copy from the device is the device's access.
+        if not current.device_works and not any(map(memory.on_device, values)):
+            for part in _pinned(memory, values):
+                current.host_access(_called(name), part, write=writes and part is tensor)
         return method(tensor, *args, **kwargs)
 
     return patched
