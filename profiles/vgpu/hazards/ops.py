@@ -161,14 +161,8 @@ _DISPATCHED = (
     "index_select", "gather", "nonzero", "sort", "where", "__setitem__",
 )
 # fmt: on
-_WRITES = (
-    "copy_",
-    "fill_",
-    "zero_",
-    "add_",
-    "sub_",
-    "mul_",
-)  # one operator each, which writes the whole tensor
+# Methods of one operator each, which writes the whole tensor and reads all arguments.
+_WRITES = ("copy_", "fill_", "zero_", "add_", "sub_", "mul_")
 
 
 def host_accesses(
