@@ -131,7 +131,7 @@ class CopyHandlers:
             if same and target.storage_offset() == source.storage_offset():
                 runtime.now += runtime.torch_call
                 return
-            runtime.move("d2d", runtime.costs.memory(2 * size), size=size)
+            runtime.copy_within(size)
         else:
             self._kernel(target, source)
 

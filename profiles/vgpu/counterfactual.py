@@ -54,7 +54,7 @@ class CounterfactualRuntime(Runtime):
         self._last_step: int | None = None
 
     kernel = _unless_absent(Runtime.kernel)
-    move = _unless_absent(Runtime.move)
+    copy_within = _unless_absent(Runtime.copy_within)
     synchronize = _unless_absent(Runtime.synchronize)
     synchronize_event = _unless_absent(Runtime.synchronize_event)
     wait_event = _unless_absent(Runtime.wait_event)

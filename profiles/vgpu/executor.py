@@ -45,7 +45,7 @@ class Executor:
         return empty_strided(spec.size, spec.stride, dtype=spec.dtype)
 
     def zeros(self, spec: TensorSpec) -> torch.Tensor:
-        """New device memory that a memset sets to zero."""
+        """New device memory that holds zeros."""
         tensor = self.empty(spec)
         self.mutate(_ZERO, (tensor,), _NO_KWARGS)
         return tensor

@@ -53,11 +53,11 @@ def new(
 
 
 def zeros(gpu: VirtualGpu, size: Sequence[int], dtype: torch.dtype | None) -> DeviceTensor:
-    """Device memory that a memset sets to zero."""
+    """Device memory that a kernel sets to zero (torch's ``fill_``, as in releases before pull 195303)."""
     runtime, held = gpu.runtime, gpu.executor.zeros(_spec(size, None, dtype))
     runtime.now += runtime.torch_call
     if held.numel():
-        runtime.move("memset", runtime.costs.memory(held.nbytes), size=held.nbytes)
+        runtime.kernel("zero_", runtime.costs.memory(held.nbytes))
     tensor = wrap(held)
     gpu.watcher.generated("zero_", tensor)
     return tensor

@@ -134,7 +134,7 @@ def _reshape(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
             )  # an array is kept of the memory, which torch therefore does not resize
             op(made, *unwrap(args[1:]), **unwrap_named(kwargs))
         if 0 < before < made.untyped_storage().nbytes() and func._schema.name != "aten::set_":
-            runtime.move("d2d", runtime.costs.memory(2 * before), size=before)
+            runtime.copy_within(before)
         target.data = wrap(made)
         return target
 
@@ -167,7 +167,7 @@ def _functional(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Hand
 
 def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
     """One kernel that writes some of its arguments and returns them; none where it writes nothing, since its target or
-    the indices of what it writes are empty. A contiguous zero_ is a memset."""
+    the indices of what it writes are empty."""
     op, runtime, duration = binding(func), gpu.runtime, _duration(gpu, name)
     written, returns = written_arguments(func._schema), len(func._schema.returns)
     resizes = "out" in func._overloadname
@@ -186,8 +186,6 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
         result = target.held
         if not result.numel() or (index is not None and not held[index].numel()):
             runtime.now += runtime.torch_call
-        elif name == "zero_" and result.is_contiguous():
-            runtime.move("memset", runtime.costs.memory(result.nbytes), size=result.nbytes)
         else:
             runtime.kernel(name, duration(held, result))
         if returns == 1:

@@ -32,7 +32,6 @@ _COPIES: Mapping[tuple[Direction, HostMemory], str] = {
     ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)",
 }
 ENGINES: Mapping[str, int] = {"h2d": H2D, "d2h": D2H}
-_MOVES = {"d2d": MEMCPY, "memset": "cudaMemsetAsync"}
 _FROM_OPS = 4  # innermost frames of a launch or copy that are the tool's: an op's handler and its caller, too
 
 
@@ -116,18 +115,18 @@ class Runtime:
         if len(calls) >= MAX_CALLS:
             self.cut()
 
-    def move(self, kind: Literal["d2d", "memset"], duration: int, *, size: int) -> None:
-        """Copy or set memory of the device on the current stream."""
-        name = _MOVES[kind]
+    def copy_within(self, size: int) -> None:
+        """Copy ``size`` bytes within the device's memory on the current stream."""
+        duration = self.costs.memory(2 * size)
         if self.capture is not None:
-            self.capture.node(kind, name, duration, size=size)
+            self.capture.node("d2d", MEMCPY, duration, size=size)
             return
         start = self.now + self.torch_call
         self.now = now = start + self._copy_call
         stream, site = self.stream, self.sites.here(_FROM_OPS)
-        self._call("copy", name, start, 0, site)
+        self._call("copy", MEMCPY, start, 0, site)
         where, step, forward = self.context
-        row = (kind, name, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
+        row = ("d2d", MEMCPY, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
         self.simulation.submit(stream, COMPUTE, now, duration, row)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:

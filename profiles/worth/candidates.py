@@ -11,7 +11,7 @@ from ..platform.hardware import HardwareProfile
 from ..record.result import STREAM_WAIT, CopyRow, Result, SitePart, SyncRow
 from ..record.timeline import NO_SITE, Names, Window
 
-_LAUNCHES: Final = {"kernel": "launch", "d2d": "d2d", "memset": "memset"}
+_LAUNCHES: Final = {"kernel": "launch", "d2d": "d2d"}
 
 LinePlace = tuple[str, int]  # file and line
 

@@ -79,8 +79,6 @@ def _operation(export, correlation: int, op) -> None:
     start, end = op.start / 1e3, op.end / 1e3
     if op.kind == "kernel":
         export.kernel(correlation, start, end, stream=op.stream)
-    elif op.kind == "memset":
-        export._operation("MEMSET", correlation, start, end, op.stream, bytes=op.bytes)
     else:
         way = WAYS[op.kind].format(op.host_memory.capitalize())
         export.memcpy(correlation, way, start, end, size=op.bytes, stream=op.stream)

@@ -69,7 +69,7 @@ def written(recorder):
     for op in recorder.ops:
         correlation = bisect_left(ends, op.launched)
         name = MEMCPY.get((op.kind, op.host_memory), op.kind)
-        category = {"kernel": "kernel", "memset": "gpu_memset"}.get(op.kind, "gpu_memcpy")
+        category = "kernel" if op.kind == "kernel" else "gpu_memcpy"
         args = {"correlation": correlation, "stream": op.stream, "bytes": op.bytes}
         events.append(_event(category, name, op, op.stream, args))
     return {"traceEvents": events, "baseTimeNanoseconds": 0}, _log(recorder, calls)
