@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Direction = Literal["h2d", "d2h"]
 
 MEMCPY = "cudaMemcpyAsync"
+_WITHIN = "Memcpy DtoD (Device -> Device)"
 LAUNCH = "cudaLaunchKernel"
 STREAM_SYNC = "cudaStreamSynchronize"
 _COPIES: Mapping[tuple[Direction, HostMemory], str] = {
@@ -119,14 +120,14 @@ class Runtime:
         """Copy ``size`` bytes within the device's memory on the current stream."""
         duration = self.costs.memory(2 * size)
         if self.capture is not None:
-            self.capture.node("d2d", MEMCPY, duration, size=size)
+            self.capture.node("d2d", _WITHIN, duration, size=size)
             return
         start = self.now + self.torch_call
         self.now = now = start + self._copy_call
         stream, site = self.stream, self.sites.here(_FROM_OPS)
         self._call("copy", MEMCPY, start, 0, site)
         where, step, forward = self.context
-        row = ("d2d", MEMCPY, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
+        row = ("d2d", _WITHIN, stream.id, size, 0, "", False, where, forward, step, site, now, 1)
         self.simulation.submit(stream, COMPUTE, now, duration, row)
 
     def copy(self, direction: Direction, size: int, *, pinned: bool, blocking: bool) -> bool:
