@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from ..sched.relay.names import SWITCH_VALUES, SWITCHES
 from . import schema, workload_schema
@@ -34,7 +33,7 @@ _HUGE: Final = 2**24  # a larger limit is there to catch mistakes only
 
 
 class KeyFact(NamedTuple):
-    """A key by its path. ``default`` is as in YAML; empty for one that has to be given."""
+    """A key by its path. ``default`` is as in YAML, {} for a section; empty for one that has to be given."""
 
     path: tuple[str, ...]
     values: str
@@ -65,9 +64,8 @@ def keys() -> Sequence[KeyFact]:
             _default(model, name),
             _docstrings()[model.__name__].get(name) or _TAGS[name],
         )
-        known = found.setdefault(path, fact)
-        if known != fact and fact.values not in known.values:
-            found[path] = known._replace(values=f"{known.values} or {fact.values}")
+        known = found.get(path)
+        found[path] = known._replace(values=_either([known.values, fact.values])) if known else fact
         if path == ("engine", "relay", "state"):
             for switch, about in SWITCHES.items():
                 key = ("engine", "relay", switch)
@@ -82,7 +80,8 @@ def page() -> str:
         "",
         "Written by `schedbench schema --format md`, which a test repeats. `schedbench explain KEY` prints one row,",
         "`schedbench schema` the JSON Schema, which editors use by the last line of a shipped file, and",
-        "`schedbench init` a commented scenario to begin with.",
+        "`schedbench init` a commented scenario to begin with. A key without a default has to be given where its",
+        "section is given; `min` and `max` of lengths only in `uniform`.",
     ]
     sections = dict.fromkeys(fact.path[0] if len(fact.path) > 1 else "" for fact in keys())
     for section in sections:
@@ -124,10 +123,7 @@ def _values(part: Mapping[str, Any]) -> str:
     if "enum" in part:
         return "true or false" if part["enum"] == list(WORDS) else " or ".join(map(str, part["enum"]))
     if "anyOf" in part or "oneOf" in part:
-        several = [
-            one for each in part.get("anyOf", part.get("oneOf", ())) for one in _values(each).split(" or ")
-        ]
-        return " or ".join(sorted(dict.fromkeys(several), key={"none", "null"}.__contains__))
+        return _either(map(_values, part.get("anyOf", part.get("oneOf", ()))))
     if "$ref" in part:
         return "a section"
     kind = part.get("type")
@@ -140,12 +136,21 @@ def _values(part: Mapping[str, Any]) -> str:
     return ", ".join([words.get(str(kind), "null" if kind == "null" else "a section"), *bounds])
 
 
+def _either(values: Iterable[str]) -> str:
+    """Each alternative once, none and null behind the others."""
+    several = dict.fromkeys(" or ".join(values).split(" or "))
+    return " or ".join(sorted(several, key={"none", "null"}.__contains__))
+
+
 def _number(value: float) -> str:
     return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _default(model: type[BaseModel], name: str) -> str:
-    value = model.model_fields[name].default
-    if value is PydanticUndefined or isinstance(value, BaseModel | dict):
+    field = model.model_fields[name]
+    if field.is_required():
         return ""
-    return "null" if value is None else value if isinstance(value, str) else json.dumps(value)
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel | dict):
+        return "{}"
+    return value if isinstance(value, str) and value else json.dumps(value)

@@ -77,6 +77,21 @@ def test_a_key_is_explained_also_by_its_short_name(run_command: RunCommand) -> N
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "default"),
+    [
+        ("engine.hisparse", "a section", "{}"),
+        ("about", "a text", '""'),
+        ("workload", "a section", "none, it has to be given"),
+        ("workload.prompt_tokens.max", "an integer, at least 1 or null", "none, it has to be given"),
+    ],
+)
+def test_a_key_is_explained_with_each_value_once_and_its_default(
+    run_command: RunCommand, name: str, values: str, default: str
+) -> None:
+    assert run_command("explain", name).out.endswith(f"\nvalues   {values}\ndefault  {default}\n")
+
+
 def test_init_writes_a_scenario_with_the_given_values(run_command: RunCommand, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     assert run_command("init", file, "--set", "requests=3", "--set", "temperature=0.5").code == 0
