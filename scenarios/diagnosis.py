@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from .problems import KeyPath, Problem, ScenarioSource, either, meant, show, unknown
 
-_MISSING = "required, but not given"
+MISSING = "required, but not given"
 _WANTED = {
     "int_type": ("an integer",),
     "float_type": ("a number",),
@@ -19,6 +19,7 @@ _WANTED = {
     "bool_type": ("true", "false"),
     "finite_number": ("a finite number",),
     "tuple_type": ("a list",),
+    "bare": ("{bare}", "a mapping"),
     "dict_type": ("a mapping",),
     "model_type": ("a mapping",),
     "model_attributes_type": ("a mapping",),
@@ -67,11 +68,11 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
     context: Mapping[str, Any] = details.get("ctx", {})
     path = _written(loc, source)
     if kind == "missing":
-        return _Complaint((*path, loc[-1]), (), _MISSING)
+        return _Complaint((*path, loc[-1]), (), MISSING)
     if kind == "name":
         return _Complaint(path, (), context["message"])
     if kind == "union_tag_not_found":
-        return _Complaint((*path, _discriminator(context)), (), _MISSING)
+        return _Complaint((*path, _discriminator(context)), (), MISSING)
     if kind == "extra_forbidden":
         return _Complaint(path, (), unknown("key", str(loc[-1]), _siblings(loc, root)))
     if loc[-1:] == ("[key]",):

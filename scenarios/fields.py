@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetPydanticSchema
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 T = TypeVar("T")
 
@@ -32,12 +32,16 @@ def _also(form: JsonSchemaValue) -> GetPydanticSchema:
 def bare(key: str, kind: type = str, **others: str) -> GetPydanticSchema:
     """Reads a bare value of that ``kind`` as the section that has it under ``key``, and ``others`` besides."""
 
+    name, words = ("string", "a text") if kind is str else ("integer", "an integer")
+
     def section(value: Any) -> Any:
+        if not isinstance(value, kind | dict | BaseModel):
+            raise PydanticCustomError("bare", "expected {bare} or a mapping", {"bare": words})
         return {**others, key: value} if isinstance(value, kind) else value
 
     return GetPydanticSchema(
         lambda source, handler: core_schema.no_info_before_validator_function(section, handler(source)),
-        _also({"type": "string" if kind is str else "integer"}).get_pydantic_json_schema,
+        _also({"type": name}).get_pydantic_json_schema,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from .diagnosis import MISSING
 from .document import MAX_BYTES, read
 from .problems import ScenarioError, ScenarioSource, meant, show
 from .shipped import names_in
@@ -65,8 +66,9 @@ class YamlFiles(Generic[M]):
                 near = [
                     str(at[-1]) for at, one in faults if one["type"] == "missing" and at[:-1] == path[:-1]
                 ]
-                hint = meant(path[-1], near) if fault["type"] == "extra_forbidden" else ""
-                problems.append(source.problem(path, fault["msg"] + hint))
+                text = {"missing": MISSING, "extra_forbidden": f"unknown key{meant(path[-1], near)}"}
+                said = fault["msg"].removeprefix("Value error, ")
+                problems.append(source.problem(path, text.get(fault["type"], said)))
         if problems:
             raise self.error("\n".join(map(str, problems)))
         return found

@@ -55,6 +55,7 @@ workload:
   prompt_tokens: {dist: unifrm, min: 16, max: 700}
   output_tokens: {min: 4, max: 64}
   sampling: {grammar: {choise: [a]}, stop_token_ids: [1, x, 2.5]}
+  encoder_tokens: many
 expect:
   decode.stedy: {schedule: {h2d: 0}}
   decode: {schedule: {h2d: -1}}
@@ -79,8 +80,9 @@ expect:
         "f:17: workload.sampling.stop_token_ids.1: expected an integer, got 'x'",
         "f:17: workload.sampling.stop_token_ids.2: expected an integer, got 2.5",
         "f:17: workload.sampling.grammar.choise: unknown key, did you mean 'choice'?",
-        "f:19: expect.decode.stedy: unknown key, did you mean 'decode.steady'?",
-        "f:20: expect.decode.schedule.h2d: expected at least 0, got -1",
+        "f:18: workload.encoder_tokens: expected an integer or a mapping, got 'many'",
+        "f:20: expect.decode.stedy: unknown key, did you mean 'decode.steady'?",
+        "f:21: expect.decode.schedule.h2d: expected at least 0, got -1",
     ]
 
 

@@ -79,8 +79,8 @@ def test_a_map_assigns_results_of_steps_before_the_capture():
     ("content", "message"),
     [
         (OTHER.replace("number: order", "number: sideways"), "m:4: steps.number: Input should be 'order' or"),
-        (OTHER.replace("'plan.*'", "'plan(['"), "m:6: ranges.0.match: .*not a regular expression"),
-        (OTHER + "colour: red\n", "m:13: colour: Extra inputs"),
+        (OTHER.replace("'plan.*'", "'plan(['"), "m:6: ranges.0.match: not a regular expression"),
+        (OTHER + "colour: red\n", "m:13: colour: unknown key"),
         (OTHER + "name: twice\n", "m:13: name: duplicate key"),
         ("[1]", "m:1: expected a mapping, got a list"),
         ("{", "m:1: not YAML"),
