@@ -398,6 +398,8 @@ class Result(ResultModel):
         """As ``from_json``, for a parsed document."""
         if not isinstance(document, dict) or "schema_version" not in document:
             raise ResultError(f"{name}: not a schedbench result: no schema_version")
+        if "conclusion" in document and "per_step" not in document:
+            raise ResultError(f"{name}: the document of another command, not the result of a run")
         if document["schema_version"] != SCHEMA_VERSION:
             raise ResultError(
                 f"{name}: schema_version {show(document['schema_version'])} is not understood; "

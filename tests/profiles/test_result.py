@@ -87,6 +87,10 @@ def test_every_metric_of_the_sample_is_defined(result):
         ("[1, 2]", "x.json: not a schedbench result"),
         ("{}", "x.json: not a schedbench result: no schema_version"),
         ('{"schema_version": "9.1"}', "schema_version '9.1' is not understood; this schedbench reads 1.0"),
+        (
+            '{"schema_version": "1.5", "conclusion": ""}',
+            "x.json: the document of another command, not the result",
+        ),
         ('{"schema_version": "1.0"}', r"x.json: tool: Field required \(and \d+ more\)"),
         ("[" * 100_000, "x.json: not JSON"),
     ],
