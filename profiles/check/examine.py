@@ -171,14 +171,14 @@ def run_ended(result: Result | Crash, *, scripted: bool = False) -> Check:
         if row.status == "failed"
     ]
     failed += [Evidence(result.run.leak)] if result.run.leak else []
+    ends = f"{len(requests)} request{'s' * (len(requests) != 1)} ended"
     if not scripted:
-        return verdict("run", failed, about=f"{len(requests)} requests ended")
+        return verdict("run", failed, about=ends)
     wrong = [Evidence(f"did not happen: {fault}") for fault in result.run.missed]
     failure = result.run.failure or "every rank ended"
     if NO_PROGRESS in failure:  # no script stops a loop: its rank dies, or gives requests up
         wrong.append(Evidence(failure))
-    ends = f"{len(requests)} requests ended, {len(failed)} of them failed"
-    return verdict("run", wrong, about=f"{ends}; {failure}")
+    return verdict("run", wrong, about=f"{ends}, {len(failed)} of them failed; {failure}")
 
 
 def invariants(guard: Invariants, result: Result | Crash) -> Check:

@@ -114,7 +114,8 @@ def untested(budget: Budget, result: Result) -> list[str]:
 
 
 def untested_text(kind: str, result: Result) -> str:
-    return f"{without_steps(kind)}, only of {', '.join(result.per_step)}; its budget is untested"
+    others = f", only of {', '.join(result.per_step)}" if result.per_step else ""
+    return f"{without_steps(kind)}{others}; its budget is untested"
 
 
 def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.measure.budget import breaches, untested
+from schedbench.profiles.measure.budget import breaches, untested, untested_text
 from schedbench.profiles.record.result import RankPart, Result, read
 
 
@@ -67,6 +67,13 @@ def test_a_budget_for_a_kind_without_steps_is_untested(result):
     budget = {"verify": {"schedule": {"h2d": 0}}, "decode": {}}
     assert breaches(budget, result) == []
     assert untested(budget, result) == ["verify"]
+    kinds = ", ".join(result.per_step)
+    assert (
+        untested_text("verify", result)
+        == f"no step was of kind verify, only of {kinds}; its budget is untested"
+    )
+    empty = result.model_copy(update={"per_step": {}})
+    assert untested_text("verify", empty) == "no step was of kind verify; its budget is untested"
 
 
 @pytest.mark.parametrize("role", ["decode", "pipeline"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from schedbench.profiles.check.examine import not_asked
+from schedbench.profiles.check.examine import not_asked, run_ended
 from schedbench.profiles.check.report import Check, Report
 from schedbench.profiles.check.tokens import differences
 from schedbench.profiles.platform.engine_choice import EngineChoice
@@ -27,6 +27,10 @@ def test_ends_are_compared_by_status_and_by_reasons_without_their_numbers() -> N
     name = SAMPLE.requests[0].id
     expected = f"request {name} ended failed (no such token…) instead of refused ({'x' * 120}…)"
     assert evidence.says == expected
+
+
+def test_the_check_of_the_run_counts_one_request() -> None:
+    assert run_ended(ending("finished", "")).about == "1 request ended"
 
 
 def test_requests_that_ended_otherwise_are_counted() -> None:
