@@ -79,7 +79,7 @@ def exit_code(error: BaseException) -> int | None:
     if isinstance(error, UsageError):
         return USAGE
     if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
-        return UNABLE  # a file that cannot be read or written
+        return USAGE if isinstance(error, IsADirectoryError) else UNABLE  # cannot be read or written
     ancestors = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)
     return next((EXIT_CODES[name] for name in ancestors if name in EXIT_CODES), None)
 

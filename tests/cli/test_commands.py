@@ -245,6 +245,9 @@ def test_exit_codes_of_errors(tmp_path):
         (tmp_path / "x").read_text()
     assert exit_code(missing.value) == 3
     assert message(missing.value) == f"{tmp_path / 'x'}: No such file or directory"
+    with pytest.raises(IsADirectoryError) as directory:
+        tmp_path.read_text()
+    assert exit_code(directory.value) == 2
     assert (exit_code(UsageError()), exit_code(ZeroDivisionError())) == (2, None)
     assert message(UsageError("so")) == "so"
     assert exit_code(type("Narrower", (ResultError,), {})()) == 2
