@@ -18,7 +18,7 @@ _CONFIG: Final[Spec] = {
     "background": "transparent",
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
-    "axis": {"grid": False, "titleFontWeight": "normal", "labelLimit": 220},
+    "axis": {"grid": False, "titleFontWeight": "normal", "labelLimit": 220, "labelSeparation": 8},
     "legend": {"orient": "top", "columns": 4, "title": None, "labelLimit": 260},
 }
 

@@ -13,6 +13,7 @@ from ..profiles.record.conclusion import metric_value
 from ..profiles.record.recording import RecordedTimeline
 from .charts import Chart, Point
 from .page import Document, Drawn
+from .source_lines import CHANGES
 from .text import echo
 from .trace import named
 
@@ -91,7 +92,8 @@ def run_charts(result: Document) -> Iterator[Chart]:
         yield _ranges(result)
     if rows := [row for row in result.get("worth", {}).get("rows", ()) if row["output_throughput_pct"]]:
         gains = [
-            {"y": _place(row), "x": row["output_throughput_pct"], "series": row["change"]} for row in rows
+            {"y": _place(row), "x": row["output_throughput_pct"], "series": CHANGES[row["change"]]}
+            for row in rows
         ]
         yield Chart("what would it be worth", "bar", "output throughput, %", "", gains[:_LINES])
 

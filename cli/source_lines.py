@@ -21,7 +21,7 @@ from .text import MISSING, number, size
 
 LINES = 40  # source lines shown in a table
 _SUMMED = {"count", "steady", "bytes", "host_us", "exposed_us"}
-_CHANGES: Final = {
+CHANGES: Final = {
     "no wait": "does not wait",
     "pinned": "pinned, async",
     "absent": "is not there",
@@ -217,7 +217,7 @@ def _gains(rows: list[Document], *, none: str) -> Table:
     headings = ("~source line, or host phase", "~if it", *_FIGURES.values())
     table = framed("what would it be worth", *headings, caption=caption, no_wrap=True, tight=True)
     for row in rows:
-        said = Text.assemble(_CHANGES[row["change"]], ("\n" + ", ".join(row["kinds"]), "dim"))
+        said = Text.assemble(CHANGES[row["change"]], ("\n" + ", ".join(row["kinds"]), "dim"))
         said.append("\nneeded" * row.get("needed", False))
         table.add_row(_where(row), said, *(_signed(row[name]) for name in _FIGURES))
     return table

@@ -13,6 +13,7 @@ from markupsafe import escape
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
+from schedbench.cli.charts import Chart, svg
 from schedbench.cli.html_page import to_html
 from schedbench.cli.page import UNLIMITED, Lines, Page, Text, framed
 from schedbench.cli.result_page import page as result_page
@@ -188,6 +189,15 @@ def test_a_comparison_has_every_format(folder, form):
             and "B forward" in done.output
             and "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", done.output)
         )
+
+
+def test_labels_of_an_axis_do_not_touch() -> None:
+    """The last label ends at the end of the axis, so that it is nearer to its neighbour than the others are."""
+    drawn = svg([Chart("", "bar", "", "", [{"x": 15.9, "y": "a"}])])
+    shown = re.findall(r'<text [^>]*translate\(([\d.]+),15\)"[^>]* opacity="1">[\d.]+<', drawn)
+    assert (
+        float(shown[-1]) - float(shown[-2]) > 34
+    )  # "16.0" is 18 wide, and its neighbour has its middle there
 
 
 # Sorts the table that has a column of means, zooms the first chart by its buttons, and points at its first bar.

@@ -16,6 +16,7 @@ from schedbench.cli import compare_page, ladder_page
 from schedbench.cli.page import markdown
 from schedbench.cli.pictures import run_charts
 from schedbench.cli.result_page import csv_of, page, worth_page_of
+from schedbench.cli.source_lines import CHANGES
 from schedbench.profiles.record.result import STREAM_WAIT
 from tests.cli.pages import SAMPLE
 from tests.conftest import RunCommand
@@ -65,6 +66,8 @@ def test_rows_are_sorted_by_gain_and_hidden_ones_last(document: dict[str, Any]) 
     assert barrier["what"] == STREAM_WAIT and barrier["output_throughput_pct"] > 2
     assert sum(row["room_us"] is not None for row in rows) == 1
     assert {row["change"] for row in rows} == {"absent", "no wait", "pinned", "half"}
+    drawn = {point["series"] for point in [*run_charts(document)][-1].points}
+    assert {"is not there", "does not wait"} <= drawn <= set(CHANGES.values())
 
 
 def test_the_conclusion_names_the_line_and_its_worth(document: dict[str, Any]) -> None:
