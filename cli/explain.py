@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -63,14 +64,18 @@ def _one(word: str) -> str:
     from ..profiles.judge.reasons import ABOUT
     from ..profiles.record.definitions import DEFINITIONS, KINDS, TERMS, full_name
     from ..scenarios.describe import keys
-    from ..scenarios.problems import meant
+    from ..scenarios.overrides import expand
+    from ..scenarios.problems import ScenarioError, meant
 
     if word in ABOUT:
         return _paragraphs(word, ABOUT[word])
     if (term := "step kind" if word in KINDS else word.lower().replace("_", " ")) in TERMS:
         return _paragraphs(term, TERMS[term])
     facts = {".".join(fact.path): fact for fact in keys()}
-    if word not in DEFINITIONS and (key := _key(word)) in facts:
+    key = ""
+    with suppress(ScenarioError):  # the word shortens no key
+        key = expand(word)
+    if word not in DEFINITIONS and key in facts:
         fact = facts[key]
         default = fact.default or "none, it has to be given"
         return _paragraphs(key, fact.about, values=fact.values, default=default)
@@ -89,17 +94,6 @@ def _metric(name: str) -> str:
     better = {"higher": "higher is better", "lower": "lower is better", "none": "neither is better"}
     head = f"{name}  [{entry.unit}, {better[entry.direction]}]"
     return _paragraphs(head, entry.about, formula=entry.formula, source=entry.source)
-
-
-def _key(word: str) -> str:
-    """The key of a scenario that the word shortens; empty where there is none."""
-    from ..scenarios.overrides import expand
-    from ..scenarios.problems import ScenarioError
-
-    try:
-        return expand(word)
-    except ScenarioError:
-        return ""
 
 
 def _paragraphs(head: str, about: str, **details: str) -> str:

@@ -72,11 +72,13 @@ def unmet(when: Mapping[str, Any], expanded: Mapping[str, Any], *, relay: str, o
     for key, wanted in when.items():
         path = condition_path(key)
         found = relay if path == RELAY_STATE else _value(expanded, path)
+        if found is None:
+            found = "none"
         if path == RELAY_STATE:
             wanted = ALIASES.get(wanted, wanted)
         if path == _OVERLAP and found == "auto" != wanted:
             found = overlap
-        if not _equal(found, wanted):
+        if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
             return f"asked where {key} is {_shown(wanted)}, and here it is {_shown(found)}"
     return ""
 
@@ -88,13 +90,5 @@ def _value(expanded: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return value
 
 
-def _equal(found: object, wanted: object) -> bool:
-    if found is None:
-        return wanted == "none"
-    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
-
-
 def _shown(value: object) -> str:
-    if value is None:
-        return "none"
     return value if isinstance(value, str) else json.dumps(value)

@@ -20,10 +20,10 @@ from .schema import Scenario
 SCHEMA_FILE: Final = "scenario.schema.json"
 _MODULES: Final = (schema, workload_schema)
 _BOUNDS: Final = {
-    "minimum": "at least {}",
-    "exclusiveMinimum": "more than {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "less than {}",
+    "minimum": "at least {:,.10g}",
+    "exclusiveMinimum": "more than {:,.10g}",
+    "maximum": "at most {:,.10g}",
+    "exclusiveMaximum": "less than {:,.10g}",
 }
 _TAGS: Final = {  # the keys that decide which other keys a section has
     "process": "When requests arrive; the other keys of the section depend on it.",
@@ -130,9 +130,7 @@ def _values(part: Mapping[str, Any]) -> str:
     if kind == "array":
         return "a list"
     words = {"integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false"}
-    bounds = [
-        text.format(_number(part[name])) for name, text in _BOUNDS.items() if part.get(name, _HUGE) < _HUGE
-    ]
+    bounds = [text.format(part[name]) for name, text in _BOUNDS.items() if part.get(name, _HUGE) < _HUGE]
     return ", ".join([words.get(str(kind), "null" if kind == "null" else "a section"), *bounds])
 
 
@@ -140,10 +138,6 @@ def _either(values: Iterable[str]) -> str:
     """Each alternative once, none and null behind the others."""
     several = dict.fromkeys(" or ".join(values).split(" or "))
     return " or ".join(sorted(several, key={"none", "null"}.__contains__))
-
-
-def _number(value: float) -> str:
-    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _default(model: type[BaseModel], name: str) -> str:

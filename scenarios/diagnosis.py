@@ -22,7 +22,6 @@ _WANTED = {
     "bare": ("{bare}", "a mapping"),
     "dict_type": ("a mapping",),
     "model_type": ("a mapping",),
-    "model_attributes_type": ("a mapping",),
     "greater_than": ("more than {gt}",),
     "greater_than_equal": ("at least {ge}",),
     "less_than": ("less than {lt}",),

@@ -79,15 +79,11 @@ def expand(key: str) -> str:
         return ".".join((*highest[0], rest) if rest else highest[0])
     if not found and key in SWITCH_VALUES:
         return f"engine.relay.{key}"
-    return _refuse(key, found=highest)
-
-
-def _refuse(key: str, *, found: list[tuple[str, ...]]) -> str:
     if found:
-        message = f"ambiguous key, expected {either(['.'.join(path) for path in found])}"
+        message = f"ambiguous key, expected {either(['.'.join(path) for path in highest])}"
     else:
-        word, names = key.partition(".")[0], sorted({path[-1] for path in keys()})
-        message = unknown("key", word, names if meant(word, names) else list(Scenario.model_fields))
+        names = sorted({path[-1] for path in keys()})
+        message = unknown("key", head, names if meant(head, names) else list(Scenario.model_fields))
     raise ScenarioError([Problem(OPTION, key, message)])
 
 
