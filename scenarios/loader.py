@@ -204,8 +204,9 @@ def _piped(path: Path, device: int, inode: int) -> bytes:  # noqa: ARG001
 def _unreadable(path: Path, error: Exception) -> str:
     if not isinstance(error, FileNotFoundError):
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    if path.parent == Path(shipped.CASES):
-        return f"no such file{meant(f'{shipped.CASES}/{path.stem}', shipped.case_names())}"
+    shelved = (*shipped.case_names(), *shipped.fault_names())
+    if path.parent in {Path(name).parent for name in shelved}:
+        return f"no such file{meant(f'{path.parent}/{path.stem}', shelved)}"
     twin = path.with_suffix({".yml": ".yaml", ".yaml": ".yml"}.get(path.suffix, path.suffix))
     if twin.is_file():
         return f"no such file, did you mean '{twin}'?"

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Final
+from typing import Any
 
 import yaml
-
-CASES: Final = "cases"  # their folder, and what their names begin with
 
 
 def names(folder: str = "") -> list[str]:
@@ -19,7 +17,7 @@ def names(folder: str = "") -> list[str]:
 
 def case_names() -> list[str]:
     """``cases/NAME`` of every case."""
-    return names(f"{CASES}/")
+    return names("cases/")
 
 
 def fault_names() -> list[str]:

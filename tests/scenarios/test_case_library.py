@@ -53,6 +53,8 @@ def test_an_invalid_case_section_is_refused(override: str, message: str) -> None
 def test_a_misspelt_case_gets_the_nearest_name() -> None:
     with pytest.raises(ScenarioError, match="did you mean 'cases/sync-count-null'"):
         load("cases/sync-count-nul")
+    with pytest.raises(ScenarioError, match="did you mean 'faults/mixing'"):
+        load("faults/mixin")
 
 
 def test_a_scenario_without_a_case_section_is_no_case() -> None:
