@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .batch import ForwardBatch, LayerPart, ModelOutput
-from .link import Link, LinkError
+from .link import FOREVER, Link, LinkError, Message
 from .model.decoder import Decoder
 from .request import Request, RequestSource
 
@@ -96,6 +96,7 @@ class StageSource:
         self._link = link
         self._stage = stage
         self._turn = 0
+        self._early: Message | None = None  # the next turn's requests, if they came while the stage slept
 
     def due(self, now: int) -> Sequence[Request]:
         """The requests of this turn. Raises LinkError, also if a turn is missing: the stages would plan different
@@ -117,8 +118,15 @@ class StageSource:
         """Announce that no turn follows the first stage's last one, so that the other stages stop."""
         self._forward(None)
 
+    def await_turn(self) -> None:
+        """Sleep until the next turn begins or a rank is gone, however long no request arrives."""
+        while self._early is None and not self._link.gone():
+            self._link.wait((REQUESTS,), FOREVER)
+            self._early = self._link.poll(REQUESTS)
+
     def _received(self) -> list[Request] | None:
-        turn, arrived = self._link.receive(self._stage.preceding, REQUESTS).value
+        message, self._early = self._early or self._link.receive(self._stage.preceding, REQUESTS), None
+        turn, arrived = message.value
         if turn != self._turn:
             raise LinkError(
                 f"stage {self._stage.index} waited for the requests of turn {self._turn} from stage "

@@ -17,6 +17,7 @@ import torch
 
 from ..batch import ForwardMode, ScheduleBatch, StepResult
 from ..link import Link, LinkError
+from ..observe import NO_STEP, SLEEP
 from ..pipeline import Stage, StageSource
 from .engine import Engine
 from .event_loops import Launched
@@ -79,10 +80,13 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
                 current.in_flight = _launch(scheduler, batch)
         if not stage.async_depth:
             _settle(scheduler, following)
-        if all(slot.idle for slot in slots) and not scheduler.rest() and stage.is_first:
-            scheduler.parked = ()
-            source.close()
-            return
+        if all(slot.idle for slot in slots) and not scheduler.rest():
+            if stage.is_first:
+                scheduler.parked = ()
+                source.close()
+                return
+            with engine.observer.range(SLEEP, NO_STEP, 0):
+                source.await_turn()
         turn = (turn + 1) % len(slots)
 
 

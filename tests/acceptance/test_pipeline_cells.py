@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from schedbench.profiles.ranks.join import APART
-from schedbench.profiles.record.result import Abstained, Metric, RankPart, Result
+from schedbench.profiles.record.result import Abstained, IdlePart, Metric, RankPart, Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import PROMPT_LATE, PROMPT_NOW, READ, copies, steps, waits
 from tests.acceptance.runs import result_of
@@ -114,3 +114,14 @@ def test_metrics_of_a_device_or_loop_are_those_of_each_stage() -> None:
     assert all(
         isinstance(result.metrics[name], Metric) for name in ("ttft_ms", "bubble_pct", "peak_kv_tokens")
     )
+
+
+def test_all_stages_sleep_while_no_request_arrives() -> None:
+    """Longer than a rank waits for a message: the first stage sleeps, and the others wait for no device."""
+    gap = ("workload.requests=2", "workload.arrival={process: constant, rate: 0.001}")
+    result = result_of(*SCENARIO, *gap, "engine.relay=latest", "measure.warmup_requests=0")
+    assert result.run.failure is None
+    for rank in result.ranks:
+        step, idle = rank.metrics["step_ms"], rank.idle
+        assert isinstance(step, Metric) and isinstance(idle, IdlePart)
+        assert step.value < 10 and idle.host_late_us < 1e5 and idle.no_work_us > 9.99e8
