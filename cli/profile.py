@@ -81,7 +81,7 @@ def _with_torch(question: Resolved, output_dir: Path, device: Device) -> Result:
     kept = output_dir / "capture.json.gz"
     options = Options(device="cuda", command=command_line(), keep_trace=kept)
     with TimelineRecording(output_dir / FILE) as recording:
-        result = execute(question, options, extra_sink=recording)
+        result = execute(question, options, extra_sinks=[recording])
     echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
     return result
 

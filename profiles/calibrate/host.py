@@ -238,7 +238,7 @@ def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector
     question = replace(ask(run.scenario, run.overrides), hardware=hardware)
     collector = PhaseCollector()
     options = Options(device="vgpu")
-    result = whole(execute(question, options, observe=collector.watch, extra_sink=collector))
+    result = whole(execute(question, options, observe=collector.watch, extra_sinks=[collector]))
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)
 
 

@@ -51,12 +51,12 @@ def run_engine(
     resolved: Resolved,
     options: Options,
     ranks: Sequence[RankContext],
-    extra_sink: ExtraSink | None = None,
+    extra_sinks: Sequence[ExtraSink] = (),
 ) -> Sequence[RankReport | RouterReport]:
     """Run once on that engine. Each of several ``ranks`` runs in a process of its own: the stages of a pipeline and
-    workers that send each other KV at the same time, and workers that do not one after the other. ``extra_sink`` gets
-    the state of a copy that has seen the first rank. Raises EngineError, EngineFailedError, KeyboardInterrupt, and what
-    a run raises."""
+    workers that send each other KV at the same time, and workers that do not one after the other. The first of
+    ``extra_sinks`` gets the state of a copy that has seen the first rank. Raises EngineError, EngineFailedError,
+    KeyboardInterrupt, and what a run raises."""
     if options.device == "cuda":
         raise EngineError(
             f"{choice.name}: an engine of another project runs on the virtual GPU: --device vgpu"
@@ -80,7 +80,7 @@ def run_engine(
     engine.output.begin_run()
     workers = [rank for rank in ranks if not rank.is_router]
     groups = [workers] if together else [[worker] for worker in workers]
-    reports = [report for group in groups for report in engine.run(resolved, options, group, extra_sink)]
+    reports = [report for group in groups for report in engine.run(resolved, options, group, extra_sinks)]
     return reports if len(workers) == len(ranks) else [*reports, RouterReport((), "", 0)]
 
 
@@ -182,16 +182,16 @@ class EngineProcess:
         resolved: Resolved,
         options: Options,
         ranks: Sequence[RankContext],
-        extra_sink: ExtraSink | None,
+        extra_sinks: Sequence[ExtraSink],
     ) -> Sequence[RankReport]:
         """The reports of the ``ranks``, which run at the same time. Raises what ``run_engine`` raises."""
-        task = packed((resolved, options, ranks, extra_sink))
+        task = packed((resolved, options, ranks, extra_sinks))
         answer = self._ask({"run": task, "cwd": os.getcwd()}, "the run")
         self._raise(answer, "the run")
         reports: list[RankReport] = []
         for part in answer["result"]:
-            if "sink" in part:
-                vars(extra_sink).update(vars(unpacked(part["sink"])))
+            for sink, seen in zip(extra_sinks, unpacked(part["sinks"]), strict=False):
+                vars(sink).update(vars(seen))
             report: RankReport = unpacked(part["report"])
             run = report.result.run.model_copy(update={"import_s": self.import_s})
             reports.append(report._replace(result=report.result.model_copy(update={"run": run})))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
@@ -110,7 +110,7 @@ def run_on_engine(
     options: Options,
     context: RankContext,
     link: TurnLink | None,
-    extra_sink: ExtraSink | None,
+    extra_sinks: Sequence[ExtraSink],
     beat: Callable[[], None],
 ) -> RankReport:
     """Run the scenario by the engine, or the part of that rank, which has a ``link`` to other stages of a pipeline or
@@ -141,7 +141,7 @@ def run_on_engine(
         def observe(clock: Clock, total: int) -> AbstractContextManager[Observer]:  # noqa: ARG001
             return nullcontext(Heartbeat(beat))
 
-        task = RunTask(resolved, options, "vgpu", observe, extra_sink, make_system=make_system)
+        task = RunTask(resolved, options, "vgpu", observe, extra_sinks, make_system=make_system)
         try:
             report = task.run(opened, sink, context)
         except KernelBoundsError:

@@ -251,13 +251,12 @@ class LoadedEngine(NamedTuple):
         def failed(error: BaseException) -> Answer:
             return failure(error, str(self.source.watched))
 
-        resolved, options, ranks, extra_sink = unpacked(task)
+        resolved, options, ranks, extra_sinks = unpacked(task)
 
         def run(context: RankContext, link: TurnLink | None, beat: Callable[[], None]) -> Answer:
             _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
-            report = run_on_engine(self, resolved, options, context, link, extra_sink, beat)
-            seen = {"sink": packed(extra_sink)} if context.rank == 0 and extra_sink is not None else {}
-            return {"report": packed(report), **seen}
+            report = run_on_engine(self, resolved, options, context, link, extra_sinks, beat)
+            return {"report": packed(report), "sinks": packed(() if context.rank else extra_sinks)}
 
         def run_rank(rank: int, connection: Connection) -> Answer:
             kind = TurnLink if ranks[rank].stage is None else StageLink

@@ -209,14 +209,13 @@ def _engagement(comparison: Comparison) -> str:
     everything = sum(share.steps for share in found.kinds.values())
     if not differing:
         same = _same(comparison, everything)
-        elsewhere = "in other ranks, or " if _which_rank(comparison) else ""
         measured = "" if comparison.trials.a[0].exact else "host work, "
-        how = f"engaged {elsewhere}by {measured}order, waits or batches alone: "
+        how = f"engaged by {measured}order, waits or batches alone: "
         alone = shows_change(comparison.metrics, comparison.headline) or not same_times(comparison.trials)
         return f"{how if alone else ''}{same}"
     kinds = " and ".join(kind for kind, share in found.kinds.items() if share.differing)
     exactly = "" if found.basis == "steps" or differing == steps else "about "
-    where = f"{differing:,.0f} of {steps:,} {kinds} steps{_which_rank(comparison)}"
+    where = f"{differing:,.0f} of {steps:,} {kinds} steps"
     return f"engaged in {exactly}{where} ({found.percent:.1f} %){_between_tokens(comparison)}"
 
 
@@ -248,22 +247,12 @@ def _between_tokens(comparison: Comparison) -> str:
     return f"; {said}, but TPOT includes the {others} steps and the idle time between two tokens"
 
 
-def _which_rank(found: Comparison) -> str:
-    """The rank whose steps were compared one by one, where there are several; totals are of all ranks."""
-    if found.engagement.basis == "totals":
-        return ""
-    firsts = (side[0].result.ranks[:1] for side in (found.trials.a, found.trials.b))
-    names = dict.fromkeys(rank.name for first in firsts for rank in first)
-    return f" of {' and '.join(names)}" if names else ""
-
-
 def _same(found: Comparison, steps: int, which: str = "steps") -> str:
     if found.engagement.basis == "totals":
         return f"as many copies and syncs in all {steps:,} {which}"
-    rank = _which_rank(found)
     if found.engagement.basis == "kinds":
-        return f"the {steps:,} {which}{rank} differ in no more than their batches explain"
-    return f"as many device operations of each kind in all {steps:,} {which}{rank}"
+        return f"the {steps:,} {which} differ in no more than their batches explain"
+    return f"as many device operations of each kind in all {steps:,} {which}"
 
 
 def _beside_counts(found: Comparison) -> str:

@@ -84,7 +84,8 @@ class TrialRequest:
 
 
 class Sample(NamedTuple):
-    """A result, what each step did, and the step that made each token; the latter two where they are known."""
+    """A result, what each step of every rank did, and the step that made each token; the latter two where they are
+    known."""
 
     result: Result
     steps: tuple[StepPrint, ...] | None = None

@@ -125,7 +125,7 @@ def run(question: str, given: argparse.Namespace) -> FailedRun:
         profile = [f"device.hardware={given.hardware.resolve()}"] if given.hardware else []
         asked = resolved(question, given.device, [*given.set, *profile])
         host = PhaseCollector()
-        result = execute(asked, options, extra_sink=host)
+        result = execute(asked, options, extra_sinks=[host])
     except Exception as error:
         broken = isinstance(error.__cause__ or error, torch.AcceleratorError)
         return FailedRun(f"{question}: {type(error).__name__}: {error}", last=broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from ...scenarios.combinations import MODES, findings
@@ -28,7 +29,7 @@ def execute(
     options: Options,
     *,
     observe: ObserverFactory = unobserved,
-    extra_sink: ExtraSink | None = None,
+    extra_sinks: Sequence[ExtraSink] = (),
     guard: Guard | None = None,
 ) -> Result:
     """Run once. ``observe`` and ``guard`` see our own scheduler only. Raises MachineError, CheckpointError,
@@ -40,12 +41,12 @@ def execute(
         from ..engines.client import require_freed, run_engine
 
         contexts = rank_contexts(resolved)
-        reports = run_engine(resolved.engine, resolved, options, contexts, extra_sink)
+        reports = run_engine(resolved.engine, resolved, options, contexts, extra_sinks)
         result = join(resolved, contexts, reports, ())
     else:
         _require_own(resolved.scenario)
         kind = device_kind(options.device, resolved.scenario)
-        result = _own(RunTask(resolved, options, kind, observe, extra_sink, guard))
+        result = _own(RunTask(resolved, options, kind, observe, extra_sinks, guard))
     parts: dict[str, Any] = {"scenario": scenario, "not_asked": asked(result).not_asked}
     if result.labels.exact:
         marked = (rank.model_copy(update={"metrics": exact(rank.metrics)}) for rank in result.ranks)

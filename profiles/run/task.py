@@ -57,14 +57,14 @@ class RankReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunTask:
-    """One scenario with one relay, to be run on every rank. ``observe``, ``extra_sink`` and ``guard`` are the
-    caller's; ``make_system`` makes what is measured."""
+    """One scenario with one relay, to be run on every rank. ``observe``, ``guard`` and ``extra_sinks``, of the
+    first ranks, are the caller's; ``make_system`` makes what is measured."""
 
     resolved: Resolved
     options: Options
     kind: DeviceKind
     observe: ObserverFactory = unobserved
-    extra_sink: ExtraSink | None = None
+    extra_sinks: Sequence[ExtraSink] = ()
     guard: Guard | None = None
     make_system: MakeSystem = OwnSystem
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -72,7 +72,7 @@ class RunTask:
 
     def without_caller(self) -> RunTask:
         """The task for another process, which has nothing of the caller's."""
-        return replace(self, observe=unobserved, extra_sink=None, guard=None)
+        return replace(self, observe=unobserved, extra_sinks=(), guard=None)
 
     def route(self, clock: Clock, context: RankContext) -> RouterReport:
         """Run the router: serve the workloads that ``PreparedRun`` runs on each worker, each as often as it does."""
@@ -102,11 +102,10 @@ class RunTask:
         return RouterReport(rows, failure, now)
 
     def run(self, machine: Machine, sink: GatedSink, context: RankContext) -> RankReport:
-        """Run the scenario on one rank. The caller's observer sees the ranks that report requests, its sink the first
-        rank."""
+        """Run the scenario on one rank. The caller's observer sees the ranks that report requests, each of its sinks
+        the rank at its place."""
         options = self.options
-        if context.rank == 0 and self.extra_sink is not None:
-            sink.extras += (self.extra_sink,)
+        sink.extras += tuple(self.extra_sinks[context.rank : context.rank + 1])
         guard = None if self.guard is None else self.guard.of_rank(context.rank)
         if guard is not None and context.link is not None:
             context = context._replace(link=guard.link(context.link))

@@ -104,7 +104,7 @@ def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], e
         changed = Counterfactual(place.site.file, place.site.line, change, extra)
     options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
     try:
-        result = whole(execute(question, options, extra_sink=settles))
+        result = whole(execute(question, options, extra_sinks=[settles]))
     except TimelineError:
         # Records of a step came after later steps had been settled: the host did not wait at all.
         return Figures(None, None, None, None, None, "", sys.maxsize)
@@ -181,7 +181,7 @@ def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, Line
     bare = without_values(question)
     for asked in (question,) if bare is None else (bare, question):
         survey = LineSurvey()
-        result = whole(execute(asked, Options(device="vgpu"), extra_sink=survey))
+        result = whole(execute(asked, Options(device="vgpu"), extra_sinks=[survey]))
         if result.metrics == known.metrics:
             break
     return asked, result, survey

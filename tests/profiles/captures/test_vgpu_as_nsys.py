@@ -36,7 +36,7 @@ def run(request, tmp_path) -> tuple[Result, RecordedTimeline]:
     scenario, *more = request.param
     question = ask(scenario, (*SMALL, *more))
     with TimelineRecording(tmp_path / FILE) as recording:
-        result = execute(question, Options(device="vgpu"), extra_sink=recording)
+        result = execute(question, Options(device="vgpu"), extra_sinks=[recording])
     return result, read_recording(tmp_path / FILE)
 
 

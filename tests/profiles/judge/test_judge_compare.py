@@ -427,16 +427,14 @@ def test_the_conclusion_attributes_no_change_whose_sign_is_unknown(trials, throu
     assert f"of the {line.worth_pct:+.2f} %" in text or not named
 
 
-def test_the_conclusion_of_other_batches_describes_the_first_rank(trials, result):
+def test_the_conclusion_of_other_batches_names_what_they_explain(trials):
     seen = trials(steps=STEPS[:-1])
-    rank = {"name": "stage 0", "role": "pipeline", "per_step": {}, "idle": {"abstained": "no"}, "metrics": {}}
-    ranks = tuple(sample._replace(result=result({"ranks": [rank]}, seed=sample.seed)) for sample in seen.a)
-    text = conclusion(judge(Trials("seeds", ranks, seen.b)), a="x", b="y")
-    assert "steps of stage 0 differ in no more than their batches explain" in text
+    text = conclusion(judge(seen), a="x", b="y")
+    assert "steps differ in no more than their batches explain" in text
     assert "as many device operations" not in text
-    others = tuple(sample._replace(steps=OTHER_STEPS) for sample in ranks)
-    text = conclusion(judge(Trials("seeds", ranks, others)), a="x", b="y")
-    assert "engaged in 50 of 50 decode steps of stage 0 (100.0 %)" in text
+    others = tuple(sample._replace(steps=OTHER_STEPS) for sample in seen.a)
+    text = conclusion(judge(Trials("seeds", seen.a, others)), a="x", b="y")
+    assert "engaged in 50 of 50 decode steps (100.0 %)" in text
 
 
 def test_engagement_is_unknown_without_source_lines(trials):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,6 +148,15 @@ def test_a_trial_repeats(question, sample):
     again = run_trial(question, TrialRequest(device="vgpu", seed=1))
     assert again.steps == sample.steps
     assert again.result.metrics == sample.result.metrics
+
+
+def test_the_steps_of_all_ranks_are_compared():
+    """Those of a decode worker too, although it is not the first rank."""
+    question = Question.of("disagg_hisparse", ("workload.requests=1", "measure.warmup_requests=0"))
+    found = run_trial(question, TrialRequest(device="vgpu"))
+    assert Counter(step.kind for step in found.steps) == {
+        kind: steps for kind, steps in found.result.steps().items() if "." not in kind
+    }
 
 
 def test_a_side_has_one_relay(question):

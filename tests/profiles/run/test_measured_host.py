@@ -170,7 +170,7 @@ def flattening_us(how: str) -> float:
     ranges = Ranges()
     prompts = ("workload.prompt_tokens.value=2048", "workload.output_tokens.value=2", "workload.requests=16")
     question = ask("overlap_on", [*STEADY, *prompts, f"engine.relay.flatten={how}"])
-    execute(question, Options(device="vgpu"), extra_sink=ranges)
+    execute(question, Options(device="vgpu"), extra_sinks=[ranges])
     (took,) = (took for name, took in ranges.took.items() if name.startswith("flatten"))
     return median(took) / 1e3
 

@@ -24,7 +24,7 @@ class BaseRun:
     def __init__(self, name: str, *overrides: str) -> None:
         self.question: Resolved = ask(name, overrides)
         survey = LineSurvey()
-        self.result: Result = execute(self.question, Options(device="vgpu"), extra_sink=survey)
+        self.result: Result = execute(self.question, Options(device="vgpu"), extra_sinks=[survey])
         self.figures: Figures = figures(self.result, survey)
         self.lines = source_lines(self.result, survey)
         self.phases = phases(survey, self.question.hardware)
