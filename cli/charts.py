@@ -169,6 +169,7 @@ def _arrow_layers(scene: Scene, x: Spec, y: Spec, labels: Sequence[str]) -> Iter
             "statement": arrow.statement,
         }
         for arrow in scene.arrows
+        if arrow.source
     ]
     if not arrows:
         return

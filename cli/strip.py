@@ -148,12 +148,14 @@ def _waits(scene: Scene, width: int) -> Iterator[Text]:
     found = defaultdict[tuple[str, str, str, str], list[Arrow]](list)
     for arrow in scene.arrows:
         if arrow.target.endswith(HOST):
-            found[arrow.target, arrow.source, arrow.line, arrow.statement].append(arrow)
+            what = f"for {arrow.source}: " if arrow.source else f"to {arrow.name}"
+            found[arrow.target, what, arrow.line, arrow.statement].append(arrow)
     rows = sorted(found.items(), key=lambda row: -sum(arrow.waited for arrow in row[1]))
-    for (target, source, line, statement), arrows in rows[:_WAITS]:
+    for (target, what, line, statement), arrows in rows[:_WAITS]:
         total = number(sum(arrow.waited for arrow in arrows) / 1e3)
         times = "" if len(arrows) == 1 else f" in {len(arrows)} waits"
-        yield Text(cut_right(f"{target} waited {total} µs{times} for {source}: {arrows[0].name}", width))
+        name = arrows[0].name if arrows[0].source else ""
+        yield Text(cut_right(f"{target} waited {total} µs{times} {what}{name}", width))
         if line:
             yield Text(cut_right(f"    {cut_left(line, width - 4)}  {statement}", width), style="dim")
     if len(rows) > _WAITS:

@@ -70,10 +70,13 @@ class TimelineView:
         return max(found, key=lambda op: op.end, default=None)
 
     def awaited(self, wait: Call | Wait) -> Op | None:
-        """What a call or a stream waited for: a call for its own stream, a stream for an event of another one."""
+        """What a call or a stream waited for: a call for its own stream, a stream for an event of another one. None of
+        a call that waits for another rank."""
         others = self._by_stream.keys()
         if isinstance(wait, Wait):
             return self.last_ended(others - {wait.stream}, wait.end)
+        if wait.kind == "link":
+            return None
         return self.last_ended([wait.stream] if wait.stream in others else others, wait.end)
 
     def line(self, site: int) -> tuple[str, str]:
@@ -170,7 +173,7 @@ def _scene(parts: Sequence[Excerpt]) -> Scene:
                 if part.start < start < part.end
             ]
     labels = {lane.label for lane in lanes}
-    shown = (arrow for arrow in arrows if arrow.source in labels and arrow.target in labels)
+    shown = (arrow for arrow in arrows if arrow.source in labels | {""} and arrow.target in labels)
     title, end = "; ".join(part.title for part in parts), max(part.end - part.first for part in parts) + lead
     return Scene(title, end, tuple(lanes), tuple(shown), tuple(boundaries))
 
@@ -239,11 +242,14 @@ def _joined(run: Sequence[Slice]) -> Iterator[Slice]:
 def _arrows(group: str, view: TimelineView, part: Excerpt) -> Iterator[Arrow]:
     """The waits that end in the scene, each from what it waited for."""
     for wait in chain[Call | Wait]((call for call in view.calls if call.waited), view.waits):
-        op = view.awaited(wait) if part.start <= wait.end <= part.end else None
-        if op is None or op.end < part.start:
+        if not part.start <= wait.end <= part.end:
             continue
         lane, waited, line = view.name(wait.stream), wait.end - wait.start, ("", "")
         if isinstance(wait, Call):
             lane, waited, line = HOST, wait.waited, view.line(wait.site)
-        source, target = (f"{group} {name}".strip() for name in (view.name(op.stream), lane))
-        yield Arrow(source, op.end - part.zero, target, wait.end - part.zero, waited, op.name, *line)
+        op, target, end = view.awaited(wait), f"{group} {lane}".strip(), wait.end - part.zero
+        if isinstance(wait, Call) and wait.kind == "link":
+            yield Arrow("", end - waited, target, end, waited, wait.name, *line)
+        elif op is not None and op.end >= part.start:
+            source = f"{group} {view.name(op.stream)}".strip()
+            yield Arrow(source, op.end - part.zero, target, end, waited, op.name, *line)

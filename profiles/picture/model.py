@@ -57,7 +57,8 @@ class Lane(NamedTuple):
 
 class Arrow(NamedTuple):
     """A wait: from the end of the operation ``name`` on the lane ``source`` to the waiter on the lane ``target``, which
-    could go on at ``end`` after ``waited`` ns. Lanes are named by their labels."""
+    could go on at ``end`` after ``waited`` ns. Lanes are named by their labels; ``source`` is empty, and ``name`` that
+    of the call, where the host waited for another rank."""
 
     source: str
     start: int

@@ -176,7 +176,8 @@ class _Content:
         """With the flow from the operation whose end ended the wait."""
         track, name, begun = self._waits(wait.stream), "waits for an event", wait.start
         if isinstance(wait, Call):
-            track, name, begun = CALLS, "waits for the device", max(wait.end - wait.waited, wait.start)
+            awaited = "another rank" if wait.kind == "link" else "the device"
+            track, name, begun = CALLS, f"waits for {awaited}", max(wait.end - wait.waited, wait.start)
         piece = TraceSlice(track, name, "wait", begun, wait.end, {"step": wait.step})
         if (op := self._view.awaited(wait)) is not None:
             self._flow(ops[id(op)].leads, piece.released)

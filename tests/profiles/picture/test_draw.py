@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from schedbench.cli.strip import strips
 from schedbench.profiles.picture.draw import picture, pictures, representative
 from schedbench.profiles.picture.model import Arrow, Boundary
 from schedbench.profiles.record.recording import RecordedTimeline
@@ -66,6 +67,18 @@ def test_an_arrow_leads_from_an_end_to_the_wait_for_it(two_decodes):
         Arrow("forward", 16_000, "host", 18_000, 9_000, "k", "sched/a.py:7", "x.tolist()"),
         Arrow("forward", 16_000, "schedule", 16_000, 8_000, "k"),
     )
+
+
+def test_a_wait_for_another_rank_leads_from_no_lane():
+    drawing = Drawing()
+    drawing.forward(10, 20, step=0, launched=9)
+    drawing.call(12, 25, step=0, waited=9, stream=FORWARD, site=0, kind="link", name="receive output")
+    drawing.forward(30, 40, step=0, launched=28)
+    drawing.step(0, launched=9, settled=45)
+    scenes = picture({"": timeline(drawing)})
+    waited = Arrow("", 6_000, "host", 15_000, 9_000, "receive output", "sched/a.py:7", "x.tolist()")
+    assert [scene.arrows for scene in scenes] == [(waited,)]
+    assert "host waited 9.00 µs to receive output" in [line.plain for line in strips(scenes, 80)]
 
 
 def test_short_neighbours_are_drawn_as_one():
