@@ -293,7 +293,9 @@ def _rank_rows(ranks: list[Document]) -> Iterator[tuple[str, str, list[str]]]:
     groups: tuple[ReportTable, ...] = ("rank device",) if staged else ("rank requests", "rank device")
     for name in (name for group in groups for name in shown_in(group, names)):
         label = name.removesuffix("_us_per_step").removesuffix("_ms").replace("_pct", "").replace("_", " ")
-        label = label.replace(".outside", ": before other work").replace(".", ": before ")
+        label = (
+            label.replace(".outside", ": before other work").replace(".mb", ": before mb").replace(".", ": ")
+        )
         units = {rank["metrics"][name].get("unit", "") for rank in ranks if name in rank["metrics"]}
         unit = next(iter(units - {""}), "")
         cells = [_rank_cell(rank["metrics"].get(name)) for rank in ranks]

@@ -290,6 +290,15 @@ def test_many_ranks_are_split_into_tables_without_truncation(document, width):
     assert len([figure for figures in found for figure in figures]) == 20
 
 
+def test_a_ranks_metrics_are_labelled_by_their_variants(document):
+    names = ("forward_ms.decode", "bubble_pct.mb0", "bubble_pct.outside", "hisparse_hit_ratio")
+    metrics = dict.fromkeys(names, document["metrics"]["gpu_busy"])
+    document["ranks"] = [of_workers(document)["ranks"][0] | {"metrics": metrics}]
+    text = page(document, width=120)
+    labels = ("forward ms: decode", "bubble: before mb0", "bubble: before other work", "hisparse hit ratio")
+    assert all(f"\n{label}  " in text for label in labels)
+
+
 @pytest.mark.parametrize(
     ("line", "folded"),
     [
