@@ -166,13 +166,8 @@ def drawn_ranges(result: Document) -> Table:
 
 def counts(result: Document) -> Table:
     caption = "median / max over the steps of a kind; one number where they agree"
+    caption += _whose(result, "per_step")
     per_step = result["per_step"]
-    if ranks := result.get("ranks"):  # those of the others are in the document
-        kinds = defaultdict[str, list[str]](list)
-        for kind in ordered_kinds(per_step):
-            kinds[next((rank["name"] for rank in ranks if kind in rank["per_step"]), MISSING)].append(kind)
-        whose = ", ".join(f"{name} ({', '.join(of_rank)})" for name, of_rank in kinds.items())
-        caption += f"; {FIRST_RANK}: {whose}"
     streams = ordered(
         {stream for kind in per_step.values() for stream in kind if stream != "steps"}, _STREAMS
     )
@@ -186,6 +181,17 @@ def counts(result: Document) -> Table:
             tallies = per_step[kind].get(stream, {})
             table.add_row(*first, stream, *(_tally(tallies.get(counter)) for counter in counters))
     return table
+
+
+def _whose(result: Document, part: str) -> str:
+    """Of which rank each kind of step in a part of the result is; those of other ranks are in the document."""
+    if not (ranks := result.get("ranks")):
+        return ""
+    kinds = defaultdict[str, list[str]](list)
+    for kind in ordered_kinds(result[part]):
+        kinds[next((rank["name"] for rank in ranks if kind in rank[part]), MISSING)].append(kind)
+    whose = ", ".join(f"{name} ({', '.join(of_rank)})" for name, of_rank in kinds.items())
+    return f"; {FIRST_RANK}: {whose}"
 
 
 def _tally(tally: Document | None) -> str:
@@ -219,7 +225,8 @@ def critical_path(result: Document) -> Table:
     kinds = ordered_kinds(result["critical_path"])
     paths = [result["critical_path"][kind] for kind in kinds]
     headings = ("bounded by, %", *(f">{kind}" for kind in kinds))
-    table = framed(CRITICAL_PATH, *headings, caption="each column adds up to the step")
+    caption = "each column adds up to the step" + _whose(result, "critical_path")
+    table = framed(CRITICAL_PATH, *headings, caption=caption)
     parts = {
         part: sum(path["parts_ns"].get(part, 0) for path in paths)
         for path in paths

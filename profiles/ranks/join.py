@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
@@ -18,12 +18,13 @@ from ..measure.requests import RequestRecord, RequestTotals
 from ..measure.steps import is_iteration
 from ..measure.waiting import OUTSIDE_TURNS, bubble
 from ..platform.resolve import Resolved, speculation_depth
-from ..record.result import Abstained, Hazards, KindCounts, Metric, OrderingRow, Outputs, RankPart, Result
+from ..record.result import Abstained, Hazards, Metric, OrderingRow, Outputs, RankPart, Result
 from ..run.document import outputs_with
 from ..run.rank_context import RankContext
 from ..run.task import RankReport, RouterReport
 
 Report = RankReport | RouterReport
+Part = TypeVar("Part")
 
 APART: Final = "each rank has its own: see ranks"
 _SUMS: Final = ("count", "steady", "bytes", "host_us", "exposed_us")
@@ -59,7 +60,8 @@ def _combined(first: Result, results: Sequence[Result], failure: str | None, **p
     leaks = "; ".join(result.run.leak for result in results if result.run.leak)
     common = {
         "run": first.run.model_copy(update={"failure": failure, "leak": leaks or None}),
-        "per_step": _first_of_each_kind(results),
+        "per_step": _first_of_each_kind(result.per_step for result in results),
+        "critical_path": _first_of_each_kind(result.critical_path for result in results),
         "copies": _summed(row for result in results for row in result.copies),
         "syncs": _summed(row for result in results for row in result.syncs),
         "idle": first.idle if isinstance(first.idle, Abstained) else Abstained(abstained=APART),
@@ -230,9 +232,9 @@ def _unless_untimed(result: Result, metrics: Metrics) -> Metrics:
     return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
 
 
-def _first_of_each_kind(results: Sequence[Result]) -> dict[str, KindCounts]:
-    """Of every kind, the steps of the first rank that had any."""
-    kinds = {kind: counts for result in reversed(results) for kind, counts in result.per_step.items()}
+def _first_of_each_kind(ranks: Iterable[Mapping[str, Part]]) -> dict[str, Part]:
+    """Of every kind of step, the part of the first rank that had any."""
+    kinds = {kind: part for kinds in reversed([*ranks]) for kind, part in kinds.items()}
     return dict(sorted(kinds.items()))
 
 

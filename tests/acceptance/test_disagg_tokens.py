@@ -129,6 +129,8 @@ def test_every_worker_has_a_part_of_the_result() -> None:
         *[{"prefill"}] * 2,
         *[{"decode", "decode.steady", "prebuilt"}] * 2,
     ]
+    paths = [rank.critical_path for rank in result.ranks]
+    assert result.critical_path == {"prefill": paths[0]["prefill"], "decode": paths[2]["decode"]}
 
 
 @pytest.mark.parametrize("way", [(), ("engine.overlap=false", NONE)])
