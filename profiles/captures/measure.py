@@ -30,7 +30,7 @@ from ..measure.metrics import (
     time_metric,
     waiting_metrics,
 )
-from ..measure.steps import PARTS
+from ..measure.steps import WITHOUT_LAUNCH
 from ..measure.waiting import WaitingSink
 from ..record.environment import tool
 from ..record.provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart
@@ -244,7 +244,7 @@ def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureRead
 
 def _host_metrics(found: CaptureReading) -> Metrics:
     """The time from launch to launch, and the host's time by range."""
-    parts = {info.step for info in found.window.launched if info.kind in PARTS}
+    parts = {info.step for info in found.window.launched if info.kind in WITHOUT_LAUNCH}
     starts = sorted(at for step, at in found.steps.launches.items() if step not in parts)
     asleep = sorted(span.start for span in found.window.ranges if span.name == SLEEP)
     periods = Distribution(

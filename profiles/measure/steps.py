@@ -14,6 +14,7 @@ from .distribution import Distribution
 STEADY = ".steady"  # ending of the kind of a steady decode
 # Kinds of steps that are launched together with a step of another kind, and are no iterations of their own.
 PARTS = frozenset(("draft", "draft_extend"))
+WITHOUT_LAUNCH = PARTS | {"prebuilt"}  # kinds of steps with no launch, or none of their own
 OUTSIDE = "none"  # kind of what belongs to no launched step
 
 
@@ -141,9 +142,9 @@ class StepPeriods(Observer):
             self._last = None
 
     def launched(self, info: StepInfo) -> None:
-        if info.kind in PARTS:
-            return
         self.kinds.add(info.kind)
+        if info.kind in WITHOUT_LAUNCH:
+            return
         now = self._clock.now()
         if self._last is not None:
             self.periods.add(now - self._last)

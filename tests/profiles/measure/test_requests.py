@@ -173,7 +173,7 @@ def test_requests_are_logged_when_they_end(clock, request_of_three):
 def test_step_periods_without_sleep(clock):
     periods = StepPeriods(clock)
     sleepy = SleepAnnouncingClock(clock, periods)
-    for instant, kind in ((0, "prefill"), (10, "decode"), (13, "decode")):
+    for instant, kind in ((0, "prefill"), (10, "decode"), (11, "prebuilt"), (13, "decode")):
         clock.sleep_until(instant)
         periods.launched(StepInfo(0, kind, 1, 1, False))
     sleepy.sleep_until(1000)
