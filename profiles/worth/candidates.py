@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,25 +89,28 @@ class LineSurvey(EarlySettles):
         self.graphs = {(names.sites[site].file, names.sites[site].line) for site in self._graphs}
 
 
-def source_lines(result: Result, survey: LineSurvey) -> list[SourceLine]:
+def source_lines(result: Result, surveys: Sequence[LineSurvey]) -> list[SourceLine]:
     """The lines, those with the most exposed time first, without those that launch graphs: they are the forward."""
     lines: dict[LinePlace, SourceLine] = {}
     for row in _rows(result):
         if row.site is not None:  # else it is a call of schedbench's own, below an engine's
             _take(_line(lines, row.site), row)
-    for site, (what, kinds) in survey.launches.items():
+    for site, (what, kinds) in (launch for survey in surveys for launch in survey.launches.items()):
         line = _line(lines, site)
         line.what |= dict.fromkeys(sorted(what))
         line.kinds |= kinds
-    found = [line for place, line in lines.items() if place not in survey.graphs]
+    graphs = {place for survey in surveys for place in survey.graphs}
+    found = [line for place, line in lines.items() if place not in graphs]
     return sorted(found, key=lambda line: (-line.exposed_us, -line.host_us, not line.pinnable))
 
 
-def phases(survey: LineSurvey, hardware: HardwareProfile) -> list[str]:
+def phases(surveys: Sequence[LineSurvey], hardware: HardwareProfile) -> list[str]:
     """The names of the ranges that the run opened and the profile has a cost of, the longest first, device calls
     included."""
-    known = (name for name in survey.ranges if name in hardware.phases)
-    return sorted(known, key=lambda name: -survey.ranges[name])
+    times = Counter[str]()
+    for survey in surveys:
+        times.update(survey.ranges)
+    return [name for name, _ in times.most_common() if name in hardware.phases]
 
 
 def _rows(result: Result) -> Iterator[CopyRow | SyncRow]:

@@ -78,7 +78,8 @@ class Figures(NamedTuple):
         )
 
 
-def figures(result: Result, settles: EarlySettles) -> Figures:
+def figures(result: Result, settles: Sequence[EarlySettles]) -> Figures:
+    """``settles`` are those of all ranks."""
     outputs, throughput = result.outputs, value_of(result, "output_throughput")
     steps = sum(counts.steps for kind, counts in result.per_step.items() if is_iteration(kind))
     tokens = sum(request.output_tokens for request in result.requests)
@@ -89,7 +90,7 @@ def figures(result: Result, settles: EarlySettles) -> Figures:
         forward_idle_us_per_step=value_of(result, "forward_idle_us_per_step"),
         step_us=1e6 * tokens / throughput / steps if throughput and steps else None,
         digest=outputs.digest if isinstance(outputs, Outputs) else outputs.abstained,
-        early=settles.count,
+        early=sum(rank.count for rank in settles),
     )
 
 
@@ -102,9 +103,10 @@ def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], e
     else:
         assert change != "half"
         changed = Counterfactual(place.site.file, place.site.line, change, extra)
-    options, settles = Options(device="vgpu", counterfactual=changed), EarlySettles()
+    options = Options(device="vgpu", counterfactual=changed)
+    settles = [EarlySettles() for _ in range(question.scenario.engine.ranks)]
     try:
-        result = whole(execute(question, options, extra_sinks=[settles]))
+        result = whole(execute(question, options, extra_sinks=settles))
     except TimelineError:
         # Records of a step came after later steps had been settled: the host did not wait at all.
         return Figures(None, None, None, None, None, "", sys.maxsize)
@@ -147,13 +149,13 @@ def worth(question: Resolved, known: Result, notice: Notice, *, rooms: int) -> R
         return known
     run = known.run.model_copy(update={"further_cancelled": True})
     try:
-        question, result, survey = _surveyed(question, known)
+        question, result, surveys = _surveyed(question, known)
     except KeyboardInterrupt:
         return known.model_copy(update={"run": run})
-    lines = source_lines(result, survey)
+    lines = source_lines(result, surveys)
     # The times of an engine's phases are the hardware profile's, not its own.
-    places: list[Place] = [*lines, *(phases(survey, question.hardware) if question.engine is None else ())]
-    gains = Gains(question, figures(result, survey), notice)
+    places: list[Place] = [*lines, *(phases(surveys, question.hardware) if question.engine is None else ())]
+    gains = Gains(question, figures(result, surveys), notice)
     try:
         with spread(len(places), known.run.wall_s, known.run.import_s) as each:
             # First the change that gains most.
@@ -176,15 +178,16 @@ def _needed(question: Resolved) -> set[LinePlace]:
     return {(row.site.file, row.site.line) for row in watched.ordering if row.needed}
 
 
-def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, LineSurvey]:
-    """The question, without values where that leaves all metrics as they are, and its result once more."""
+def _surveyed(question: Resolved, known: Result) -> tuple[Resolved, Result, list[LineSurvey]]:
+    """The question, without values where that leaves all metrics as they are, its result once more, and the surveys of
+    its ranks."""
     bare = without_values(question)
     for asked in (question,) if bare is None else (bare, question):
-        survey = LineSurvey()
-        result = whole(execute(asked, Options(device="vgpu"), extra_sinks=[survey]))
+        surveys = [LineSurvey() for _ in range(asked.scenario.engine.ranks)]
+        result = whole(execute(asked, Options(device="vgpu"), extra_sinks=surveys))
         if result.metrics == known.metrics:
             break
-    return asked, result, survey
+    return asked, result, surveys
 
 
 class Gains:
@@ -360,9 +363,9 @@ def _without(side: Asked, asked: Collection[LineIdentity], notice: Notice) -> di
     question, known = side
     if question is None or not asked:
         return {}
-    question, result, survey = _surveyed(question, known)
-    lines = [line for line in source_lines(result, survey) if line_identity(line.site) in asked]
-    gains = Gains(question, figures(result, survey), notice)
+    question, result, surveys = _surveyed(question, known)
+    lines = [line for line in source_lines(result, surveys) if line_identity(line.site) in asked]
+    gains = Gains(question, figures(result, surveys), notice)
     with spread(len(lines), known.run.wall_s, known.run.import_s) as each:
         gains.ask([(line, "absent") for line in lines], each)
     factors: dict[LineIdentity, float] = {}

@@ -23,11 +23,11 @@ class BaseRun:
 
     def __init__(self, name: str, *overrides: str) -> None:
         self.question: Resolved = ask(name, overrides)
-        survey = LineSurvey()
-        self.result: Result = execute(self.question, Options(device="vgpu"), extra_sinks=[survey])
-        self.figures: Figures = figures(self.result, survey)
-        self.lines = source_lines(self.result, survey)
-        self.phases = phases(survey, self.question.hardware)
+        surveys = [LineSurvey() for _ in range(self.question.scenario.engine.ranks)]
+        self.result: Result = execute(self.question, Options(device="vgpu"), extra_sinks=surveys)
+        self.figures: Figures = figures(self.result, surveys)
+        self.lines = source_lines(self.result, surveys)
+        self.phases = phases(surveys, self.question.hardware)
 
     def line(self, file: str) -> SourceLine:
         return next(line for line in self.lines if line.site.file == file)
@@ -40,6 +40,13 @@ class BaseRun:
 def penalised() -> BaseRun:
     """One client with penalties; pr25945 uploads its last token in every decode by a blocking copy."""
     return BaseRun("cases/h2d-blocking-output-ids", "engine.relay=pr25945", *SHORT)
+
+
+def test_the_launches_of_all_ranks_are_asked() -> None:
+    """Where decodes place their tokens, which the first rank, a prefill worker, never does."""
+    base = BaseRun("disagg", "workload.requests=2", "measure.warmup_requests=0")
+    placed = [line for line in base.lines if line.site.function == "split_tokens"]
+    assert [line.kinds for line in placed if "launch" in line.what] == [{"decode"}]
 
 
 def rows(gains: Gains) -> dict[str, WorthRow]:
