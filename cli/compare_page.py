@@ -184,12 +184,9 @@ def _case(case: Document, verdict: str) -> str:
 
 def _difference(difference: Document) -> str:
     digits = 10 if difference["key"].endswith("sha256") else None
-    a, b = (_word(difference[side])[:digits] for side in "ab")
+    values = (difference[side] for side in "ab")
+    a, b = ((str(one).lower() if isinstance(one, bool) else str(one))[:digits] for one in values)
     return f"{difference['key']} {a} (A), {b} (B)"
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def every(found: Document, *, most: int) -> list[Table]:

@@ -125,8 +125,8 @@ class StageSource:
             self._early = self._link.poll(REQUESTS)
 
     def _received(self) -> list[Request] | None:
-        message, self._early = self._early or self._link.receive(self._stage.preceding, REQUESTS), None
-        turn, arrived = message.value
+        turn, arrived = (self._early or self._link.receive(self._stage.preceding, REQUESTS)).value
+        self._early = None
         if turn != self._turn:
             raise LinkError(
                 f"stage {self._stage.index} waited for the requests of turn {self._turn} from stage "
@@ -158,11 +158,8 @@ def fit(lengths: Sequence[int], times: Sequence[int]) -> Curve:
     If one of its terms is insignificant, both are zero."""
     fitted = np.polyfit(np.array(lengths, dtype=np.float64), np.array(times, dtype=np.float64), 2)
     square, linear = float(fitted[0]), float(fitted[1])
-    shows = (
-        square * lengths[-1] ** 2 > _SIGNIFICANT * times[-1]
-        and linear * lengths[-1] > _SIGNIFICANT * times[-1]
-    )
-    return Curve(square, linear) if shows else Curve(0.0, 0.0)
+    least = min(square * lengths[-1] ** 2, linear * lengths[-1])
+    return Curve(square, linear) if least > _SIGNIFICANT * times[-1] else Curve(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

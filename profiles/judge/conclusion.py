@@ -206,9 +206,8 @@ def _engagement(comparison: Comparison) -> str:
     if found.basis == "nothing":
         return "which steps differ is not known, source lines were not recorded"
     differing, steps = found.engaged
-    everything = sum(share.steps for share in found.kinds.values())
     if not differing:
-        same = _same(comparison, everything)
+        same = _same(comparison, sum(share.steps for share in found.kinds.values()))
         measured = "" if comparison.trials.a[0].exact else "host work, "
         how = f"engaged by {measured}order, waits or batches alone: "
         alone = shows_change(comparison.metrics, comparison.headline) or not same_times(comparison.trials)

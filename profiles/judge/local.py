@@ -66,12 +66,11 @@ class LocalSide(Side):
 def run_trial(question: Question, order: TrialRequest) -> Sample:
     """Raises what ``execute`` and ``resolved_for`` raise."""
     resolved = resolved_for(question, order)
-    prints, tokens = [Fingerprints() for _ in range(resolved.scenario.engine.ranks)], TokenSteps()
     own = resolved.engine is None  # of an engine, whose ranks may differ in what they do, totals are compared
+    prints, tokens = [Fingerprints() for _ in range(own and resolved.scenario.engine.ranks)], TokenSteps()
     record = Path(order.record) if order.record else None
     options = Options(device=order.device, save_tokens=True, command=order.command, record=record)
-    sinks = prints if own else ()
-    result = execute(resolved, options, observe=lambda *_: nullcontext(tokens), extra_sinks=sinks)
+    result = execute(resolved, options, observe=lambda *_: nullcontext(tokens), extra_sinks=prints)
     steps = tuple(step for seen in prints for step in seen.steps)
     return Sample(result, steps, dict(tokens.steps)) if own else Sample(result)
 

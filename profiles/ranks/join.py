@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ...sched.data_parallel.sync import RankShare
 from ...sched.disagg.layout import RankLayout
@@ -24,7 +24,6 @@ from ..run.rank_context import RankContext
 from ..run.task import RankReport, RouterReport
 
 Report = RankReport | RouterReport
-Part = TypeVar("Part")
 
 APART: Final = "each rank has its own: see ranks"
 _SUMS: Final = ("count", "steady", "bytes", "host_us", "exposed_us")
@@ -74,7 +73,7 @@ def _combined(first: Result, results: Sequence[Result], failure: str | None, **p
 def _of_stages(contexts: Sequence[RankContext], stages: Sequence[RankReport], failure: str | None) -> Result:
     """Requests come from the first stage: they enter there, and their tokens return to it."""
     results = [stage.result for stage in stages]
-    first, metrics = results[0], _request_metrics(stages[0].account, results)
+    first, metrics = results[0], _request_metrics(stages[0].account, stages)
     return _combined(
         first,
         results,
@@ -95,7 +94,7 @@ def _of_data_ranks(resolved: Resolved, ranks: Sequence[RankReport], failure: str
     first, account = results[0], RequestTotals.merged([rank.account for rank in ranks])
     rows = {row.id: row for result in results for row in result.requests}
     records = account.in_order()
-    metrics = _unless_untimed(first, _request_metrics(account, results))
+    metrics = _unless_untimed(first, _request_metrics(account, ranks))
     return _combined(
         first,
         results,
@@ -126,7 +125,7 @@ def _of_workers(
     rows = {row.id: row for worker in ending for row in worker.result.requests}
     rows |= {row.id: row for row in router.rows if row.id not in rows or row.status == "failed"}
     metrics, missing = (
-        _request_metrics(account, results),
+        _request_metrics(account, workers),
         _lost(account, router, transfers=pair.mode != "none"),
     )
     if pair.mode != "none":
@@ -169,25 +168,21 @@ def _rank_part(name: str, role: str, rank: RankReport, own: Metrics) -> RankPart
 
 def _worker_part(place: RankLayout, worker: RankReport) -> RankPart:
     """A prefill worker has no latencies of what comes after a request's prompt."""
-    result = worker.result
     parts = transfer_metrics(worker.account) if place.role == "decode" else {}
-    part = _rank_part(place.name, place.role, worker, _unless_untimed(result, parts))
+    part = _rank_part(place.name, place.role, worker, _unless_untimed(worker.result, parts))
     if place.ends:
         return part
     metrics = {name: metric for name, metric in part.metrics.items() if name not in _AFTER_PREFILL}
     return part.model_copy(update={"metrics": metrics})
 
 
-def _request_metrics(account: RequestTotals, results: Sequence[Result]) -> Metrics:
-    """Latencies and throughput of all requests; metrics of a device or a loop abstain, as each rank has its own."""
-    metrics: Metrics = {name: Abstained(abstained=APART) for name in results[-1].metrics if "." not in name}
-    metrics |= request_metrics(account)
-    fullest = max((result.metrics["peak_kv_tokens"] for result in results), key=_value)
-    return metrics | {"peak_kv_tokens": fullest}
-
-
-def _value(metric: Metric | Abstained) -> float:
-    return metric.value if isinstance(metric, Metric) else -1.0
+def _request_metrics(account: RequestTotals, ranks: Sequence[RankReport]) -> Metrics:
+    """Latencies and throughput of all requests, and the KV of the fullest rank; metrics of a device or a loop abstain,
+    as each rank has its own."""
+    peak = max(rank.account.peak_kv_tokens for rank in ranks)
+    apart = [name for name in ranks[-1].result.metrics if "." not in name]
+    metrics: Metrics = dict.fromkeys(apart, Abstained(abstained=APART))
+    return metrics | request_metrics(replace(account, peak_kv_tokens=peak))
 
 
 def _acceptance_metrics(resolved: Resolved, account: RequestTotals) -> Metrics:
@@ -232,7 +227,7 @@ def _unless_untimed(result: Result, metrics: Metrics) -> Metrics:
     return {name: idle if isinstance(idle, Abstained) else metric for name, metric in metrics.items()}
 
 
-def _first_of_each_kind(ranks: Iterable[Mapping[str, Part]]) -> dict[str, Part]:
+def _first_of_each_kind(ranks: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Of every kind of step, the part of the first rank that had any."""
     kinds = {kind: part for kinds in reversed([*ranks]) for kind, part in kinds.items()}
     return dict(sorted(kinds.items()))

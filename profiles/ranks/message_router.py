@@ -76,9 +76,6 @@ class RankInbox:
         messages = self.messages.get((source, tag))
         return messages[0] if messages else None
 
-    def take(self, source: int, tag: str) -> MessageInFlight:
-        return self.messages[source, tag].popleft()
-
 
 class MessageRouter:
     """Carries messages between all ranks, which have ``names``. Drops, delays, stalls, reorders and repeats them by the
@@ -90,14 +87,10 @@ class MessageRouter:
         self._script = script
         self._failures = [(index, failure) for index, failure in enumerate(script) if failure.link]
         self._triggered: set[int] = set()  # indices into the script
-        self._injectors: dict[int, FaultInjector] = {}
+        self.injectors: dict[int, FaultInjector] = {}  # of every sender, where the script has failures
         self._sent: Counter[tuple[int, int, str]] = Counter()
         self._late: set[tuple[int, int]] = set()  # source and serial of messages that others may overtake
         self._stall_ends: dict[int, int] = {}  # by index into the script, ns
-
-    def register(self, injector: FaultInjector, rank: int) -> None:
-        """The injector of a rank; every sender needs one where the script has failures."""
-        self._injectors[rank] = injector
 
     def put(self, to: int, tag: str, message: MessageInFlight) -> None:
         arriving = self._faulted(to, tag, message) if self._failures else [message]
@@ -130,12 +123,12 @@ class MessageRouter:
     @property
     def missed(self) -> tuple[str, ...]:
         """Entries of the script that the run did not come to, in words."""
-        triggered = self._triggered.union(*(injector.triggered for injector in self._injectors.values()))
+        triggered = self._triggered.union(*(injector.triggered for injector in self.injectors.values()))
         return tuple(words(failure) for index, failure in enumerate(self._script) if index not in triggered)
 
     def _faulted(self, to: int, tag: str, message: MessageInFlight) -> Sequence[MessageInFlight]:
         """What arrives in place of the message."""
-        if not self._injectors[message.source].armed:
+        if not self.injectors[message.source].armed:
             return [message]
         ends, messages = [self.names[message.source], self.names[to]], [message]
         self._sent[message.source, to, tag] += 1

@@ -196,11 +196,7 @@ def _run_rank(address: ProcessAddress, meeting: str, task: RunTask) -> list[Repo
                 names, staging, clock, patience=PATIENCE, transport=transport, types=MESSAGE_TYPES
             ) as link:
                 context = context.linked(link, task.resolved.scenario, _kill_process)
-                report: Report
-                if machine is None:
-                    report = task.route(clock, context)
-                else:
-                    report = task.run(machine, sink, context)
+                report = task.route(clock, context) if machine is None else task.run(machine, sink, context)
                 if report.failure:
                     raise LinkError(report.failure)
                 return _gathered(link, report)

@@ -65,7 +65,7 @@ def _run_rank(
         link = VirtualLink(member, gpu, router, profile, patience=PATIENCE)
         context = context.linked(link, resolved.scenario, link.die)
         if context.fault_injector is not None:
-            router.register(context.fault_injector, member.rank)
+            router.injectors[member.rank] = context.fault_injector
         report: Report = (
             task.route(clock, context)
             if context.is_router

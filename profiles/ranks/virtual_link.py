@@ -191,7 +191,7 @@ class VirtualLink:
         return f"{self._router.names[self.rank]} waited for '{tag}', and {name} is gone: {departure.why}"
 
     def _open(self, source: int, tag: str) -> Message:
-        message = self._inbox.take(source, tag)
+        message = self._inbox.messages[source, tag].popleft()
         self._gpu.runtime.join_host_clock(message.known)
         tensors = receive(self._gpu, message.values, message.landing)
         return Message(source, pickle.loads(message.payload), tensors)

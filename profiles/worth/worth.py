@@ -78,8 +78,7 @@ class Figures(NamedTuple):
         )
 
 
-def figures(result: Result, settles: Sequence[EarlySettles]) -> Figures:
-    """``settles`` are those of all ranks."""
+def figures(result: Result, ranks: Sequence[EarlySettles]) -> Figures:
     outputs, throughput = result.outputs, value_of(result, "output_throughput")
     steps = sum(counts.steps for kind, counts in result.per_step.items() if is_iteration(kind))
     tokens = sum(request.output_tokens for request in result.requests)
@@ -90,7 +89,7 @@ def figures(result: Result, settles: Sequence[EarlySettles]) -> Figures:
         forward_idle_us_per_step=value_of(result, "forward_idle_us_per_step"),
         step_us=1e6 * tokens / throughput / steps if throughput and steps else None,
         digest=outputs.digest if isinstance(outputs, Outputs) else outputs.abstained,
-        early=sum(rank.count for rank in settles),
+        early=sum(settles.count for settles in ranks),
     )
 
 
@@ -103,10 +102,9 @@ def tried(question: Resolved, asked: tuple[Place, Change | Literal["longer"]], e
     else:
         assert change != "half"
         changed = Counterfactual(place.site.file, place.site.line, change, extra)
-    options = Options(device="vgpu", counterfactual=changed)
     settles = [EarlySettles() for _ in range(question.scenario.engine.ranks)]
     try:
-        result = whole(execute(question, options, extra_sinks=settles))
+        result = whole(execute(question, Options(device="vgpu", counterfactual=changed), extra_sinks=settles))
     except TimelineError:
         # Records of a step came after later steps had been settled: the host did not wait at all.
         return Figures(None, None, None, None, None, "", sys.maxsize)
@@ -231,11 +229,7 @@ class Gains:
         return any(self._base.is_beaten_by(trial) for trial in found if not trial.void(self._base))
 
     def part(self) -> WorthPart:
-        rows = [
-            self._row(place, change, trial)
-            for place in self._found
-            for change, trial in self._found[place].items()
-        ]
+        rows = [self._row(place, *one) for place, trials in self._found.items() for one in trials.items()]
         return WorthPart(base=self._base.numbers(), rows=tuple(sorted(rows, key=_rank)))
 
     def _row(self, place: Place, change: Change, trial: Figures) -> WorthRow:

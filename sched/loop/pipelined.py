@@ -67,7 +67,6 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
         scheduler.parked = [batch for slot in slots if slot is not current for batch in slot.batches]
         scheduler.receive()
         if source.over:
-            scheduler.parked = ()
             return
         if scheduler.chunked_req is not None:
             engine.relay.barrier()
@@ -82,7 +81,6 @@ def _take_turns(scheduler: Scheduler, slots: Sequence[Microbatch]) -> None:
             _settle(scheduler, following)
         if all(slot.idle for slot in slots) and not scheduler.rest():
             if stage.is_first:
-                scheduler.parked = ()
                 source.close()
                 return
             with engine.observer.range(SLEEP, NO_STEP, 0):
