@@ -69,7 +69,7 @@ def _extremes(document: Document, cells: list[Document]) -> str:
     unit = document["sweep"]["unit"] or ""
     low, high = (end(cells, key=lambda cell: cell["values"][0]) for end in (min, max))
     ends = (f"{cell['values'][0]:,.4g} {unit} at {_at(document, cell)}" for cell in (low, high))
-    return " to ".join(ends)
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _at(document: Document, cell: Document) -> str:

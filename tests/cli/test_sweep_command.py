@@ -134,6 +134,7 @@ def test_refusals_are_footnotes() -> None:
     assert done.exit_code == 0
     assert "– [1]" in done.stdout
     assert "[1] engine.mixed_chunk: mixed chunk cannot be combined with unchunked prefill" in done.stdout
+    assert " ".join(done.stdout.split()).count("tokens/s at chunked_prefill_size=32") == 1  # of both ends
 
 
 def test_an_axis_of_overlap_has_one_side() -> None:
