@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from functools import cache
@@ -17,9 +18,9 @@ _PACKAGES = ("torch", "triton", "nvtx", "numpy")
 
 
 def tool() -> Tool:
-    sha, changed = _git()
+    sha, changed, contents = _git()
     dirty = None if changed is None else bool(changed)
-    return Tool(version=__version__, git_sha=sha, dirty=dirty, changed=changed or ())
+    return Tool(version=__version__, git_sha=sha, dirty=dirty, changed=changed or (), changed_sha256=contents)
 
 
 def environment() -> dict[str, Any]:
@@ -52,13 +53,16 @@ def _cpu() -> str:
 
 
 @cache
-def _git() -> tuple[str | None, tuple[str, ...] | None]:
-    """The commit of the checkout that this process runs, and the files that differed from it at the first call; None
-    when installed as a package."""
+def _git() -> tuple[str | None, tuple[str, ...] | None, str | None]:
+    """The commit of the checkout that this process runs, and the files that differed from it at the first call, with
+    the digest of their contents; None when installed as a package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
-        return None, None
-    return run_git(root, "rev-parse", "HEAD"), changes(root)
+        return None, None, None
+    changed = changes(root)
+    contents = [file.read_bytes() for name in changed or () if (file := root / name).is_file()]
+    digest = hashlib.sha256(b"\0".join(contents)).hexdigest() if changed else None
+    return run_git(root, "rev-parse", "HEAD"), changed, digest
 
 
 def changes(root: Path) -> tuple[str, ...] | None:

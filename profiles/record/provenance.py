@@ -24,13 +24,15 @@ def omitted(default: Any = None) -> Any:
 
 
 class Tool(ResultModel):
-    """``changed``: the files of the checkout that differ from its commit, if any."""
+    """``changed``: the files of the checkout that differ from its commit, if any, with the digest of their
+    contents."""
 
     name: str = "schedbench"
     version: str
     git_sha: str | None = None
     dirty: bool | None = None
     changed: tuple[str, ...] = omitted(())
+    changed_sha256: str | None = omitted()
 
 
 class RunPart(ResultModel):

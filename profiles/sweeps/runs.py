@@ -20,7 +20,7 @@ from ..platform.machine import MachineError
 from ..platform.pool import require_alone, spread
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute, whole
-from ..record.environment import tool
+from ..record.environment import environment, tool
 from ..record.result import Result, ResultError, read
 from ..run.crash import Crash, crash_of
 from ..run.machines import device_kind
@@ -50,13 +50,12 @@ class Runs:
     def answers(self, questions: Sequence[Resolved]) -> Iterator[Answer]:
         """The answers in order, each as soon as it is there. Raises WorkersError, and KeyboardInterrupt where a run was
         interrupted."""
-        stored = [self._is_stored(question) for question in questions]
-        new = [question for question, known in zip(questions, stored, strict=True) if not known]
-        made = self._run_each(new)
-        for question, is_stored in zip(questions, stored, strict=True):
-            found: Answer | None = self._known(question) if is_stored else None
+        stored = [self._stored(question) for question in questions]
+        made = self._run_each([one for one, path in zip(questions, stored, strict=True) if path is None])
+        for question, path in zip(questions, stored, strict=True):
+            found: Answer | None = None if path is None else self._known(path, question)
             if found is None:
-                found = run(self._options, question) if is_stored else next(made)
+                found = run(self._options, question) if path else next(made)
                 if self._folder is not None and isinstance(found, Result):
                     found.write(self._folder / self.file(question))
             yield found
@@ -75,26 +74,32 @@ class Runs:
             with spread(len(rest), time.perf_counter() - begin, lost=partial(Crash, site=None)) as each:
                 yield from each(partial(run, self._options), rest)
 
-    def _is_stored(self, question: Resolved) -> bool:
+    def _stored(self, question: Resolved) -> Path | None:
         if not self._resume or self._folder is None:
-            return False
-        try:
-            return (self._folder / self.file(question)).exists()
-        except EngineError:  # which its run will report, too
-            return False
-
-    def _known(self, resolved: Resolved) -> Result | None:
-        """An earlier result of this question by this version of the program on this kind of device."""
-        if self._folder is None:
             return None
         try:
-            result = read(self._folder / self.file(resolved))
+            path = self._folder / self.file(question)
+        except EngineError:  # which its run will report, too
+            return None
+        return path if path.exists() else None
+
+    def _known(self, path: Path, resolved: Resolved) -> Result | None:
+        """An earlier result of this question by this version of the program and of torch on this kind of device; where
+        times were measured, on this processor, too."""
+        try:
+            result = read(path)
         except ResultError:
             return None
-        emulated = device_kind(self._options.device, resolved.scenario) == "vgpu"
-        same = result.scenario.sha256 == resolved.scenario.sha256
-        alike = same and result.scenario.inputs == inputs(resolved) and result.tool == self._tool
-        return result if alike and result.labels.emulated == emulated else None
+        here = environment()
+        of_times = ("torch",) if result.labels.exact else tuple(here)
+        alike = (
+            result.scenario.sha256 == resolved.scenario.sha256
+            and result.scenario.inputs == inputs(resolved)
+            and result.tool == self._tool
+            and all(result.environment.get(name) == here[name] for name in of_times)
+            and result.labels.emulated == (device_kind(self._options.device, resolved.scenario) == "vgpu")
+        )
+        return result if alike else None
 
 
 def run(options: Options, question: Resolved) -> Answer:

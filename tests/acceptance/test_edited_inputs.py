@@ -10,6 +10,7 @@ import pytest
 from schedbench.profiles.platform import inputs
 from schedbench.profiles.platform.resolve import resolve
 from schedbench.profiles.ranks.execute import Options
+from schedbench.profiles.record.environment import version
 from schedbench.profiles.record.result import Result
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.scenarios.loader import load
@@ -59,7 +60,7 @@ def test_a_scenario_that_reads_no_file_has_no_inputs(run_command: RunCommand) ->
     assert "inputs" not in json.loads(found.out)["scenario"]
 
 
-def test_a_sweep_does_not_resume_with_another_trace(traced: Path, tmp_path: Path) -> None:
+def test_a_sweep_does_not_resume_with_another_trace_or_torch(traced: Path, tmp_path: Path) -> None:
     resolved = resolve(load(str(traced / "s.yaml")))
     runs = Runs(Options(device="vgpu"), folder=tmp_path / "sweep", resume=True)
 
@@ -70,6 +71,10 @@ def test_a_sweep_does_not_resume_with_another_trace(traced: Path, tmp_path: Path
 
     first = answer()
     assert answer().run.id == first.run.id
+    kept = tmp_path / "sweep" / runs.file(resolved)
+    kept.write_text(kept.read_text().replace(f'"torch": "{version("torch")}"', '"torch": "1.0"'))
+    assert answer().run.id != first.run.id
+    first = answer()
     (traced / "t.jsonl").write_text(LINE % 4 + LINE % 6)
     assert answer().run.id != first.run.id
 

@@ -23,7 +23,7 @@ def test_a_run_repeats_byte_for_byte(
     asked = ("run", *question, "--save-tokens", "--format", "json")
     # A commit between two runs changes the recorded version of the tool.
     first = schedbench(*asked, env={"GIT_DIR": "nowhere"})
-    monkeypatch.setattr(environment, "_git", lambda: (None, None))
+    monkeypatch.setattr(environment, "_git", lambda: (None, None, None))
     second = run_command(*asked)
     assert (first.returncode, first.stderr) == (second.code, second.err) == (0, "")
     assert lasting(first.stdout) == lasting(second.out)

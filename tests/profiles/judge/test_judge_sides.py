@@ -29,6 +29,7 @@ from schedbench.profiles.judge.worker import (
 )
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.machine import MachineError
+from schedbench.profiles.record import environment
 from schedbench.profiles.record.environment import changes
 from schedbench.profiles.record.recording import read_ranks
 from schedbench.profiles.record.result import ResultError
@@ -321,7 +322,7 @@ def test_a_commit_that_crashes_shows_its_traceback_and_leaves_nothing(repository
     assert not tree.exists() and trees(repository) == []
 
 
-def test_only_tracked_changes_and_untracked_python_files_of_the_package_are_changes(tmp_path):
+def test_only_tracked_changes_and_untracked_python_files_of_the_package_are_changes(tmp_path, monkeypatch):
     for folder in ("sched", "docs"):
         (tmp_path / folder).mkdir()
     (tmp_path / "sched" / "loop.py").write_text("1")
@@ -334,6 +335,11 @@ def test_only_tracked_changes_and_untracked_python_files_of_the_package_are_chan
     for name in ("sched/loop.py", "sched/new.py"):
         (tmp_path / name).write_text("2")
     assert changes(tmp_path) == ("sched/loop.py", "sched/new.py")
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "profiles" / "record" / "environment.py"))
+    first = environment._git.__wrapped__()
+    (tmp_path / "sched" / "new.py").write_text("3")
+    second = environment._git.__wrapped__()
+    assert first[:2] == second[:2] and first[2] != second[2]
 
 
 def test_what_was_meant_by_a_wrong_side_is_suggested(repository, monkeypatch):
