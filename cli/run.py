@@ -183,7 +183,7 @@ def _climb(question: Resolved, options: Options, *, worth: bool) -> LadderAnswer
     rungs = climb(question, options, observe=run_progress)
     scenario = scenario_part(question)  # before further runs, which may outlast an edit
     codes, lines = [0 if tokens_agree(question, rungs) else GATE_FAILED, *map(exit_code, rungs)], []
-    if worth:
+    if worth and INTERRUPTED not in codes:
         try:
             with status("counterfactual runs") as notice:
                 lines = worth_of_rungs(question, rungs, notice)

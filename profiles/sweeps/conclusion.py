@@ -99,10 +99,11 @@ def _apart(relay: Document, relays: Sequence[Document]) -> str:
 def ladder_conclusion(ladder: Document) -> str:
     """Return by how much the last rung's output throughput differs from the first one's, the largest change from one
     rung to the next of its block, and whether relays with the same rules give the same tokens; nothing of that where
-    the user interrupted a run."""
-    whole = [rung for rung in ladder["rungs"] if not rung["result"]["run"]["cancelled"]]
-    if len(whole) < len(ladder["rungs"]):
-        return f"interrupted after {len(whole)} relay{'s' * (len(whole) != 1)}, no conclusion."
+    the user interrupted the runs."""
+    runs = [rung["result"]["run"] for rung in ladder["rungs"]]
+    if any(run["cancelled"] or run.get("further_cancelled") for run in runs):
+        whole = sum(not run["cancelled"] for run in runs)
+        return f"interrupted after {whole} relay{'s' * (whole != 1)}, no conclusion."
     agree = ladder["ladder"]["tokens_agree"]
     tokens = (
         "every relay gives the tokens it promises" if agree else "relays DIFFER that promise the same tokens"

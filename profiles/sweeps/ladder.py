@@ -92,17 +92,22 @@ def _apart(
 
 def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = unobserved) -> list[Result]:
     """Run the scenario with each of its relays: the first observed, and the others side by side where that saves time
-    and no time is measured. Raises as ``execute`` does, WorkersError."""
+    and no time is measured. Where the user interrupts runs in other processes, those before them are kept, the last of
+    them with ``run.further_cancelled``. Raises as ``execute`` does, WorkersError."""
     require_alone(measured_times(resolved.scenario, options.device))
     first, *rest = map(resolved.with_relay, resolved.relays)
     found = [_run(options, first, observe=observe)]
     if not found[0].run.cancelled:
         alone = bool(unrepeatable(first, options))
-        with nullcontext(map) if alone else spread(len(rest), found[0].run.wall_s) as each:
-            for result in each(partial(_run, options), rest):
-                found.append(result)
-                if result.run.cancelled:
-                    break
+        try:
+            with nullcontext(map) if alone else spread(len(rest), found[0].run.wall_s) as each:
+                for result in each(partial(_run, options), rest):
+                    found.append(result)
+                    if result.run.cancelled:
+                        break
+        except KeyboardInterrupt:
+            part = found[-1].run.model_copy(update={"further_cancelled": True})
+            found[-1] = found[-1].model_copy(update={"run": part})
     return found
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
+from schedbench.cli.run import exit_code
 from schedbench.profiles.platform.inputs import scenario_part
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options
@@ -53,6 +56,20 @@ def test_the_document_holds_a_result_for_each(rungs: list[Result]) -> None:
     for rung in found["rungs"]:
         assert Result.from_json(json.dumps(rung["result"])).outputs
     assert found["ladder"] == {"tokens_agree": True}
+
+
+def test_an_interruption_in_other_processes_keeps_the_rungs_before_it(
+    rungs: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def each(*_: object) -> Iterator[Result]:
+        yield rungs[1]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("schedbench.profiles.sweeps.ladder.spread", lambda *_: nullcontext(each))
+    question = small(RELAYS)
+    found = climb(question, VGPU)
+    said = document(question, scenario_part(question), found)["conclusion"]
+    assert said == "interrupted after 2 relays, no conclusion." and exit_code(found[-1]) == 130
 
 
 def test_a_relay_with_other_tokens_is_named(rungs: list[Result]) -> None:
