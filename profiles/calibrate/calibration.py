@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from ..platform.hardware import HardwareProfile, load
+from ..platform.hardware import BOUNDS, HardwareProfile, load
 from ..record.environment import environment
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, in_process
@@ -30,9 +29,6 @@ Notify = Callable[[str], object]
 
 _DEADLINE = 60.0  # seconds for a probe
 _NAMES = ("environment", *PROBES)
-# Bounds of a constant, by its unit.
-_LEAST = {"ns": 0.0, "B": 0.0, "B/s": 1e6, "FLOP/s": 1e9, "1": 1e-3}
-_MOST = {"1": 1.0}
 
 
 def phase_constants(lines: FittedLines) -> Iterator[FittedConstant]:
@@ -50,17 +46,20 @@ def phase_constants(lines: FittedLines) -> Iterator[FittedConstant]:
 def calibrated(
     base: HardwareProfile, constants: Iterable[FittedConstant], *, machine: str, date: str, name: str
 ) -> dict[str, Any]:
-    """The base's document with these constants, which were measured on that machine."""
+    """The base's document with these constants, which were measured on that machine. A size in bytes is exact: the
+    largest that was seen to behave so."""
     document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
     constants = list(constants)
     for constant in constants:
         quantity = reduce(lambda inner, word: inner.setdefault(word, {}), constant.key.split("."), document)
-        value = _rounded(constant.value)
         unit = quantity.get("unit", "ns")  # a line that the base does not have is a time
+        least, most = BOUNDS[unit]
+        value = constant.value if unit == "B" else _rounded(constant.value)
+        low = value if unit == "B" else _rounded(value - constant.spread)
         quantity |= {
             "value": value,
-            "low": min(value, max(_LEAST[unit], _rounded(value - constant.spread))),
-            "high": max(value, min(_MOST.get(unit, math.inf), _rounded(value + constant.spread))),
+            "low": min(value, max(least, low)),
+            "high": max(value, min(most, _rounded(value + constant.spread))),
             "unit": unit,
             "origin": f"measured on {machine}, {date}, {constant.basis}",
         }

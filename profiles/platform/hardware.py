@@ -25,11 +25,12 @@ from ...sched.config import Capabilities
 from ...sched.observe import RANGES, StepKind
 
 # The bounds of a constant, by its unit.
-_Ns = Annotated[float, Field(ge=0, le=1e9)]
-_B = Annotated[float, Field(ge=0, le=2**40)]
-_Bandwidth = Annotated[float, Field(ge=1e6, le=1e18)]
-_Rate = Annotated[float, Field(ge=1e9, le=1e24)]
-_Share = Annotated[float, Field(ge=1e-3, le=1)]
+BOUNDS: Final = {"ns": (0, 1e9), "B": (0, 2**40), "B/s": (1e6, 1e18), "FLOP/s": (1e9, 1e24), "1": (1e-3, 1)}
+_Ns = Annotated[float, Field(ge=BOUNDS["ns"][0], le=BOUNDS["ns"][1])]
+_B = Annotated[float, Field(ge=BOUNDS["B"][0], le=BOUNDS["B"][1])]
+_Bandwidth = Annotated[float, Field(ge=BOUNDS["B/s"][0], le=BOUNDS["B/s"][1])]
+_Rate = Annotated[float, Field(ge=BOUNDS["FLOP/s"][0], le=BOUNDS["FLOP/s"][1])]
+_Share = Annotated[float, Field(ge=BOUNDS["1"][0], le=BOUNDS["1"][1])]
 Bounded = TypeVar("Bounded", bound=float)
 
 

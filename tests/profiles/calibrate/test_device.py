@@ -179,6 +179,8 @@ def test_all_constants_together_make_a_profile(probes: dict[str, Any], tmp_path:
     path = tmp_path / "ours.yaml"
     path.write_text(to_yaml(calibrated(BASE, found, machine="a machine", date="2026-01-02", name="ours")))
     profile = load(path)
+    inline = profile.copies.pageable_inline
+    assert (inline.value, inline.low) == (65536, 65536), "larger than 65536 B waits, and 65536 B does not"
     assert profile.kernels.gap.value == pytest.approx(800, rel=0.01)
     assert profile.kernels.efficiency.attention.value == pytest.approx(0.4)
     assert profile.host.launch.origin.startswith("measured on a machine, 2026-01-02, 3000 ns in one")
