@@ -6,13 +6,13 @@ says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from statistics import median
 from typing import Any, Final
 
-from ..platform.hardware import HardwareProfile
+from ..platform.hardware import BOUNDS, HardwareProfile
 from .fit import FittedConstant, FittedLine, TimedSample, fit
 
 PROBES: Final = ("costs", "copies", "kernels")
@@ -29,7 +29,8 @@ def device_constants(
     base: HardwareProfile, probes: Mapping[str, Document]
 ) -> tuple[list[FittedConstant], list[str]]:
     """The constants, and what could not be derived, and why. ``probes`` are documents by name. A missing or partly
-    failed one leaves its own constants out, and no others."""
+    failed one leaves its own constants out, and no others; so does a value that no profile can have. What follows from
+    other constants takes those that were measured before it, else the base's."""
     steps: Mapping[str, tuple[str, Callable[[HardwareProfile, Document], Found]]] = {
         "launches": ("costs", _launches),
         "kernels of the engine": ("costs", _kernels),
@@ -37,8 +38,8 @@ def device_constants(
         "events": ("costs", _events),
         "pinned blocks": ("costs", _pinned),
         "pinned copies": ("copies", _pinned_copies),
-        "pageable copies": ("copies", _pageable_copies),
         "inline size": ("copies", _inline),
+        "pageable copies": ("copies", _pageable_copies),
         "rates": ("kernels", _rates),
         "attention": ("kernels", _attention),
     }
@@ -48,6 +49,7 @@ def device_constants(
     for what, (probe, step) in steps.items():
         try:
             found = list(step(base, probes[probe]))
+            base = _replaced(base, found)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             missing.append(f"{what}: the probe {probe} does not have it ({type(error).__name__}: {error})")
         else:
@@ -59,6 +61,20 @@ def device_constants(
     return constants, missing
 
 
+def _replaced(profile: HardwareProfile, found: Sequence[tuple[str, float, str]]) -> HardwareProfile:
+    """The profile with these values. Raises ValueError for one beyond the bounds of its unit."""
+    document: Any = profile.model_dump()
+    for key, value, _ in found:
+        *path, name = key.split(".")
+        part = reduce(getitem, path, document)
+        quantity = part[name] or document["host"]["torch_call"]  # as which an absent kernel_call is charged
+        least, most = BOUNDS[quantity["unit"]]
+        if not least <= value <= most:
+            raise ValueError(f"{key} would be {value:.4g} {quantity['unit']}")
+        part[name] = quantity | dict.fromkeys(("value", "low", "high"), value)
+    return HardwareProfile.model_validate(document)
+
+
 def _launches(base: HardwareProfile, costs: Document) -> Found:
     """The host time of a torch call and its launch, and the device time of a kernel and the gap after it."""
     both, launch = costs["launch"]["host_ns"], _launch(base, costs)
@@ -66,7 +82,7 @@ def _launches(base: HardwareProfile, costs: Document) -> Found:
     yield "host.torch_call", both["median"] - launch, ns
     yield "host.launch", launch, ns
     apart = costs["launch"]["device_ns"]
-    node = fit(TimedSample(int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items()).b
+    node = _line((int(nodes), found["device_ns"]) for nodes, found in costs["graphs"].items()).b
     fixed = min(base.kernels.fixed.value, apart, node)
     ns = f"{apart:.0f} ns from kernel to kernel, {node:.0f} ns in a graph; a kernel's own as in the base"
     yield "kernels.fixed", fixed, ns
@@ -96,7 +112,7 @@ def _launch(base: HardwareProfile, costs: Document) -> float:
 
 def _graphs(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
     graphs = costs["graphs"].items()
-    line = fit(TimedSample(int(nodes), found["host_ns"]["median"]) for nodes, found in graphs)
+    line = _line((int(nodes), found["host_ns"]["median"]) for nodes, found in graphs)
     per_node = f"{line.a:.0f} ns + {line.b:.1f} ns per node, residual {line.residual:.0f} ns"
     yield "host.graph_launch", line.at(NODES), f"{per_node}; here for {NODES} nodes"
 
@@ -125,27 +141,33 @@ def _pinned_copies(base: HardwareProfile, copies: Document) -> Found:
     fixed, calls = [], []
     for direction in ("h2d", "d2h"):
         rows = _copies(copies, direction, "pinned")
-        line = fit(TimedSample(row["bytes"], row["device_ns"]) for row in rows)
+        line = _line((row["bytes"], row["device_ns"]) for row in rows)
         fixed.append(line.a)
         calls += [row["call_ns"]["median"] for row in rows]
         yield f"copies.{direction}_pinned", 1e9 / line.b, _of_line(line)
     yield "copies.fixed", median(fixed), "intercept of the pinned copies' lines, both directions"
     call = median(calls)
-    sizes = (
-        f"median of {len(calls)} pinned non-blocking sizes, {call:.0f} ns; the base's torch call taken off"
-    )
+    sizes = f"median of {len(calls)} pinned non-blocking sizes, {call:.0f} ns; the torch call taken off"
     yield "host.copy_call", max(call - base.host.torch_call.value, 0.0), sizes
 
 
 def _pageable_copies(base: HardwareProfile, copies: Document) -> Found:
     for direction in ("h2d", "d2h"):
         rows = [row for row in _copies(copies, direction, "pageable") if row["bytes"] >= _LARGE]
-        line = fit(TimedSample(row["bytes"], row["blocking_ns"]["median"]) for row in rows)
+        line = _line((row["bytes"], row["blocking_ns"]["median"]) for row in rows)
         yield f"copies.{direction}_pageable", 1e9 / line.b, _of_line(line)
     inline = base.copies.pageable_inline.value
     small = [row for row in _copies(copies, "h2d", "pageable") if row["bytes"] <= inline]
-    line = fit(TimedSample(row["bytes"], row["call_ns"]["median"]) for row in small)
+    line = _line((row["bytes"], row["call_ns"]["median"]) for row in small)
     yield "copies.host_memcpy", 1e9 / line.b, f"calls of up to {inline:.0f} B: {_of_line(line)}"
+
+
+def _line(times: Iterable[tuple[float, float]]) -> FittedLine:
+    """The line through times, in ns, by size. Raises ValueError where all are of one size."""
+    line = fit(TimedSample(*time) for time in times)
+    if line.sizes < 2:
+        raise ValueError("one size gives no line")
+    return line
 
 
 def _of_line(line: FittedLine) -> str:

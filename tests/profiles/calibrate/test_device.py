@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -107,7 +108,7 @@ def test_the_constants_of_a_known_machine_are_found(probes: dict[str, Any]) -> N
         "copies.h2d_pinned": 55e9,
         "copies.d2h_pinned": 55e9,
         "copies.fixed": 1200,
-        "host.copy_call": 5000,
+        "host.copy_call": 6000,  # with the torch call above 7000
         "copies.h2d_pageable": 6e9,
         "copies.d2h_pageable": 6e9,
         "copies.host_memcpy": 8e9,
@@ -161,8 +162,8 @@ def test_a_missing_probe_loses_only_its_own_constants(probes: dict[str, Any]) ->
     _, missing = device_constants(BASE, probes)
     assert [line.split(":")[0] for line in missing] == [
         "pinned copies",
-        "pageable copies",
         "inline size",
+        "pageable copies",
     ]
 
 
@@ -172,6 +173,37 @@ def test_an_undetermined_inline_size_is_kept(probes: dict[str, Any], waits: set[
         row["waited"] = row["bytes"] in waits
     _, missing = device_constants(BASE, probes)
     assert [line.split(":")[0] for line in missing] == ["inline size"]
+
+
+@pytest.mark.parametrize("ns", [-30.0, math.nan, 1e10])
+def test_a_value_that_no_profile_can_have_is_missing(probes: dict[str, Any], ns: float) -> None:
+    probes["costs"]["events"]["record"] = spread(ns)
+    found, missing = device_constants(BASE, probes)
+    assert missing == [
+        f"events: the probe costs does not have it (ValueError: host.event_record would be {ns:.4g} ns)"
+    ]
+    assert "host.event_wait" not in {constant.key for constant in found}
+
+
+def test_one_size_gives_no_line(probes: dict[str, Any]) -> None:
+    probes["costs"]["graphs"] = {"100": probes["costs"]["graphs"]["100"]}
+    _, missing = device_constants(BASE, probes)
+    assert [line.split(":")[0] for line in missing] == ["launches", "graphs"]
+
+
+def test_what_follows_from_other_constants_takes_those_of_this_machine(probes: dict[str, Any]) -> None:
+    """The base has an inline size of 65536 B, and a kernel's fixed part of 1500 ns."""
+    for row in probes["copies"]["behind_busy"]:
+        row["waited"] = row["bytes"] > 4096
+    for row in probes["copies"]["idle"]:
+        row["call_ns"] = spread(7000 + row["bytes"] / 8 + 20_000 * (row["bytes"] > 4096))
+    for found in probes["costs"]["graphs"].values():
+        found["device_ns"] /= 2
+    for row in probes["kernels"]["gemm"]:
+        row["device_ns"] -= 650
+    values = {c.key: c.value for c in device_constants(BASE, probes)[0]}
+    assert values["copies.host_memcpy"] == pytest.approx(8e9, rel=0.01)
+    assert values["kernels.efficiency.memory"] == pytest.approx(0.9, rel=0.01)
 
 
 def test_all_constants_together_make_a_profile(probes: dict[str, Any], tmp_path: Any) -> None:
