@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,8 @@ def calibrate(
 
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"{output.parent}: no such folder")
+    if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
+        raise UsageError(f"--output {output}: not writable")
     batches, lengths = numbers("--batch-sizes", batch_sizes), numbers("--prompt-tokens", prompt_tokens)
     plan = calibration_runs(sorted({*batches}), sorted({*lengths}))
     hardware = load(base)

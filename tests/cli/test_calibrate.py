@@ -48,9 +48,11 @@ def test_progress_and_usage_are_on_stderr(calibrated):
     assert "overlap_on workload.requests=2" in stderr
 
 
-def test_a_missing_folder_is_noticed_before_the_measurement(tmp_path):
+def test_a_missing_folder_and_a_folder_are_noticed_before_the_measurement(tmp_path):
     done = CliRunner().invoke(app, ["calibrate", *SMALL, "--output", str(tmp_path / "no" / "here.yaml")])
     assert str(done.exception) == f"{tmp_path / 'no'}: no such folder" and not done.stderr
+    done = CliRunner().invoke(app, ["calibrate", *SMALL, "--output", str(tmp_path)])
+    assert str(done.exception) == f"--output {tmp_path}: not writable" and not done.stderr
 
 
 def test_the_table_has_old_and_new_constants():
