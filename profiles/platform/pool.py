@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -227,7 +227,8 @@ def _results(
     waiting: Iterator[T],
     lost: Lost,
 ) -> Iterator[R]:
-    """The results in order. A task is submitted for each result that is read. ``lost``: as of ``pool``."""
+    """The results in order. A task is submitted for each result that is read. ``lost``: as of ``pool``. Raises
+    WorkersError where the scheduler of the cluster ends, which cancels all tasks."""
     while started:
         while not wait([started[0]], _LISTEN_S).done:  # signals are handled between two waits
             pass
@@ -235,6 +236,8 @@ def _results(
             result = started.popleft().result()
         except _abrupt_ends():
             result = lost(_ENDED)
+        except CancelledError:
+            raise WorkersError(f"the dask scheduler at {_workers.cluster} has ended") from None
         started.extend(executor.submit(function, task) for task in islice(waiting, 1))
         yield result
 

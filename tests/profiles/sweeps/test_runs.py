@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import dask
@@ -102,6 +104,16 @@ def test_a_task_that_ends_every_worker_of_a_cluster_fails_alone() -> None:
         with pool.pool(2, lost=str) as each:
             assert all("ended abruptly" in reason for reason in each(os._exit, [3]))
             assert list(each(abs, [-1])) == [1]
+
+
+def test_a_cluster_whose_scheduler_ends_is_no_defect() -> None:
+    """It cancels all tasks."""
+    use_workers(None, NOWHERE)
+    task = Future[int]()
+    task.cancel()
+    task.set_running_or_notify_cancel()
+    with pytest.raises(WorkersError, match=r"the dask scheduler at tcp://127.0.0.1:1 has ended"):
+        next(pool._results(ThreadPoolExecutor(), abs, deque([task]), iter([]), str))
 
 
 @pytest.mark.parametrize("address", ["host", "ftp://host:1", "tcp://host:port"])
