@@ -71,8 +71,12 @@ class Runs:
         yield from map(partial(run, self._options), questions[:alone])
         rest = questions[alone:]
         if rest:
-            with spread(len(rest), time.perf_counter() - begin, lost=partial(Crash, site=None)) as each:
+            with spread(len(rest), time.perf_counter() - begin, lost=self._lost) as each:
                 yield from each(partial(run, self._options), rest)
+
+    def _lost(self, reason: str) -> Crash:
+        again = "" if self._folder is None else "; --resume runs it again"
+        return Crash(f"{reason}{again}", None)
 
     def _stored(self, question: Resolved) -> Path | None:
         if not self._resume or self._folder is None:

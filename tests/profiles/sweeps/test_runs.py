@@ -106,6 +106,11 @@ def test_a_task_that_ends_every_worker_of_a_cluster_fails_alone() -> None:
             assert list(each(abs, [-1])) == [1]
 
 
+def test_a_lost_run_that_is_kept_may_be_resumed(tmp_path: Path) -> None:
+    runs = Runs(Options(device="vgpu"), folder=tmp_path)
+    assert str(runs._lost("a worker ended")) == "a worker ended; --resume runs it again"
+
+
 def test_a_cluster_whose_scheduler_ends_is_no_defect() -> None:
     """It cancels all tasks."""
     use_workers(None, NOWHERE)
