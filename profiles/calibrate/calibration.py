@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -84,7 +85,7 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 def conclusion(document: Mapping[str, Any]) -> str:
     """Return what was fitted, with the worst line."""
     phases, device = document["phases"], document["device"]
-    worst = max(phases, key=lambda name: phases[name]["worst"])
+    worst = max(phases, key=lambda name: abs(math.log(phases[name]["worst"])))
     found = f"{len(phases)} host phases" + (f" and {len(device)} constants of the device" if device else "")
     line = f"{worst}'s, x {phases[worst]['worst']:.3g} at n = {phases[worst]['worst_n']:g}"
     return f"{document['machine']}: {found}; the worst line is {line}."

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from schedbench.cli.app import app
 from schedbench.cli.calibrate import page
 from schedbench.profiles.calibrate import host
+from schedbench.profiles.calibrate.calibration import conclusion
 from tests.cli.pages import printed
 
 pytestmark = pytest.mark.wide
@@ -53,6 +54,12 @@ def test_a_missing_folder_and_a_folder_are_noticed_before_the_measurement(tmp_pa
     assert str(done.exception) == f"{tmp_path / 'no'}: no such folder" and not done.stderr
     done = CliRunner().invoke(app, ["calibrate", *SMALL, "--output", str(tmp_path)])
     assert str(done.exception) == f"--output {tmp_path}: not writable" and not done.stderr
+
+
+def test_the_worst_line_may_be_too_high():
+    phases = {"admit": {"worst": 1.2, "worst_n": 1}, "settle": {"worst": 0.1, "worst_n": 8}}
+    said = conclusion({"machine": "here", "phases": phases, "device": []})
+    assert said == "here: 2 host phases; the worst line is settle's, x 0.1 at n = 8."
 
 
 def test_the_table_has_old_and_new_constants():
