@@ -10,19 +10,18 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..platform.hardware import BOUNDS, HardwareProfile, load
+from ..platform.hardware import HardwareProfile, load
 from ..record.environment import environment
 from ..record.files import write_whole
 from ..run.gpu_stages import GpuStage, in_process
-from .device import PROBES, device_constants
+from .device import PROBES, calibrated, device_constants
 from .fit import FittedConstant
 from .host import CalibrationRun, FittedLines, calibration_runs, fit_lines, measure
 
@@ -42,36 +41,6 @@ def phase_constants(lines: FittedLines) -> Iterator[FittedConstant]:
         share = line.residual / max(line.at(line.worst_n), line.residual, 1.0)
         yield FittedConstant(f"{key}.a", line.a, line.residual, basis)
         yield FittedConstant(f"{key}.b", line.b, share * line.b, basis)
-
-
-def calibrated(
-    base: HardwareProfile, constants: Iterable[FittedConstant], *, machine: str, date: str, name: str
-) -> dict[str, Any]:
-    """The base's document with these constants, which were measured on that machine. A size in bytes is exact: the
-    largest that was seen to behave so."""
-    document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
-    constants = list(constants)
-    for constant in constants:
-        quantity = reduce(lambda inner, word: inner.setdefault(word, {}), constant.key.split("."), document)
-        unit = quantity.get("unit", "ns")  # a line that the base does not have is a time
-        least, most = BOUNDS[unit]
-        value = constant.value if unit == "B" else _rounded(constant.value)
-        low = value if unit == "B" else _rounded(value - constant.spread)
-        quantity |= {
-            "value": value,
-            "low": min(value, max(least, low)),
-            "high": max(value, min(most, _rounded(value + constant.spread))),
-            "unit": unit,
-            "origin": f"measured on {machine}, {date}, {constant.basis}",
-        }
-    document["name"] = name
-    document["about"] = f"{base.name} with {len(constants)} constants measured on {machine}"
-    return document
-
-
-def _rounded(value: float) -> float:
-    """Four significant digits; measurements repeat no better."""
-    return float(f"{value:.4g}")
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
@@ -103,11 +72,7 @@ def calibrate(
     """The document of a calibration. ``missing`` names what could not be measured; ``profile`` has the base's values
     there. ``probes`` are the documents of a GPU's probes by name; None if only the host is measured."""
     device, missing = ([], []) if probes is None else device_constants(base, probes)
-
-    def describe(run: CalibrationRun) -> None:
-        notify(" ".join((run.scenario, *(text for text in run.overrides if text.startswith("workload.")))))
-
-    samples, beside = measure(base, plan, rounds=rounds, notify=describe)
+    samples, beside = measure(base, plan, rounds=rounds, notify=notify)
     lines = fit_lines(samples)
     constants = [*device, *phase_constants(lines)]
     gpu, cpu = (probes or {}).get("environment", {}).get("gpu"), str(environment()["cpu"])
@@ -165,13 +130,12 @@ def main(arguments: Sequence[str]) -> int:
     """A stage of ``make gpu``: ``schedbench calibrate`` with probes that have run before."""
     parser = argparse.ArgumentParser(description="Fit a hardware profile to this machine.")
     parser.add_argument("--probes", type=Path, required=True, help="the folder that the probes wrote into")
-    parser.add_argument("--base", default="h200")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[256])
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args(arguments)
     plan, probes = calibration_runs(given.batch_sizes, given.prompt_tokens), gathered(given.probes)
-    found = calibrate(load(given.base), plan, probes, name=given.output.stem, rounds=1, notify=print)
+    found = calibrate(load("h200"), plan, probes, name=given.output.stem, rounds=1, notify=print)
     write_whole(given.output, to_yaml(found["profile"]))
     write_whole(given.output.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
     return 0

@@ -6,9 +6,9 @@ says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
-from operator import getitem
+from operator import attrgetter
 from statistics import median
 from typing import Any, Final
 
@@ -43,41 +43,62 @@ def device_constants(
         "rates": ("kernels", _rates),
         "attention": ("kernels", _attention),
     }
-    values: Any = base.model_dump()
     constants: list[FittedConstant] = []
     missing: list[str] = []
     for what, (probe, step) in steps.items():
         try:
-            found = list(step(base, probes[probe]))
-            base = _replaced(base, found)
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            found = [
+                FittedConstant(key, value, SPREAD * value, basis, old=getattr(old, "value", None))
+                for key, value, basis in step(base, probes[probe])
+                for old in [attrgetter(key)(base)]
+            ]
+            base = HardwareProfile(
+                **calibrated(base, found, machine="this one", date="now", name=base.name), sha256=base.sha256
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             missing.append(f"{what}: the probe {probe} does not have it ({type(error).__name__}: {error})")
         else:
-            constants += [
-                FittedConstant(key, value, SPREAD * value, basis, old=old and old["value"])
-                for key, value, basis in found
-                for old in [reduce(getitem, key.split("."), values)]
-            ]
+            constants += found
     return constants, missing
 
 
-def _replaced(profile: HardwareProfile, found: Sequence[tuple[str, float, str]]) -> HardwareProfile:
-    """The profile with these values. Raises ValueError for one beyond the bounds of its unit."""
-    document: Any = profile.model_dump()
-    for key, value, _ in found:
-        *path, name = key.split(".")
-        part = reduce(getitem, path, document)
-        quantity = part[name] or document["host"]["torch_call"]  # as which an absent kernel_call is charged
-        least, most = BOUNDS[quantity["unit"]]
-        if not least <= value <= most:
-            raise ValueError(f"{key} would be {value:.4g} {quantity['unit']}")
-        part[name] = quantity | dict.fromkeys(("value", "low", "high"), value)
-    return HardwareProfile.model_validate(document)
+def calibrated(
+    base: HardwareProfile, constants: Iterable[FittedConstant], *, machine: str, date: str, name: str
+) -> dict[str, Any]:
+    """The base's document with these constants, which were measured on that machine. A size in bytes is exact: the
+    largest that was seen to behave so. Raises ValueError for a value beyond the bounds of its unit."""
+    document = base.model_dump(exclude={"sha256"}, exclude_defaults=True)
+    constants = list(constants)
+    for key, measured, spread, basis, _ in constants:
+        quantity = reduce(lambda inner, word: inner.setdefault(word, {}), key.split("."), document)
+        unit = quantity.get("unit", "ns")  # a line or a call that the base does not have is a time
+        least, most = BOUNDS[unit]
+        if not least <= measured <= most:
+            raise ValueError(f"{key} would be {measured:.4g} {unit}")
+        value = measured if unit == "B" else _rounded(measured)
+        low = value if unit == "B" else _rounded(measured - spread)
+        quantity |= {
+            "value": value,
+            "low": min(value, max(least, low)),
+            "high": max(value, min(most, _rounded(measured + spread))),
+            "unit": unit,
+            "origin": f"measured on {machine}, {date}, {basis}",
+        }
+    document["name"] = name
+    document["about"] = f"{base.name} with {len(constants)} constants measured on {machine}"
+    return document
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits; measurements repeat no better."""
+    return float(f"{value:.4g}")
 
 
 def _launches(base: HardwareProfile, costs: Document) -> Found:
     """The host time of a torch call and its launch, and the device time of a kernel and the gap after it."""
-    both, launch = costs["launch"]["host_ns"], _launch(base, costs)
+    both, host = costs["launch"]["host_ns"], base.host
+    whole = host.torch_call.value + host.launch.value
+    launch = both["median"] * (host.launch.value / whole if whole else 0.5)
     ns = f"{both['median']:.0f} ns in one, median of {both['n']:.0f} x.add_(1); torch's share as in the base"
     yield "host.torch_call", both["median"] - launch, ns
     yield "host.launch", launch, ns
@@ -94,20 +115,8 @@ def _kernels(base: HardwareProfile, costs: Document) -> Found:
     """The host time of a Triton kernel before its launch."""
     calls = {name: found["median"] for name, found in costs["engine_kernels"].items()}
     each = ", ".join(f"{name} {ns:.0f} ns" for name, ns in calls.items())
-    whole = median(calls.values())
-    yield (
-        "host.kernel_call",
-        max(whole - _launch(base, costs), 0.0),
-        f"median of {each}; the launch taken off",
-    )
-
-
-def _launch(base: HardwareProfile, costs: Document) -> float:
-    """The launch's part of a torch call that launches, in ns, by its share in the base."""
-    host = base.host
-    whole = host.torch_call.value + host.launch.value
-    both: float = costs["launch"]["host_ns"]["median"]
-    return both * (host.launch.value / whole if whole else 0.5)
+    before_launch = max(median(calls.values()) - base.host.launch.value, 0.0)
+    yield "host.kernel_call", before_launch, f"median of {each}; the launch taken off"
 
 
 def _graphs(base: HardwareProfile, costs: Document) -> Found:  # noqa: ARG001
@@ -189,7 +198,7 @@ def _rates(base: HardwareProfile, kernels: Document) -> Found:
     bandwidth = moved["bytes"] / moved["device_ns"] * 1e9
     copy = f"device-to-device copy of {moved['bytes'] / 2:.0f} B, read plus write"
     yield "kernels.memory_bandwidth", bandwidth, copy
-    peaks = _peaks(kernels)
+    peaks = {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}  # of the largest
     for dtype, rate in peaks.items():
         yield f"kernels.gemm_rates.{dtype}", rate, "a product of three equal sides, the largest"
     products, fixed = kernels["gemm"], base.kernels.fixed.value
@@ -212,18 +221,13 @@ def _efficiency(name: str, shares: list[float], of: str, rate: str) -> tuple[str
 
 def _attention(base: HardwareProfile, kernels: Document) -> Found:
     """The efficiency of prompts' attention, as a share of the rate of products. Decodes are bound by bytes."""
-    peaks, fixed = _peaks(kernels), base.kernels.fixed.value
+    rates, fixed = base.kernels.gemm_rates.model_dump(), base.kernels.fixed.value
     shares = [
-        _attended(row) / _beyond(row, fixed) * 1e9 / peaks[row["dtype"]]
+        _attended(row) / _beyond(row, fixed) * 1e9 / rates[row["dtype"]]["value"]
         for row in kernels["attention"]
         if row["new"] >= _COMPUTE
     ]
     yield _efficiency("attention", shares, "prompts", "the rate of products")
-
-
-def _peaks(kernels: Document) -> dict[str, float]:
-    """The rate of the largest product, by dtype."""
-    return {row["dtype"]: _flops(row) / row["device_ns"] * 1e9 for row in kernels["peak"]}
 
 
 def _attended(row: Document) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
@@ -154,6 +154,9 @@ class CalibrationRun:
     phases: tuple[str, ...]
     kind: StepKind | None = None  # the only kind of steps that samples are taken of
 
+    def __str__(self) -> str:
+        return " ".join((self.scenario, *(text for text in self.overrides if text.startswith("workload."))))
+
 
 def calibration_runs(batches: Sequence[int], prompts: Sequence[int]) -> list[CalibrationRun]:
     """Every batch size with every prompt length, and runs for flattening by lists, for drafts, and for mixed steps."""
@@ -195,7 +198,7 @@ def measure(
     plan: Iterable[CalibrationRun],
     *,
     rounds: int,
-    notify: Callable[[CalibrationRun], object] = lambda _: None,
+    notify: Callable[[str], object] = lambda _: None,
 ) -> tuple[PhaseSamples, dict[str, float]]:
     """The samples of all phases, and what the document says beside them: ns of torch's own part of a call on a device
     tensor, which no sample contains, and the time per step in ranges that are no phase. Everything is run ``rounds``
@@ -205,7 +208,7 @@ def measure(
     samples, outside, steps = defaultdict[tuple[str, StepKind | None], list[TimedSample]](list), 0.0, 0
     for _ in range(rounds):
         for run in plan:
-            notify(run)
+            notify(str(run))
             collector, count = _run(run, silent)
             found, beside = own_times(
                 collector.ranges,
@@ -219,8 +222,7 @@ def measure(
                 for key in found:
                     if key[0] == name and run.kind in (None, key[1]):
                         samples[key] += found[key]
-    per_step = outside / 1e3 / steps if steps else 0.0
-    return dict(samples), {"through_torch_ns": through, "outside_us_per_step": per_step}
+    return dict(samples), {"through_torch_ns": through, "outside_us_per_step": outside / 1e3 / max(steps, 1)}
 
 
 def fit_lines(samples: PhaseSamples) -> FittedLines:
@@ -237,8 +239,7 @@ def fit_lines(samples: PhaseSamples) -> FittedLines:
 def _run(run: CalibrationRun, hardware: HardwareProfile) -> tuple[PhaseCollector, int]:
     question = replace(ask(run.scenario, run.overrides), hardware=hardware)
     collector = PhaseCollector()
-    options = Options(device="vgpu")
-    result = whole(execute(question, options, observe=collector.watch, extra_sinks=[collector]))
+    result = whole(execute(question, Options("vgpu"), observe=collector.watch, extra_sinks=[collector]))
     return collector, sum(kind.steps for name, kind in result.per_step.items() if "." not in name)
 
 
@@ -260,13 +261,9 @@ def through_torch(hardware: HardwareProfile) -> float:
     has no host time of calls."""
     with one_thread(), open_vgpu(hardware) as gpu, measured(gpu) as stopwatch:
         x, index = torch.zeros(64, device=gpu.device), torch.zeros(8, dtype=torch.int64, device=gpu.device)
-        actions: Mapping[str, Callable[[], Any]] = {
-            "add_": lambda: x.add_(1),
-            "add": lambda: x + x,
-            "index_select": lambda: torch.index_select(x, 0, index),
-        }
+        actions = (lambda: x.add_(1), lambda: x + x, lambda: torch.index_select(x, 0, index))
         with stopwatch.running():
-            times = [median(_times(gpu.runtime, action)) for action in actions.values()]
+            times = [median(_times(gpu.runtime, action)) for action in actions]
     return median(times)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from schedbench.profiles.calibrate.calibration import calibrated, to_yaml
-from schedbench.profiles.calibrate.device import device_constants
+from schedbench.profiles.calibrate.calibration import to_yaml
+from schedbench.profiles.calibrate.device import calibrated, device_constants
 from schedbench.profiles.lab.probes import PROBES
 from schedbench.profiles.platform.hardware import load
 

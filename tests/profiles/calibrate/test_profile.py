@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.calibrate.calibration import calibrated, phase_constants, to_yaml
+from schedbench.profiles.calibrate.calibration import phase_constants, to_yaml
+from schedbench.profiles.calibrate.device import calibrated
 from schedbench.profiles.calibrate.fit import TimedSample
 from schedbench.profiles.calibrate.host import PhaseSamples, calibration_runs, fit_lines
 from schedbench.profiles.platform.hardware import HardwareError, load
