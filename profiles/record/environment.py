@@ -17,10 +17,21 @@ _FOLDERS = ("cli", "profiles", "scenarios", "sched")  # of the package, in a che
 _PACKAGES = ("torch", "triton", "nvtx", "numpy")
 
 
+@cache
 def tool() -> Tool:
-    sha, changed, contents = _git()
-    dirty = None if changed is None else bool(changed)
-    return Tool(version=__version__, git_sha=sha, dirty=dirty, changed=changed or (), changed_sha256=contents)
+    """The program; of a checkout also its commit, and the files that differed from it at the first call."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return Tool(version=__version__)
+    changed = changes(root)
+    contents = [file.read_bytes() for name in changed or () if (file := root / name).is_file()]
+    return Tool(
+        version=__version__,
+        git_sha=run_git(root, "rev-parse", "HEAD"),
+        dirty=None if changed is None else bool(changed),
+        changed=changed or (),
+        changed_sha256=hashlib.sha256(b"\0".join(contents)).hexdigest() if changed else None,
+    )
 
 
 def environment() -> dict[str, Any]:
@@ -50,19 +61,6 @@ def _cpu() -> str:
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
     )
-
-
-@cache
-def _git() -> tuple[str | None, tuple[str, ...] | None, str | None]:
-    """The commit of the checkout that this process runs, and the files that differed from it at the first call, with
-    the digest of their contents; None when installed as a package."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None, None, None
-    changed = changes(root)
-    contents = [file.read_bytes() for name in changed or () if (file := root / name).is_file()]
-    digest = hashlib.sha256(b"\0".join(contents)).hexdigest() if changed else None
-    return run_git(root, "rev-parse", "HEAD"), changed, digest
 
 
 def changes(root: Path) -> tuple[str, ...] | None:

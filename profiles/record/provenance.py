@@ -24,8 +24,7 @@ def omitted(default: Any = None) -> Any:
 
 
 class Tool(ResultModel):
-    """``changed``: the files of the checkout that differ from its commit, if any, with the digest of their
-    contents."""
+    """``changed``: the files of the checkout that differ from its commit, if any, and the digest of their contents."""
 
     name: str = "schedbench"
     version: str

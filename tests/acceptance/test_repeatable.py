@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.record import environment
+from schedbench import __version__
+from schedbench.profiles.record.provenance import Tool
 from tests.acceptance.runs import schedbench
 from tests.conftest import RunCommand
 
@@ -23,7 +24,7 @@ def test_a_run_repeats_byte_for_byte(
     asked = ("run", *question, "--save-tokens", "--format", "json")
     # A commit between two runs changes the recorded version of the tool.
     first = schedbench(*asked, env={"GIT_DIR": "nowhere"})
-    monkeypatch.setattr(environment, "_git", lambda: (None, None, None))
+    monkeypatch.setattr("schedbench.profiles.run.document.tool", lambda: Tool(version=__version__))
     second = run_command(*asked)
     assert (first.returncode, first.stderr) == (second.code, second.err) == (0, "")
     assert lasting(first.stdout) == lasting(second.out)

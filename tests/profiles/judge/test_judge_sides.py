@@ -336,10 +336,10 @@ def test_only_tracked_changes_and_untracked_python_files_of_the_package_are_chan
         (tmp_path / name).write_text("2")
     assert changes(tmp_path) == ("sched/loop.py", "sched/new.py")
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "profiles" / "record" / "environment.py"))
-    first = environment._git.__wrapped__()
+    first = environment.tool.__wrapped__()
     (tmp_path / "sched" / "new.py").write_text("3")
-    second = environment._git.__wrapped__()
-    assert first[:2] == second[:2] and first[2] != second[2]
+    second = environment.tool.__wrapped__()
+    assert first.changed == second.changed and first.changed_sha256 != second.changed_sha256
 
 
 def test_what_was_meant_by_a_wrong_side_is_suggested(repository, monkeypatch):
