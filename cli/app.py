@@ -149,7 +149,10 @@ def main() -> None:
             app()
         except Exception as error:
             if interruption.number:
-                _exit_interrupted(error)
+                # An interrupted import can make later code fail in any way. Such an error is one line, no traceback.
+                if not _caused_by_interruption(error):
+                    echo(f"schedbench: interrupted, which caused {type(error).__name__}: {error}", err=True)
+                sys.exit(INTERRUPTED)
             _exit_with(error)
 
 
@@ -166,13 +169,6 @@ def console() -> None:
         main()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _exit_interrupted(error: Exception) -> NoReturn:
-    """An interrupted import can make later code fail in any way. Such an error is one line, not a traceback."""
-    if not _caused_by_interruption(error):
-        echo(f"schedbench: interrupted, which caused {type(error).__name__}: {error}", err=True)
-    sys.exit(INTERRUPTED)
 
 
 def _caused_by_interruption(error: BaseException | None) -> bool:

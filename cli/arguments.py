@@ -142,13 +142,11 @@ python_call: ContextVar[str] = ContextVar("python_call", default="")  # that is 
 
 def settings(keys: Mapping[str, Value]) -> list[str]:
     """The keys as ``--set`` takes them; plain words without quotes, as they are typed."""
+    word = re.compile(r"[A-Za-z_][\w.+-]*").fullmatch
     return [
-        f"{key}={value if _is_word(value) else json.dumps(value, default=str)}" for key, value in keys.items()
+        f"{key}={value if isinstance(value, str) and word(value) else json.dumps(value, default=str)}"
+        for key, value in keys.items()
     ]
-
-
-def _is_word(value: Value) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.+-]*", value) is not None
 
 
 def resolved(

@@ -99,10 +99,9 @@ def _require_usable(output_dir: Path | None, *, resume: bool, alone: bool, sided
 def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) -> tuple[str, ...]:
     from ..profiles.sweeps.sweep import OVERLAP_PAYS, has_own_sides
 
-    unsided = a is None and b is None
-    if alone or (unsided and has_own_sides(over)):
-        return ()
-    return OVERLAP_PAYS if unsided else (a or "", b or "")
+    if a is None and b is None:
+        return () if alone or has_own_sides(over) else OVERLAP_PAYS
+    return a or "", b or ""
 
 
 def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCrossings, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Runs:
     def __init__(self, options: Options, *, folder: Path | None = None, resume: bool = False) -> None:
         self._options = options
         self._folder = folder
-        self._resume = resume
+        self._known_from = folder if resume else None
         self._tool = tool()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -79,13 +80,10 @@ class Runs:
         return Crash(f"{reason}{again}", None)
 
     def _stored(self, question: Resolved) -> Path | None:
-        if not self._resume or self._folder is None:
-            return None
-        try:
-            path = self._folder / self.file(question)
-        except EngineError:  # which its run will report, too
-            return None
-        return path if path.exists() else None
+        with suppress(EngineError):  # which its run will report, too
+            if self._known_from is not None and (path := self._known_from / self.file(question)).exists():
+                return path
+        return None
 
     def _known(self, path: Path, resolved: Resolved) -> Result | None:
         """An earlier result of this question by this version of the program and of torch on this kind of device; where
