@@ -212,7 +212,7 @@ class _InvariantObserver(Observer):
             self._violations.add(
                 mirrors(batch, _named(name, batch), self.peek, lengths=settled, sentinels=True, settled=exact)
             )
-        if self._scheduler.next_step % self._stride == 0:
+        if self._scheduler.batches % self._stride == 0:
             self._violations.add(self._memory())
 
     def _memory(self) -> Iterator[Violation]:
