@@ -141,12 +141,10 @@ class RadixCache(PrefixCache):
         self.dec_lock_ref(req.last_node)
 
     def inc_lock_ref(self, node: TreeNode | None) -> None:
-        if node is not None:
-            self.tree.lock(node)
+        self.tree.lock(node)
 
     def dec_lock_ref(self, node: TreeNode | None) -> None:
-        if node is not None:
-            self.tree.unlock(node)
+        self.tree.unlock(node)
 
     def evict(self, num_tokens: int) -> int:
         dropped = self.tree.evict(num_tokens)

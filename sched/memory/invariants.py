@@ -9,6 +9,7 @@ import torch
 
 from ..request import Request
 from .cache import PrefixCache
+from .tree import upwards
 
 Peek = Callable[[torch.Tensor], torch.Tensor]
 
@@ -31,8 +32,8 @@ def unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = unchanged) -> None:
-    """Raise MemoryInvariantError unless every page and row is in exactly one place. Waits for the device unless
-    ``peek`` reads its tensors without waiting."""
+    """Raise MemoryInvariantError unless every page and row is in exactly one place, and each request's row has the
+    cache's slots for its cached prefix. Waits for the device unless ``peek`` reads its tensors without waiting."""
     pool = cache.req_to_token_pool
     held = [req.req_pool_idx for req in requests if req.req_pool_idx is not None]
     check_once("row", [*pool.free_slots, *held], pool.size)
@@ -43,6 +44,10 @@ def check(cache: PrefixCache, requests: Sequence[Request], *, peek: Peek = uncha
     for slots in owned:
         pages += torch.unique(slots // cache.page_size).tolist()
     check_once("page", pages, allocator.size // cache.page_size)
+    for req in requests:
+        cached = [slot for node in upwards(req.last_node) for slot in reversed(peek(node.value).tolist())]
+        if cached[::-1] != table[req.req_pool_idx][: req.cache_protected_len].tolist():
+            raise MemoryInvariantError(f"the row of request {req.id} has other slots than its cached prefix")
     lost = lost_tokens(cache, requests)
     if lost:
         raise MemoryInvariantError(f"{lost} tokens of KV are unaccounted for")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -78,6 +78,13 @@ def _common_prefix(a: Tokens, b: Tokens) -> int:
     return int(differ.argmax())
 
 
+def upwards(node: TreeNode | None) -> Iterator[TreeNode]:
+    """``node`` and the nodes above it, without the root."""
+    while node is not None and node.parent is not None:
+        yield node
+        node = node.parent
+
+
 def part(slots: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """``slots[start:stop]``, where both are within bounds: brackets take longer."""
     return slots.narrow(0, start, stop - start)
@@ -116,22 +123,20 @@ class RadixTree:
             path.append(leaf)
         return Inserted(present, path)
 
-    def lock(self, node: TreeNode) -> None:
+    def lock(self, node: TreeNode | None) -> None:
         """Protect the path from ``node`` up to the root from eviction, once more."""
-        while node.parent is not None:
-            if node.lock_ref == 0:
-                self._protect(len(node.key))
-            node.lock_ref += 1
-            node = node.parent
+        for each in upwards(node):
+            if each.lock_ref == 0:
+                self._protect(len(each.key))
+            each.lock_ref += 1
 
-    def unlock(self, node: TreeNode) -> None:
-        while node.parent is not None:
-            assert node.lock_ref > 0, "unlocked more often than locked"
-            node.lock_ref -= 1
-            if node.lock_ref == 0:
-                self._protect(-len(node.key))
-                self._queue.push(node)
-            node = node.parent
+    def unlock(self, node: TreeNode | None) -> None:
+        for each in upwards(node):
+            assert each.lock_ref > 0, "unlocked more often than locked"
+            each.lock_ref -= 1
+            if each.lock_ref == 0:
+                self._protect(-len(each.key))
+                self._queue.push(each)
 
     def evict(self, num_tokens: int) -> list[torch.Tensor]:
         """Drop unlocked leaves, least recently used first, until ``num_tokens`` are gone or none is left.

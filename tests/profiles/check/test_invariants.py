@@ -157,6 +157,19 @@ def test_a_page_with_two_owners_is_reported(overrides: tuple[str, ...], within: 
     assert reported and guard.step <= int(reported[1]) <= guard.step + within
 
 
+class OtherPrefix(Damaging):
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
+        request = scheduler.running_batch.reqs[-1]
+        assert request.cache_protected_len
+        machine.peek(scheduler.engine.slots.req_to_token)[request.req_pool_idx, 0] = 0
+
+
+def test_a_row_that_leaves_its_cached_prefix_is_reported() -> None:
+    guard = OtherPrefix()
+    violation = found(guard)["every page and row is in one place", "kv"]
+    assert re.match(rf"before step {guard.step}: the row of request r\d+ has other slots", violation.says)
+
+
 class LostRow(Damaging):
     def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
         scheduler.engine.slots.alloc(1)
