@@ -71,7 +71,7 @@ class Observer:
 
     def tokens(self, requests: Sequence[Request], count: int) -> None:
         """``count`` new tokens of each request have been read on the host. A request that is aborted now ends with
-        them."""
+        them; under speculation v1 with its next verify, whose draft has begun."""
 
     def verified(self, request: Request, accepted: int) -> None:
         """A verify step has accepted ``accepted`` tokens of ``request``, the bonus included. If the request ends among

@@ -232,8 +232,11 @@ def settle_verify(engine: Engine, batch: ScheduleBatch, result: StepResult) -> b
         req.verify_ct += 1
         engine.observer.verified(req, entry.accepted)
         engine.observer.tokens([req], entry.kept)
-        if entry.ending is not None:
-            finish(engine, req, *entry.ending)
+        ending = entry.ending
+        if req.to_finish and (ending or result.verified is None):  # a serial verify has begun its next draft
+            ending = Status.ABORTED, req.to_finish
+        if ending is not None:
+            finish(engine, req, *ending)
             all_continue = False
     engine.allocator.free_group_end()
     return all_continue

@@ -45,6 +45,16 @@ class TestAbort:
         for row in finished.values():
             assert row.token_ids == whole[row.id].token_ids
 
+    @pytest.mark.parametrize("loop", LOOPS)
+    def test_a_request_that_is_aborted_among_drafts_ends_with_those_that_came_together(
+        self, loop: str
+    ) -> None:
+        speculation = "engine.speculative={algorithm: eagle, mode: v2, acceptance: {mean: 3}}"
+        drafting = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false", speculation)
+        result = result_of("mixed", *aborting(5), *drafting, "engine.relay=latest", loop)
+        aborted = by_status(result, "aborted").values()
+        assert [row.output_tokens for row in aborted] == [7] * 4  # of 1, 4, 7, ...
+
 
 def _first(row: RequestRow, count: int) -> tuple[int, ...]:
     assert row.token_ids is not None
