@@ -195,6 +195,7 @@ def test_a_pattern_is_compiled_once_and_requests_do_not_share_state(cache: Gramm
     [
         ("regex", ("(a",), "unclosed group"),
         ("regex", ("[",), "unclosed character class"),
+        ("regex", ("a[^\\x00-\\x{10FFFF}]",), "no text matches"),
         ("regex", (r"(a)\1",), "backreferences are not supported"),
         ("regex", ("a(?=b)",), "look-around"),
         ("regex", ("\ud800",), "surrogates not allowed"),
