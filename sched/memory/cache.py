@@ -102,13 +102,6 @@ class RadixCache(PrefixCache):
         device_indices = torch.cat([node.value for node in path])
         return MatchResult(device_indices, path[-1], device_indices.shape[0])
 
-    def insert(self, tokens: array[int], value: torch.Tensor) -> int:
-        """Give ``value`` (int64, one slot for each token of a whole page) to the tree.
-
-        Returns the length that the tree already had; the caller keeps the ownership of the slots of that length.
-        """
-        return self.tree.insert(tokens, value).present
-
     def cache_unfinished_req(self, req: Request) -> None:
         tokens = req.tokens(0, req.fill_len)
         kv_indices = self._slots(req, len(tokens))
@@ -134,7 +127,7 @@ class RadixCache(PrefixCache):
         if is_insert:
             tokens = req.tokens(0, committed)
             assert len(tokens) == committed, f"request {req.id} committed KV of unknown tokens"
-            kept_from = self.insert(tokens, part(kv_indices, 0, aligned).to(torch.int64))
+            kept_from = self.tree.insert(tokens, part(kv_indices, 0, aligned).to(torch.int64)).present
         own_from = min(req.cache_protected_len, kept_from)  # without an insert, the tree may have more
         self.token_to_kv_pool_allocator.free(part(kv_indices, own_from, kept_from))
         self.token_to_kv_pool_allocator.free(part(kv_indices, aligned, committed))

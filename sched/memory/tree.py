@@ -111,7 +111,8 @@ class RadixTree:
         return self._walk(self._aligned(tokens))
 
     def insert(self, tokens: array[int], value: torch.Tensor) -> Inserted:
-        """Store ``value`` (int64, one slot for each token of a whole page) for what is not stored yet."""
+        """Store ``value`` (int64, one slot for each token of a whole page) for what is not stored yet. The caller keeps
+        the ownership of the other slots."""
         key = self._aligned(tokens)
         path = self._walk(key)
         present = sum([len(node.key) for node in path])

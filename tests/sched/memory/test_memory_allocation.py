@@ -31,7 +31,7 @@ def paged_cache() -> RadixCache:
 
 
 def fill(cache: RadixCache, *ids: int) -> None:
-    cache.insert(array("q", ids), alloc_token_slots(cache, len(ids)))
+    cache.tree.insert(array("q", ids), alloc_token_slots(cache, len(ids)))
 
 
 def test_the_cache_is_evicted_only_when_the_allocator_runs_short(cache: RadixCache) -> None:

@@ -32,7 +32,7 @@ def radix_cache(tally: OperationCounter, page_size: int) -> RadixCache:
     cache = RadixCache(ReqToTokenPool(4, 64, device=device), allocator)
     slots = allocator.alloc(32)
     assert slots is not None
-    cache.insert(PREFIX, slots)
+    cache.tree.insert(PREFIX, slots)
     return cache
 
 

@@ -40,15 +40,15 @@ def test_an_empty_tree_matches_nothing(cache: RadixCache) -> None:
 
 
 def test_an_empty_prompt_matches_nothing(cache: RadixCache) -> None:
-    cache.insert(tokens(1, 2), slots(10, 11))
+    cache.tree.insert(tokens(1, 2), slots(10, 11))
 
     assert cache.match_prefix(tokens()).matched == 0
-    assert cache.insert(tokens(), slots()) == 0
+    assert cache.tree.insert(tokens(), slots()).present == 0
     assert cache.evictable_size() + cache.protected_size() == 2
 
 
 def test_a_prefix_is_found_and_its_node_split(cache: RadixCache) -> None:
-    cache.insert(tokens(1, 2, 3, 4), slots(10, 11, 12, 13))
+    cache.tree.insert(tokens(1, 2, 3, 4), slots(10, 11, 12, 13))
 
     match = cache.match_prefix(tokens(1, 2, 9))
 
@@ -58,9 +58,9 @@ def test_a_prefix_is_found_and_its_node_split(cache: RadixCache) -> None:
 
 
 def test_a_second_insert_of_the_same_tokens_keeps_the_first_slots(cache: RadixCache) -> None:
-    assert cache.insert(tokens(1, 2, 3), slots(10, 11, 12)) == 0
-    assert cache.insert(tokens(1, 2, 3), slots(20, 21, 22)) == 3
-    assert cache.insert(tokens(1, 2, 4), slots(30, 31, 32)) == 2
+    assert cache.tree.insert(tokens(1, 2, 3), slots(10, 11, 12)).present == 0
+    assert cache.tree.insert(tokens(1, 2, 3), slots(20, 21, 22)).present == 3
+    assert cache.tree.insert(tokens(1, 2, 4), slots(30, 31, 32)).present == 2
 
     assert cache.match_prefix(tokens(1, 2, 3)).device_indices.tolist() == [10, 11, 12]
     assert cache.match_prefix(tokens(1, 2, 4)).device_indices.tolist() == [10, 11, 32]
@@ -68,7 +68,7 @@ def test_a_second_insert_of_the_same_tokens_keeps_the_first_slots(cache: RadixCa
 
 
 def test_pages_are_kept_and_split_whole(paged_cache: RadixCache) -> None:
-    paged_cache.insert(tokens(*range(10)), slots(*range(4, 12)))
+    paged_cache.tree.insert(tokens(*range(10)), slots(*range(4, 12)))
 
     assert paged_cache.evictable_size() + paged_cache.protected_size() == 8
     assert paged_cache.match_prefix(tokens(*range(7))).device_indices.tolist() == [4, 5, 6, 7]
@@ -77,7 +77,7 @@ def test_pages_are_kept_and_split_whole(paged_cache: RadixCache) -> None:
 
 
 def test_locks_protect_the_whole_path_and_move_sizes(cache: RadixCache) -> None:
-    cache.insert(tokens(1, 2, 3, 4), slots(10, 11, 12, 13))
+    cache.tree.insert(tokens(1, 2, 3, 4), slots(10, 11, 12, 13))
     upper = cache.match_prefix(tokens(1, 2)).last_node
     lower = cache.match_prefix(tokens(1, 2, 3, 4)).last_node
 
@@ -92,7 +92,7 @@ def test_locks_protect_the_whole_path_and_move_sizes(cache: RadixCache) -> None:
 
 
 def test_a_split_under_a_lock_stays_locked(cache: RadixCache) -> None:
-    cache.insert(tokens(1, 2, 3, 4), slots(10, 11, 12, 13))
+    cache.tree.insert(tokens(1, 2, 3, 4), slots(10, 11, 12, 13))
     node = cache.match_prefix(tokens(1, 2, 3, 4)).last_node
     cache.inc_lock_ref(node)
 
@@ -104,14 +104,14 @@ def test_a_split_under_a_lock_stays_locked(cache: RadixCache) -> None:
 
 
 def test_unlocking_too_often_is_an_error(cache: RadixCache) -> None:
-    cache.insert(tokens(1), slots(10))
+    cache.tree.insert(tokens(1), slots(10))
     with pytest.raises(AssertionError, match="unlocked"):
         cache.dec_lock_ref(cache.match_prefix(tokens(1)).last_node)
 
 
 def test_the_least_recently_used_leaf_goes_first(cache: RadixCache) -> None:
     for first in (1, 2, 3):
-        cache.insert(tokens(first, 0), slots(first * 10, first * 10 + 1))
+        cache.tree.insert(tokens(first, 0), slots(first * 10, first * 10 + 1))
     cache.match_prefix(tokens(1, 0))
 
     assert cache.evict(1) == 2
@@ -122,9 +122,9 @@ def test_the_least_recently_used_leaf_goes_first(cache: RadixCache) -> None:
 
 
 def test_a_parent_goes_after_its_last_child(cache: RadixCache) -> None:
-    cache.insert(tokens(1, 2), slots(10, 11))
-    cache.insert(tokens(1, 2, 3), slots(0, 0, 12))
-    cache.insert(tokens(1, 2, 4), slots(0, 0, 13))
+    cache.tree.insert(tokens(1, 2), slots(10, 11))
+    cache.tree.insert(tokens(1, 2, 3), slots(0, 0, 12))
+    cache.tree.insert(tokens(1, 2, 4), slots(0, 0, 13))
 
     assert cache.evict(2) == 2
     assert cache.evictable_size() + cache.protected_size() == 2
@@ -136,7 +136,7 @@ def test_evicted_slots_return_to_the_allocator(cache: RadixCache) -> None:
     allocator = cache.token_to_kv_pool_allocator
     value = allocator.alloc(5)
     assert value is not None
-    cache.insert(tokens(1, 2, 3, 4, 5), value)
+    cache.tree.insert(tokens(1, 2, 3, 4, 5), value)
 
     cache.evict(1)
 
