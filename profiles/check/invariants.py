@@ -211,6 +211,8 @@ class _InvariantObserver(Observer):
             self._violations.add(
                 mirrors(batch, _named(name, batch), self.peek, lengths=settled, sentinels=True, settled=exact)
             )
+            if not settled:
+                self._violations.add(_overcommitted(batch))
         if self._scheduler.batches % self._stride == 0:
             self._violations.add(self._memory())
 
@@ -304,6 +306,14 @@ class _InvariantObserver(Observer):
         for what, count in counts.items():
             if count:
                 yield Violation("nothing in flight at the end", what, f"at the end there are {count} {what}")
+
+
+def _overcommitted(batch: ScheduleBatch) -> Iterator[Violation]:
+    """Requests whose committed KV is longer than their tokens, the one included that the step in flight computes."""
+    for req in batch.reqs:
+        if req.status is Status.RUNNING and req.kv_committed_len > req.seqlen:
+            text = f"request {req.id} has committed KV of {req.kv_committed_len} tokens, but has {req.seqlen}"
+            yield Violation("committed KV is of known tokens", "kv_committed_len", text)
 
 
 def _named(name: str, batch: ScheduleBatch) -> str:

@@ -170,6 +170,18 @@ def test_a_row_that_leaves_its_cached_prefix_is_reported() -> None:
     assert re.match(rf"before step {guard.step}: the row of request r\d+ has other slots", violation.says)
 
 
+class KVOfUnknownTokens(Damaging):
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
+        scheduler.running_batch.reqs[0].kv_committed_len += 2
+
+
+def test_committed_kv_of_unknown_tokens_is_reported() -> None:
+    violation = found(KVOfUnknownTokens(), *SPECULATING)[
+        "committed KV is of known tokens", "kv_committed_len"
+    ]
+    assert re.match(r"request r\d+ has committed KV of \d+ tokens, but has \d+", violation.says)
+
+
 class LostRow(Damaging):
     def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
         scheduler.engine.slots.alloc(1)
