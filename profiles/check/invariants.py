@@ -192,8 +192,9 @@ class _InvariantObserver(Observer):
         if name == "receive":
             self._between_steps()
         elif name == "prepare":
-            running = self._scheduler.running_batch
-            self._violations.add(row_counts(running, _named("running", running)))
+            self._violations.add(
+                row_counts(self._scheduler.running_batch, _named("running", self._scheduler.running_batch))
+            )
         return super().range(name, step, size)
 
     def _between_steps(self) -> None:
@@ -218,9 +219,8 @@ class _InvariantObserver(Observer):
 
     def _memory(self) -> Iterator[Violation]:
         scheduler = self._scheduler
-        holders = [req for req in scheduler.unfinished() if req.req_pool_idx is not None]
         try:
-            check_memory(scheduler.engine.cache, holders, peek=self.peek)
+            check_memory(scheduler.engine.cache, _holders(scheduler), peek=self.peek)
             scheduler.engine.tier.check(self.peek)
         except MemoryInvariantError as error:
             text = f"before step {scheduler.next_step}: {error}"
@@ -358,6 +358,23 @@ def _misfed(request: Request, known: Sequence[tuple[Token, int, int]]) -> Iterat
                 f"gave token {value}, but {meant} was sampled for it"
             )
             yield Violation("a step is fed the tokens that were sampled", "input_ids", text)
+
+
+def _holders(scheduler: Scheduler) -> list[Request]:
+    """Requests that hold a row between steps."""
+    last = [] if scheduler.last_batch is None else [scheduler.last_batch]
+    prefilled = [req for batch in last if batch.forward_mode.is_extend for req in batch.reqs]
+    parked = [req for batch in scheduler.parked for req in batch.reqs]
+    under_way = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    engine = scheduler.engine
+    elsewhere = [
+        *engine.tier.absent,
+        *(engine.outbox.held if engine.outbox else ()),
+        *(engine.inbox.held if engine.inbox else ()),
+        *scheduler.held(),
+    ]
+    found = dict.fromkeys([*scheduler.running_batch.reqs, *prefilled, *parked, *under_way, *elsewhere])
+    return [req for req in found if req.req_pool_idx is not None]
 
 
 class WatchedLink:
