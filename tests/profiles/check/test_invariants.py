@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -193,6 +193,19 @@ def test_a_row_that_is_not_returned_is_reported() -> None:
     assert violations["nothing in flight at the end", "rows that are held"].says == (
         "at the end there are 1 rows that are held"
     )
+
+
+class RowOfAWaitingRequest(Damaging):
+    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
+        [scheduler.waiting_queue[0].req_pool_idx] = scheduler.engine.slots.alloc(1)
+
+
+def test_a_row_of_a_waiting_request_is_reported() -> None:
+    guard = RowOfAWaitingRequest()
+    with suppress(AssertionError):  # the request cannot be admitted
+        run(MIXING, "engine.kv_tokens=256", guard=guard)
+    [violation] = (found for found in guard.violations() if found.field == "kv")
+    assert re.match(r"before step \d+: rows owned twice: \[\], lost: \[\d+\]", violation.says)
 
 
 STAGED = ("engine.relay=latest", "engine.pipeline={stages: 3}", "model={preset: tiny-deep}")
