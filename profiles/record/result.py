@@ -418,10 +418,9 @@ def read(path: Path) -> Result:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ResultError(f"{path}: not a regular file")
-        content = path.read_bytes()
+        return Result.from_json(path.read_bytes(), name=str(path))
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from None
-    return Result.from_json(content, name=str(path))
 
 
 def canonical(document: dict[str, Any]) -> str:
