@@ -176,7 +176,10 @@ def filter_rows(
     tensors and must not be merged."""
     if keep is None:
         running = Status.RUNNING
-        keep = [i for i, req in enumerate(batch.reqs) if req.status is running and req not in without]
+        gone = {*without, *[req for req in batch.reqs if req.status is not running]}
+        if not gone:
+            return
+        keep = [i for i, req in enumerate(batch.reqs) if req not in gone]
     if len(keep) == len(batch.reqs):
         return
     batch.rows_changed = True
