@@ -106,13 +106,15 @@ def _sides(a: str | None, b: str | None, over: Sequence[str], *, alone: bool) ->
 
 def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCrossings, bool]:
     """The cells, their break-evens under draws of the hardware's constants, and whether the user interrupted them.
-    Where no cell has a value, raises SweepError; WorkloadError where one failed; EngineError where the reason is a
-    source that is not there."""
+    Where no cell has a value, raises SweepError; WorkloadError where one failed, MachineError where this machine cannot
+    run one; EngineError where the reason is a source that is not there."""
     from ..profiles.engines.client import opened_engine
     from ..profiles.engines.names import EngineError
     from ..profiles.judge.sides import ENGINE
     from ..profiles.judge.trials import WorkloadError
+    from ..profiles.platform.machine import MachineError
     from ..profiles.sweeps.break_even import DrawnCrossings, ask_again
+    from ..profiles.sweeps.runs import Unable
     from ..profiles.sweeps.sweep import SweepError, cells
     from .console import status
 
@@ -122,10 +124,12 @@ def _swept(plan: SweepPlan, runs: Runs, draws: int) -> tuple[list[Cell], DrawnCr
             found.extend(cells(plan, runs, update))
             if not any(cell.values for cell in found):
                 reasons = "\n".join(dict.fromkeys(f"no cell could run: {cell.refusal}" for cell in found))
+                unable = any(isinstance(cell.refusal, Unable) for cell in found)
+                failed = any(cell.failed for cell in found)
                 with suppress(EngineError):
                     for name in plan.engines:
                         opened_engine(plan.choose(name))
-                    raise (WorkloadError if any(cell.failed for cell in found) else SweepError)(reasons)
+                    raise (WorkloadError if failed else MachineError if unable else SweepError)(reasons)
                 raise EngineError(reasons)
             if draws:
                 update("the break-evens under draws of the hardware's constants")

@@ -74,6 +74,16 @@ def _values(name: str, metric: Metric, also: Collection[str]) -> Iterator[tuple[
             yield whole, float(value)
 
 
+def why_absent(name: str, results: Results) -> str:
+    """Why the first of the results without that metric or percentile has none; empty where all have it or none says."""
+    whole, _, percentile = name.rpartition(".")
+    for result in results:
+        value = result.metrics.get(name) or getattr(result.metrics.get(whole), percentile, None)
+        if isinstance(value, Abstained):
+            return value.abstained
+    return ""
+
+
 def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[MetricValue]]:
     """The values of every metric that all results have."""
     read = [metric_values(result, also) for result in results]

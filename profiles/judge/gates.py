@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -23,7 +22,7 @@ from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY, is_iteration, without_steps
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import PROGRAM, Abstained, Result
-from .effects import ADDABLE, added, judged_name, metric_names
+from .effects import ADDABLE, added, judged_name, metric_names, why_absent
 from .reasons import Reason
 from .verdict import Judgement
 
@@ -153,15 +152,8 @@ def check(
         return _check_count(gate, a, b)
     if found := judged.get(gate.name):
         return _check_metric(gate, found)
-    why = next(filter(None, map(partial(_abstained, gate.name), (*a, *b))), "not measured on both sides")
+    why = why_absent(gate.name, (*a, *b)) or "not measured on both sides"
     return GateOutcome(gate.text, "undecided", None, why)
-
-
-def _abstained(name: str, result: Result) -> str:
-    """Why the result does not have the metric or the percentile; empty where it has, or does not say."""
-    whole, _, percentile = name.rpartition(".")
-    value = result.metrics.get(name) or getattr(result.metrics.get(whole), percentile, None)
-    return value.abstained if isinstance(value, Abstained) else ""
 
 
 def _check_added(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:

@@ -154,7 +154,7 @@ def unrepeatable(question: Resolved, options: Options) -> str:
 
 def measured_times(scenario: Scenario, device: DeviceChoice) -> str:
     """Return which times of a run are measured, so that it may not share the machine; empty where none are."""
-    if device_kind(device, scenario) == "cuda":
+    if device == "cuda" or device_kind(device, scenario) == "cuda":
         return "times are measured on CUDA"
     return "device.host=measured measures the host's times" if scenario.device.host == "measured" else ""
 

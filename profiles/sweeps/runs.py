@@ -30,6 +30,10 @@ Answer = Result | str | Crash
 """A result, the reason for which the question has none, or how its run failed."""
 
 
+class Unable(str):
+    """A reason that is this machine's: another one may run the question."""
+
+
 class Runs:
     """Runs scenarios, or takes the results of earlier ones from ``folder``."""
 
@@ -106,18 +110,18 @@ class Runs:
 
 def run(options: Options, question: Resolved) -> Answer:
     """An error of the run is an answer, so that it does not end the other runs. Raises KeyboardInterrupt where the run
-    was interrupted, and MachineError."""
+    was interrupted."""
     try:
         return whole(execute(question, options))
     except ScenarioError as error:
         return error.reasons
     except (TraceError, CheckpointError) as error:
         return str(error)
+    except MachineError as error:
+        return Unable(error)
     except EngineError as error:
         return in_short(error)
     except (OutOfKVMemoryError, EngineFailedError) as error:
         return Crash(in_short(error), None)
-    except MachineError:
-        raise
     except Exception as error:
         return crash_of(error)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from ...scenarios.overrides import as_numbers, expand
 from ...scenarios.problems import ScenarioError, meant
 from ..engines.names import expanded, is_engine
-from ..judge.effects import MetricValue, judged_name, metric_names, metric_values
+from ..judge.effects import MetricValue, judged_name, metric_names, metric_values, why_absent
 from ..judge.likeness import comparable, same_tokens
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
@@ -193,7 +193,7 @@ def _distinct(key: str, values: Sequence[str]) -> tuple[str, ...]:
 
 def cells(plan: SweepPlan, runs: Runs, report: Callable[[str], None] = lambda _: None) -> Iterator[Cell]:
     """The cells in order, each as soon as it has run. Raises SweepError, before anything runs, for a value that
-    the scenario cannot have; MachineError, WorkersError, KeyboardInterrupt."""
+    the scenario cannot have; WorkersError, KeyboardInterrupt."""
     from ..platform.resolve import ask
 
     asked = [(place, questions_at(plan, place)) for place in plan.places]
@@ -260,8 +260,9 @@ def answered(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
     reason = next(refused, failure)
     found = [metric_values(result, (plan.metric,)).get(plan.metric) for result in results]
     known = tuple(value for value in found if value is not None)
+    absent = f"{plan.metric}: {why_absent(plan.metric, results) or 'not measured'}"
     if reason or len(known) < len(found):
-        return Cell(place, refusal=reason or f"{plan.metric}: abstained", failed=bool(failure))
+        return Cell(place, refusal=reason or absent, failed=bool(failure))
     remark, packed = _remark(plan, results), tuple(map(_packed, results))
     return Cell(place, remark=remark, values=known, tokens=_tokens(results), packed=packed)
 

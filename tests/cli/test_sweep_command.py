@@ -15,6 +15,7 @@ from schedbench.cli import sweep_page
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError
 from schedbench.profiles.judge.trials import WorkloadError
+from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.ranks.execute import execute
 from schedbench.profiles.sweeps import runs
 from schedbench.profiles.sweeps.conclusion import sweep_conclusion
@@ -250,9 +251,16 @@ def test_a_cell_that_crashes_does_not_lose_the_others(
     assert isinstance(swept("--over", "concurrency=2", "--alone").exception, WorkloadError)
 
 
+def test_a_cell_that_this_machine_cannot_run_does_not_lose_the_others() -> None:
+    done = swept("--over", "kv_tokens=4096,99999999999", "--alone")
+    assert done.exit_code == 0 and "[1] this run needs 2,23" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
+        (("--over", "kv_tokens=99999999999", "--alone"), MachineError),
+        (("--over", "concurrency=1", "--alone", "--device", "cuda"), MachineError),
         (("--over", "concurrency=1", "--resume"), UsageError),
         (("--over", "concurrency=1", "--alone", "--a", "overlap=true"), UsageError),
         (("--over", "preset=tiny-lama"), SweepError),

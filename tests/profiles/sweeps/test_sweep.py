@@ -170,7 +170,7 @@ def test_cells_that_cannot_run_have_their_reason() -> None:
     assert starved.refusal.startswith("no request finished; the reason of the first:")
     assert (refused.failed, starved.failed) == (False, True)
     (absent,) = cells(plan("output_tokens.value=1", metric="tpot"), Runs(OPTIONS))
-    assert absent.refusal == "tpot_ms: abstained"
+    assert absent.refusal == "tpot_ms: no request ran long enough"
 
 
 def test_requests_that_were_not_served_are_counted() -> None:
