@@ -14,6 +14,7 @@ import typer
 
 from .arguments import EveryTable, Form, UndrawnForm, python_call
 from .errors import INTERRUPTED, UsageError
+from .text import echo
 
 if TYPE_CHECKING:
     from ..scenarios.problems import Problem
@@ -33,6 +34,11 @@ def command(function: Callable[..., Answer], *, drawn: bool = True) -> Callable[
             given["picture"] = True
         answer = function(*listed, **given)
         answer.show(form, every_table=every_table)
+        if given.get("executor"):
+            from ..profiles.platform.pool import cluster_is_idle
+
+            if cluster_is_idle():
+                echo("schedbench: --executor has no effect: this command spreads no runs", err=True)
         raise typer.Exit(answer.exit_code or 0)
 
     options = [*_options(function).values()]

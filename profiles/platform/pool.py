@@ -7,6 +7,7 @@ A task whose process ends abruptly runs again in another process; on a cluster, 
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -63,16 +64,23 @@ class Workers(NamedTuple):
 
 
 _workers = Workers()
+_clients: list[Any] = []  # of the cluster, once for each time that it was used
 
 
 def use_workers(workers: Workers) -> None:
     """Choose the workers of all pools of this process."""
     global _workers
     _workers = workers
+    _clients.clear()
 
 
 def uses_cluster() -> bool:
     return bool(_workers.cluster)
+
+
+def cluster_is_idle() -> bool:
+    """Whether a cluster was chosen and this process has run nothing there."""
+    return uses_cluster() and not _clients
 
 
 def require_alone(measured: str) -> None:
@@ -229,9 +237,10 @@ def _results(
 ) -> Iterator[R]:
     """The results in order. A task is submitted for each result that is read. ``lost``: as of ``pool``. Raises
     WorkersError where the scheduler of the cluster ends, which cancels all tasks."""
+    waiting_is_said = False
     while started:
         while not wait([started[0]], _LISTEN_S).done:  # signals are handled between two waits
-            pass
+            waiting_is_said = waiting_is_said or _without_workers()
         try:
             result = started.popleft().result()
         except _abrupt_ends():
@@ -240,6 +249,16 @@ def _results(
             raise WorkersError(f"the dask scheduler at {_workers.cluster} has ended") from None
         started.extend(executor.submit(function, task) for task in islice(waiting, 1))
         yield result
+
+
+def _without_workers() -> bool:
+    """Whether all workers of the cluster have ended, which is then said on stderr: its tasks wait for new ones."""
+    if not uses_cluster() or _clients[-1].scheduler_info(n_workers=1)["workers"]:
+        return False
+    logging.getLogger(__name__).warning(
+        f"schedbench: no worker is left at {_workers.cluster}: waiting for one"
+    )
+    return True
 
 
 def _abrupt_ends() -> type[Exception]:
@@ -331,6 +350,7 @@ def cluster(address: str) -> Iterator[tuple[Executor, int]]:
         client = connect(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise WorkersError(f"no dask scheduler at {address}: {error}") from None
+    _clients.append(client)
     with client:
         workers: Mapping[str, Mapping[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
         if not workers:

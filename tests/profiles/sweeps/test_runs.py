@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 
 import dask
 import pytest
@@ -21,6 +22,7 @@ from schedbench.profiles.platform.pool import WorkersError
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.runs import Runs
 from schedbench.profiles.sweeps.sweep import Cell, cells, planned
+from tests.conftest import RunCommand
 
 pytestmark = pytest.mark.processes
 
@@ -104,6 +106,28 @@ def test_a_task_that_ends_every_worker_of_a_cluster_fails_alone() -> None:
         with pool.pool(2, lost=str) as each:
             assert all("ended abruptly" in reason for reason in each(os._exit, [3]))
             assert list(each(abs, [-1])) == [1]
+
+
+def test_an_executor_without_an_effect_is_named(run_command: RunCommand) -> None:
+    few = [word for override in FEW for word in ("--set", override)]
+    done = run_command("run", "overlap_on", *few, "--executor", NOWHERE)
+    assert done.code == 0 and "--executor has no effect: this command spreads no runs" in done.err
+
+
+def test_tasks_without_a_worker_are_said_to_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool, "_LISTEN_S", 0.05)
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as workers:
+        use_workers(None, f"dask:{workers.scheduler_address}")
+        with pool.pool(2) as each:
+            assert list(each(abs, [-1])) == [1] and not pool.cluster_is_idle()
+            workers.scale(0)
+            tasks = each(abs, [-2])
+            Timer(1, workers.scale, [1]).start()
+            assert list(tasks) == [2]
+    said = [one.message for one in caplog.records if one.name == pool.__name__]
+    assert said == [f"schedbench: no worker is left at {workers.scheduler_address}: waiting for one"]
 
 
 def test_a_lost_run_that_is_kept_may_be_resumed(tmp_path: Path) -> None:
