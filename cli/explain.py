@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,9 +33,8 @@ def explain(
     from .page import show_entries
 
     if name is not None:
-        text = _one(name)
-        entry = DEFINITIONS[name]._asdict() if name in DEFINITIONS else {"name": name, "about": text}
-        show_entries(form, name, [entry], text)
+        entry = _one(name)
+        show_entries(form, name, [entry], _paragraphs(**entry))
     elif form == "md":
         echo(PAGE.rstrip())
     else:
@@ -59,18 +58,18 @@ def _width() -> int | None:
     return None
 
 
-def _one(word: str) -> str:
-    """Raises UsageError for a word that has no meaning."""
+def _one(word: str) -> dict[str, Any]:
+    """What is known of the word, its name first. Raises UsageError for a word that has no meaning."""
     from ..profiles.judge.reasons import ABOUT
-    from ..profiles.record.definitions import DEFINITIONS, KINDS, TERMS, full_name
+    from ..profiles.record.definitions import DEFINITIONS, KINDS, TERMS, definition, full_name
     from ..scenarios.describe import keys
     from ..scenarios.overrides import expand
     from ..scenarios.problems import ScenarioError, meant
 
     if word in ABOUT:
-        return _paragraphs(word, ABOUT[word])
+        return {"name": word, "about": ABOUT[word]}
     if (term := "step kind" if word in KINDS else word.lower().replace("_", " ")) in TERMS:
-        return _paragraphs(term, TERMS[term])
+        return {"name": term, "about": TERMS[term]}
     facts = {".".join(fact.path): fact for fact in keys()}
     key = ""
     with suppress(ScenarioError):  # the word shortens no key
@@ -78,29 +77,22 @@ def _one(word: str) -> str:
     if word not in DEFINITIONS and key in facts:
         fact = facts[key]
         default = fact.default or "none, it has to be given"
-        return _paragraphs(key, fact.about, values=fact.values, default=default)
+        return {"name": key, "about": fact.about, "values": fact.values, "default": default}
     try:
-        return _metric(full_name(word))
+        return {**definition(full_name(word))._asdict(), "name": full_name(word)}
     except KeyError:
         near = meant(word, [*DEFINITIONS, *TERMS, *facts, *(fact.path[-1] for fact in facts.values())])
         listed = near or "; `schedbench explain` lists them"
         raise UsageError(f"no metric and no scenario key '{word}'{listed}") from None
 
 
-def _metric(name: str) -> str:
-    from ..profiles.record.definitions import definition
-
-    entry = definition(name)
-    better = {"higher": "higher is better", "lower": "lower is better", "none": "neither is better"}
-    head = f"{name}  [{entry.unit}, {better[entry.direction]}]"
-    return _paragraphs(head, entry.about, formula=entry.formula, source=entry.source)
-
-
-def _paragraphs(head: str, about: str, **details: str) -> str:
-    """The head, what it means, and labelled details, in lines as wide as the terminal."""
-    width = _width() or WIDTH
+def _paragraphs(name: str, about: str, **details: Any) -> str:
+    """The name, what it means, and labelled details, in lines as wide as the terminal."""
+    width, better = _width() or WIDTH, {"higher": "higher is", "lower": "lower is", "none": "neither is"}
+    measured = f"  [{details['unit']}, {better[details['direction']]} better]" if "unit" in details else ""
     lines = [
-        textwrap.fill(text, width, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
-        for label, text in details.items()
+        textwrap.fill(details[label], width, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
+        for label in ("values", "default", "formula", "source")
+        if label in details
     ]
-    return "\n\n".join(filter(None, (head, textwrap.fill(about, width), "\n".join(lines))))
+    return "\n\n".join(filter(None, (f"{name}{measured}", textwrap.fill(about, width), "\n".join(lines))))

@@ -33,7 +33,8 @@ _HUGE: Final = 2**24  # a larger limit is there to catch mistakes only
 
 
 class KeyFact(NamedTuple):
-    """A key by its path. ``default`` is as in YAML, {} for a section; empty for one that has to be given."""
+    """A key by its path. ``default`` is as in YAML, {} for a section; empty for one that has to be given. A key of
+    several kinds of section has their default, and the kind in which it has to be given."""
 
     path: tuple[str, ...]
     values: str
@@ -56,6 +57,7 @@ def keys() -> Sequence[KeyFact]:
     whole = Scenario.model_json_schema()
     definitions = {Scenario.__name__: whole} | whole["$defs"]
     found: dict[tuple[str, ...], KeyFact] = {}
+    required: dict[tuple[str, ...], str] = {}
     for path, model, name in walk(Scenario):
         properties = definitions[model.__name__]["properties"]
         fact = KeyFact(
@@ -64,8 +66,13 @@ def keys() -> Sequence[KeyFact]:
             _default(model, name),
             _docstrings()[model.__name__].get(name) or _TAGS[name],
         )
-        known = found.get(path)
-        found[path] = known._replace(values=_either([known.values, fact.values])) if known else fact
+        if known := found.get(path):
+            needed = f"{fact.default}; has to be given in {required[path]}" if fact.default else ""
+            values, default = _either([known.values, fact.values]), known.default or needed
+            fact = known._replace(values=values, default=default)
+        elif not fact.default:
+            required[path] = model.__name__.lower()
+        found[path] = fact
         if path == ("engine", "relay", "state"):
             for switch, about in SWITCHES.items():
                 key = ("engine", "relay", switch)
@@ -81,7 +88,7 @@ def page() -> str:
         "Written by `schedbench schema --format md`, which a test repeats. `schedbench explain KEY` prints one row,",
         "`schedbench schema` the JSON Schema, which editors use by the last line of a shipped file, and",
         "`schedbench init` a commented scenario to begin with. A key without a default has to be given where its",
-        "section is given; `min` and `max` of lengths only in `uniform`.",
+        "section is given.",
     ]
     sections = dict.fromkeys(fact.path[0] if len(fact.path) > 1 else "" for fact in keys())
     for section in sections:
