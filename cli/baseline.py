@@ -76,7 +76,7 @@ def listing(folder: Folder = FOLDER, form: UndrawnForm = "table") -> None:
             scenario, relay = found[0].scenario.expanded.get("name"), found[0].relay.state
             about = f"{scenario} · relay {relay} · {len(found)} run{'s' * (len(found) > 1)} · {found[0].run.started}"
             entries.append({"name": place.name, "about": about})
-    show_entries(form, "baselines", entries, table(entries))
+    show_entries(form, "baselines", entries, table(entries) or f"no baseline in {folder}")
 
 
 @baseline.command("show")

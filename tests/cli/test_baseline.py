@@ -46,6 +46,7 @@ def test_a_result_is_saved_listed_shown_and_compared(
     run_command: RunCommand, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert run_command("baseline", "list").out == "no baseline in .schedbench/baselines\n"
     saved = run_command("baseline", "save", "main", results)
     assert (saved.code, saved.out) == (0, "baseline main: 1 result in .schedbench/baselines/main\n")
     listed = json.loads(run_command("baseline", "list", "--format", "json").out)
