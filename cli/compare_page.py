@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from rich.table import Table
 from rich.text import Text
@@ -381,18 +381,8 @@ def _provenance(document: Document) -> list[str]:
 
 def charts(found: Document) -> Iterator[Chart]:
     """The effects with their intervals, and under draws; where the GPU waited on both sides."""
-    points: list[Point] = []
-    for name in dict.fromkeys((*found["headline"], *_EFFECTS)):
-        metric = found["metrics"].get(name)
-        if metric is None or metric["delta_pct"] is None or metric["ci_low"] is None:
-            continue
-        effect = {"x": metric["delta_pct"], "series": metric["verdict"]}
-        points.append({"y": name, **effect, "low": metric["ci_low"], "high": metric["ci_high"]})
-        if (firmness := metric["firmness"]) and "abstained" not in firmness:
-            ends = {end: firmness[end] for end in ("low", "high")}
-            points.append({"y": f"{name}, over draws", **effect, **ends})
-    if points:
-        yield Chart("effects of B against A", "interval", "Δ %", "", points)
+    names = dict.fromkeys((*found["headline"], *_EFFECTS))
+    yield from _effects({name: found["metrics"].get(name) for name in names})
     waits = [
         {"y": IDLE_NAMES[part["part"]], "x": part[side], "series": side.upper()}
         for part in found["idle"]
@@ -403,12 +393,29 @@ def charts(found: Document) -> Iterator[Chart]:
         yield Chart("where the GPU waited", "bar", "µs/step", "", waits)
 
 
+def _effects(metrics: Mapping[str, Document | None]) -> Iterator[Chart]:
+    """By the name of the metric or of its case."""
+    points: list[Point] = []
+    for name, metric in metrics.items():
+        if metric is None or metric["delta_pct"] is None or metric["ci_low"] is None:
+            continue
+        effect = {"x": metric["delta_pct"], "series": metric["verdict"]}
+        points.append({"y": name, **effect, "low": metric["ci_low"], "high": metric["ci_high"]})
+        if (firmness := metric["firmness"]) and "abstained" not in firmness:
+            ends = {end: firmness[end] for end in ("low", "high")}
+            points.append({"y": f"{name}, over draws", **effect, **ends})
+    if points:
+        yield Chart("effects of B against A", "interval", "Δ %", "", points)
+
+
 def cases_page(document: Document) -> Page:
     """Each reported change beside what was found here, and how firmly that stands."""
-    table = framed("", *CASE_COLUMNS)
+    table, metrics = framed("", *CASE_COLUMNS), {}
     for name, case in document["cases"].items():
-        table.add_row(*_case_row(name, case["comparison"]))
-    return Page("the library of cases", [table], document["conclusion"])
+        found = case["comparison"]
+        table.add_row(*_case_row(name, found))
+        metrics[name.rpartition("/")[2]] = found["metrics"][found["case"]["metric"]]
+    return Page("the library of cases", [table, *_effects(metrics)], document["conclusion"])
 
 
 def _case_row(name: str, found: Document) -> tuple[str, ...]:

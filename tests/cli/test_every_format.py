@@ -78,7 +78,9 @@ def test_a_stored_document_is_reported_in_every_format(
     for form in get_args(Format):
         done = run_command("report", kept[name], "--format", form)
         if done.code:
-            assert (form, done.err) in REASONS.items() and not done.out
+            assert (
+                name in ("run", "check", "batches") and (form, done.err) in REASONS.items() and not done.out
+            )
             continue
         text = " ".join(html.unescape(done.out).split())
         assert form in ("csv", "svg") or document["conclusion"] in text
