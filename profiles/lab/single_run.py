@@ -102,6 +102,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--output", type=Path, help="the result, or the counts; without it nothing is written"
     )
     given = parser.parse_args(arguments)
+    if given.sides and (given.sides[1] not in LIMITS or given.sides[0] == given.sides[1]):
+        parser.error(f"--sides: the second is one of {', '.join(LIMITS)}, and the first another one")
     if given.output is None and (given.counted or given.sides):
         parser.error("--counted and --sides need --output")
     return given

@@ -125,7 +125,19 @@ def test_nvtx_ranges_without_a_tool_are_not_measured(tmp_path, monkeypatch):
     assert pushed
 
 
-def test_what_is_only_written_needs_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--counted",), "need --output"),
+        (
+            ("--sides", "timed", "timed", "--output", "x"),
+            "--sides: the second is one of timed, nvtx, and the first",
+        ),
+    ],
+)
+def test_words_that_leave_nothing_to_write_are_refused(
+    words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        single_run.parse(["mixed", "--device", "vgpu", "--counted"])
-    assert "need --output" in capsys.readouterr().err
+        single_run.parse(["mixed", "--device", "vgpu", *words])
+    assert says in capsys.readouterr().err
