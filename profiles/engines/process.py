@@ -17,7 +17,6 @@ from typing import IO, Final
 
 from .failures import SHOWN_LINES, Answer
 from .names import EngineError
-from .server import SIGNALLED
 
 GRACE_S: Final = 10.0  # for a run that was interrupted to say what it has, and for a process to end
 TEMPORARY: Final = "temporary"  # the folder of temporary files, in that of ``our_package``
@@ -166,7 +165,6 @@ class EnginePipes:
 
 
 def ending(code: int) -> str:
-    number = -code if code < 0 else code - SIGNALLED
     with suppress(ValueError):
-        return f"was ended by {signal.Signals(number).name}"
+        return f"was ended by {signal.Signals(-code).name}"
     return f"exited with {code}"

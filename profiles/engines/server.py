@@ -53,16 +53,13 @@ NEEDED: Final = {
     "nvtx": "nvtx>=0.2.11",
     "triton": "triton>=3.6",
 }
-SIGNALLED: Final = (
-    128  # and the signal's number: the supervisor's exit code where a signal has ended the zygote
-)
 _VENV: Final = "engine-venv"  # in the working folder
 STACK_SIGNAL: Final = signal.SIGUSR2  # at which an engine's processes write their Python stacks
 
 
 def main(arguments: list[str]) -> int:
     """The supervisor. ``arguments``: the ends of the pipes for commands and answers, and folders to be removed where
-    the client ends without having removed them."""
+    the client ends without having removed them. A signal that ends the zygote ends the supervisor, too."""
     commands, answers = int(arguments[0]), int(arguments[1])
     os.environ.pop("PYTHONSAFEPATH", None)  # it was set for the start of this process only
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -83,7 +80,11 @@ def main(arguments: list[str]) -> int:
         for folder in arguments[2:]:
             shutil.rmtree(folder, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else SIGNALLED - code
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
 
 
 def _end_with_client(commands: int, zygote: int) -> None:

@@ -135,8 +135,8 @@ resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))"""
         ),
         ("import os; os._exit(0)", "the run did not end: its process exited with 0"),
         (
-            "import os; print('seen'); os._exit(3)",
-            "its process exited with 3\nWhat it printed:\nseen",
+            "import os; print('seen'); os._exit(137)",
+            "its process exited with 137\nWhat it printed:\nseen",
         ),
         ("import os; os.kill(os.getpid(), 11)", "the run did not end: its process was ended by SIGSEGV"),
         (
