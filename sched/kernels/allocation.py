@@ -32,7 +32,6 @@ def runs(first: Tensor, lens: Tensor, total: int) -> Tensor:
         nbytes(prefix_lens, seq_lens, last_loc)
         + INT64 * (num_tokens // page_size + seq_lens.shape[0] + num_tokens)
     ),
-    triton=True,
 )
 def alloc_extend_slots(
     prefix_lens: Tensor,
@@ -66,7 +65,6 @@ def alloc_extend_slots(
 @kernel(
     meta=lambda seq_lens: meta_tensor(seq_lens.shape[0]),
     cost=lambda seq_lens, last_loc: Work(nbytes(seq_lens, last_loc) + 2 * INT64 * seq_lens.shape[0]),
-    triton=True,
 )
 def alloc_decode_slots(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
     """Slots [b] int64 of position seq_len - 1: behind ``last_loc``, or the first of the next free page."""
@@ -102,7 +100,6 @@ class _Extend(NamedTuple):
         * sum(slots.shape[0] for slots in (extend.out_cache_loc, *extend.prefix_tensors))
     ),
     rows={"req_to_token": "req_pool_indices, seq_lens"},
-    triton=True,
 )
 def _write_cache_indices(req_to_token: Written, extend: _Extend) -> None:
     table = req_to_token.view(-1)
@@ -154,7 +151,6 @@ def write_cache_indices(
         + 2 * (INT64 + req_to_token.element_size()) * seq_lens.shape[0]
     ),
     rows={"req_to_token": "req_pool_indices"},
-    triton=True,
 )
 def place_decode(
     req_to_token: Written,
@@ -201,7 +197,6 @@ class NewPrompts(NamedTuple):
         + req_to_token.element_size() * (prefix.shape[0] + num_tokens)
     ),
     rows={"req_to_token": "req_pool_indices"},
-    triton=True,
 )
 def place_extend(prompts: NewPrompts) -> Tensor:
     """Slots [num_tokens] int64 of positions [prefix_len, seq_len) of each request; its row gets prefix and slots. Pages
@@ -245,7 +240,6 @@ def copy_rows(
     ),
     rows={"req_to_token": "req_pool_indices", "pages": "req_pool_indices"},
     fixed_cost=False,
-    triton=True,
 )
 def copy_pages(
     pages: Written, req_to_token: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, max_seq_len: int
@@ -273,7 +267,6 @@ def _inputs_footprint(
     ),
     footprint=_inputs_footprint,
     fixed_cost=False,
-    triton=True,
 )
 def decode_inputs(
     tokens: Tensor,

@@ -124,7 +124,7 @@ def _footprint(paged: PagedQueries, extend_lens: Tensor | None) -> tuple[Access,
     )
 
 
-@kernel(meta=attention_output, cost=_cost, footprint=_footprint, fixed_cost=False, triton=True)
+@kernel(meta=attention_output, cost=_cost, footprint=_footprint, fixed_cost=False)
 def attention(
     paged: PagedQueries,
     extend_lens: Tensor | None,
@@ -170,7 +170,7 @@ def _tree_footprint(paged: PagedQueries, branches: Tensor, branch_lens: Tensor) 
     )
 
 
-@kernel(meta=attention_output, cost=_tree_cost, footprint=_tree_footprint, fixed_cost=False, triton=True)
+@kernel(meta=attention_output, cost=_tree_cost, footprint=_tree_footprint, fixed_cost=False)
 def tree_attention(
     paged: PagedQueries, branches: Tensor, branch_lens: Tensor, scale: float, max_seq_len: int
 ) -> Tensor:

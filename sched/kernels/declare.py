@@ -169,8 +169,9 @@ class Kernel:
 
     ``impl`` computes on real tensors; ``meta`` returns outputs of the right shape from arguments of any device,
     without running torch's own Meta kernels. ``cost`` is None for the emulator's own bookkeeping, which no real device
-    would run and whose accesses are not watched. ``triton`` is the module of ``triton/`` with a launch function of the
-    op's name, or empty; its arguments at the positions ``dense`` are made contiguous first.
+    would run and whose accesses are not watched. ``module`` is the name of the implementation's module, and of that in
+    ``triton/`` which may have a launch function of the op's name, whose arguments at the positions ``dense`` are made
+    contiguous first.
     """
 
     name: str
@@ -182,7 +183,7 @@ class Kernel:
     footprint: Callable[..., tuple[Access, ...]]
     unread_floats: bool  # only the shapes of floats are read: computed even where floats are skipped
     fixed_cost: bool  # cost depends on shapes only, not on values
-    triton: str
+    module: str
     dense: frozenset[int]
 
 
@@ -202,16 +203,14 @@ def kernel(
     rows: Mapping[str, str] = MappingProxyType({}),
     unread_floats: bool = False,
     fixed_cost: bool = True,
-    triton: bool = False,
     strided: Collection[str] = (),
 ) -> Callable[[Callable[..., T]], Op[T]]:
     """Register the decorated torch implementation as an op of its name, a leading underscore left out.
 
     The name becomes the op itself, so that calling it goes through torch's dispatcher. Tensors that it writes to are
     ``Written`` in its signature. Without ``meta`` it returns nothing. Without ``footprint`` it has the accesses of
-    ``Signature.accesses``. With ``triton`` the module of the same name in ``triton/`` has its launch function;
-    ``strided`` are the tensors that this takes with gaps. For the rest see ``Kernel``. Raises TypeError where something
-    names an argument that the op does not have.
+    ``Signature.accesses``. ``strided`` are the tensors that its launch function takes with gaps. For the rest see
+    ``Kernel``. Raises TypeError where something names an argument that the op does not have.
     """
 
     def declare(implementation: Callable[..., T]) -> Op[T]:
@@ -230,7 +229,7 @@ def kernel(
             footprint=signature.bind(footprint) if footprint else signature.accesses(rows),
             unread_floats=unread_floats,
             fixed_cost=fixed_cost,
-            triton=implementation.__module__.rpartition(".")[2] if triton else "",
+            module=implementation.__module__.rpartition(".")[2],
             dense=frozenset(
                 place
                 for place, (argument, hint) in enumerate(signature.types.items())
@@ -238,7 +237,7 @@ def kernel(
             ),
         )
         _LIBRARY.impl(name, declared.impl, "CPU")
-        _LIBRARY.impl(name, on_cuda(declared) if triton else declared.impl, "CUDA")
+        _LIBRARY.impl(name, on_cuda(declared), "CUDA")
         _LIBRARY.impl(name, declared.meta, "Meta")
         _KERNELS[declared.op] = declared
         return declared.op
@@ -288,12 +287,13 @@ def reads(*tensors: Tensor | None) -> tuple[Access, ...]:
 
 def on_cuda(kernel: Kernel) -> Callable[..., Any]:
     """Returns a function that imports ``triton_kernel``'s module at its first call: Triton takes a second to import,
-    and other devices do not need it. Without Triton, and in float64, which serves as a reference, it runs the torch
-    implementation."""
+    and other devices do not need it. Without Triton or a launch function, and in float64, which serves as a reference,
+    it runs the torch implementation."""
 
     @cache
     def fast() -> Callable[..., Any]:
-        return kernel.impl if find_spec("triton") is None else triton_kernel(kernel)
+        launch = None if find_spec("triton") is None else triton_kernel(kernel)
+        return launch or kernel.impl
 
     def run(*args: Any) -> Any:
         double = isinstance(args[0], Tensor) and args[0].dtype == torch.float64
@@ -302,12 +302,15 @@ def on_cuda(kernel: Kernel) -> Callable[..., Any]:
     return run
 
 
-def triton_kernel(kernel: Kernel) -> Callable[..., Any]:
+def triton_kernel(kernel: Kernel) -> Callable[..., Any] | None:
     """Returns the launch function of the kernel's name in its module of ``triton/``, as a function of all the op's
-    arguments. Those at the positions ``dense`` are made contiguous first, which costs nothing where they are already.
-    Raises ImportError without Triton."""
-    module = import_module(f"{__package__}.triton.{kernel.triton}")
-    launch, dense = kernel.signature.bind(getattr(module, kernel.name)), kernel.dense
+    arguments; None where there is none. Those at the positions ``dense`` are made contiguous first, which costs nothing
+    where they are already. Raises ImportError without Triton."""
+    name = f"{__package__}.triton.{kernel.module}"
+    function = getattr(import_module(name), kernel.name, None) if find_spec(name) else None
+    if function is None:
+        return None
+    launch, dense = kernel.signature.bind(function), kernel.dense
 
     def run(*args: Any) -> Any:
         return launch(

@@ -73,7 +73,7 @@ def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(mean + eps)).to(x.dtype) * weight
 
 
-@kernel(meta=lambda x: meta_like(x), cost=lambda x, weight: Work(2 * nbytes(x) + nbytes(weight)), triton=True)
+@kernel(meta=lambda x: meta_like(x), cost=lambda x, weight: Work(2 * nbytes(x) + nbytes(weight)))
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [rows, n], weight [n] → [rows, n]."""
     return normalised(x, weight, eps)
@@ -82,7 +82,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @kernel(
     meta=lambda x: meta_like(x),
     cost=lambda x, residual, weight: Work(2 * nbytes(x, residual) + nbytes(weight)),
-    triton=True,
 )
 def add_rms_norm(x: Tensor, residual: Written, weight: Tensor, eps: float) -> Tensor:
     """Adds x [rows, n] to the residual in place and returns the residual's norm."""
@@ -93,7 +92,6 @@ def add_rms_norm(x: Tensor, residual: Written, weight: Tensor, eps: float) -> Te
 @kernel(
     meta=lambda gate_up: meta_tensor(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype),
     cost=lambda gate_up: Work(nbytes(gate_up) * 3 // 2),
-    triton=True,
 )
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """gate_up [rows, 2n] → silu(first half) · second half, [rows, n]."""
@@ -137,7 +135,6 @@ def rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
         + nbytes(positions, out_cache_loc, q_norm, k_norm)
     ),
     rows={"cos_sin": "positions", "k_cache": "out_cache_loc", "v_cache": "out_cache_loc"},
-    triton=True,
 )
 def rope_and_store_kv(projected: Projected) -> Tensor:
     """Splits the product, normalises and rotates q and k, stores k and v. Returns q [T, heads, d]."""

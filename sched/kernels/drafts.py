@@ -18,7 +18,6 @@ from .declare import INT64, Access, Work, Written, kernel, meta_tensor, meta_ten
     ),
     # One pass for the mass, one for the largest.
     cost=lambda logits, topk: Work(2 * nbytes(logits) + 12 * logits.shape[0] * topk),
-    triton=True,
 )
 def draft_topk(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     """Probabilities [n, topk] float32 and ids [n, topk] int64 of the most likely tokens of logits [n, vocab]; of
@@ -31,7 +30,6 @@ def draft_topk(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 @kernel(
     meta=lambda input_ids: meta_tensor(input_ids.shape[0]),
     cost=lambda input_ids, next_ids, extend_lens: Work(2 * nbytes(input_ids) + nbytes(next_ids, extend_lens)),
-    triton=True,
 )
 def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tensor:
     """Each request's tokens of input_ids [T] shifted by one to the front, and next_ids [b] after them: a draft model
@@ -56,7 +54,6 @@ def rotate_ids(input_ids: Tensor, next_ids: Tensor, extend_lens: Tensor) -> Tens
             ).flatten(),
         ),
     ),
-    triton=True,
 )
 def _draft_places(
     table: Tensor, req_pool_indices: Tensor, seq_lens: Tensor, each: int, width: int
@@ -83,7 +80,6 @@ def draft_places(
         Access(table, write=True, rows=runs(req_pool_indices * width + starts, lens, slots.shape[0])),
         *reads(req_pool_indices, starts, lens, slots),
     ),
-    triton=True,
 )
 def _write_rows(
     table: Written, req_pool_indices: Tensor, starts: Tensor, lens: Tensor, slots: Tensor, width: int
@@ -126,7 +122,6 @@ def _ahead_footprint(places: PlacesAhead) -> tuple[Access, ...]:
         nbytes(req_pool_indices, starts, ends) + (INT64 + table.element_size()) * num_tokens
     ),
     footprint=_ahead_footprint,
-    triton=True,
 )
 def place_ahead(places: PlacesAhead) -> None:
     """Allocates slots for the positions of each request from the front of ``free_pages`` and writes them to its row, in
@@ -153,13 +148,13 @@ def _last_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
     return rows.index_select(0, each + accept_lens.to(torch.int64).clamp(min=1) - 1)
 
 
-@kernel(meta=_picked_meta, cost=_picked_cost, triton=True)
+@kernel(meta=_picked_meta, cost=_picked_cost)
 def pick_accepted(rows: Tensor, accept_lens: Tensor) -> Tensor:
     """For each request the last accepted of its d rows: of rows [b · d, n] floating-point, accept_lens [b] → [b, n]."""
     return _last_accepted(rows, accept_lens)
 
 
-@kernel(meta=_picked_meta, cost=_picked_cost, triton=True)
+@kernel(meta=_picked_meta, cost=_picked_cost)
 def pick_bonus(rows: Tensor, accept_lens: Tensor) -> Tensor:
     """``pick_accepted`` of tokens [b · d] int64: [b]."""
     return _last_accepted(rows, accept_lens)

@@ -66,7 +66,6 @@ def _plan_footprint(lookup: Lookup) -> tuple[Access, ...]:
     meta=lambda positions: meta_tensors(3, *positions.shape, dtype=torch.int32),
     cost=_plan_cost,
     footprint=_plan_footprint,
-    triton=True,
 )
 def plan_swap_in(lookup: Lookup) -> tuple[Tensor, Tensor, Tensor]:
     """A ``SwapPlan`` for the chosen positions.
@@ -175,7 +174,6 @@ def _swap_footprint(fetch: Fetch) -> tuple[Access, ...]:
     cost=_swap_cost,
     footprint=_swap_footprint,
     fixed_cost=False,
-    triton=True,
     strided=("host",),
 )
 def swap_in(fetch: Fetch) -> None:
@@ -208,7 +206,6 @@ def _backup_footprint(
     cost=lambda k_cache, slots, host_slots: _moved(k_cache, slots, host_slots, int((slots > ABSENT).sum())),
     footprint=_backup_footprint,
     fixed_cost=False,
-    triton=True,
 )
 def back_up(
     k_cache: Sequence[Tensor], v_cache: Sequence[Tensor], host: Written, slots: Tensor, host_slots: Tensor
@@ -255,7 +252,6 @@ NOWHERE = (1 << 31) - 1  # a position that no request has
         2 * nbytes(out_cache_loc) + INT64 * out_cache_loc.shape[0] // page_size
     ),
     rows={"mapping": "out_cache_loc"},
-    triton=True,
 )
 def map_prompt(mapping: Written, out_cache_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
     """Gives each new logical slot [T] a device slot, in pages from the front of ``free_pages``.
@@ -281,7 +277,6 @@ def translate(mapping: Tensor, slots: Tensor) -> Tensor:
     meta=lambda slots, page_size: meta_tensor(-(-slots.shape[0] // page_size) * page_size),
     cost=lambda slots: Work(nbytes(slots) + 3 * INT64 * slots.shape[0]),
     rows={"mapping": "slots"},
-    triton=True,
 )
 def unmap(mapping: Written, slots: Tensor, page_size: int) -> Tensor:
     """Clears the mapping of a request's logical ``slots`` [n] int32 and returns their device slots, including the rest
@@ -317,7 +312,6 @@ def _newest_footprint(newest: NewestTokens) -> tuple[Access, ...]:
         nbytes(out_cache_loc, req_pool_indices, seq_lens) + 2 * INT64 * seq_lens.shape[0]
     ),
     footprint=_newest_footprint,
-    triton=True,
 )
 def map_newest(newest: NewestTokens) -> None:
     """Maps each logical slot to its slot in the request's buffer: the token's position, at most ``size``."""
@@ -353,7 +347,6 @@ def _previous_footprint(previous: PreviousTokens) -> tuple[Access, ...]:
         nbytes(req_pool_indices, seq_lens) + 5 * INT64 * seq_lens.shape[0]
     ),
     footprint=_previous_footprint,
-    triton=True,
 )
 def previous_tokens(previous: PreviousTokens) -> tuple[Tensor, Tensor]:
     """Returns the device slot and the host slot, [b] int64 each, of the token before each request's new one. The device

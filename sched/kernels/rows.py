@@ -34,7 +34,6 @@ def embedding(input_ids: Tensor, table: Tensor) -> Tensor:
 @kernel(
     meta=lambda seq_lens: meta_tensor(seq_lens.shape[0]),
     cost=lambda seq_lens: Work(nbytes(seq_lens) + INT64 * seq_lens.shape[0]),
-    triton=True,
 )
 def decode_positions(seq_lens: Tensor) -> Tensor:
     """Position of each request's newest token: seq_lens [b] → [b] int64, never negative."""
@@ -46,7 +45,6 @@ def decode_positions(seq_lens: Tensor) -> Tensor:
 @kernel(
     meta=lambda num_tokens: meta_tensor(num_tokens),
     cost=lambda seq_lens, extend_lens, num_tokens: Work(nbytes(seq_lens, extend_lens) + INT64 * num_tokens),
-    triton=True,
 )
 def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> Tensor:
     """Positions of the last ``extend_lens`` [b] tokens of each request, one request after the other.
@@ -61,7 +59,6 @@ def extend_positions(seq_lens: Tensor, extend_lens: Tensor, num_tokens: int) -> 
 @kernel(
     meta=lambda hidden, extend_lens: _rows_meta(extend_lens, hidden),
     cost=lambda hidden, extend_lens: _rows_work(extend_lens, hidden),
-    triton=True,
 )
 def last_tokens(hidden: Tensor, extend_lens: Tensor) -> Tensor:
     """hidden [T, n], extend_lens [b] → [b, n]: the row of each request's last token."""
@@ -85,7 +82,6 @@ INPUTS = DecodeInputs._fields
     cost=lambda static, input_ids, padded: Work(
         len(INPUTS) * (nbytes(input_ids) + padded * static.element_size())
     ),
-    triton=True,
 )
 def stage_decode(static: Written, inputs: DecodeInputs, padded: int) -> None:
     """Copies the inputs into the rows of ``static`` [5, capacity].
@@ -102,7 +98,7 @@ def stage_decode(static: Written, inputs: DecodeInputs, padded: int) -> None:
         rows[INPUTS.index("seq_lens"), b:padded] = 1
 
 
-@kernel(cost=lambda source: Work(2 * nbytes(source)), triton=True)
+@kernel(cost=lambda source: Work(2 * nbytes(source)))
 def stage_rows(static: Written, source: Tensor, padded: int) -> None:
     """Copies integer rows [n, ...] to the first rows of ``static``; rows n to ``padded`` become zeros."""
     static[: source.shape[0]] = source
@@ -115,7 +111,6 @@ def stage_rows(static: Written, source: Tensor, padded: int) -> None:
         Access(input_ids, write=True),
         Access(tokens, write=False, rows=-input_ids[input_ids < 0]),
     ),
-    triton=True,
 )
 def resolve_negative(input_ids: Written, tokens: Tensor) -> None:
     """Replaces every v < 0 of input_ids [T] int64 by ``tokens[-v]``, in place; reads all T of them."""

@@ -169,7 +169,7 @@ def _draw_cost(draw: Draw) -> Work:
     return Work(tensors + again + INT64 * draw.logits.shape[0])
 
 
-@kernel(meta=_ids_meta, cost=_greedy_cost, triton=True)
+@kernel(meta=_ids_meta, cost=_greedy_cost)
 def sample_greedy(logits: Tensor, vocab_mask: Tensor | None) -> Tensor:
     """ids [b] int64 of the largest of logits [b, v] that vocab_mask allows; of equals the lowest id."""
     return _masked(logits, vocab_mask).argmax(1)
@@ -181,7 +181,7 @@ def sample_greedy_tagged(logits: Tensor, vocab_mask: Tensor | None, fingerprint:
     return _tagged_ids(logits, vocab_mask, fingerprint)
 
 
-@kernel(meta=_ids_meta, cost=_draw_cost, triton=True, strided=_COLUMNS)
+@kernel(meta=_ids_meta, cost=_draw_cost, strided=_COLUMNS)
 def sample(draw: Draw) -> Tensor:
     """ids [b] int64 drawn with keyed noise; a row of temperature 0 takes its largest logit."""
     return _scores(draw).argmax(1)
@@ -196,7 +196,6 @@ def sample_tagged(draw: Draw, fingerprint: Tensor) -> Tensor:
 @kernel(
     meta=lambda logits: meta_tensors(2, logits.shape[0], dtype=torch.float32),
     cost=_draw_cost,
-    triton=True,
     strided=_COLUMNS,
 )
 def score_tokens(draw: Draw, ids: Tensor) -> tuple[Tensor, Tensor]:

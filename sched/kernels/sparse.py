@@ -54,7 +54,6 @@ class Scored(NamedTuple):
     ),
     cost=lambda projected, out_cache_loc: Work(2 * nbytes(projected) + nbytes(out_cache_loc)),
     rows={"index_cache": "out_cache_loc"},
-    triton=True,
 )
 def index_and_store(
     projected: Tensor, out_cache_loc: Tensor, index_cache: Written, heads: int
@@ -124,7 +123,6 @@ def _select_footprint(scored: Scored) -> tuple[Access, ...]:
     cost=_select_cost,
     footprint=_select_footprint,
     fixed_cost=False,
-    triton=True,
 )
 def select_top_k(scored: Scored, top_k: int, max_seq_len: int) -> Tensor:
     """The positions that each new token attends to, [b, top_k] int32, ascending, ABSENT behind them."""
@@ -183,7 +181,6 @@ def _mixed(x: Tensor) -> Tensor:
         *reads(positions, req_pool_indices),
         Access(req_to_token, write=False, rows=req_pool_indices, lens=positions.amax(1) + 1),
     ),
-    triton=True,
 )
 def page_lookup(positions: Tensor, req_to_token: Tensor, req_pool_indices: Tensor) -> Tensor:
     """Slots [b, k] int32 of positions [b, k] int32 of the requests in rows [b]; padding where a position is absent."""
@@ -200,7 +197,6 @@ def _cost(q: Tensor, k_cache: Tensor, locations: Tensor, seq_lens: Tensor) -> Wo
     cost=_cost,
     rows={"k_cache": "locations", "v_cache": "locations"},
     fixed_cost=False,
-    triton=True,
 )
 def sparse_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, locations: Tensor, seq_lens: Tensor, scale: float
@@ -270,7 +266,6 @@ def _extend_footprint(tokens: SparseTokens) -> tuple[Access, ...]:
     cost=_extend_cost,
     footprint=_extend_footprint,
     fixed_cost=False,
-    triton=True,
 )
 def sparse_extend(tokens: SparseTokens, scale: float, top_k: int, max_seq_len: int) -> Tensor:
     """``select_top_k`` and ``sparse_attention`` for many tokens of each request, [T, heads · d], without storing the

@@ -21,7 +21,6 @@ SIMULATED_TOKEN = 100
     cost=lambda scores, tokens, parents, bonus, draft_tokens: Work(
         nbytes(scores, tokens, parents, bonus) + 2 * INT64 * tokens.shape[0] * draft_tokens
     ),
-    triton=True,
 )
 def build_tree(
     scores: Tensor, tokens: Tensor, parents: Tensor, bonus: Tensor, draft_tokens: int
@@ -48,7 +47,6 @@ def build_tree(
 @kernel(
     meta=lambda parents, depth: (meta_tensor(*parents.shape, depth), meta_tensor(*parents.shape)),
     cost=lambda parents, depth: Work(nbytes(parents) * (2 + depth)),
-    triton=True,
 )
 def tree_paths(parents: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """For each node of ``parents`` [b, d]: the path from the root to itself, [b, d, depth] int64, NONE after it, and
@@ -92,7 +90,6 @@ def _accepted_meta(requests: Tensor, most: int) -> tuple[Tensor, Tensor]:
     cost=lambda tokens, parents, predict, most: Work(
         nbytes(tokens, parents, predict) + INT32 * tokens.shape[0] * (most + 1)
     ),
-    triton=True,
 )
 def accept_drafts(
     tokens: Tensor, parents: Tensor | None, predict: Tensor, most: int

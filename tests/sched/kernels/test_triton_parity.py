@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from schedbench.sched.kernels.declare import kernels, on_cuda
+from schedbench.sched.kernels.declare import kernels, on_cuda, triton_kernel
 from tests.json_programs import output_of
 from tests.sched.kernels.triton_parity import CASES, names
 
-TRITON = {entry.name: entry for entry in kernels().values() if entry.triton}
+TRITON = {entry.name: entry for entry in kernels().values() if triton_kernel(entry)}
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,7 @@ def test_every_triton_kernel_has_a_case() -> None:
 
 def test_launch_functions_take_arguments_of_their_ops() -> None:
     for name, entry in TRITON.items():
-        launch = getattr(import_module(f"schedbench.sched.kernels.triton.{entry.triton}"), name)
+        launch = getattr(import_module(f"schedbench.sched.kernels.triton.{entry.module}"), name)
         assert signature(launch).parameters.keys() <= {*entry.signature.types, *entry.signature.groups}, name
 
 

@@ -48,9 +48,9 @@ def differ(found: torch.Tensor | None, expected: torch.Tensor | None, *, padded:
     return not torch.allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def beside(entry: declare.Kernel, calls: Counter[str], wrong: Counter[str]) -> Callable[..., Any]:
-    launch = triton_kernel(entry)
-
+def beside(
+    entry: declare.Kernel, launch: Callable[..., Any], calls: Counter[str], wrong: Counter[str]
+) -> Callable[..., Any]:
     def impl(*args: Any) -> Any:
         calls[entry.name] += 1
         given = copy_of(args)
@@ -66,8 +66,8 @@ def beside(entry: declare.Kernel, calls: Counter[str], wrong: Counter[str]) -> C
 def main(scenario: str, *overrides: str) -> None:
     calls, wrong = Counter[str](), Counter[str]()
     for op, entry in declare.kernels().items():
-        if entry.triton:
-            declare._KERNELS[op] = replace(entry, impl=beside(entry, calls, wrong))
+        if launch := triton_kernel(entry):
+            declare._KERNELS[op] = replace(entry, impl=beside(entry, launch, calls, wrong))
     resolved = resolve(load(scenario, [*SMALL, *overrides]))
     result = execute(resolved.with_relay(resolved.relays[-1]), Options(device="vgpu"))
     finished = all(row.status == "finished" for row in result.requests)
