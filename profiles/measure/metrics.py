@@ -38,37 +38,35 @@ def steady_window(records: Iterable[RequestRecord]) -> tuple[int, int] | None:
     return best
 
 
-def rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict[str, float]:
-    """Per second from the first arrival to the last end; empty when no time passed. ``tokens``: as in
+def _per_second(counts: Mapping[str, int], start: int, end: int) -> dict[str, float | None]:
+    """None where no time passed between the instants, ns."""
+    return {name: count / ((end - start) / 1e9) if end > start else None for name, count in counts.items()}
+
+
+def rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict[str, float | None]:
+    """Per second from the first arrival to the last end; None when no time passed. ``tokens``: as in
     ``RequestTotals``."""
     start = min((record.arrival for record in records), default=0)
     end = max((record.finish for record in records), default=0)
-    if end <= start:
-        return {}
-    seconds = (end - start) / 1e9
     finished = [record for record in records if record.finished]
     output_tokens, prompt_tokens = tokens.total(), sum(record.prompt_tokens for record in finished)
-    return {
-        "output_throughput": output_tokens / seconds,
-        "input_throughput": prompt_tokens / seconds,
-        "total_throughput": (output_tokens + prompt_tokens) / seconds,
-        "request_throughput": len(finished) / seconds,
+    counts = {
+        "output_throughput": output_tokens,
+        "input_throughput": prompt_tokens,
+        "total_throughput": output_tokens + prompt_tokens,
+        "request_throughput": len(finished),
     }
+    return _per_second(counts, start, end)
 
 
-def steady_rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict[str, float]:
-    """Per second of the steady window; empty when there is none. A token that the host knew at an instant was made
+def steady_rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict[str, float | None]:
+    """Per second of the steady window; None when there is none. A token that the host knew at an instant was made
     before it."""
-    window = steady_window(records)
-    if window is None:
-        return {}
-    start, end = window
+    start, end = steady_window(records) or (0, 0)
     finishes = sum(record.finished and start < record.finish <= end for record in records)
-    made, seconds = sum(tokens[at] for at in tokens if start < at <= end), (end - start) / 1e9
-    return {
-        "steady_output_throughput": made / seconds,
-        "steady_request_throughput": finishes / seconds,
-    }
+    made = sum(tokens[at] for at in tokens if start < at <= end)
+    counts = {"steady_output_throughput": made, "steady_request_throughput": finishes}
+    return _per_second(counts, start, end)
 
 
 Metrics = dict[str, Metric | Abstained]
@@ -83,11 +81,6 @@ _OVER_PASSES: Final[Mapping[str, Callable[[list[Any]], Any]]] = {
     **dict.fromkeys(_QUANTILES, median),
 }
 
-_REQUEST_VALUES: Final = (
-    *("output_throughput", "input_throughput", "total_throughput", "request_throughput"),
-    *("steady_output_throughput", "steady_request_throughput"),
-    *("cache_hit_ratio", "retractions", "peak_kv_tokens"),
-)
 _REQUEST_TIMES: Final[Mapping[str, Callable[[RequestTotals], Distribution]]] = {
     "ttft_ms": lambda totals: between(totals.records, "arrival", "first_token"),
     "queue_ms": lambda totals: between(totals.records, "arrival", "first_scheduled"),
@@ -182,7 +175,6 @@ def request_metrics(totals: RequestTotals) -> Metrics:
     prompt_tokens = sum(record.prompt_tokens for record in admitted)
     cached_tokens = sum(record.cached_tokens for record in admitted)
     values: dict[str, float | None] = {
-        **dict.fromkeys(_REQUEST_VALUES),
         **rates(records, totals.tokens),
         **steady_rates(records, totals.tokens),
         "cache_hit_ratio": cached_tokens / prompt_tokens if prompt_tokens else None,

@@ -83,10 +83,10 @@ def test_throughput_over_the_full_window(records):
 
 
 def test_throughput_of_no_time_abstains():
-    assert rates([], Counter()) == {}
-    assert rates([record(0, arrival=3, scheduled=3, first=3, finish=3)], Counter()) == {}
+    assert {*rates([], Counter()).values()} == {None}
+    assert {*rates([record(0, arrival=3, scheduled=3, first=3, finish=3)], Counter()).values()} == {None}
     assert steady_window([]) is None
-    assert steady_rates([], Counter()) == {}
+    assert {*steady_rates([], Counter()).values()} == {None}
 
 
 def test_steady_window_is_the_longest_above_half_of_the_peak():
