@@ -211,9 +211,11 @@ class WorthAnswer(RunAnswer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentAnswer(Answer):
-    """An answer that is its document. ``pages`` is the module that has its ``page`` and ``as_csv``."""
+    """An answer that is its document. ``keys`` are those by which it is known, of which no other kind of document has
+    one. ``pages`` is the module that has its ``page`` and ``as_csv``."""
 
     content: Document
+    keys: ClassVar[Sequence[str]]
     pages: ClassVar[ModuleType]
 
     @property
@@ -232,6 +234,7 @@ class DocumentAnswer(Answer):
 class ComparisonAnswer(DocumentAnswer):
     """Two sides and the verdict."""
 
+    keys: ClassVar = ("comparison",)
     pages: ClassVar = compare_page
     file: ClassVar = "compare.json"
 
@@ -250,6 +253,7 @@ class ComparisonAnswer(DocumentAnswer):
 class CasesAnswer(DocumentAnswer):
     """The comparisons of the library of cases."""
 
+    keys: ClassVar = ("cases",)
     file: ClassVar = "cases.json"
 
     def page(self, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG002
@@ -266,6 +270,7 @@ class CasesAnswer(DocumentAnswer):
 class CheckAnswer(DocumentAnswer):
     """The checks of a scenario."""
 
+    keys: ClassVar = ("reports", "faults")
     pages: ClassVar = check_page
     file: ClassVar = "check.json"
 
@@ -277,6 +282,7 @@ class CheckAnswer(DocumentAnswer):
 class SweepAnswer(DocumentAnswer):
     """A grid of cells, and where the better side changes."""
 
+    keys: ClassVar = ("cells",)
     pages: ClassVar = sweep_page
     file: ClassVar = "sweep.json"
 
@@ -288,6 +294,7 @@ class SweepAnswer(DocumentAnswer):
 class LadderAnswer(DocumentAnswer):
     """A scenario with each of several relays."""
 
+    keys: ClassVar = ("rungs",)
     pages: ClassVar = ladder_page
     file: ClassVar = "ladder.json"
 
@@ -305,6 +312,7 @@ class LadderAnswer(DocumentAnswer):
 class BatchesAnswer(DocumentAnswer):
     """The latencies of static batches."""
 
+    keys: ClassVar = ("points",)
     pages: ClassVar = onebatch
     file: ClassVar = "onebatch.json"
 
@@ -313,16 +321,7 @@ class BatchesAnswer(DocumentAnswer):
         return not all(point["refused"] for point in self.content["points"])
 
 
-# By a key that no other kind of document has.
-_KINDS: Final[Mapping[str, type[DocumentAnswer]]] = {
-    "comparison": ComparisonAnswer,
-    "cases": CasesAnswer,
-    "reports": CheckAnswer,
-    "faults": CheckAnswer,
-    "cells": SweepAnswer,
-    "rungs": LadderAnswer,
-    "points": BatchesAnswer,
-}
+_KINDS: Final = {key: kind for kind in DocumentAnswer.__subclasses__() for key in kind.keys}
 _FILES: Final = (RunAnswer.file, *dict.fromkeys(kind.file for kind in _KINDS.values() if kind.file))
 
 

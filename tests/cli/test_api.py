@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import schedbench as sb
+from schedbench.cli import answers, api
 from schedbench.cli.errors import UsageError
 from schedbench.profiles.record.result import ResultError
 from schedbench.scenarios.problems import ScenarioError
@@ -32,7 +33,14 @@ def serial() -> sb.RunAnswer:
 
 
 def test_it_has_the_names_that_it_lists_and_no_others() -> None:
-    assert {"run", "compare", "check", "worth", "load"} <= set(sb.__all__)
+    """Every function of ``cli.api``, and every answer."""
+    functions = {
+        name
+        for name, value in vars(api).items()
+        if hasattr(value, "__wrapped__") or getattr(value, "__module__", "") == api.__name__
+    }
+    kinds = {name for name in vars(answers) if name.endswith("Answer")} - {"DocumentAnswer"}
+    assert {*sb.__all__} == functions | kinds and {"run", "compare", "check", "worth", "load"} <= functions
     with pytest.raises(AttributeError, match="no attribute 'rum'"):
         sb.rum  # noqa: B018
 
