@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import Scenario, SplitPrefill
+from ...scenarios.schema import EngineSection, Scenario, SplitPrefill
 from ...sched.config import BlockConfig, Control, Division, EngineConfig, HiSparseConfig, SplitPrefillConfig
 from ...sched.disagg.inbox import Inbox
 from ...sched.disagg.kv import DisaggComponents, KVGateway, KVPort
@@ -82,24 +82,21 @@ class Composition:
 
 
 def engine_config(resolved: Resolved, machine: Machine, context: RankContext = ALONE) -> EngineConfig:
-    """The scenario's engine on that machine."""
+    """The scenario's engine on that machine. What both have by the same name is taken from the scenario, unless it is
+    decided here."""
     scenario, model = resolved.scenario, resolved.model
     engine, blocks = scenario.engine, scenario.engine.block_diffusion
-    return EngineConfig(
-        device=machine.device,
-        capabilities=machine.capabilities,
+    same: dict[str, Any] = {
+        field.name: getattr(engine, field.name)
+        for field in fields(EngineConfig)
+        if field.name in EngineSection.model_fields
+    }
+    return replace(
+        EngineConfig(machine.device, machine.capabilities, **same),
         overlap=overlaps(scenario),
-        chunked_prefill_size=engine.chunked_prefill_size,
-        mixed_chunk=engine.mixed_chunk,
-        page_size=engine.page_size,
-        radix_cache=engine.radix_cache,
-        policy=engine.policy,
-        max_running_requests=engine.max_running_requests,
         most_requests=max(scenario.workload.requests or sys.maxsize, scenario.measure.warmup_requests),
         kv_tokens=engine.kv_tokens // engine.page_size * engine.page_size,
         context_len=model.max_positions,
-        max_prefill_tokens=engine.max_prefill_tokens,
-        schedule_conservativeness=engine.schedule_conservativeness,
         # Only decodes are replayed.
         cuda_graph=engine.cuda_graph
         and not (engine.embedding or blocks.enabled or engine.split_prefill.enabled),
@@ -108,9 +105,7 @@ def engine_config(resolved: Resolved, machine: Machine, context: RankContext = A
         seed=scenario.measure.seed,
         hisparse=_hisparse(resolved) if context.decodes else None,
         stages=engine.pipeline.stages,
-        deferred=engine.deferred,
         split_prefill=_split_prefill(engine.split_prefill),
-        embedding=engine.embedding,
         blocks=BlockConfig(blocks.block_size, blocks.threshold, model.vocab_size - 1)
         if blocks.enabled
         else None,
