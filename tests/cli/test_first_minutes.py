@@ -83,7 +83,7 @@ def test_a_key_is_explained_also_by_its_short_name(run_command: RunCommand) -> N
         ("engine.hisparse", "a section", "{}"),
         ("about", "a text", '""'),
         ("workload", "a section", "none, it has to be given"),
-        ("workload.prompt_tokens.max", "an integer, at least 1 or null", "none, it has to be given"),
+        ("workload.prompt_tokens.max", "an integer, at least 1 or null", "null; has to be given in uniform"),
     ],
 )
 def test_a_key_is_explained_with_each_value_once_and_its_default(
