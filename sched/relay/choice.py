@@ -27,7 +27,7 @@ from .states import (
 )
 
 _ALL_SWITCHES = {**SWITCHES, **DRAFT_SWITCHES}
-assert {name: tuple(values) for name, values in _ALL_SWITCHES.items()} == SWITCH_VALUES
+assert {name: tuple(values) for name, values in _ALL_SWITCHES.items()} == SWITCH_VALUES, "not as in names.py"
 
 
 class RelayError(ValueError):

@@ -391,4 +391,4 @@ def awaited_faults() -> Mapping[str, Fault]:
     return {fault.name: fault for fault in _AWAITED}
 
 
-assert (*faults(), *awaited_faults()) == FAULT_NAMES
+assert (*faults(), *awaited_faults()) == FAULT_NAMES, "not the faults of names.py in their order"

@@ -213,7 +213,7 @@ _STATES = {
         ),
     )
 }
-assert tuple(_STATES) == STATE_NAMES
+assert tuple(_STATES) == STATE_NAMES, "not the states of names.py in their order"
 
 
 def states() -> Mapping[str, State]:
