@@ -98,7 +98,7 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
     voids = _voids(trials, rules, engaged=engaged, moved=moved, shown=shown)
     if voids:
         found = {name: judged.void(*voids) for name, judged in found.items()}
-    metrics = _under(drawn, found, headline)
+    metrics, added = _under(drawn, found, headline), effects.added(results_a, results_b)
     verdict, reasons = overall([metrics[name] for name in headline if name in metrics], voids)
     return Comparison(
         trials=trials,
@@ -109,11 +109,11 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
         verdict=verdict,
         reasons=reasons,
         counts=effects.counts(results_a, results_b),
-        added=effects.added(results_a, results_b),
+        added=added,
         lines=effects.lines(results_a, results_b),
         hazards=effects.new_hazards(results_a, results_b),
         idle=effects.idle(results_a, results_b),
-        gates=tuple(gates.check(gate, metrics, a=results_a, b=results_b) for gate in rules.gates),
+        gates=tuple(gates.check(gate, metrics, a=results_a, b=results_b, more=added) for gate in rules.gates),
         engine=engine_differences(results_a[0], results_b[0]),
         environment=environment,
         drawn=drawn,

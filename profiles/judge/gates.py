@@ -22,7 +22,7 @@ from ..captures.steps import UNKNOWN_KIND
 from ..measure.steps import STEADY, is_iteration, without_steps
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import PROGRAM, Abstained, Result
-from .effects import ADDABLE, added, judged_name, metric_names, why_absent
+from .effects import ADDABLE, AddedCount, judged_name, metric_names, why_absent
 from .reasons import Reason
 from .verdict import Judgement
 
@@ -145,9 +145,11 @@ def check(
     *,
     a: Sequence[Result],
     b: Sequence[Result],
+    more: Sequence[AddedCount],
 ) -> GateOutcome:
+    """``more``: what B adds."""
     if gate.added:
-        return _check_added(gate, a, b)
+        return _check_added(gate, a, b, more)
     if gate.place:
         return _check_count(gate, a, b)
     if found := judged.get(gate.name):
@@ -156,12 +158,14 @@ def check(
     return GateOutcome(gate.text, "undecided", None, why)
 
 
-def _check_added(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOutcome:
+def _check_added(
+    gate: Gate, a: Sequence[Result], b: Sequence[Result], added: Sequence[AddedCount]
+) -> GateOutcome:
     """All counters of the gate together. A kind of step that A has not is no part of it, which is said."""
     kinds_a, kinds_b = ({kind for result in side for kind in +result.steps()} for side in (a, b))
     if not kinds_a & kinds_b:
         return GateOutcome(gate.text, "undecided", None, "no kind of step is on both sides")
-    found = [one for one in added(a, b) if one.counter in gate.added]
+    found = [one for one in added if one.counter in gate.added]
     sums = {kind: sum(one.more for one in found if one.kind == kind) for kind in {one.kind for one in found}}
     most = max(sums.values(), default=0.0)
     more = ", ".join(

@@ -524,7 +524,7 @@ def test_kernels_of_an_absent_package_are_not_counted(
     assert set(result.per_step) == {"prefill", "mixed"}
     assert {row.kind for row in (*result.copies, *result.syncs)} <= {"prefill", "mixed", "none"}
     assert result.not_asked == {"decode.steady": reason}
-    gate = check(parse("decode.steady.schedule.sync:0"), {}, a=[result], b=[result])
+    gate = check(parse("decode.steady.schedule.sync:0"), {}, a=[result], b=[result], more=[])
     assert (gate.outcome, gate.why) == ("undecided", reason)
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+from schedbench.profiles.judge.effects import added
+from schedbench.profiles.judge.gates import GateOutcome, check, parse
 from schedbench.profiles.judge.statistics import abba
+from schedbench.profiles.judge.verdict import Judgement
+from schedbench.profiles.record.result import Result
 
 
 def blocks(
@@ -29,3 +35,9 @@ def blocks(
     noise = 1 + cv * rng.standard_normal(2 * pairs)
     slow = (1 + drift * time / (2 * pairs)) * (1 + ramp * np.exp(-time / 3)) * (1 + slot * (time % 2))
     return list(100 * levels * noise * slow * np.where(on_b, effects + effect, 1.0))
+
+
+def gated(
+    text: str, judged: Mapping[str, Judgement], *, a: Sequence[Result], b: Sequence[Result]
+) -> GateOutcome:
+    return check(parse(text), judged, a=a, b=b, more=added(a, b))

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from schedbench.profiles.judge.effects import AddedCount, added, counts, idle, lines, metric_values
-from schedbench.profiles.judge.gates import check, parse
 from schedbench.profiles.record.result import RankPart
 from tests.acceptance.runs import result_of
+from tests.profiles.judge.synthetic import gated
 
 TALLY = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
 
@@ -183,7 +183,5 @@ def test_what_a_later_stage_adds_is_added(result):
     (changed,) = [count for count in counts([a], [b]) if count.change != "equal"]
     assert (changed.a.mean, changed.b.mean, changed.b.max) == (1.0, 1.5, 2)
     assert added([a], [b]) == [AddedCount("decode", "sync", 1.0, 1.0)]
-    outcomes = {
-        check(parse(gate), {}, a=[a], b=[b]).outcome for gate in ("added:0", "decode.schedule.sync:1")
-    }
+    outcomes = {gated(gate, {}, a=[a], b=[b]).outcome for gate in ("added:0", "decode.schedule.sync:1")}
     assert outcomes == {"failed"}

@@ -10,11 +10,12 @@ import pytest
 
 from schedbench.profiles.judge.draws import Firmness
 from schedbench.profiles.judge.effects import AddedCount, added
-from schedbench.profiles.judge.gates import GateError, check, parse
+from schedbench.profiles.judge.gates import GateError, parse
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.statistics import abba
 from schedbench.profiles.judge.verdict import Judgement, judge_blocks, judge_seeds
 from schedbench.profiles.record.result import Abstained, Metric
+from tests.profiles.judge.synthetic import gated
 
 ROOT = Path(__file__).parents[3]
 
@@ -103,7 +104,7 @@ def test_a_wrong_gate_says_what_was_expected(text: str, says: str) -> None:
     ],
 )
 def test_a_gate_bounds_the_whole_interval(drop, text, outcome):
-    found = check(parse(text), {"output_throughput": drop}, a=[], b=[])
+    found = gated(text, {"output_throughput": drop}, a=[], b=[])
     assert (found.outcome, found.seen) == (outcome, -2.0)
 
 
@@ -121,38 +122,38 @@ def test_a_gate_bounds_the_whole_interval(drop, text, outcome):
 def test_worse_and_better_follow_the_direction_of_the_metric(text, longer, shorter):
     for factor, outcome in ((1.27, longer), (0.75, shorter)):
         judged = judge_seeds([100.0] * 5, [100.0 * factor] * 5, "lower")
-        assert check(parse(text), {"ttft_ms": judged}, a=[], b=[]).outcome == outcome
+        assert gated(text, {"ttft_ms": judged}, a=[], b=[]).outcome == outcome
 
 
 def test_any_rise_from_zero_breaks_a_bound_in_percent():
     risen = judge_seeds([0.0] * 5, [9.0, 8.0, 9.5, 9.0, 7.0], "lower")
     assert risen.verdict == "worse"
     assert judge_seeds([0.0, 9.0, 9.0, 9.0, 9.0], [9.0] * 5, "lower").verdict == "inconclusive"
-    found = check(parse("ttft:5%"), {"ttft_ms": risen}, a=[], b=[])
+    found = gated("ttft:5%", {"ttft_ms": risen}, a=[], b=[])
     assert (found.outcome, found.seen) == ("failed", None)
 
 
 def test_draws_of_the_constants_have_to_agree(drop):
     """A gate that passes with the profile's values is undecided where a draw exceeds it."""
     firm = replace(drop, firmness=Firmness(16, 16, -3.5, -1.0, "host.launch", 0.9))
-    assert check(parse("throughput:4%"), {"output_throughput": firm}, a=[], b=[]).outcome == "passed"
+    assert gated("throughput:4%", {"output_throughput": firm}, a=[], b=[]).outcome == "passed"
     loose = replace(drop, firmness=Firmness(16, 16, -4.5, -1.0, "host.launch", 0.9))
-    found = check(parse("throughput:4%"), {"output_throughput": loose}, a=[], b=[])
+    found = gated("throughput:4%", {"output_throughput": loose}, a=[], b=[])
     assert found.outcome == "undecided" and found.why.startswith("CONSTANTS: the effects of 16 draws")
 
 
 def test_a_gate_is_undecided_where_draws_have_no_effect(drop):
     """A is 0 under some draws."""
     unheld = replace(drop, firmness=Abstained(abstained="A is 0 in 3 of 16 draws"))
-    found = check(parse("throughput:4%"), {"output_throughput": unheld}, a=[], b=[])
+    found = gated("throughput:4%", {"output_throughput": unheld}, a=[], b=[])
     assert (found.outcome, found.why) == ("undecided", "CONSTANTS: A is 0 in 3 of 16 draws")
 
 
 def test_a_doubtful_measurement_leaves_gates_undecided(drop):
     doubtful = replace(drop, reasons=(Reason.DRIFT,))
-    found = check(parse("throughput:-4%"), {"output_throughput": doubtful}, a=[], b=[])
+    found = gated("throughput:-4%", {"output_throughput": doubtful}, a=[], b=[])
     assert (found.outcome, found.why) == ("undecided", "DRIFT")
-    assert check(parse("throughput:-4%"), {}, a=[], b=[]).outcome == "undecided"
+    assert gated("throughput:-4%", {}, a=[], b=[]).outcome == "undecided"
 
 
 def test_a_gate_on_a_metric_that_abstained_has_its_reason(result):
@@ -161,7 +162,7 @@ def test_a_gate_on_a_metric_that_abstained_has_its_reason(result):
     few = seen.model_copy(
         update={"metrics": {"ttft_ms": metric, "tpot_ms": Abstained(abstained="no decode")}}
     )
-    whys = [check(parse(f"{name}:4%"), {}, a=[few], b=[few]).why for name in ("ttft.p99", "tpot", "itl")]
+    whys = [gated(f"{name}:4%", {}, a=[few], b=[few]).why for name in ("ttft.p99", "tpot", "itl")]
     assert whys == ["needs 100 samples", "no decode", "not measured on both sides"]
 
 
@@ -169,12 +170,12 @@ def test_a_gate_on_few_measurements_is_undecided():
     """The interval of few equal workloads is a point."""
     for pairs, outcome in ((4, "undecided"), (16, "passed")):
         judged = judge_blocks([1.0 + (side == "b") for side in abba(pairs)], "higher")
-        assert check(parse("throughput:1%"), {"output_throughput": judged}, a=[], b=[]).outcome == outcome
+        assert gated("throughput:1%", {"output_throughput": judged}, a=[], b=[]).outcome == outcome
 
 
 def test_a_change_that_is_not_engaged_passes_its_gates(drop):
     idle = replace(drop, reasons=(Reason.NOT_ENGAGED,))
-    assert check(parse("throughput:-4%"), {"output_throughput": idle}, a=[], b=[]).outcome == "passed"
+    assert gated("throughput:-4%", {"output_throughput": idle}, a=[], b=[]).outcome == "passed"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_counts_are_those_of_the_worst_step(result, text, outcome, seen):
     tally = {"median": 0.0, "mean": 0.5, "max": 1, "steps_with": 5}
     a = result({"per_step.decode.schedule.d2h": tally})
     b = result({"per_step.decode.schedule.d2h": tally | {"max": 3}})
-    found = check(parse(text), {}, a=[a, a], b=[a, b])
+    found = gated(text, {}, a=[a, a], b=[a, b])
     assert (found.outcome, found.seen) == (outcome, seen)
 
 
@@ -211,7 +212,7 @@ def test_added_counts_are_those_of_the_median_step(result, text, outcome, seen):
     a, b = (
         result({"per_step.decode.schedule.d2h": tally | {"median": n, "mean": n + 0.5}}) for n in (1.0, 3.0)
     )
-    found = check(parse(text), {}, a=[a], b=[b])
+    found = gated(text, {}, a=[a], b=[b])
     assert (found.outcome, found.seen) == (outcome, seen)
     assert ("decode d2h +2" in found.why) == (outcome == "failed")
 
@@ -234,7 +235,7 @@ def test_a_line_that_only_some_steps_of_b_run_is_added(result, count, old_count,
     kept = [old.model_copy(update={"count": old_count})] if old_count else []
     b = a.model_copy(update={"syncs": (new, *kept, *a.syncs[1:])})
     assert added([a], [b]) == found
-    assert check(parse("added.sync:0"), {}, a=[a], b=[b]).outcome == ("failed" if found else "passed")
+    assert gated("added.sync:0", {}, a=[a], b=[b]).outcome == ("failed" if found else "passed")
 
 
 def test_counters_of_an_added_gate_count_together(result):
@@ -242,16 +243,16 @@ def test_counters_of_an_added_gate_count_together(result):
     tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
     counts = {"per_step.decode.schedule.d2h": tally, "per_step.decode.schedule.sync": tally}
     b = result({**counts, "per_step.verify": {"steps": 5, "schedule": {"h2d": tally}}})
-    found = check(parse("added:1"), {}, a=[result()], b=[b])
+    found = gated("added:1", {}, a=[result()], b=[b])
     why = "decode sync +1, decode d2h +1; verify steps, which A has none of, are not compared"
     assert found[1:] == ("failed", 2.0, why)
-    bounds = (check(parse(f"verify.schedule.h2d:{n}"), {}, a=[result()], b=[b]) for n in ("0", "+0"))
+    bounds = (gated(f"verify.schedule.h2d:{n}", {}, a=[result()], b=[b]) for n in ("0", "+0"))
     assert [one.outcome for one in bounds] == ["failed", "undecided"]
 
 
 def test_added_is_undecided_for_kinds_on_one_side_only(result):
     a, b = result(), result({"per_step": {}})
-    assert check(parse("added:0"), {}, a=[a], b=[b]).outcome == "undecided"
+    assert gated("added:0", {}, a=[a], b=[b]).outcome == "undecided"
 
 
 def test_every_gate_in_the_docs_is_valid():
