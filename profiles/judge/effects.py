@@ -77,11 +77,9 @@ def _values(name: str, metric: Metric, also: Collection[str]) -> Iterator[tuple[
 def why_absent(name: str, results: Results) -> str:
     """Why the first of the results without that metric or percentile has none; empty where all have it or none says."""
     whole, _, percentile = name.rpartition(".")
-    for result in results:
-        value = result.metrics.get(name) or getattr(result.metrics.get(whole), percentile, None)
-        if isinstance(value, Abstained):
-            return value.abstained
-    return ""
+    metrics = [result.metrics for result in results]
+    values = (each.get(name) or getattr(each.get(whole), percentile, None) for each in metrics)
+    return next((value.abstained for value in values if isinstance(value, Abstained)), "")
 
 
 def table(results: Sequence[Result], also: Collection[str] = ()) -> dict[str, list[MetricValue]]:
