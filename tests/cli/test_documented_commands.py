@@ -103,6 +103,12 @@ def test_the_docs_have_many_commands() -> None:
     assert [len(scripts(page)) for page in WORKFLOWS] == [2, 3]
 
 
+def test_every_command_is_on_the_page_of_commands() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    commands = vars(typer.main.get_command(app))["commands"]
+    assert not [name for name in commands if f"schedbench {name}" not in page]
+
+
 @pytest.mark.wide
 def test_those_that_read_run(
     run_command: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
