@@ -32,6 +32,8 @@ def run_multiplexed(scheduler: Scheduler) -> None:
             if prompt is None:
                 prompt = _begin(scheduler)
             decode = _next_decode(scheduler, beside=prompt is not None)
+            if decode is None and prompt is None and scheduler.waiting_queue:
+                prompt = _begin(scheduler)  # which had no row before the last decodes ended
             if decode is None and prompt is None and not scheduler.rest():
                 return
         lanes.divide(0 if decode is None else decode.batch_size, beside=prompt is not None)

@@ -58,9 +58,9 @@ def test_no_mode_changes_a_token(mode: str) -> None:
     assert result_of("split_prefill", *REAL, mode, latest, hazards=True).outputs == plain(*REAL, mode).outputs
 
 
-def test_a_device_with_one_queue_has_the_same_tokens() -> None:
-    one = result_of("split_prefill", *FEW, "device.hardware=mlx-like")
-    assert one.outputs == plain(*FEW).outputs
+@pytest.mark.parametrize("setting", ["device.hardware=mlx-like", "engine.max_running_requests=1"])
+def test_one_queue_and_one_request_at_a_time_have_the_same_tokens(setting: str) -> None:
+    assert result_of("split_prefill", *FEW, setting).outputs == plain(*FEW).outputs
 
 
 def test_a_small_pool_changes_no_token() -> None:
