@@ -94,6 +94,8 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     Raises ScenarioError, or TraceError when a trace is malformed.
     """
     script = script_of(scenario, vocab_size=vocab_size, seed=seed)
+    if scenario.engine.embedding:  # one token stands for the result
+        script = replace(script, output_tokens=np.ones(len(script), np.int64))
     wanted, rng = scenario.workload.encoder_tokens, stream(seed, RandomStream.ENCODER_TOKENS)
     encoder_tokens = np.zeros(len(script), np.int64) if wanted is None else draw(wanted, len(script), rng=rng)
     whole = script.prompt_tokens + encoder_tokens

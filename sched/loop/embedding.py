@@ -10,7 +10,7 @@ from ..batch import FutureIndices, ScheduleBatch, StepResult
 from ..request import Status
 from .engine import Engine
 from .launch import run_model
-from .settle import announce_token, finish
+from .settle import announce_token
 
 PLACEHOLDER = 0
 """An embedded request's one output token (upstream's), which counts the request as served."""
@@ -50,6 +50,5 @@ def settle_embedding(engine: Engine, batch: ScheduleBatch, result: StepResult) -
             continue
         req.embedding = tuple(embedding)
         req.output_ids.append(PLACEHOLDER)
-        if not announce_token(engine, req):
-            finish(engine, req, Status.FINISHED, "length")
+        announce_token(engine, req)  # the only one that it may have
     return False

@@ -78,5 +78,7 @@ def test_copies_of_a_step_in_every_state(state: str) -> None:
 
 
 def test_a_request_ends_with_its_prompt_whatever_its_output_tokens() -> None:
-    more = ("device.values=none", "workload.output_tokens=3")
-    assert digest("embedding", *more) == digest("embedding", more[0])
+    more = ("device.values=none", "workload.output_tokens=5000", "workload.sampling.stop_token_ids=[0]")
+    result = result_of("embedding", *more)
+    assert {request.reason for request in result.requests} == {"length"}
+    assert digest_of(result) == digest("embedding", more[0])
