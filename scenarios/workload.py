@@ -76,7 +76,7 @@ class Workload:
         script, index = self.script, self._taken
         self._taken += 1
         length = int(script.prompt_tokens[index])
-        first = min(int(self.encoder_tokens[index]), length - 1)
+        first = int(self.encoder_tokens[index])
         prompt = script.prompt(index, length - first)
         return Request(
             id=request_id(index),
@@ -101,6 +101,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
     whole = script.prompt_tokens + encoder_tokens
     prompt_tokens = np.minimum(whole, context_len - 1)
     output_tokens = np.minimum(script.output_tokens, context_len - prompt_tokens)
+    encoder_tokens = np.minimum(encoder_tokens, prompt_tokens - 1)
     clipped = (prompt_tokens < whole) | (output_tokens < script.output_tokens)
     prompts, outputs = script.requested or (None, None)
     arrival = _arrival(scenario, script)
@@ -114,7 +115,7 @@ def build(scenario: Scenario, *, vocab_size: int, context_len: int, seed: int) -
         aborts=_aborts(scenario, size=len(script), seed=seed),
         achieved=Achieved(
             len(script),
-            Lengths(prompts, summarise(prompt_tokens)),
+            Lengths(prompts, summarise(prompt_tokens - encoder_tokens)),
             Lengths(outputs, summarise(output_tokens)),
             int(clipped.sum()),
             script.left_out,
