@@ -20,12 +20,12 @@ def measured_workload(resolved: Resolved) -> Workload:
 
 
 def warmup_workload(resolved: Resolved) -> Workload | None:
-    """None where nothing is warmed up: without warm-up requests, and for a trace."""
+    """Its requests are not aborted. None where nothing is warmed up: without warm-up requests, and for a trace."""
     scenario = resolved.scenario
     count = scenario.measure.warmup_requests
     if not count or scenario.workload.trace is not None:
         return None
-    fewer = scenario.workload.model_copy(update={"requests": count})
+    fewer = scenario.workload.model_copy(update={"requests": count, "abort": None})
     scenario = scenario.model_copy(update={"workload": fewer})
     return _workload(resolved, scenario, scenario.measure.seed ^ _WARMUP_SEED)
 

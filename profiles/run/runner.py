@@ -273,9 +273,7 @@ class PreparedRun:
         self._load(workload)
         with self.system.guarded(self.guard) as guard:
             progress = ProgressWatch(self.system, self._clock)
-            self._observers.set(
-                *self._constant_observers(), *self._abort_observers(workload), guard, progress
-            )
+            self._observers.set(*self._constant_observers(), guard, progress)
             with self._host_running():
                 self.system.run()
         self.system.forget()

@@ -26,6 +26,10 @@ not_aborted = partial(known_result, "mixed", *FEW)
 
 
 class TestAbort:
+    def test_the_warm_up_may_lack_the_request_that_is_named(self) -> None:
+        named = ("workload.abort={requests: [r7], after_tokens: 1}", "measure.warmup_requests=1")
+        assert by_status(result_of("mixed", *FEW, *named), "aborted").keys() == {"r7"}
+
     @pytest.mark.parametrize(
         ("loop", "values", "after"),
         [*((loop, "none", after) for loop in LOOPS for after in (0, 1, 9)), (LOOPS[0], "real", 9)],
