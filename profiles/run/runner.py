@@ -264,6 +264,7 @@ class PreparedRun:
 
     def warm_up(self) -> None:
         """Run the warm-up's requests unobserved, and drop what they left in the prefix cache."""
+        self._settle_device()
         with self.system.guarded(self.guard) as guard:
             self._observers.set(*self._constant_observers(), guard)
             self.system.prepare()

@@ -40,6 +40,7 @@ def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("worker", [V1, TREE], ids=["chain", "tree"])
 def test_one_stream_has_no_hazards(worker: tuple[str, ...]) -> None:
     assert found(*worker) == Hazards()
+    assert found(*worker, "engine.cuda_graph=false", "measure.warmup_requests=1") == Hazards()
 
 
 @pytest.mark.parametrize("seq_lens_cpu", ["blocking", "private", "bound"])
