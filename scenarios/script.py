@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from . import checks, combinations
 from .fields import Summary
 from .records import BLOCK, TraceError, TraceRecord
 from .schema import Scenario
-from .traces import read, token_count, tokenizer_file
+from .traces import TraceContent, read, token_count, tokenizer_file
 from .workload_schema import Distribution, Fixed, LogNormal, Normal, Sampling, Uniform, WorkloadSection
 
 Counts = NDArray[np.int64]
@@ -202,10 +203,9 @@ def _random(workload: WorkloadSection, *, vocab_size: int, seed: int) -> Prompt:
 def _replay(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
     """The first ``requests`` of the trace, in order of their instants."""
     workload, path = scenario.workload, scenario.file("workload", "trace")
-    assert path is not None and workload.format
-    tokens = token_count(tokenizer_file(scenario))
-    records, left_out = read(path, workload.format, limit=workload.requests, tokens=tokens)
-    _refuse_unusable(records, path, vocab_size=vocab_size)
+    assert path is not None
+    records, left_out = _records(scenario, path)
+    _refuse_unusable(records, scenario, path, vocab_size=vocab_size)
     instants = _instants(records)
     if instants is not None:
         order = np.argsort(instants, kind="stable")
@@ -220,14 +220,36 @@ def _replay(scenario: Scenario, *, vocab_size: int, seed: int) -> Script:
     )
 
 
-def _refuse_unusable(records: Sequence[TraceRecord], path: Path, *, vocab_size: int) -> None:
+def _records(scenario: Scenario, path: Path) -> TraceContent:
+    workload, tokens = scenario.workload, token_count(tokenizer_file(scenario))
+    assert workload.format
+    return read(path, workload.format, limit=workload.requests, tokens=tokens)
+
+
+def _refuse_unusable(
+    records: Sequence[TraceRecord], scenario: Scenario, path: Path, *, vocab_size: int
+) -> None:
     if not records:
         raise TraceError(str(path), 1, "expected at least one request, got none")
+    base = scenario.workload.sampling
+    possible = {base}
     for record in records:
         highest = max(record.prompt_ids or (0,))
         if highest >= vocab_size:
             message = f"prompt_token_ids: expected ids below the model's {vocab_size}, got {highest}"
             raise TraceError(str(path), record.line, message)
+        sampling = _overlaid(base, record.sampling)
+        for reason in () if sampling in possible else _refusals(scenario, sampling):
+            raise TraceError(str(path), record.line, f"sampling: {reason}")
+        possible.add(sampling)
+
+
+def _refusals(scenario: Scenario, sampling: Sampling) -> Iterator[str]:
+    """Why the scenario cannot have requests with that sampling."""
+    workload = scenario.workload.model_copy(update={"sampling": sampling})
+    asked = scenario.model_copy(update={"workload": workload})
+    for _, reason in (*checks.findings(asked), *combinations.findings(asked)):
+        yield reason
 
 
 def _instants(records: Sequence[TraceRecord]) -> Counts | None:

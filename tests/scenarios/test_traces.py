@@ -325,6 +325,12 @@ def test_a_token_that_the_model_does_not_have_is_refused(replayed: Callable[...,
         replayed("jsonl", JSONL, vocab_size=7)
 
 
+def test_a_sampling_that_the_modes_refuse_is_refused_at_its_line(replayed: Callable[..., Workload]) -> None:
+    line = '{"input_length": 4, "output_length": 2, "sampling": {"prompt_logprobs": true}}\n'
+    with pytest.raises(TraceError, match="trace:4: sampling: embedding cannot be combined with prompt log"):
+        replayed("jsonl", JSONL + line, "engine.embedding=true", "engine.mixed_chunk=false")
+
+
 def test_a_trace_without_requests_is_refused(replayed: Callable[..., Workload]) -> None:
     with pytest.raises(TraceError, match="expected at least one request, got none"):
         replayed("sharegpt", "[]")
