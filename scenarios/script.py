@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
@@ -224,6 +224,14 @@ def _records(scenario: Scenario, path: Path) -> TraceContent:
     workload, tokens = scenario.workload, token_count(tokenizer_file(scenario))
     assert workload.format
     return read(path, workload.format, limit=workload.requests, tokens=tokens)
+
+
+def samplings(scenario: Scenario) -> Collection[Sampling]:
+    """The different ones of the scenario's requests. Raises TraceError."""
+    base, path = scenario.workload.sampling, scenario.file("workload", "trace")
+    if path is None or scenario.workload.format != "jsonl":
+        return {base}
+    return {_overlaid(base, record.sampling) for record in _records(scenario, path).records}
 
 
 def _refuse_unusable(

@@ -20,7 +20,7 @@ from ..sched.request import Request
 from .fields import Achieved, Lengths
 from .problems import show
 from .schema import Scenario
-from .script import Counts, RandomStream, Script, draw, packed, script_of, stream, summarise, text
+from .script import Counts, RandomStream, Script, draw, packed, samplings, script_of, stream, summarise, text
 from .workload_schema import (
     Arrival,
     BurstArrivals,
@@ -145,6 +145,11 @@ def params(sampling: Sampling, *, max_new_tokens: int) -> SamplingParams:
     """The engine's record of a scenario's sampling section."""
     given = {key: getattr(sampling, key) for key in type(sampling).model_fields if key != "grammar"}
     return SamplingParams(max_new_tokens=max_new_tokens, grammar=_grammar(sampling.grammar), **given)
+
+
+def penalised(scenario: Scenario) -> bool:
+    """Whether some request has penalties, or a least length. Raises TraceError."""
+    return any(params(sampling, max_new_tokens=1).penalised for sampling in samplings(scenario))
 
 
 def _grammar(grammar: GrammarSection | None) -> tuple[Literal["regex", "choice"], tuple[str, ...]] | None:

@@ -10,13 +10,13 @@ from itertools import chain
 from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
-from ..record.result import Abstained, Hazards, Metric, Result
+from ..record.result import Abstained, Hazards, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.executor import POISONED
 from ..vgpu.adversary.order import COMMON_STRATEGIES, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
 from .runs import attempt
-from .tokens import differences
+from .tokens import differences, value_of
 
 NAME = "adversary"
 
@@ -99,15 +99,10 @@ def _unordered(crash: Crash, expected: Result) -> str:
 
 def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
     """Wrong drafts change the accepted length, not the tokens. With retracted requests, lengths may differ."""
-    lengths = [_value(result, "accept_length") for result in (found, expected)]
-    retracted = _value(expected, "retractions")
+    lengths = [value_of(result, "accept_length") for result in (found, expected)]
+    retracted = value_of(expected, "retractions")
     if None not in lengths and lengths[0] != lengths[1] and not retracted:
         yield Evidence(f"drafts: {lengths[0]:.3f} tokens accepted per verify instead of {lengths[1]:.3f}")
-
-
-def _value(result: Result, name: str) -> float | None:
-    metric = result.metrics.get(name)
-    return metric.value if isinstance(metric, Metric) else None
 
 
 def _counted(chosen: Sequence[int]) -> str:

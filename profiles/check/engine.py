@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.workload import params
+from ...scenarios.script import samplings
+from ...scenarios.workload import penalised
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import spread
 from ..platform.resolve import Resolved
@@ -103,15 +104,14 @@ def _checks(resolved: Resolved, seeds: Sequence[int], notice: Notice, report: Re
 
 def _tokens(resolved: Resolved, result: Result) -> Iterator[Check]:
     """Against our own scheduler, whose model the engine runs, and against the engine's own serial loop."""
-    sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
     overlapped = overlaps(resolved.scenario)
     why = result.outputs.abstained if isinstance(result.outputs, Abstained) else ""
-    if sampling.penalised and overlapped and not why:
+    if overlapped and not why and penalised(resolved.scenario):
         why = "penalties may lag under overlap: equal tokens are not promised"
     if why:
         yield from (skipped(name, why) for name in (tokens.NAME, OVERLAP))
         return
-    if sampling.temperature:
+    if any(sampling.temperature for sampling in samplings(resolved.scenario)):
         yield skipped(tokens.NAME, "the engine draws its tokens by a sampler of its own")
         yield skipped(
             OVERLAP, "batches differ without overlap, and with them the order in which tokens are drawn"

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from ...scenarios.combinations import overlaps
 from ...scenarios.schema import EngineSection, RelaySection, Scenario
-from ...scenarios.workload import params
+from ...scenarios.workload import penalised
 from ...sched.loop.event_loops import ABORTED
 from ...sched.relay.choice import choose
 from ..judge.likeness import other_ends, token_differences, value_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
-from ..record.result import Abstained, RequestRow, Result
+from ..record.result import Abstained, Metric, RequestRow, Result
 from ..run.crash import Crash
 from .report import Check, Evidence, first_of, skipped, verdict
 from .runs import attempt
@@ -39,10 +39,9 @@ def check_tokens(resolved: Resolved, result: Result, reference: Result | Crash) 
     reference = _aborted_alike(result, reference)
     if isinstance(result.outputs, Abstained):
         return skipped(NAME, result.outputs.abstained)
-    if not promised(resolved):
-        return skipped(
-            NAME, "upstream's penalties lag under overlap and speculation: equal tokens are not promised"
-        )
+    if not promised(resolved, retracted=bool(value_of(result, "retractions"))):
+        why = "lag under overlap and speculation, and begin anew after a retraction"
+        return skipped(NAME, f"upstream's penalties {why}: equal tokens are not promised")
     return alike(NAME, result, reference, about)
 
 
@@ -66,12 +65,16 @@ def reference(question: Resolved) -> Result | Crash:
     return attempt(question.with_relay(choose("latest", {})), options)
 
 
-def promised(resolved: Resolved) -> bool:
-    """Whether this relay gives the same tokens as every other loop and mode."""
-    sampling = params(resolved.scenario.workload.sampling, max_new_tokens=1)
+def value_of(result: Result, name: str) -> float | None:
+    metric = result.metrics.get(name)
+    return metric.value if isinstance(metric, Metric) else None
+
+
+def promised(resolved: Resolved, *, retracted: bool = False) -> bool:
+    """Whether this relay gives the same tokens as every other loop and mode; ``retracted``: some request was."""
     exact = resolved.relay.switches["penalties"] == "exact"
-    plain = not overlaps(resolved.scenario) and speculation(resolved.scenario) is None
-    return exact or not sampling.penalised or plain
+    plain = not (overlaps(resolved.scenario) or speculation(resolved.scenario) or retracted)
+    return exact or plain or not penalised(resolved.scenario)
 
 
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:

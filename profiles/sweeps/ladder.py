@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.workload import params
+from ...scenarios.workload import penalised
 from ...sched.relay.choice import RelayChoice, difference
 from ...sched.relay.row import DraftRow, RelayRow, Speculation
 from ..judge.effects import LineEffect
@@ -30,10 +30,10 @@ Document = dict[str, Any]
 def tokens_agree(question: Resolved, rungs: Sequence[Result]) -> bool:
     """Whether rungs with the same rule for penalties have the same tokens. Where the workload penalises, upstream's
     rule gives other tokens than the exact one."""
-    penalised = params(question.scenario.workload.sampling, max_new_tokens=1).penalised
+    by_rule = penalised(question.scenario)
     promised = {
         (
-            rung.relay.switches["penalties"] if penalised else "",
+            rung.relay.switches["penalties"] if by_rule else "",
             rung.outputs.digest if isinstance(rung.outputs, Outputs) else None,
         )
         for rung in rungs

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from schedbench.profiles.check.drafts import NAME, check_drafts, reference_draft
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.report import Check
+from schedbench.profiles.check.tokens import promised
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.batch import DraftState
@@ -88,6 +90,18 @@ def test_the_check_does_not_apply_to_simulated_acceptance_and_lagging_penalties(
     assert checked(question("engine.speculative.acceptance={mean: 2.5}")).verdict == "not applicable"
     penalised = question("workload.sampling.presence_penalty=0.5", state="pr25945")
     assert checked(penalised).verdict == "not applicable"
+
+
+def test_no_tokens_are_promised_where_penalties_lag_or_begin_anew(tmp_path: Path) -> None:
+    serial = ("engine.overlap=false", "engine.relay=pr25945")
+    assert promised(resolved("penalties", *serial))
+    assert not promised(resolved("penalties", *serial), retracted=True)
+    trace, scenario = tmp_path / "trace.jsonl", tmp_path / "traced.yaml"
+    trace.write_text('{"input_length": 4, "output_length": 2, "sampling": {"presence_penalty": 1}}\n')
+    given = "workload: {trace: trace.jsonl, format: jsonl}\n"
+    scenario.write_text(f"name: traced\nmodel: {{preset: tiny-llama}}\n{given}")
+    assert not promised(resolved(scenario, "engine.relay=pr25945"))
+    assert promised(resolved(scenario, *serial))
 
 
 @pytest.mark.wide
