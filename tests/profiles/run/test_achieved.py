@@ -103,9 +103,11 @@ def test_a_device_that_only_computes_is_at_its_rate(tmp_path: Path) -> None:
         assert value(result, PROMPTS) == pytest.approx(1e-3, rel=0.02)  # TFLOP/s
 
 
-def test_prefill_rate_abstains_for_mixed_steps() -> None:
+def test_prefill_rate_abstains_for_mixed_steps_and_scored_prompts() -> None:
     mixed = result_of("mixed", *SMALL, "engine.mixed_chunk=true").metrics[PROMPTS]
     assert mixed == Abstained(abstained="mixed with decodes")
+    scored = result_of("logprobs", "workload.requests=2").metrics[PROMPTS]
+    assert scored == Abstained(abstained="their log probabilities were computed, too")
 
 
 def test_speculation_has_no_roofline_metrics() -> None:
