@@ -366,7 +366,7 @@ class Failure(Section):
 
 class Measure(Section):
     warmup_requests: Requests = 0
-    """Requests before the measured ones, which are not observed."""
+    """Requests before the measured ones, which are neither observed nor aborted."""
     repeat: Positive = 1
     """Passes of run and sweep, where times are measured; metrics are their median. compare has --pairs."""
     seed: Seed = 0

@@ -154,7 +154,7 @@ class Sampling(Section):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
     """Divides the logit of a token that occurred."""
     min_new_tokens: Count = 0
-    """No request ends before so many output tokens."""
+    """No token ends a request before so many output tokens."""
     stop_token_ids: Several[Count] = ()
     """Tokens that end a request."""
     ignore_eos: Switch = True
