@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
@@ -247,17 +247,12 @@ def _refuse_unusable(
             message = f"prompt_token_ids: expected ids below the model's {vocab_size}, got {highest}"
             raise TraceError(str(path), record.line, message)
         sampling = _overlaid(base, record.sampling)
-        for reason in () if sampling in possible else _refusals(scenario, sampling):
-            raise TraceError(str(path), record.line, f"sampling: {reason}")
-        possible.add(sampling)
-
-
-def _refusals(scenario: Scenario, sampling: Sampling) -> Iterator[str]:
-    """Why the scenario cannot have requests with that sampling."""
-    workload = scenario.workload.model_copy(update={"sampling": sampling})
-    asked = scenario.model_copy(update={"workload": workload})
-    for _, reason in (*checks.findings(asked), *combinations.findings(asked)):
-        yield reason
+        if sampling not in possible:
+            workload = scenario.workload.model_copy(update={"sampling": sampling})
+            asked = scenario.model_copy(update={"workload": workload})
+            for _, reason in (*checks.findings(asked), *combinations.findings(asked)):
+                raise TraceError(str(path), record.line, f"sampling: {reason}")
+            possible.add(sampling)
 
 
 def _instants(records: Sequence[TraceRecord]) -> Counts | None:

@@ -73,12 +73,8 @@ def _known(report: Document) -> str:
 def _reach(unproven: int) -> str:
     if not unproven:
         return ""
-    which = (
-        f"any one of {unproven} waits, events or references"
-        if unproven > 1
-        else "one of the waits, events or references"
-    )
-    return f"; the checks would also pass without {which}, which --all lists"
+    which = f"any one of {unproven}" if unproven > 1 else "one of the"
+    return f"; the checks would also pass without {which} waits, events or references, which --all lists"
 
 
 def _named(report: Document, verdict: str) -> list[str]:

@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple
 from ...sched.relay.choice import choose
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
-from ..record.result import Metric
 from ..run.crash import Crash
 from .draft_invariants import DraftStart
 from .invariants import Invariants
 from .report import Check, Evidence, first_of, skipped, verdict
 from .runs import attempt, with_section
-from .tokens import promised
+from .tokens import promised, value_of
 
 NAME = "drafts"
 
@@ -94,11 +93,8 @@ def _drafted(resolved: Resolved) -> DraftStarts | Crash:
     if isinstance(result, Crash):
         return result
     finished = {row.id for row in result.requests if row.status == "finished"}
-    length = result.metrics["accept_length"]
-    return DraftStarts(
-        {name: starts for name, starts in guard.starts.items() if name in finished},
-        length.value if isinstance(length, Metric) else 0.0,
-    )
+    starts = {name: starts for name, starts in guard.starts.items() if name in finished}
+    return DraftStarts(starts, value_of(result, "accept_length") or 0.0)
 
 
 def _by_another_worker(resolved: Resolved) -> Resolved:

@@ -29,6 +29,7 @@ from ..vgpu.adversary.order import STRATEGIES, described
 from ..vgpu.hazards.findings import FREED, accessor
 from . import adversaries, drafts, tokens
 from .adversaries import Notice, Schedules
+from .batch_invariants import Violation
 from .contract import check_contract, speculating
 from .invariants import Invariants
 from .report import Check, Evidence, Report, skipped, verdict
@@ -100,11 +101,8 @@ class Examiner:
             declared=relay.state.known_defects,
             drafts=None if worker is None else partial(speculating, relay, worker),
         )
-        evidence = [
-            Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in found.broken
-        ]
         defects = "; but for " + "; ".join(found.known) if found.known else ""
-        return verdict("contract", evidence, about=f"kept on scripted batches{defects}")
+        return verdict("contract", _broken(found.broken), about=f"kept on scripted batches{defects}")
 
     def _spread(self) -> AbstractContextManager[MapFunction]:
         """A map function for the adversaries. Where it is of other processes, they run beside the watched run."""
@@ -165,11 +163,8 @@ def run_ended(result: Result | Crash, *, scripted: bool = False) -> Check:
     if isinstance(result, Crash):
         return Check("run", "failed", "crashed", (Evidence(str(result)),))
     requests = result.requests
-    failed = [
-        Evidence(f"request {row.id} failed: {in_brief(row.reason)}")
-        for row in requests
-        if row.status == "failed"
-    ]
+    rows = (row for row in requests if row.status == "failed")
+    failed = [Evidence(f"request {row.id} failed: {in_brief(row.reason)}") for row in rows]
     failed += [Evidence(result.run.leak)] if result.run.leak else []
     ends = f"{len(requests)} request{'s' * (len(requests) != 1)} ended"
     if not scripted:
@@ -182,15 +177,13 @@ def run_ended(result: Result | Crash, *, scripted: bool = False) -> Check:
 
 
 def invariants(guard: Invariants, result: Result | Crash) -> Check:
-    evidence = [
-        Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in guard.violations()
-    ]
     until = "as far as the run got" if isinstance(result, Crash) else "at every step"
-    return verdict(
-        "invariants",
-        evidence,
-        about=f"mirrors, relay rows and ends {until}; pages, a large pool's now and then",
-    )
+    about = f"mirrors, relay rows and ends {until}; pages, a large pool's now and then"
+    return verdict("invariants", _broken(guard.violations()), about=about)
+
+
+def _broken(promises: Sequence[Violation]) -> list[Evidence]:
+    return [Evidence(f"{broken.promise}: {broken.says}", field=broken.field) for broken in promises]
 
 
 def hazards(found: Hazards | Abstained) -> Check:

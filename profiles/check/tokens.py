@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...scenarios.combinations import overlaps
-from ...scenarios.schema import EngineSection, RelaySection, Scenario
+from ...scenarios.schema import EngineSection, RelaySection
 from ...scenarios.workload import penalised
 from ...sched.loop.event_loops import ABORTED
 from ...sched.relay.choice import choose
@@ -56,7 +56,15 @@ def alike(name: str, result: Result, reference: Result | Crash, about: str) -> C
 
 
 def reference_question(resolved: Resolved) -> Resolved:
-    return replace(resolved, scenario=_plain(resolved.scenario))
+    scenario, off = resolved.scenario, EngineSection()
+    changes = {"relay": RelaySection(state="latest"), "overlap": False, "radix_cache": False}
+    changes |= {name: getattr(off, name) for name in _PLAIN}
+    plain = {
+        "engine": scenario.engine.model_copy(update=changes),
+        "workload": scenario.workload.model_copy(update={"controls": ()}),
+        "faults": (),
+    }
+    return replace(resolved, scenario=scenario.model_copy(update=plain))
 
 
 def reference(question: Resolved) -> Result | Crash:
@@ -114,16 +122,12 @@ def _aborted(result: Result) -> set[str]:
 def _without_failed(found: Result, expected: Result) -> tuple[Result, Result]:
     """Both results without the requests that failed by a scripted fault."""
     failed = {row.id for row in found.requests if row.status == "failed"}
-    parts = [
-        result.model_copy(
-            update={
-                "requests": tuple(row for row in result.requests if row.id not in failed),
-                "outputs": expected.outputs,
-            }
-        )
-        for result in (found, expected)
-    ]
-    return parts[0], parts[1]
+
+    def without(result: Result) -> Result:
+        rows = tuple(row for row in result.requests if row.id not in failed)
+        return result.model_copy(update={"requests": rows, "outputs": expected.outputs})
+
+    return without(found), without(expected)
 
 
 def _aborted_alike(found: Result, expected: Result) -> Result:
@@ -139,19 +143,6 @@ def _until(row: RequestRow, end: RequestRow) -> RequestRow:
     tokens = (row.token_ids or ())[: end.output_tokens]
     ended = {"status": end.status, "reason": end.reason, "output_tokens": len(tokens), "token_ids": tokens}
     return row.model_copy(update=ended)
-
-
-def _plain(scenario: Scenario) -> Scenario:
-    off = EngineSection()
-    changes = {"relay": RelaySection(state="latest"), "overlap": False, "radix_cache": False}
-    changes |= {name: getattr(off, name) for name in _PLAIN}
-    return scenario.model_copy(
-        update={
-            "engine": scenario.engine.model_copy(update=changes),
-            "workload": scenario.workload.model_copy(update={"controls": ()}),
-            "faults": (),
-        },
-    )
 
 
 def _reference_words(resolved: Resolved) -> str:

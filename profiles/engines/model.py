@@ -81,6 +81,12 @@ PENALTIES: Final = ("frequency_penalty", "presence_penalty", "repetition_penalty
 _SAMPLED: Final = ("max_new_tokens", "temperature", "ignore_eos")  # by every engine
 
 
+def sampled_alike(given: SamplingParams) -> dict[str, Any]:
+    """The parameters that SGLang and vLLM call the same."""
+    names = ("temperature", "top_p", "min_p", "ignore_eos", *PENALTIES[:3])
+    return {name: getattr(given, name) for name in names}
+
+
 def require_sampling(given: SamplingParams, why: str, *sampled: str) -> None:
     """Raises EngineError, which says ``why``, where a request asks for more than an engine has ``sampled`` by."""
     if more := [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...sched.config import EngineConfig, SamplingParams
 from ...sched.model.config import ModelConfig
-from .model import PENALTIES, model_folder, process_group_of_one, require_sampling
+from .model import PENALTIES, model_folder, process_group_of_one, require_sampling, sampled_alike
 from .sglang.edge import LocalGroup
 
 _MODEL: Final = "LlamaForCausalLM"
@@ -154,17 +154,11 @@ def vllm_sampling(given: SamplingParams, ends: Sequence[int]) -> Any:
     )
     require_sampling(given, why, "min_p", *PENALTIES, "stop_token_ids")
     made = import_module("vllm.sampling_params").SamplingParams(
-        temperature=given.temperature,
+        **sampled_alike(given),
         top_k=given.top_k,
-        top_p=given.top_p,
-        min_p=given.min_p,
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
-        repetition_penalty=given.repetition_penalty,
         min_tokens=given.min_new_tokens,
         max_tokens=given.max_new_tokens,
         stop_token_ids=list(given.stop_token_ids),
-        ignore_eos=given.ignore_eos,
         detokenize=False,
     )
     eos = tuple(ends)

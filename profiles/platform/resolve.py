@@ -164,8 +164,7 @@ def _trace(scenario: Scenario) -> None:
 
 
 def _grammar(scenario: Scenario, model: ModelConfig) -> None:
-    sampling = scenario.workload.sampling
-    spec = params(sampling, max_new_tokens=1).grammar
+    spec = params(scenario.workload.sampling, max_new_tokens=1).grammar
     if spec is not None:
         GrammarCache(model.vocab_size, model.eos_token_ids).start(spec)
 

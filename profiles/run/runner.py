@@ -321,8 +321,10 @@ class PreparedRun:
                 progress = ProgressWatch(self.system, self._clock)
                 if injector is not None:
                     injector.armed = True
-                checks = [observer for observer in (audit, injector) if observer is not None]
-                others = (*self._abort_observers(workload), *checks, own, guard, progress)
+                aborted = workload.aborts and self.system.aborts
+                aborts = ScriptedAborts(self._feed, self.system) if aborted else None
+                checks = [observer for observer in (aborts, audit, injector) if observer is not None]
+                others = (*checks, own, guard, progress)
                 self._observers.set(*self._constant_observers(), *collector.observers, *others)
                 begin = time.perf_counter()
                 try:
@@ -376,8 +378,3 @@ class PreparedRun:
 
     def _constant_observers(self) -> Sequence[Observer]:
         return (self.machine.observer, *((NvtxRanges(),) if listening() else ()))
-
-    def _abort_observers(self, workload: Workload) -> Sequence[Observer]:
-        if not workload.aborts or not self.system.aborts:
-            return ()
-        return (ScriptedAborts(self._feed, self.system),)

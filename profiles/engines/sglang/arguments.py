@@ -21,6 +21,7 @@ from ....sched.model.runner import captured_sizes
 from ....sched.request import Request
 from ...platform.resolve import Resolved
 from ...vgpu.patching import attributes_set
+from ..model import sampled_alike
 from ..names import EngineError
 from .edge import fitted
 from .grammar import regular_expression
@@ -216,16 +217,10 @@ def _sampling(request: Request) -> Any:
     given = request.sampling
     params = kind(
         max_new_tokens=given.max_new_tokens,
-        temperature=given.temperature,
+        **sampled_alike(given),
         top_k=given.top_k or -1,
-        top_p=given.top_p,
-        min_p=given.min_p,
-        frequency_penalty=given.frequency_penalty,
-        presence_penalty=given.presence_penalty,
-        repetition_penalty=given.repetition_penalty,
         min_new_tokens=given.min_new_tokens,
         stop_token_ids=list(given.stop_token_ids) or None,
-        ignore_eos=given.ignore_eos,
         regex=regular_expression(given.grammar),
     )
     if hasattr(params, "normalize"):
