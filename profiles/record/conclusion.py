@@ -20,15 +20,14 @@ _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", 
 def conclusion(result: Document) -> str:
     """Return undeclared hazards, throughput, the idle time of the GPU with its largest cause, and the line that
     costs most: what it is worth where counterfactual runs say so, else the line whose waits are most exposed. Of a
-    watched program, its hazards and how long the host waited; where no request finished, why; of a run that was
-    interrupted, when. Empty for a run that failed."""
+    watched program, its hazards and how long the host waited; where no request finished, why, and where some failed,
+    how many; of a run that was interrupted, when; of one that broke off, the first reason."""
     run, label = result["run"], result["labels"]
+    reason = (run.get("failure") or "").partition("; ")[0].partition("\n")[0]
+    broken_off = [f"broke off: {reason}"] if reason else ["interrupted"] * run["cancelled"]
     if label["emulated"] and "capture" in label:
-        broken_off = ["interrupted"] if run["cancelled"] else []
         return f"{'; '.join((*broken_off, *_hazards(result, 'hazard'), _waited(result)))}."  # a program declares none
-    if run.get("failure"):
-        return ""
-    if run["cancelled"]:
+    if broken_off:
         ended = sum(request["status"] == "finished" for request in result["requests"])
         wanted = result["scenario"]["expanded"].get("workload", {}).get("requests")
         of_all = f" of {wanted:,}" if wanted else ""
@@ -36,13 +35,14 @@ def conclusion(result: Document) -> str:
         of_pass, before = (
             (f" of pass {timed + 1}", "; metrics are of the passes before it") if timed else ("", "")
         )
-        return f"interrupted when {ended:,}{of_all} requests{of_pass} had finished{before}."
+        when, had = ("; ", "") if reason else (" when ", "had ")
+        return f"{broken_off[0]}{when}{ended:,}{of_all} requests{of_pass} {had}finished{before}."
     if unfinished := _none_finished(result):
         return f"{unfinished}."
-    raced = _hazards(result, "undeclared hazard")
+    found = (*_hazards(result, "undeclared hazard"), *_failed(result))
     parts = (*_throughput(result), *_idle(result))
     line = _costliest(result) if "worth" in result else _most_exposed(result)
-    return f"{'; '.join((*raced, *(parts or _without_times(result)), *line))}."
+    return f"{'; '.join((*found, *(parts or _without_times(result)), *line))}."
 
 
 def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
@@ -111,6 +111,12 @@ def _none_finished(result: Document) -> str:
         return ""
     counts = ", ".join(f"{count:,} {status}" for status, count in sorted(ended.items()))
     return f"no request finished: {counts}; the first: {requests[0]['reason']}"
+
+
+def _failed(result: Document) -> Iterator[str]:
+    reasons = [request["reason"] for request in result["requests"] if request["status"] == "failed"]
+    if reasons:
+        yield f"{len(reasons):,} of {len(result['requests']):,} requests failed, the first: {reasons[0]}"
 
 
 def _without_times(result: Document) -> Iterator[str]:

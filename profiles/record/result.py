@@ -374,9 +374,7 @@ class Result(ResultModel):
         for metric in document["metrics"].values():
             for name in [name for name, value in metric.items() if value is None and name != "value"]:
                 del metric[name]
-        if sentence := conclusion(document):
-            document["conclusion"] = sentence
-        return document
+        return document | {"conclusion": conclusion(document)}
 
     def to_json(self) -> str:
         return canonical(self.document())

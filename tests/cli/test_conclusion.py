@@ -78,9 +78,17 @@ def test_a_cancelled_run_says_how_many_requests_had_finished_and_has_one_table(
     assert table.title == "where the host waited"
 
 
-def test_a_run_that_broke_off_has_all_tables(document: dict[str, Any]) -> None:
-    document["run"]["failure"] = "it stopped"
+def test_a_run_that_broke_off_says_why_and_has_all_tables(document: dict[str, Any]) -> None:
+    document["run"]["failure"] = "stage 1 was killed; stage 0 waited"
     assert page(document, 80, lines=FEW).rest == ()
+    assert conclusion(document) == "broke off: stage 1 was killed; 1 requests finished."
+
+
+def test_the_conclusion_says_how_many_requests_failed(document: dict[str, Any]) -> None:
+    document["requests"].append({"id": "r1", "status": "failed", "reason": "no KV came"})
+    assert conclusion(document).startswith(
+        "1 of 3 requests failed, the first: no KV came; 18,235 output tokens/s; "
+    )
 
 
 def test_an_interrupted_search_says_how_much_was_asked(document: dict[str, Any]) -> None:
