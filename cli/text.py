@@ -7,6 +7,7 @@ Names come from files and command lines, and could hold escape sequences. Of num
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext, suppress
 from typing import Final
 
 import typer
@@ -32,7 +33,9 @@ def printable_json(text: str) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    typer.echo(printable(text), err=err)
+    """Where stderr takes nothing, its text is lost, and the exit code stays."""
+    with suppress(OSError) if err else nullcontext():
+        typer.echo(printable(text), err=err)
 
 
 MISSING = "–"

@@ -283,9 +283,10 @@ def test_a_closed_pipe_is_no_failed_gate(arguments: str) -> None:
     [
         ("list scenarios", ">&-"),
         *(("run overlap_on --set workload.requests=2", one) for one in (">&-", "2>&-", ">&- 2>&- <&-")),
+        ("run nosuch", "2>/dev/full || [ $? = 2 ]"),
     ],
 )
-def test_a_closed_standard_stream_discards_what_is_printed(arguments: str, closed: str) -> None:
+def test_a_standard_stream_that_takes_nothing_leaves_the_exit_code_alone(arguments: str, closed: str) -> None:
     command = f'"$0" {arguments} {closed}'
     done = subprocess.run(
         ["sh", "-c", command, *command_line()], capture_output=True, text=True, env=plain_environment()
