@@ -196,13 +196,16 @@ def _in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handle
 
 
 def _lists_in_place(gpu: VirtualGpu, func: torch._ops.OpOverload, name: str) -> Handler:
-    """One kernel that writes all tensors of a list."""
+    """One kernel that writes all tensors of a list; none where all are empty."""
     op, runtime, duration = func._op, gpu.runtime, _duration(gpu, name)
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         held = unwrap(args)
         gpu.executor.mutate(op, held, unwrap_named(kwargs))
-        runtime.kernel(name, duration(held, ()))
+        if any(map(torch.Tensor.numel, tensors_in(held[0]))):
+            runtime.kernel(name, duration(held, ()))
+        else:
+            runtime.now += runtime.torch_call
 
     return handler
 

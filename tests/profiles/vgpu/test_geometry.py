@@ -89,6 +89,7 @@ def test_an_op_on_a_list_writes_all_tensors(bench: Bench) -> None:
     tensors = [torch.ones(2, device=bench.gpu.device), torch.zeros(3, device=bench.gpu.device)]
     assert bench.observe(lambda: torch._foreach_add_(tensors, 1)).kinds == ["kernel"]
     assert [tensor.tolist() for tensor in tensors] == [[2, 2], [1, 1, 1]]
+    assert not bench.observe(lambda: torch._foreach_add_([tensors[0][:0]], 1)).kinds
 
 
 def test_a_copy_of_lists_is_one_kernel_where_cuda_has_one(bench: Bench) -> None:
