@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
@@ -34,6 +35,8 @@ _VALUELESS = frozenset(
     }
 )
 
+_reported = ContextVar("reported", default=0)  # how many accesses were
+
 
 class PinnedArray(np.ndarray):
     """An array over the memory of a pinned tensor, and each view of it. A tensor that is made of one by
@@ -61,6 +64,7 @@ class PinnedArray(np.ndarray):
         begin, item = low - memory.data_ptr(), memory.itemsize
         if 0 <= begin < memory.nbytes:
             size = -(-(high - low) // item)
+            _reported.set(_reported.get() + 1)
             self._report(
                 name, memory.as_strided((size,), (1,), memory.storage_offset() + begin // item), write
             )
@@ -92,11 +96,14 @@ class PinnedArray(np.ndarray):
         return getattr(ufunc, method)(*map(_plain, inputs), **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """A function that returns a view has no access."""
+        """A function that returns a view has no access, and one that is made of others has theirs."""
+        before = _reported.get()
         found = super().__array_function__(func, types, args, kwargs)
         parts = (
             [found] if isinstance(found, np.ndarray) else found if isinstance(found, (list, tuple)) else ()
         )
+        if func not in _WRITING and _reported.get() > before:
+            return found
         target = args[0] if func in _WRITING else kwargs.get("out")
         views = (part for part in parts if part is not target and _shared(part, self))
         if func not in _VALUELESS and next(views, None) is None:
@@ -127,6 +134,7 @@ def _reporting(name: str, *, write: bool) -> Callable[..., Any]:
 
     @wraps(method)
     def accessed(self: PinnedArray, *args: Any, **kwargs: Any) -> Any:
+        _read(name, args)
         self._accessed(name.strip("_"), write=write)
         return method(_plain(self), *args, **kwargs)
 

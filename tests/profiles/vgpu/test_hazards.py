@@ -472,6 +472,8 @@ def test_an_event_in_a_graph_covers_what_precedes_it(scene: Scene, in_graph: boo
         lambda pinned: pinned.numpy()[1:].astype(float),
         lambda pinned: np.concatenate([np.zeros(1), pinned.numpy()]),
         lambda pinned: pinned.numpy().argmax(),
+        lambda pinned: np.sum(pinned.numpy()),
+        lambda pinned: np.zeros(4).view(type(pinned.numpy())).searchsorted(pinned.numpy()),
         pickle.dumps,
         deepcopy,
     ],
