@@ -415,7 +415,8 @@ def cases_page(document: Document) -> Page:
         found = case["comparison"]
         table.add_row(*_case_row(name, found))
         metrics[name.rpartition("/")[2]] = found["metrics"][found["case"]["metric"]]
-    return Page("the library of cases", [table, *_effects(metrics)], document["conclusion"])
+    drawn = [table, *_effects(metrics)] if metrics else []
+    return Page("the library of cases", drawn, document["conclusion"])
 
 
 def _case_row(name: str, found: Document) -> tuple[str, ...]:
