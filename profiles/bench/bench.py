@@ -64,7 +64,12 @@ class Processes:
         with tempfile.TemporaryFile() as output:
             command = [sys.executable, "-P", *arguments]
             process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
-            _, status, used = os.wait4(process.pid, 0)
+            try:
+                _, status, used = os.wait4(process.pid, 0)
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
             process.returncode = os.waitstatus_to_exitcode(status)
             if process.returncode not in (0, 1):  # 1: measured, and the scenario's budget is broken
                 output.seek(0)

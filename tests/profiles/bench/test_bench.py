@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -70,6 +71,20 @@ def test_sides_alternate_and_a_step_costs_the_difference_of_two_runs(monkeypatch
     assert row.ratios == pytest.approx([0.5] * 3)
     assert row.value == pytest.approx(1000.0)
     assert asked[::2] == [False, True, True, False, False, True]
+
+
+def test_an_interruption_ends_the_process_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def interrupted(process: int, _: int) -> None:
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "wait4", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Processes().usage("-c", "import time; time.sleep(60)")
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
 
 
 def test_the_time_of_a_process_is_its_processor_time() -> None:
