@@ -149,6 +149,7 @@ def test_the_library_of_cases_shows_those_that_ended(
     assert done.code == 130, done.err
     said = " ".join(done.out.split())
     assert f"of {ended} reported changes" in said and f"interrupted after {ended} of 2 cases." in said
+    assert "None" not in said
     kept = json.loads((tmp_path / "cases.json").read_text())
     assert kept["run"]["cancelled"] and [*kept["cases"]] == names[:ended]
     assert run_command("report", tmp_path).out == done.out
