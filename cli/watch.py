@@ -11,6 +11,7 @@ import typer
 
 from .arguments import Meaning, Stopwatch, make_output_dir
 from .errors import GATE_FAILED, INTERRUPTED, WORKLOAD_FAILED, UsageError
+from .text import echo
 
 if TYPE_CHECKING:
     from .answers import RunAnswer
@@ -48,7 +49,7 @@ def watch(
     make_output_dir(output_dir)
     clock = Stopwatch()
     request = WatchRequest(script, tuple(arguments), hardware, hazards == "on", meaning, tuple(hollow or ()))
-    found = run_watched(python, request)
+    found = run_watched(python, request, lambda text: echo(f"schedbench: {text}", err=True))
     run = clock.run(cancelled=found.run.cancelled)
     found = found.model_copy(update={"run": found.run.model_copy(update=run)})
     failure = found.run.failure

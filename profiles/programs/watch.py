@@ -4,8 +4,8 @@ Steps are found in its NVTX ranges by the maps that captures use; without a map 
 counted for the whole program. The script runs in a process of its own::
 
     parent: schedbench watch              child: python -m schedbench.profiles.programs.watch
-      request as JSON -- an argument -->    writes an empty line, runs the script; its stdout goes to stderr
-      result document <-- a pipe's end --   writes the document, or the error
+      request as JSON -- an argument -->    writes an empty line, runs the script, whose stdout goes to stderr, and
+      result document <-- a pipe's end --   writes another one, then the document, or the error
 
 The child has a session of its own, so that an interruption reaches it through the parent alone, once: it ends the
 script, and the result is that of what the script had done.
@@ -22,8 +22,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, cast
@@ -78,9 +78,10 @@ class _Windows(list[Window]):
         self.append(window)
 
 
-def watched(request: WatchRequest) -> Result:
+def watched(request: WatchRequest, ended: Callable[[], object] = lambda: None) -> Result:
     """``run.failure`` of the result says how the program failed, if it did, and ``run.cancelled`` whether it was
-    interrupted. Raises ProgramError where it failed before it used the device, HardwareError, MapError, OSError."""
+    interrupted. ``ended`` is called when the script has. Raises ProgramError where it failed before it used the device,
+    HardwareError, MapError, OSError."""
     hardware, windows, cancelled, failure = load(request.hardware), _Windows(), False, None
     beside = sorted(Path(request.script).resolve().parent.iterdir())  # files are named from this folder on
     with (
@@ -93,6 +94,7 @@ def watched(request: WatchRequest) -> Result:
             failure = _run(request)
         except KeyboardInterrupt:
             cancelled = True
+        ended()
     if failure is not None and not any(window.ops for window in windows):
         raise ProgramError(failure)
     notes = (*program.notes(), *kernels.notes(), *packages.notes())
@@ -127,7 +129,9 @@ def _run(request: WatchRequest) -> str | None:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as end:
             return None if end.code in (None, 0) else f"exited with {end.code}"
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
             return f"{type(error).__name__}: {error}"
         finally:
@@ -200,10 +204,12 @@ def _reading(
 
 FAILED: Final = 4
 _AGAIN_S: Final = 0.005
+_ENDS_S: Final = 2.0
 
 
-def run_watched(python: str, request: WatchRequest) -> Result:
-    """Run the request in a process of the interpreter ``python``. The first KeyboardInterrupt ends the script.
+def run_watched(python: str, request: WatchRequest, notice: Callable[[str], None] = lambda _: None) -> Result:
+    """Run the request in a process of the interpreter ``python``. The first KeyboardInterrupt ends the script;
+    ``notice`` is called where it goes on.
 
     Raises ProgramError if the program failed, MachineError if that interpreter has no schedbench, HardwareError and
     MapError; KeyboardInterrupt at the second one, and where the script had not begun.
@@ -228,11 +234,15 @@ def run_watched(python: str, request: WatchRequest) -> Result:
             os.close(writer)
         try:
             begun = pool.submit(answers.readline).result()
-            answer = pool.submit(answers.read)
+            ended, answer = pool.submit(answers.readline), pool.submit(answers.read)
             try:
                 text = begun + answer.result()
             except KeyboardInterrupt:
                 child.send_signal(signal.SIGINT)
+                if not wait([ended], _ENDS_S).done:
+                    notice(
+                        f"{request.script} has not ended yet; a second interruption ends it without a result"
+                    )
                 text = begun + answer.result()
             code = child.wait()
         except BaseException:
@@ -258,19 +268,20 @@ def main(arguments: Sequence[str]) -> int:
     """The child's part: ``arguments`` are the number of the pipe's end and the request."""
     number, text = arguments
     request = WatchRequest(**json.loads(text))
-    process = os.getpid()
     _end_with_reader(int(number))
+    # What the program starts answers nothing, and may outlast it.
+    os.set_inheritable(int(number), False)
+    os.register_at_fork(after_in_child=lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), int(number)))
     signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _unraisable
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
         print(file=answers, flush=True)
         code = 0
         try:
-            answer = watched(request).to_json()
+            answer = watched(request, lambda: print(file=answers, flush=True)).to_json()
         except ProgramError as error:
             code, answer = FAILED, json.dumps({"error": f"{request.script}: {error}"})
-        if os.getpid() == process:  # and not one that the program has forked
-            answers.write(answer)
+        answers.write(answer)
     return code
 
 

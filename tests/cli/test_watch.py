@@ -69,7 +69,12 @@ def test_a_failing_program_shows_its_traceback_and_one_sentence(watch: RunComman
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("end", "failure"), [("raise SystemExit(3)", "exited with 3"), ("x.gone", "AttributeError: ")]
+    ("end", "failure"),
+    [
+        ("raise SystemExit(3)", "exited with 3"),
+        ("x.gone", "AttributeError: "),
+        ("raise GeneratorExit", "GeneratorExit"),
+    ],
 )
 def test_a_program_that_fails_after_it_used_the_gpu_shows_what_it_did(
     watch: RunCommand, script: Path, tmp_path: Path, end: str, failure: str
@@ -77,7 +82,8 @@ def test_a_program_that_fails_after_it_used_the_gpu_shows_what_it_did(
     script.write_text(f"import os\nos.chdir('/')\n{GOOD}{end}\n")
     done = watch("--output-dir", tmp_path, "--", "python", str(script))
     assert done.code == 4
-    assert "in 1 call; all of it at program.py:5." in " ".join(done.out.split())
+    said = " ".join(done.out.split())
+    assert said.startswith(f"broke off: {failure}") and "in 1 call; all of it at program.py:5." in said
     assert "broke off: partial" in done.out
     assert done.err.splitlines()[-1].startswith(f"schedbench: {script}: {failure}")
     assert json.loads((tmp_path / "result.json").read_text())["run"]["failure"].startswith(failure)
@@ -85,9 +91,16 @@ def test_a_program_that_fails_after_it_used_the_gpu_shows_what_it_did(
 
 @pytest.mark.wide
 def test_a_process_that_the_program_forks_gives_no_second_result(watch: RunCommand, script: Path) -> None:
-    script.write_text(f"{GOOD}import os\nif os.fork():\n    os.wait()\nelse:\n    x.sum().item()\n")
+    """And the result does not wait for it."""
+    script.write_text(
+        f"{GOOD}import os, time\n"
+        "os.system('sleep 100 &')\n"
+        "if os.fork():\n    os.wait()\n"
+        "else:\n    x.sum().item()\n    if not os.fork():\n        time.sleep(100)\n"
+    )
+    begin = time.monotonic()
     done = watch("--format", "json", "--", "python", str(script))
-    assert (done.code, done.err) == (0, "sum 3.0\n")
+    assert (done.code, done.err) == (0, "sum 3.0\n") and time.monotonic() - begin < 90
     assert sum(row["count"] for row in json.loads(done.out)["syncs"]) == 1
 
 
@@ -169,6 +182,7 @@ def test_a_second_interruption_ends_a_program_that_goes_on_after_the_first(scrip
     with _ready(script) as process:
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None and process.stderr.readline() == "caught\n"
+        assert "has not ended yet; a second interruption" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=100) == ("", "schedbench: interrupted: there is no result\n")
     assert process.returncode == 130
