@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
-from typing import Any, Final
+from types import ModuleType
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -19,8 +19,20 @@ Patch = tuple[Any, str, Any]
 MEBIBYTE: Final = 1 << 20
 _SUBMODULES: Final = ("graphs", "memory", "profiler", "random", "streams")
 _NCCL: Final = (2, 27, 3)
-# The runtime's calls that start and stop a profiler.
-_CUDART: Final = SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
+_CYCLES_PER_NS: Final = 2  # of torch.cuda._sleep: the clock of a recent GPU, which profiles do not have
+
+
+class _Cudart:
+    """The runtime's calls that start and stop a profiler."""
+
+    cudaProfilerStart = cudaProfilerStop = staticmethod(lambda: 0)  # noqa: N815 (CUDA's names)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"torch.cuda.cudart().{name} is not answered by the virtual GPU")
+
+
+def _unanswered(name: str) -> NoReturn:
+    raise AttributeError(f"torch._C.{name} is not answered by the virtual GPU")
 
 
 class DeviceProperties:
@@ -54,7 +66,8 @@ def cuda_module(
     properties = DeviceProperties(hardware)
     answers = {**_devices(names, properties), **_work(gpu), **_random(gpu), **_constants(program, properties)}
     yield from _answered(answers, torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES))
-    for attribute in ("range_push", "range_pop", "mark", "range"):
+    yield torch._C, "__getattr__", _unanswered
+    for attribute in ("range_start", "range_end", "range_push", "range_pop", "mark", "range"):
         yield torch.cuda.nvtx, attribute, getattr(program, attribute)
     yield torch.cuda.nccl, "version", program.default("torch.cuda.nccl.version", _NCCL)
     yield torch.backends.cuda, "is_built", lambda: True
@@ -119,7 +132,8 @@ def _work(gpu: VirtualGpu) -> Mapping[str, Any]:
         "StreamContext": StreamContext,
         "stream": StreamContext,
         "is_current_stream_capturing": lambda: gpu.runtime.capture is not None,
-        "cudart": lambda: _CUDART,
+        "cudart": _Cudart,
+        "_sleep": lambda cycles: gpu.runtime.kernel("spin_kernel", cycles // _CYCLES_PER_NS),
         "check_error": lambda _: None,
     }
 
@@ -156,6 +170,11 @@ def _constants(program: CudaProgram, properties: DeviceProperties) -> Mapping[st
         "ipc_collect": None,
         "memory_snapshot": [],
         "memory_summary": "",
+        "host_memory_stats": Counter[str](),
+        "_record_memory_history": None,
+        "get_allocator_backend": "native",
+        "set_sync_debug_mode": None,
+        "get_sync_debug_mode": 0,
         **_MEMORY,
     }
     return {name: program.default(f"torch.cuda.{name}", value) for name, value in values.items()}

@@ -28,23 +28,29 @@ class CudaProgram:
         self.defaults: set[str] = set()
         self.uncompiled: set[str] = set()
         self._clock = gpu.clock
-        self._open: list[tuple[str, int]] = []
+        self._started: list[tuple[str, int]] = []
+        self._open: list[int] = []
+
+    def range_start(self, message: str) -> int:
+        self._started.append((message, self._clock.now()))
+        return len(self._started) - 1
+
+    def range_end(self, number: int) -> None:
+        self.ranges.append(CapturedRange(*self._started[number], self._clock.now(), 0))
 
     def range_push(self, message: str) -> int:
-        self._open.append((message, self._clock.now()))
+        self._open.append(self.range_start(message))
         return len(self._open) - 1
 
     def range_pop(self) -> int:
         """Returns the depth of the range that ends, and -1 where none is open, as NVTX does."""
         if not self._open:
             return -1
-        name, start = self._open.pop()
-        self.ranges.append(CapturedRange(name, start, self._clock.now(), 0))
+        self.range_end(self._open.pop())
         return len(self._open)
 
     def mark(self, message: str) -> None:
-        now = self._clock.now()
-        self.ranges.append(CapturedRange(message, now, now, 0))
+        self.range_end(self.range_start(message))
 
     @contextmanager
     def range(self, message: str, *args: Any, **kwargs: Any) -> Iterator[None]:

@@ -116,12 +116,22 @@ def test_streams_events_and_queries(program: CudaProgram) -> None:
         event.record()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    assert event.query()
+    end = torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(2_000_000)
+    end.record()
+    torch.cuda.synchronize()
+    assert event.query() and 1 <= event.elapsed_time(end) < 1.1
     assert (torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.current_device()) == (True, 1, 0)
     assert torch.cuda.get_device_name() == "h200 (virtual)"
     assert program.defaults == set()
     assert torch.cuda.memory_allocated() == 0
     assert program.defaults == {"torch.cuda.memory_allocated"}
+    for unanswered in (lambda: torch.cuda.cudart().cudaHostRegister(0, 1, 0), torch.cuda.current_blas_handle):
+        with pytest.raises(AttributeError, match="is not answered by the virtual GPU"):
+            unanswered()
+    first, second = map(torch.cuda.nvtx.range_start, "ab")
+    torch.cuda.nvtx.range_end(first), torch.cuda.nvtx.range_end(second)
+    assert [span.name for span in program.ranges] == ["a", "b"]
 
 
 @pytest.mark.usefixtures("program")
