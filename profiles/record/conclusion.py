@@ -28,10 +28,13 @@ def conclusion(result: Document) -> str:
     if label["emulated"] and "capture" in label:
         return f"{'; '.join((*broken_off, *_hazards(result, 'hazard'), _waited(result)))}."  # a program declares none
     if broken_off:
-        ended = sum(request["status"] == "finished" for request in result["requests"])
+        statuses = Counter(request["status"] for request in result["requests"])
+        ended = statuses["finished"]
         wanted = result["scenario"]["expanded"].get("workload", {}).get("requests")
         of_all = f" of {wanted:,}" if wanted else ""
         timed = timed_passes(result)
+        if timed and statuses.total() == wanted and not (reason or statuses["cancelled"]):
+            return f"interrupted after pass {timed}."
         of_pass, before = (
             (f" of pass {timed + 1}", "; metrics are of the passes before it") if timed else ("", "")
         )

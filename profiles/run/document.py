@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -66,18 +67,26 @@ def measured(
 
 
 def _timed(prepared: PreparedRun, observe: ObserverFactory, repeat: int) -> MeasuredRun:
-    """Run the workload ``repeat`` times from an empty engine, or up to the pass that is interrupted or breaks off. The
+    """Run the workload ``repeat`` times from an empty engine, or up to an interruption or a pass that breaks off. The
     metrics of such a pass count only where there is no whole one before it."""
     machine = prepared.machine
     drafts = speculation_depth(prepared.resolved.scenario)
     metrics: list[Metrics] = []
+    done: Pass | None = None
     outputs: Outputs | Abstained | None = None
     whole = 0
     for _ in range(repeat):
-        if whole:
-            prepared.system.forget()
-        done = prepared.measure(observe)
-        parts = done.collector.finish(machine.names, drafts=drafts)
+        try:
+            if whole:
+                prepared.system.forget()
+            last = prepared.measure(observe)
+            found = last.collector.finish(machine.names, drafts=drafts)
+        except KeyboardInterrupt:  # between two passes
+            if done is None:
+                raise
+            done, outputs = replace(done, cancelled=True), Abstained(abstained="the run was interrupted")
+            break
+        done, parts = last, found
         ended = outputs_of(done, prepared)
         if outputs is None or isinstance(ended, Abstained):
             outputs = ended
@@ -89,7 +98,7 @@ def _timed(prepared: PreparedRun, observe: ObserverFactory, repeat: int) -> Meas
         if partial:
             break
         whole += 1
-    assert outputs is not None
+    assert done is not None and outputs is not None
     passes = {"timed": whole} if repeat > 1 else {}
     return MeasuredRun(done, parts._replace(metrics=of_passes(metrics)), outputs, passes)
 

@@ -74,6 +74,8 @@ def test_a_cancelled_run_says_how_many_requests_had_finished_and_has_one_table(
     assert conclusion(document) == (
         "interrupted when 1 of 2,000 requests of pass 3 had finished; metrics are of the passes before it."
     )
+    document["scenario"]["expanded"]["workload"] = {"requests": len(document["requests"])}
+    assert conclusion(document) == "interrupted after pass 2."
     [table] = [block for block in screenful(page(document, 80, lines=FEW)).blocks if isinstance(block, Table)]
     assert table.title == "where the host waited"
 

@@ -100,6 +100,17 @@ def test_of_an_interrupted_pass_are_the_requests_and_not_the_times(bench):
     assert isinstance(found.outputs, Abstained)
 
 
+def test_an_interruption_between_two_passes_leaves_those_before_it(bench, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.system, "forget", interrupted)
+    found = measured(bench, unobserved, repeat=5)
+    assert (found.passes["timed"], found.done.cancelled) == (1, True)
+    assert all(record.finished for record in found.done.collector.requests.totals.records)
+    assert isinstance(found.outputs, Abstained)
+
+
 @pytest.mark.parametrize(
     ("overrides", "options", "values"),
     [
