@@ -17,6 +17,7 @@ from weakref import ref
 import torch
 
 from ..vgpu.device import device
+from ..vgpu.executor import tensors_in
 from ..vgpu.tensor import DeviceTensor
 
 _HEADER: Final = "include/ATen/autocast_mode.h"
@@ -100,10 +101,7 @@ def _lower() -> torch.dtype:
 
 def _widest(values: Sequence[Any]) -> torch.dtype:
     """float32 if any of the tensors has it, else the lower precision. Raises RuntimeError for a third type."""
-    found = set[torch.dtype]()
-    for value in values:
-        parts = value if isinstance(value, (list, tuple)) else (value,)
-        found |= {part.dtype for part in parts if _is_eligible(part)}
+    found = {tensor.dtype for tensor in tensors_in(values) if _is_eligible(tensor)}
     if torch.float32 in found:
         return torch.float32
     if found - {_lower()}:

@@ -22,17 +22,15 @@ _NCCL: Final = (2, 27, 3)
 _CYCLES_PER_NS: Final = 2  # of torch.cuda._sleep: the clock of a recent GPU, which profiles do not have
 
 
+def _unanswered(*of: Any) -> NoReturn:
+    raise AttributeError(f"{of[-1]} is not answered by the virtual GPU")
+
+
 class _Cudart:
     """The runtime's calls that start and stop a profiler."""
 
     cudaProfilerStart = cudaProfilerStop = staticmethod(lambda: 0)  # noqa: N815 (CUDA's names)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"torch.cuda.cudart().{name} is not answered by the virtual GPU")
-
-
-def _unanswered(name: str) -> NoReturn:
-    raise AttributeError(f"torch._C.{name} is not answered by the virtual GPU")
+    __getattr__ = _unanswered
 
 
 class DeviceProperties:
@@ -92,12 +90,6 @@ def _devices(names: CudaDeviceNames, properties: DeviceProperties) -> Mapping[st
             super().__init__()
             names.placed(device)
 
-    class DeviceOf(Device):
-        """The same, of the device of a tensor."""
-
-        def __init__(self, tensor: torch.Tensor) -> None:  # noqa: ARG002
-            super().__init__(0)
-
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -107,7 +99,7 @@ def _devices(names: CudaDeviceNames, properties: DeviceProperties) -> Mapping[st
         "current_device": lambda: 0,
         "set_device": lambda device: names.placed(device) and None,
         "device": Device,
-        "device_of": DeviceOf,
+        "device_of": lambda _: Device(0),
         "can_device_access_peer": lambda *_: False,
         "get_device_name": lambda *_: properties.name,
     }

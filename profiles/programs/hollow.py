@@ -83,9 +83,7 @@ class HollowPackages(MetaPathFinder, Loader):
         return HollowObject(self, f"{name}()")
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002
-        if name in self:
-            return ModuleSpec(name, self, is_package=True)
-        return None
+        return ModuleSpec(name, self, is_package=True) if name in self else None
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return HollowModule(self, spec.name)

@@ -206,7 +206,7 @@ class TritonPrograms:
                 access = surrounded(method, accesses[name]) if name in accesses else method
                 yield builder, name, surrounded(access, self._follow)
         reduced = interpreter.ReduceScanOpInterface
-        yield reduced, "apply", surrounded(reduced.apply, self._reduce)
+        yield reduced, "apply", surrounded(reduced.apply, self._read)
         scalars = surrounded(interpreter._patch_lang_tensor, self._patch_tensor)
         yield interpreter, "_patch_lang_tensor", scalars
         tuner = import_module("triton.runtime.autotuner").Autotuner
@@ -265,14 +265,12 @@ class TritonPrograms:
                     part.follows_uncomputed = True
         return result
 
-    def _reduce(self, apply: Operation, operation: Any, given: Any) -> Any:
-        """Reductions and scans are not followed."""
-        self._untraced(given)
-        return apply(operation, given)
-
-    def _read(self, read: Operation, tensor: Any) -> Any:
-        self._untraced(tensor)
-        return read(tensor)
+    def _read(self, read: Operation, *given: Any) -> Any:
+        """What is read of the last argument is not followed. Reductions and scans may have several tensors in it."""
+        tensors = given[-1] if isinstance(given[-1], tuple) else given[-1:]
+        if self._memory is not None and _follows([tensor.handle for tensor in tensors]):
+            self._memory.untraced = True
+        return read(*given)
 
     def _patch_tensor(self, patch: Operation, tensor: Any, scope: Any) -> None:
         """What a kernel decides by a value of a tensor is not followed, and neither is a tensor's transposition."""
@@ -280,11 +278,6 @@ class TritonPrograms:
         for name in ("__index__", "__bool__"):
             scope.set_attr(tensor, name, surrounded(getattr(tensor, name), self._read))
         scope.set_attr(tensor, "T", property(surrounded(tensor.T.fget, self._read)))
-
-    def _untraced(self, given: Any) -> None:
-        tensors = given if isinstance(given, tuple) else (given,)
-        if self._memory is not None and _follows([tensor.handle for tensor in tensors]):
-            self._memory.untraced = True
 
     def _load(self, load: Operation, builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         return load(builder, pointers, self._visit(pointers, mask, write=False), *rest, **named)

@@ -202,7 +202,6 @@ def _reading(
     return CaptureReading(window, gpu.sites, gpu.streams, steps, notes, unfit)
 
 
-FAILED: Final = 4
 _AGAIN_S: Final = 0.005
 _ENDS_S: Final = 2.0
 
@@ -264,7 +263,7 @@ def _answer(text: str, code: int, python: str, request: WatchRequest) -> Result:
     raise ProgramError(f"{request.script}: its process {ended} before it was done")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> None:
     """The child's part: ``arguments`` are the number of the pipe's end and the request."""
     number, text = arguments
     request = WatchRequest(**json.loads(text))
@@ -276,13 +275,11 @@ def main(arguments: Sequence[str]) -> int:
     sys.unraisablehook = _unraisable
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
         print(file=answers, flush=True)
-        code = 0
         try:
             answer = watched(request, lambda: print(file=answers, flush=True)).to_json()
         except ProgramError as error:
-            code, answer = FAILED, json.dumps({"error": f"{request.script}: {error}"})
+            answer = json.dumps({"error": f"{request.script}: {error}"})
         answers.write(answer)
-    return code
 
 
 def _end_with_reader(number: int) -> None:
@@ -305,4 +302,4 @@ def _from_script(frames: TracebackType | None, script: str) -> TracebackType | N
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
