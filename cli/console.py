@@ -197,9 +197,8 @@ class RunProgress(Observer):
             self._draw(now)
         else:
             self._due = now + LINE_S
-            self.console.print(
-                f"{self._done} of {self.total} requests, {self.clock.now() / 1e9:.2f} s of the run"
-            )
+            seconds = self.clock.now() / 1e9
+            echo(f"{self._done} of {self.total} requests, {seconds:.2f} s of the run", err=True)
 
     def ended(self, request: Request) -> None:  # noqa: ARG002
         self._done += 1
