@@ -55,7 +55,8 @@ def _failures(reports: Sequence[Report]) -> str | None:
 
 
 def _combined(first: Result, results: Sequence[Result], failure: str | None, **parts: Any) -> Result:
-    """``first`` with what is alike for all kinds of ranks, and the ``parts`` that are not."""
+    """``first`` with what is alike for all kinds of ranks, and the ``parts`` that are not. That of a run that broke off
+    has no digest."""
     leaks = "; ".join(result.run.leak for result in results if result.run.leak)
     common = {
         "run": first.run.model_copy(update={"failure": failure, "leak": leaks or None}),
@@ -67,6 +68,8 @@ def _combined(first: Result, results: Sequence[Result], failure: str | None, **p
         "hazards": _all_hazards(results),
         "ordering": _all_ordering(results),
     }
+    if failure is not None:
+        parts["outputs"] = Abstained(abstained=f"the run broke off: {failure.partition('; ')[0]}")
     return first.model_copy(update=common | parts)
 
 
@@ -83,7 +86,7 @@ def _of_stages(contexts: Sequence[RankContext], stages: Sequence[RankReport], fa
             _rank_part(context.name, "pipeline", stage, {"bubble_pct": _bubble([stage]), **_bubbles(stage)})
             for context, stage in zip(contexts, stages, strict=True)
         ),
-        outputs=_broken_off(failure) or _agreed(results),
+        outputs=_agreed(results),
     )
 
 
@@ -105,7 +108,7 @@ def _of_data_ranks(resolved: Resolved, ranks: Sequence[RankReport], failure: str
             for index, rank in enumerate(ranks)
         ),
         requests=tuple(rows[record.id] for record in records),
-        outputs=_broken_off(failure) or _outputs(records, ranks),
+        outputs=_outputs(records, ranks),
     )
 
 
@@ -124,13 +127,14 @@ def _of_workers(
     first, account = ending[0].result, RequestTotals.merged([worker.account for worker in ending])
     rows = {row.id: row for worker in ending for row in worker.result.requests}
     rows |= {row.id: row for row in router.rows if row.id not in rows or row.status == "failed"}
-    metrics, missing = (
-        _request_metrics(account, workers),
-        _lost(account, router, transfers=pair.mode != "none"),
-    )
+    metrics = _request_metrics(account, workers)
     if pair.mode != "none":
         metrics |= transfer_metrics(account)
-    outputs = _broken_off(failure) or _unless_lost(missing, len(rows), _outputs(account.in_order(), ending))
+    outputs = _outputs(account.in_order(), ending)
+    missing = _lost(account, router, transfers=pair.mode != "none")
+    if missing and isinstance(outputs, Outputs):  # a digest without them would be equal to no other run's
+        first_reason = next(iter(missing.values()))
+        outputs = Abstained(abstained=f"{len(missing)} of {len(rows)} requests were lost: {first_reason}")
     if pair.mode != "none" and pair.transfer == "fake":
         outputs = Abstained(abstained="KV was never sent, the tokens mean nothing")
     return _combined(
@@ -265,13 +269,6 @@ def _all_ordering(results: Sequence[Result]) -> tuple[OrderingRow, ...]:
     return tuple(sorted(found, key=lambda row: (row.site.file, row.site.line)))
 
 
-def _broken_off(failure: str | None) -> Abstained | None:
-    """The digest of a run that broke off; None for one that did not."""
-    if failure is None:
-        return None
-    return Abstained(abstained=f"the run broke off: {failure.partition('; ')[0]}")
-
-
 def _agreed(results: Sequence[Result]) -> Outputs | Abstained:
     outputs = [result.outputs for result in results]
     if any(other != outputs[0] for other in outputs):
@@ -297,11 +294,3 @@ def _lost(account: RequestTotals, router: RouterReport, *, transfers: bool) -> d
         if transfers and record.status == "failed" and record.transferred is None
     }
     return without_kv | without_worker
-
-
-def _unless_lost(missing: Mapping[str, str], total: int, outputs: Outputs | Abstained) -> Outputs | Abstained:
-    """The digest; with requests ``missing`` it would be equal to no other run's, and abstains."""
-    if not missing or isinstance(outputs, Abstained):
-        return outputs
-    first = next(iter(missing.values()))
-    return Abstained(abstained=f"{len(missing)} of {total} requests were lost: {first}")
