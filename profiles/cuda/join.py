@@ -60,7 +60,7 @@ class Joined:
             max([end, *(op.end + 1 for op in ops)]),
             ranges=self.log.ranges,
             ops=ops,
-            calls=list(self._calls()),
+            calls=[call for row in self._own_calls if (call := self._call(row)) is not None],
             waits=list(self._waits()),
             launched=self.log.launched,
             settled=self.log.settled,
@@ -71,9 +71,6 @@ class Joined:
         for row in self.rows:
             if row.category in GPU and (op := self._op(row)) is not None:
                 yield op
-
-    def _calls(self) -> Iterator[Call]:
-        return (call for row in self._own_calls if (call := self._call(row)) is not None)
 
     def _waits(self) -> Iterator[Wait]:
         """When streams stood still for an event of another stream. A wait for an event whose record is unknown is left

@@ -119,30 +119,17 @@ class HollowObject:
         setattr(self, name, made)
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> HollowObject:
-        return self
-
     def __mro_entries__(self, bases: Sequence[Any]) -> tuple[type, ...]:
         """A base class of its own only where there is no other, whose methods it would hide."""
         hollow = [base for base in bases if isinstance(base, HollowObject)]
         return (HollowBase,) if len(hollow) == len(bases) and hollow[0] is self else ()
 
-    def __instancecheck__(self, instance: object) -> bool:
-        return False
-
-    def __subclasscheck__(self, subclass: type) -> bool:
-        return False
-
     def __get_pydantic_core_schema__(self, *_: Any) -> Any:
         return import_module("pydantic_core.core_schema").any_schema()
 
-    def __bool__(self) -> bool:
-        return False
-
-    def _never(self, other: object) -> bool:  # noqa: ARG002
-        return False
-
-    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _never
+    __enter__ = __getitem__ = __deepcopy__ = lambda self, *_: self
+    __bool__ = __instancecheck__ = __subclasscheck__ = lambda *_: False
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __bool__
 
     def __len__(self) -> int:
         return 0
@@ -150,17 +137,11 @@ class HollowObject:
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
-    def __getitem__(self, key: Any) -> HollowObject:
-        return self
-
     def __or__(self, other: Any) -> Any:
         """In a type, ``hollow | other``."""
         return other
 
     __ror__ = __or__
-
-    def __enter__(self) -> HollowObject:
-        return self
 
     def __exit__(self, *raised: object) -> None:
         pass

@@ -157,19 +157,15 @@ def _uses_nixl(scenario: Scenario) -> bool:
 
 def _check_faults(scenario: Scenario) -> None:
     """A process can kill itself by script, except the first one, which reports how the run ended."""
+    first = rank_names(scenario)[0]
+    itself = f"{first} is the command itself: let another rank die, or use --world virtual"
     problems = [
-        scenario.source.problem(("faults", index), "with --world distributed ranks die; their links are real")
-        for index, failure in enumerate(scenario.faults)
-        if failure.link
-    ]
-    problems += [
         scenario.source.problem(
             ("faults", index),
-            f"with --world distributed {failure.rank} is the command itself:"
-            " let another rank die, or use --world virtual",
+            f"with --world distributed {'ranks die; their links are real' if failure.link else itself}",
         )
         for index, failure in enumerate(scenario.faults)
-        if failure.rank == rank_names(scenario)[0]
+        if failure.link or failure.rank == first
     ]
     if problems:
         raise ScenarioError(problems)
@@ -195,7 +191,9 @@ def _run_rank(address: ProcessAddress, meeting: str, task: RunTask) -> list[Repo
             with ProcessLink(
                 names, staging, clock, patience=PATIENCE, transport=transport, types=MESSAGE_TYPES
             ) as link:
-                context = context.linked(link, task.resolved.scenario, _kill_process)
+                context = context.linked(
+                    link, task.resolved.scenario, lambda _: os.kill(os.getpid(), signal.SIGKILL)
+                )
                 report = task.route(clock, context) if machine is None else task.run(machine, sink, context)
                 if report.failure:
                     raise LinkError(report.failure)
@@ -242,10 +240,6 @@ def _gathered(link: Link, own: Report) -> list[Report] | None:
         link.send(0, RESULT, own)
         return None
     return [own, *(link.receive(rank, RESULT).value for rank in range(1, link.size))]
-
-
-def _kill_process(how: str) -> None:  # noqa: ARG001
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

@@ -66,11 +66,8 @@ def _run_rank(
         context = context.linked(link, resolved.scenario, link.die)
         if context.fault_injector is not None:
             router.injectors[member.rank] = context.fault_injector
-        report: Report = (
-            task.route(clock, context)
-            if context.is_router
-            else task.run(replace(machine, clock=clock), sink, context)
-        )
+        machine = replace(machine, clock=clock)
+        report = task.route(clock, context) if context.is_router else task.run(machine, sink, context)
         link.leave(report.failure)
         return report
 

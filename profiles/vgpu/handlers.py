@@ -94,11 +94,7 @@ class OpHandlers(dict[int, Handler]):
 
 def _composite(func: torch._ops.OpOverload, key: torch._C.DispatchKey) -> Handler:
     """The ops by which torch defines the op; each of them is dispatched."""
-
-    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return func._op_dk(key, *args, **kwargs)
-
-    return handler
+    return lambda args, kwargs: func._op_dk(key, *args, **kwargs)
 
 
 def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:

@@ -55,10 +55,6 @@ def _process(tables: Tables, thread: int | None) -> int:
     return (calls or operations or Counter((0,))).most_common(1)[0][0]
 
 
-def _processes(tables: Tables) -> list[int]:
-    return sorted({number(thread) & PROCESS for (thread,) in tables.rows(activity.CALLS, ("globalTid",))})
-
-
 def _facts(tables: Tables, strings: Mapping[int, str]) -> dict[str, Any]:
     warnings = sum(
         number(severity) >= _WARNING for (severity,) in tables.rows("DIAGNOSTIC_EVENT", ("severity",))
@@ -113,7 +109,8 @@ def _missing(tables: Tables) -> Iterator[str]:
         yield "copies have no kinds of memory: pinned, pageable and blocking copies are not counted as such"
     if _graph_mode(tables) == "graph":
         yield "graphs were traced whole: their kernels and copies count as one kernel (--cuda-graph-trace=node)"
-    if len(_processes(tables)) > 1 and not tables.has(activity.KERNELS, "globalPid"):
+    processes = {number(thread) & PROCESS for (thread,) in tables.rows(activity.CALLS, ("globalTid",))}
+    if len(processes) > 1 and not tables.has(activity.KERNELS, "globalPid"):
         yield "operations have no process: those of several processes count together"
 
 

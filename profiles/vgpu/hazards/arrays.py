@@ -99,9 +99,7 @@ class PinnedArray(np.ndarray):
         """A function that returns a view has no access, and one that is made of others has theirs."""
         before = _reported.get()
         found = super().__array_function__(func, types, args, kwargs)
-        parts = (
-            [found] if isinstance(found, np.ndarray) else found if isinstance(found, (list, tuple)) else ()
-        )
+        parts = found if isinstance(found, (list, tuple)) else [found]
         if func not in _WRITING and _reported.get() > before:
             return found
         target = args[0] if func in _WRITING else kwargs.get("out")
