@@ -410,13 +410,15 @@ def _effects(metrics: Mapping[str, Document | None]) -> Iterator[Chart]:
 
 def cases_page(document: Document) -> Page:
     """Each reported change beside what was found here, and how firmly that stands."""
-    table, metrics = framed("", *CASE_COLUMNS), {}
+    table = framed("", *CASE_COLUMNS)
+    metrics: dict[str, Document | None] = {}
     for name, case in document["cases"].items():
         found = case["comparison"]
         table.add_row(*_case_row(name, found))
         metrics[name.rpartition("/")[2]] = found["metrics"][found["case"]["metric"]]
-    drawn = [table, *_effects(metrics)] if metrics else []
-    return Page("the library of cases", drawn, document["conclusion"])
+    return Page(
+        "the library of cases", [*[table] * bool(metrics), *_effects(metrics)], document["conclusion"]
+    )
 
 
 def _case_row(name: str, found: Document) -> tuple[str, ...]:
