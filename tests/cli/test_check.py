@@ -162,35 +162,10 @@ def test_every_relay_of_a_ladder_is_checked(run_command: RunCommand) -> None:
     assert [report["relay"]["state"] for report in reports(said.out)] == ["pr26425", "latest"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "a scenario, or --all-faults"),
-        (("mixed", "--all-faults"), "--all-faults has its scenarios"),
-        (("--all-faults", "--adversarial", "1"), "--all-faults has its scenarios"),
-        (("mixed", "--expect", "nonsense"), "--expect: expected KIND.STREAM.COUNTER=N"),
-        (("mixd",), "mixed"),
-        (("mixed", "--relay", "lates"), "latest"),
-        (("mixed", "--fault", "no-barier"), "no-barrier"),
-        (("mixed", "--expect", "decode.steady.schedule.snyc=0"), "sync"),
-    ],
-)
-def test_contradictory_options_are_refused(
-    run_command: RunCommand, arguments: tuple[str, ...], words: str
-) -> None:
-    said = run_command("check", *arguments)
-    assert said.code == 2 and words in said.err
-
-
 def test_a_run_under_an_adversary_shows_no_times(run_command: RunCommand) -> None:
     said = run_command("run", "faults/mixing", "--adversarial", "1")
     assert said.code == 0 and "times mean nothing" in " ".join(said.out.split())
     assert "TTFT" not in said.out and "copies & syncs per step" in said.out
-
-
-def test_hazards_and_an_adversary_exclude_each_other(run_command: RunCommand) -> None:
-    said = run_command("run", "faults/mixing", "--adversarial", "1", "--hazards", "on")
-    assert said.code == 2 and "program order" in said.err
 
 
 @pytest.mark.wide
@@ -229,16 +204,6 @@ def test_a_fault_that_no_check_finds_fails(run_command: RunCommand, monkeypatch:
 def test_without_a_gpu_the_alternative_is_named(run_command: RunCommand) -> None:
     said = run_command("check", "faults/mixing", "--device", "cuda")
     assert said.code == 3 and "no CUDA device here" in said.err and "check --device vgpu" in said.err
-
-
-@pytest.mark.parametrize("more", [("--adversarial", "0"), ("--seeds", "4")])
-def test_a_real_device_has_no_adversaries(run_command: RunCommand, more: tuple[str, ...]) -> None:
-    said = run_command("check", "faults/mixing", "--device", "cuda", *more)
-    assert said.code == 2 and "which a real device does not allow" in said.err
-
-
-def test_a_real_device_does_not_check_all_faults(run_command: RunCommand) -> None:
-    assert run_command("check", "--all-faults", "--device", "cuda").code == 2
 
 
 def test_several_ranks_are_not_checked_on_one_device(

@@ -156,15 +156,6 @@ def test_explain_fits_the_terminal(cli, columns):
         assert columns - 25 < max(map(len, lines)) <= columns
 
 
-def test_an_unknown_metric_gets_the_nearest_name(run_command):
-    for asked, meant in (("ttft_m", "ttft_ms"), ("step_ms.nonsense", "step_ms"), ("ovelap", "overlap")):
-        said = run_command("explain", asked)
-        expected = f"schedbench: no metric and no scenario key '{asked}', did you mean '{meant}'?\n"
-        assert (said.code, said.err) == (2, expected)
-    said = run_command("explain", "%%")
-    assert said.code == 2 and "`schedbench explain` lists them" in said.err
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -152,34 +152,6 @@ def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
     assert cli.invoke(app, [*arguments, "--allow-divergence"]).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["SCENARIO"],
-            "needs --a and --b, or one of them against the scenario as it stands, or a case",
-        ),
-        (["--a", "overlap=true"], "a scenario is needed"),
-        (
-            ["SCENARIO", "--a", "hardware=h200", "--b", "hardware=a100"],
-            "device.hardware: 'h200' against 'a100'",
-        ),
-        (["SCENARIO", "--a", "measure.seed=1"], "measure.seed: 1 against 0"),
-        (["SCENARIO", "--a", "requests=3"], "workload.requests: 3 against 4"),
-        (["SCENARIO", "--a", "overlab=1"], "did you mean 'overlap'"),
-        (["SCENARIO", "--a", "overlap=true", "--gate", "speed:-1%"], "is no metric"),
-        (["SCENARIO", "--engine", "sglang:folder"], "as in --a sglang:folder --b sglang:folder,KEY=VALUE"),
-        (["SCENARIO", "--a", "nothing.json"], "No such file"),
-        (["SCENARIO", "--a", "relay=nowhere"], "unknown relay state"),
-        (["SCENARIO", "--b", "relay.index=ring"], "--b: engine.relay.index: pr25945 with index=ring"),
-    ],
-)
-def test_incomparable_sides_are_refused_before_any_run(run_command, scenario, arguments, message):
-    given = [scenario if argument == "SCENARIO" else argument for argument in arguments]
-    said = run_command("compare", *given, "--device", "vgpu")
-    assert (said.code, said.out) == (2, "") and message in said.err
-
-
 def test_a_stored_result_of_another_workload_is_refused(run_command, kept, scenario):
     sides = ("--a", kept / "a", "--b", "overlap=true", "--set", "workload.requests=3", "--device", "vgpu")
     said = run_command("compare", scenario, *sides)

@@ -231,74 +231,9 @@ def test_doctor_shows_whether_an_engine_can_run(
     assert (said.code, "no such commit" in said.err) == (3, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("run", "mixed", "--engine", "gone:/gone"), 2, "there is no adapter for 'gone'"),
-        (("doctor", "--engine", "sglnag:."), 2, "nano-vllm, vllm, did you mean 'sglang'?"),
-        (("run", "mixed", "--engine", "sglang:"), 2, "expected NAME:FOLDER"),
-        (("compare", "mixed", "--b", "gone:."), 2, "there is no adapter for 'gone'"),
-        (("run", "mixed", "--engine", f"{ADAPTER}:.", "--relay", "latest"), 2, "--relay is about the relay"),
-        (("run", "ladder", "--engine", f"{ADAPTER}:."), 2, "engine.relays is about the relay"),
-        (("run", "mixed", "--engine", "sglang:."), 3, "no python/sglang and no sglang in that folder"),
-        (("run", "mixed", "--engine", "sglang:gone"), 3, "gone is no folder"),
-        (("run", "mixed", "--engine-python", "python"), 2, "--engine-python: no engine is named"),
-        (("run", "mixed", "--engine-timeout", "9"), 2, "--engine-timeout: no engine is named"),
-        (("compare", "mixed", "--b", "overlap=true", "--engine-wheels", "."), 2, "no engine is named"),
-        (("check", "mixed", "--engine", "sglang:.", "--engine-wheels", "."), 2, "leave it out with sglang:."),
-        (
-            ("sweep", "mixed", "--over", "engine=sglang:{.,..}", "--engine-wheels", "."),
-            2,
-            "leave it out with sglang:. and sglang:..",
-        ),
-        (("doctor", "--engine", "--engine-python", "python"), 2, "--engine: ENGINE is missing: the option"),
-        (
-            ("check", "mixed", "--engine", "--seeds", "1"),
-            2,
-            "--engine: ENGINE is missing: the option --seeds",
-        ),
-        (
-            ("sweep", "mixed", "--over", "engine=sglang:{.,..}", "--alone"),
-            3,
-            "no cell could run: sglang:..: no python/sglang",
-        ),
-        (("run", "mixed", "--quick"), 2, "--quick: no option of run, but of compare, check, worth, sweep"),
-        (
-            ("watch", "--engine=x", "--", "python", "--"),
-            2,
-            "--engine: no option of watch, but of run, compare,",
-        ),
-        (("compare", "mixed", "--a", "--b", ""), 2, "--a: SIDE is missing: the option --b follows"),
-        (("sweep", "mixed", "--over", "--metric", "ttft"), 2, "is missing: the option --metric follows"),
-        (("check", "mixed", "--engine", "sglang:.", "--device", "cuda"), 2, "runs on the virtual GPU"),
-        (("check", "mixed", "--against", "sglang:."), 2, "--against is about sources of an engine"),
-        (
-            ("check", "mixed", "--engine", f"{ADAPTER}:.", "--against", "sglang:."),
-            3,
-            "no sglang in that folder",
-        ),
-        (("compare", "mixed", "--a", f"{ADAPTER}:.", "--b", "sglang:."), 3, "no sglang in that folder"),
-        (("compare", "mixed", "--a", "sglang==9", "--b", ""), 3, "pip download --no-deps sglang==9"),
-        (("run", "mixed", "--engine", "sglang==9", "--engine-wheels", "gone"), 3, "gone is no folder"),
-    ],
-)
-def test_invalid_engine_options_are_refused_in_one_sentence(
-    run_command: RunCommand, arguments: tuple[str, ...], code: int, says: str
-) -> None:
-    said = run_command(*arguments)
-    assert said.code == code
-    assert says in said.err
-
-
 def test_a_commit_that_is_not_there_is_refused_before_any_side_runs(
     run_command: RunCommand, engine: str
 ) -> None:
     said = run_command("compare", "mixed", *TINY, "--a", f"{engine}@v1", "--b", f"{engine}@gone")
     assert (said.code, "@gone: no such commit, branch or tag" in said.err) == (3, True)
     assert "runs" not in said.err
-
-
-def test_what_only_engines_run_is_refused_without_one_by_the_typed_key(run_command: RunCommand) -> None:
-    said = run_command("run", "spec_v1", "--set", "engine.page_size=16")
-    assert said.code == 2
-    assert "--set: engine.page_size: draft trees cannot be combined with pages" in said.err

@@ -130,8 +130,3 @@ def test_every_command_offers_every_format() -> None:
     others = {name: forms for name, forms in partial.items() if forms != UNDRAWN}
     assert others == {"schema": {"json", "md"}, "trace": set(), "init": set(), "baseline save": set()}
     assert len(found) > 18
-
-
-def test_a_picture_is_refused_where_there_is_nothing_to_draw(run_command: RunCommand) -> None:
-    done = run_command("check", "no scenario", "--format", "svg")
-    assert done.code == 2 and "'svg' is not one of 'table', 'json', 'md', 'csv', 'html'" in done.err

@@ -49,29 +49,6 @@ def test_an_error_caused_by_a_fault_names_the_fault(run: RunCommand) -> None:
     assert "(at sched/loop/launch.py:" in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("no-barier", "no fault 'no-barier', did you mean 'no-barrier'?"),
-        ("xyz", "no fault 'xyz'; schedbench list faults has them all"),
-        (
-            "small-ring",
-            "fault small-ring belongs to pr25774, pr25774-before, not to pr25945: --relay pr25774 has it",
-        ),
-        ("penalties-from-input", "fault penalties-from-input belongs to the serial loop, and this run's is"),
-        ("hot-buffer-by-sentinel", "fault hot-buffer-by-sentinel needs engine.hisparse.enabled=true"),
-        ("idle-rows-stashed", "fault idle-rows-stashed waits for sampled padding of idle ranks, which this"),
-        (
-            "onebatch-never-resolves",
-            "fault onebatch-never-resolves belongs to the onebatch loop, and this run's",
-        ),
-    ],
-)
-def test_impossible_faults_are_refused(run: RunCommand, fault: str, message: str) -> None:
-    code, _, err = run("--fault", fault)
-    assert code == 2 and err.startswith(f"schedbench: {message}")
-
-
 def test_every_fault_is_listed_with_its_place() -> None:
     entries = json.loads(listed("--format", "json").output)
     assert [entry["name"] for entry in entries] == [*faults(), *awaited_faults()]

@@ -155,12 +155,3 @@ def test_a_policy_that_exits_is_a_crash_of_the_scheduler(
     assert said.code == 1 and f"run: ExitedError: sys.exit({code}) (at my_relay.py" in " ".join(
         said.out.split()
     )
-
-
-def test_overrides_change_the_relay_that_an_option_chose(run_command: RunCommand) -> None:
-    said = run_command("run", "start", "--relay", "latest", "--set", "staging=bar")
-    assert said.code == 2 and "engine.relay.staging: expected pinned or pageable, got 'bar'" in said.err
-    said = run_command("run", "start", "--relay", "latest", "--set", "relay=pr25945")
-    assert said.code == 2 and "--relay latest and --set relay=pr25945 both choose the relay" in said.err
-    said = run_command("run", "start", "--relay", "my_relay.py")
-    assert said.code == 2 and "a file without the state in it: expected FILE.py:NAME" in said.err

@@ -45,22 +45,6 @@ def test_every_format_has_figures_with_their_ranges(run_command: RunCommand) -> 
     assert any(line.startswith("| ttft_ms | ms |") and extent["follows"] in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("mixed", "--set=device.host=measured"), "device.host=measured measures the host's times"),
-        (("mixed", "--adversarial=1"), "an adversary's times mean nothing"),
-        (("pp2", "--world=distributed"), "ranks in processes have clocks of their own"),
-        (("ladder",), "it takes one relay"),
-    ],
-)
-def test_runs_without_ranges_are_refused(
-    run_command: RunCommand, arguments: tuple[str, ...], reason: str
-) -> None:
-    done = run_command("run", *arguments, "--device=vgpu", "--ranges")
-    assert (done.code, done.out) == (2, "") and f"--ranges: {reason}" in done.err
-
-
 def test_interrupted_draws_leave_the_run_whole(
     run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -80,11 +80,6 @@ def test_scenarios_of_several_devices_are_refused(monkeypatch, run_command, scen
     assert said.code == 3 and word in said.err
 
 
-def test_an_invalid_scenario_is_refused_first(run_command):
-    said = run_command("verify", "mixed", "--set", "engine.overlp=true")
-    assert said.code == 2 and "overlap" in said.err
-
-
 @pytest.fixture
 def emulated(monkeypatch):
     """Replaces CUDA by a virtual GPU; only the profiler's records are synthetic."""

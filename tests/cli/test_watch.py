@@ -197,28 +197,12 @@ def _ready(script: Path, *options: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["python", "nosuch.py"], "nosuch.py: no such script"),
-        (["python", "-m", "train"], "not Python's option -m"),
-        (["ls"], "watch runs Python programs"),
-        (["nosuch/python", "{script}"], "nosuch/python: no such interpreter"),
-    ],
-)
-def test_wrong_programs_are_refused(
-    watch: RunCommand, script: Path, arguments: list[str], message: str
-) -> None:
-    script.write_text(GOOD)
-    done = watch("--", *(word.replace("{script}", str(script)) for word in arguments))
-    assert done.code == 2
-    assert message in done.err
-
-
-def test_wrong_options_are_refused(watch: RunCommand, script: Path) -> None:
+def test_wrong_options_and_interpreters_are_refused(watch: RunCommand, script: Path) -> None:
     script.write_text(GOOD)
     assert watch("--hardware", "h999", "--", "python", str(script)).code == 2
     assert watch("--map", "nosuch", "--", "python", str(script)).code == 2
+    done = watch("--", "nosuch/python", str(script))
+    assert done.code == 2 and "nosuch/python: no such interpreter" in done.err
 
 
 @pytest.mark.wide
