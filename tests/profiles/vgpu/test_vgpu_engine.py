@@ -241,16 +241,6 @@ def test_the_span_of_a_graph_covers_its_nodes(program: list[Action]) -> None:
     assert whole.spans == nodes.spans
 
 
-def test_equal_ready_times_are_served_in_launch_order() -> None:
-    simulation = Simulation(gap=0)
-    first, second = simulation.queue(), simulation.queue()
-    simulation.submit(first, COMPUTE, now=0, duration=100, row=("busy",))
-    simulation.submit(second, COMPUTE, now=5, duration=10, row=("b",))
-    simulation.submit(simulation.queue(), COMPUTE, now=5, duration=10, row=("c",))
-    simulation.drain()
-    assert simulation.served == [(("busy",), 0, 100), (("b",), 100, 110), (("c",), 110, 120)]
-
-
 def test_a_held_queue_does_not_hold_its_engine() -> None:
     simulation = Simulation(gap=0)
     slow, held, free = simulation.queue(), simulation.queue(), simulation.queue()
@@ -290,24 +280,3 @@ def test_settling_serves_started_operations_before_older_waiting_ones() -> None:
     simulation.submit(third, H2D, now=2, duration=10, row=("starts",))
     simulation.run(50)
     assert [row for row, _, _ in simulation.served] == [("busy",), ("starts",)]
-
-
-def test_an_event_after_a_wait_is_no_earlier_than_the_awaited_one() -> None:
-    simulation = Simulation(gap=0)
-    other, queue = simulation.queue(), simulation.queue()
-    simulation.submit(other, COMPUTE, now=0, duration=50, row=("before",))
-    simulation.submit(other, COMPUTE, now=0, duration=50, row=("work",))
-    simulation.wait_event(queue, simulation.record(other, 1))
-    assert simulation.wait(simulation.record(queue, 2)) == 100
-
-
-def test_a_kernel_released_by_a_copy_runs_between_the_nodes_of_a_graph() -> None:
-    simulation = Simulation(gap=0)
-    forward, side = simulation.queue(), simulation.queue()
-    submit_graph(simulation, forward, 0, 0, (10, 10, 10), node_trace=True)
-    simulation.submit(side, H2D, now=1, duration=12, row=("copy",))
-    simulation.submit(side, COMPUTE, now=2, duration=3, row=("kernel",))
-    simulation.drain()
-    spans = {row: (start, end) for row, start, end in simulation.served}
-    assert spans[("copy",)] == (1, 13) and spans[("kernel",)] == (13, 16)
-    assert [spans[0, k] for k in range(3)] == [(0, 10), (16, 26), (31, 41)]
