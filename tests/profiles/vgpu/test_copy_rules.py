@@ -37,6 +37,9 @@ TABLE: list[tuple[str, list[Copy], bool]] = [
     ("pinned[2:4].copy_(x[:2], non_blocking=True)", [("d2h", "pinned", 8, False)], False),
     ("host.copy_(x, non_blocking=True)", [("d2h", "pageable", 24, True)], True),
     ("host.copy_(x)", [("d2h", "pageable", 24, True)], True),
+    ("str(x)", [("d2h", "pageable", 24, True)], True),
+    ("repr(x)", [("d2h", "pageable", 24, True)], True),
+    ("f'{x}'", [("d2h", "pageable", 24, True)], True),
     # tensors to the device
     ("host.to(device)", [("h2d", "pageable", 24, True)], True),
     ("x.copy_(host)", [("h2d", "pageable", 24, True)], True),
