@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ QUESTION = {
     "workload": {"requests": 2},
     "measure": {"seed": 0, "repeat": 1},
 }
+MEASURED = {"labels.emulated": False, "labels.host": "measured"}
+OTHER_TOKENS = {"outputs.digest": "0" * 64}
+TALLY = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}  # of a counter, once in every step
 STEPS = tuple(StepPrint("decode", 4, 4, f"row{at}", "shape") for at in range(10))
 OTHER_STEPS = tuple(step._replace(rows=f"{step.rows}'", shape="other") for step in STEPS)
 
@@ -56,6 +59,21 @@ def result() -> Callable[..., Result]:
         return Result.from_document(altered(document, changes or {}))
 
     return make
+
+
+def seeded(result: Callable[..., Result], seeds: Iterable[int]) -> list[Sample]:
+    """Samples of these seeds, whose throughputs differ."""
+    return [Sample(result(seed=seed, throughput=100.0 + seed)) for seed in seeds]
+
+
+def rows(**tokens: list[int]) -> list[dict[str, Any]]:
+    """Rows of requests that finished with these tokens, by id."""
+    times = {"arrival": 0, "first_token": 1, "finish": 2, "prompt_tokens": 3}
+    ended = {"status": "finished", "reason": "length"}
+    return [
+        {"id": name, "output_tokens": len(ids), "token_ids": ids, **times, **ended}
+        for name, ids in tokens.items()
+    ]
 
 
 @dataclass

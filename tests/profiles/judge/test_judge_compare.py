@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import reduce
 
 import pytest
 
@@ -17,12 +16,12 @@ from schedbench.profiles.judge.document import document
 from schedbench.profiles.judge.gates import parse
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.trials import Sample, Trials, compared
-from schedbench.profiles.judge.verdict import judge_seeds
+from schedbench.profiles.judge.verdict import Judgement, judge_seeds
 from schedbench.profiles.record.result import canonical
 from tests.cli.pages import printed
-from tests.profiles.judge.conftest import OTHER_STEPS, STEPS
+from tests.profiles.judge.conftest import MEASURED, OTHER_STEPS, OTHER_TOKENS, STEPS, TALLY
 
-MEASURED = {"labels.emulated": False, "labels.host": "measured", "outputs": {"abstained": "CUDA"}}
+ABSTAINED = MEASURED | {"outputs": {"abstained": "CUDA"}}
 RUN = {"command": "schedbench compare x y", "cancelled": False}
 FASTER = [103.0, 102.5, 103.5, 103.0, 104.0]
 
@@ -45,15 +44,27 @@ def trials(result):
 def blocks(result):
     """Measured pairs; A is about 100, B as many percent more."""
 
-    def make(effect, *, pairs=20, a=None, b=None) -> Trials:
+    def make(effect, *, pairs=20, steps=OTHER_STEPS, a=None, b=None) -> Trials:
         sides = []
         for share, changes in ((0.0, a), (effect, b)):
             values = [(100 + 0.3 * ((7 * at) % 5 - 2)) * (1 + share / 100) for at in range(pairs)]
-            whole = MEASURED | (changes or {})
+            whole = ABSTAINED | (changes or {})
             sides.append(tuple(Sample(result(whole, throughput=value), STEPS) for value in values))
-        return compared(Trials("blocks", sides[0], tuple(s._replace(steps=OTHER_STEPS) for s in sides[1])))
+        return compared(Trials("blocks", sides[0], tuple(s._replace(steps=steps) for s in sides[1])))
 
     return make
+
+
+def sentence(found) -> str:
+    return conclusion(found, a="x", b="y")
+
+
+def written(found) -> dict:
+    return document(found, a="x", b="y", run=RUN)
+
+
+def page(content, *, width: int = 120) -> str:
+    return printed(compare_page.page(content, width), width)
 
 
 def test_a_faster_side_with_the_same_tokens_is_better(trials):
@@ -68,22 +79,27 @@ def test_a_faster_side_with_the_same_tokens_is_better(trials):
 @pytest.mark.parametrize("engine", [{"name": "toy:.", "sha256": "0"}, None])
 def test_an_engine_may_draw_other_tokens_at_other_times(trials, temperature, drawn, engine):
     asked = {"scenario.expanded.workload.sampling": {"temperature": temperature}, "labels.engine": engine}
-    found = judge(trials(a=asked, b=asked | {"outputs.digest": "0" * 64}))
-    hint = document(found, a="a", b="b", run=RUN)["comparison"]["hint"] or ""
+    found = judge(trials(a=asked, b=asked | OTHER_TOKENS))
+    hint = written(found)["comparison"]["hint"] or ""
     assert ("workload.sampling.temperature=0" in hint) == (drawn and engine is not None)
 
 
 def test_other_tokens_prevent_a_verdict(trials):
-    found = judge(trials(b={"outputs.digest": "0" * 64}))
+    found = judge(trials(b=OTHER_TOKENS))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.OUTPUT_DIFF,))
     assert {judged.verdict for judged in found.metrics.values()} == {"inconclusive"}
     assert found.broken
-    same_steps = judge(trials([100.0] * 5, b={"outputs.digest": "0" * 64}, steps=STEPS))
+    text = sentence(found)
+    assert text.startswith(
+        "y against x on mixed (emulated h200, 5 seeds): inconclusive: OUTPUT_DIFF; outputs differ"
+    )
+    assert "throughput" not in text
+    same_steps = judge(trials([100.0] * 5, b=OTHER_TOKENS, steps=STEPS))
     assert same_steps.reasons == (Reason.OUTPUT_DIFF,)
 
 
 def test_other_tokens_may_be_allowed(trials):
-    found = judge(trials(b={"outputs.digest": "0" * 64}), VerdictRules(allow_divergence=True))
+    found = judge(trials(b=OTHER_TOKENS), VerdictRules(allow_divergence=True))
     assert (found.verdict, found.trials.tokens, found.broken) == ("better", "different", False)
 
 
@@ -94,8 +110,7 @@ def test_abstained_tokens_prevent_no_verdict(trials):
 
 
 def test_a_change_that_is_not_engaged_gets_no_verdict(trials, blocks):
-    seen = blocks(0)
-    found = judge(replace(seen, b=tuple(sample._replace(steps=STEPS) for sample in seen.b)))
+    found = judge(blocks(0, steps=STEPS))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.NOT_ENGAGED,))
     assert judge(trials([100.0] * 5, steps=STEPS)).reasons == (Reason.NOT_ENGAGED,)
     assert judge(trials([100.0] * 5, steps=STEPS), VerdictRules(min_engagement=0)).verdict == "no change"
@@ -106,21 +121,19 @@ def test_exact_times_show_a_change_of_order_alone(trials):
     assert (found.verdict, found.reasons) == ("better", ())
     assert (
         "; engaged by order, waits or batches alone: as many device operations of each kind in all 50 steps; "
-        in conclusion(found, a="x", b="y")
+        in sentence(found)
     )
 
 
 def test_times_measured_in_turns_show_a_change_of_host_work(blocks):
-    seen = blocks(3)
-    found = judge(replace(seen, b=tuple(sample._replace(steps=STEPS) for sample in seen.b)))
+    found = judge(blocks(3, steps=STEPS))
     assert (found.verdict, found.reasons) == ("better", ())
-    assert "; engaged by host work, order, waits or batches alone: as many" in conclusion(found, a="x", b="y")
+    assert "; engaged by host work, order, waits or batches alone: as many" in sentence(found)
 
 
 def test_measured_times_that_are_undecided_do_not_show_that_nothing_happened(blocks):
     """More pairs may show a change of host work."""
-    seen = blocks(0.8, pairs=6)
-    found = judge(replace(seen, b=tuple(sample._replace(steps=STEPS) for sample in seen.b)))
+    found = judge(blocks(0.8, pairs=6, steps=STEPS))
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
 
 
@@ -153,29 +166,26 @@ def test_emulated_times_do_not_depend_on_the_environment(trials):
     assert [difference.key for difference in found.environment] == ["torch"]
 
 
-def test_better_and_worse_is_a_trade_off():
-    better = judge_seeds([100.0] * 5, [110.0] * 5, "higher")
-    worse = judge_seeds([100.0] * 5, [110.0] * 5, "lower")
-    same = judge_seeds([100.0] * 5, [100.0] * 5, "lower")
-    unsure = judge_seeds([100.0] * 2, [110.0] * 2, "lower")
-    assert overall([better, same]) == ("better", ())
-    assert overall([worse, same, unsure]) == ("worse", ())
-    assert overall([better, worse]) == ("trade-off", ())
-    assert overall([same, same]) == ("no change", ())
-    assert overall([same, unsure]) == ("inconclusive", (Reason.LOW_N,))
+def change(percent, direction="higher", *, seeds=5) -> Judgement:
+    return judge_seeds([100.0] * seeds, [100.0 + percent] * seeds, direction)
+
+
+def test_effects_of_1_percent_or_more_count_against_each_other():
+    better, worse, same, unsure = change(10), change(10, "lower"), change(0), change(10, "lower", seeds=2)
+    small, loss = change(0.9), change(0.9, "lower")
+    assert (small.verdict, loss.verdict) == ("better", "worse")
+    for metrics, verdict in (
+        ([better, same], "better"),
+        ([worse, same, unsure], "worse"),
+        ([better, worse], "trade-off"),
+        ([better, loss], "better"),
+        ([loss], "worse"),
+        ([small, loss], "no change"),
+        ([same, same], "no change"),
+    ):
+        assert overall(metrics) == (verdict, ())
+    assert overall([same, unsure]) == overall([small, loss, unsure]) == ("inconclusive", (Reason.LOW_N,))
     assert overall([]) == ("inconclusive", ())
-
-
-def test_effects_below_the_size_of_interest_are_no_trade_off():
-    """A gain and a loss count against each other from 1 % on."""
-    gain, loss = (judge_seeds([100.0] * 5, [100.0 + x] * 5, y) for x, y in ((3.0, "higher"), (0.9, "lower")))
-    small = judge_seeds([100.0] * 5, [100.9] * 5, "higher")
-    unsure = judge_seeds([100.0] * 2, [110.0] * 2, "lower")
-    assert (gain.verdict, loss.verdict) == ("better", "worse")
-    assert overall([gain, loss]) == ("better", ())
-    assert overall([small, loss]) == ("no change", ())
-    assert overall([small, loss, unsure]) == ("inconclusive", (Reason.LOW_N,))
-    assert overall([loss]) == ("worse", ())
 
 
 def test_calls_without_effect_that_one_side_makes_are_named(trials):
@@ -183,36 +193,34 @@ def test_calls_without_effect_that_one_side_makes_are_named(trials):
         return {"labels.engine": {"name": "toy:.", "sha256": "0", "edge": {"answered_by_default": calls}}}
 
     found = judge(trials([100.0] * 5, a=engine("f"), b=engine("f", "cuda.empty_cache")))
-    said = compare_page.notes(document(found, a="x", b="y", run=RUN), 9)
+    said = compare_page.notes(written(found), 9)
     assert "only B makes calls that have no effect or cost here: cuda.empty_cache" in said
 
 
 def test_a_loss_that_is_too_small_for_a_trade_off_is_named(trials):
-    gain, loss = (judge_seeds([100.0] * 5, [100.0 + x] * 5, y) for x, y in ((3.0, "higher"), (0.9, "lower")))
-    metrics = {"output_throughput": gain, "tpot_ms": loss}
+    metrics = {"output_throughput": change(3), "tpot_ms": change(0.9, "lower")}
     found = replace(judge(trials([100.0] * 5)), metrics=metrics, verdict="better", reasons=())
-    assert "better, though TPOT worse by less than 1 %; output" in conclusion(found, a="x", b="y")
+    assert "better, though TPOT worse by less than 1 %; output" in sentence(found)
 
 
 def test_a_new_sync_in_every_step_is_reported_apart(trials):
-    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
-    more = {"per_step.decode.schedule.sync": tally}
+    more = {"per_step.decode.schedule.sync": TALLY}
     found = judge(trials([100.0] * 5, b=more), VerdictRules(gates=(parse("added.sync:0"),)))
     assert [(one.kind, one.counter, one.more) for one in found.added] == [("decode", "sync", 1.0)]
-    often = judge(trials([100.0] * 5, b={"per_step.decode.schedule.sync": tally | {"mean": 0.63}}))
-    assert "5 seeds): adds 0.63 blocking syncs per decode step; " in conclusion(often, a="x", b="y")
+    often = judge(trials([100.0] * 5, b={"per_step.decode.schedule.sync": TALLY | {"mean": 0.63}}))
+    assert "5 seeds): adds 0.63 blocking syncs per decode step; " in sentence(often)
     assert (found.verdict, found.broken, found.headline[0]) == ("no change", True, "output_throughput")
-    text = conclusion(found, a="x", b="y")
+    text = sentence(found)
     assert "5 seeds): adds 1 blocking sync per decode step; no change here; " in text
-    seldom = {"per_step.decode.schedule.sync": tally | {"median": 0.0, "mean": 0.4}}
+    seldom = {"per_step.decode.schedule.sync": TALLY | {"median": 0.0, "mean": 0.4}}
     assert judge(trials([100.0] * 5, b=seldom)).added == []
-    assert judge(trials([100.0] * 5, a=more, b={"per_step.decode.forward.sync": tally})).added == []  # moved
+    assert judge(trials([100.0] * 5, a=more, b={"per_step.decode.forward.sync": TALLY})).added == []  # moved
 
 
 def test_a_new_sync_is_reported_where_too_few_steps_are_engaged(trials):
-    more = {"per_step.mixed.schedule.sync": {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 40}}
+    more = {"per_step.mixed.schedule.sync": TALLY | {"steps_with": 40}}
     seen = trials([100.0] * 5, steps=(*STEPS[:-1], OTHER_STEPS[-1]), b=more)
-    text = conclusion(judge(seen, VerdictRules(min_engagement=11)), a="x", b="y")
+    text = sentence(judge(seen, VerdictRules(min_engagement=11)))
     assert "adds 1 blocking sync per mixed step; inconclusive: NOT_ENGAGED, engaged in 5 of 50" in text
 
 
@@ -220,30 +228,27 @@ def test_what_the_median_step_does_on_the_device_comes_before_rare_copies(trials
     rare = {"max": 4, "mean": 0.26, "median": 0.0, "steps_with": 60}
     launches = {"max": 30, "mean": 11.5, "median": 11.0, "steps_with": 700}
     fewer = {"per_step.decode.schedule.h2d": rare, "per_step.decode.schedule.kernel": launches}
-    text = conclusion(judge(trials(b=fewer)), a="x", b="y")
+    text = sentence(judge(trials(b=fewer)))
     assert "; per step decode schedule kernel 12.5 -> 11.5, decode schedule h2d 0.25 -> 0.26." in text
     hardly = {"per_step.decode.schedule.h2d": rare | {"mean": 0.250001}}
-    assert "; copies and syncs per step equal to four digits." in conclusion(
-        judge(trials(b=hardly)), a="x", b="y"
-    )
+    assert "; copies and syncs per step equal to four digits." in sentence(judge(trials(b=hardly)))
 
 
 def test_copies_from_other_memory_of_the_host_are_named(trials):
-    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
     pinned, pageable = (
-        {f"per_step.decode.schedule.h2d_{memory}": tally} for memory in ("pinned", "pageable")
+        {f"per_step.decode.schedule.h2d_{memory}": TALLY} for memory in ("pinned", "pageable")
     )
-    text = conclusion(judge(trials(a=pinned, b=pageable)), a="x", b="y")
+    text = sentence(judge(trials(a=pinned, b=pageable)))
     assert "; per step decode schedule h2d_pageable 0 -> 1, decode schedule h2d_pinned 1 -> 0." in text
 
 
 def test_requests_that_ended_otherwise_are_reported(trials, result):
     rows = [row.model_dump(mode="json") for row in result().requests]
     rows[0]["reason"] = "stop"
-    text = conclusion(judge(trials(b={"requests": rows})), a="x", b="y")
+    text = sentence(judge(trials(b={"requests": rows})))
     said = "request r0 ended finished (stop) instead of finished (length) and 4 more"
     assert f"tokens equal, but {said}; " in text
-    text = conclusion(judge(trials(b={"requests": rows, "outputs.digest": "0" * 64})), a="x", b="y")
+    text = sentence(judge(trials(b={"requests": rows, **OTHER_TOKENS})))
     assert "; outputs differ, first with seed 0" in text and text.endswith(f"; {said}.")
 
 
@@ -261,8 +266,8 @@ def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
 
     found = judge(trials([100.0] * 5, a=watched(1), b=watched(1, 2)))
     assert [one.resource for one in found.hazards] == ["x2"] and found.broken
-    assert not ComparisonAnswer(document(found, a="x", b="y", run=RUN)).passed  # as loaded from a file
-    assert ": 1 hazard that A has not: x2: no wait; no change" in conclusion(found, a="x", b="y")
+    assert not ComparisonAnswer(written(found)).passed  # as loaded from a file
+    assert ": 1 hazard that A has not: x2: no wait; no change" in sentence(found)
     assert not judge(trials([100.0] * 5, a=watched(1, 2), b=watched(1))).broken
 
 
@@ -270,7 +275,7 @@ def test_one_run_of_a_workload_without_randomness_is_enough(trials):
     seen = trials([103.0])
     assert judge(seen).reasons == (Reason.LOW_N,)
     found = judge(replace(seen, one_run=True))
-    assert found.verdict == "better" and "(emulated h200, one run)" in conclusion(found, a="x", b="y")
+    assert found.verdict == "better" and "(emulated h200, one run)" in sentence(found)
 
 
 def test_gates_choose_the_headline_metrics(trials):
@@ -294,11 +299,11 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
     noisy = [x if at % 3 else x * 1.05 for at, x in enumerate([100.0] * 20)]
     trials = blocks(0)
     side_b = tuple(
-        s._replace(result=result(MEASURED, throughput=x)) for s, x in zip(trials.b, noisy, strict=True)
+        s._replace(result=result(ABSTAINED, throughput=x)) for s, x in zip(trials.b, noisy, strict=True)
     )
     found = judge(Trials("blocks", trials.a, side_b))
     judged = found.metrics["output_throughput"]
-    hint = document(found, a="a", b="b", run=RUN)["comparison"]["hint"]
+    hint = written(found)["comparison"]["hint"]
     assert judged.reasons == (Reason.LOW_N,) and judged.needed is not None
     assert hint.startswith(f"{judged.needed - 20} more pairs, about ")
     assert hint.endswith(" minutes, would resolve 1 %")
@@ -337,14 +342,11 @@ def test_the_conclusion_of_a_faster_side(trials):
     )
 
 
-def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials):
-    seen = trials([100.0] * 5)
-    spread = tuple(
-        sample._replace(result=altered_metric(sample.result, "ttft_ms", value))
-        for sample, value in zip(seen.b, (12.0, 13.0, 12.5, 12.4, 12.6), strict=True)
-    )
+def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials, result):
+    seen, times = trials([100.0] * 5), (12.0, 13.0, 12.5, 12.4, 12.6)
+    spread = tuple(Sample(result({"metrics.ttft_ms.values": [time]}), OTHER_STEPS) for time in times)
     found = judge(Trials("seeds", seen.a, spread))
-    text = conclusion(found, a="x", b="y")
+    text = sentence(found)
     assert (found.verdict, found.reasons) == ("inconclusive", (Reason.LOW_N,))
     assert (
         "5 seeds): no change in output throughput and TPOT; inconclusive in TTFT: LOW_N, by the spread over "
@@ -354,64 +356,54 @@ def test_a_metric_without_a_verdict_does_not_hide_that_of_another(trials):
 
 
 def test_the_conclusion_begins_with_the_metrics_that_decide(trials):
-    seen = trials([100.3, 99.8, 101.0, 99.0, 100.0])
-    slower = tuple(s._replace(result=altered_metric(s.result, "tpot_ms", 4.2)) for s in seen.b)
-    text = conclusion(judge(Trials("seeds", seen.a, slower)), a="x", b="y")
+    slower = {"metrics.tpot_ms.values": [4.2]}
+    text = sentence(judge(trials([100.3, 99.8, 101.0, 99.0, 100.0], b=slower)))
     assert "5 seeds): worse; TPOT +34.40 % [+34.40, +34.40], TTFT" in text
     assert "; undecided: output throughput +0.00 % [-1.00, +1.00]; tokens" in text
 
 
 def test_tpot_that_changes_where_decodes_do_not_is_explained(trials):
-    prefills = tuple(step._replace(kind="prefill") for step in STEPS)
-    others = tuple(step._replace(kind="prefill") for step in OTHER_STEPS)
-    seen = trials()
-    before = tuple(s._replace(steps=(*STEPS, *prefills)) for s in seen.a)
-    more = (("tpot_ms", 2.0), ("queue_ms", 99.0), ("retractions", 3.0))
-    results = [reduce(lambda result, one: altered_metric(result, *one), more, s.result) for s in seen.b]
-    text, all_differ = (
-        conclusion(judge(Trials("seeds", before, after)), a="x", b="y")
-        for after in (
-            tuple(Sample(one, (*made, *others)) for one in results) for made in (STEPS, OTHER_STEPS)
-        )
+    prefills, others = (
+        tuple(one._replace(kind="prefill") for one in steps) for steps in (STEPS, OTHER_STEPS)
     )
+    more = {"tpot_ms": 2.0, "queue_ms": 99.0, "retractions": 3.0}
+    seen = trials(b={f"metrics.{name}.values": [value] for name, value in more.items()})
+    before = tuple(one._replace(steps=(*STEPS, *prefills)) for one in seen.a)
+
+    def said_of(decodes) -> str:
+        after = tuple(one._replace(steps=(*decodes, *others)) for one in seen.b)
+        return sentence(judge(replace(seen, a=before, b=after)))
+
+    text = said_of(STEPS)
     assert (
         "engaged in 50 of 50 prefill steps (100.0 %); as many device operations of each kind in all 50 decode steps, "
         "but TPOT includes the prefill steps and the idle time between two tokens; time in the queue +"
         in text
     )
     assert re.search(r" in the queue \+[^;]+ %[^;]*, retractions [^;]+; copies", text)
-    assert "time in the queue" not in all_differ
-
-
-def altered_metric(result, name, value):
-    document = json.loads(result.to_json())
-    document["metrics"][name]["values"] = [value]
-    return type(result).from_document(document)
+    assert "time in the queue" not in said_of(OTHER_STEPS)
 
 
 def test_the_conclusion_of_equal_sides(trials):
-    text = conclusion(judge(trials([100.0] * 5, steps=STEPS)), a="x", b="y")
+    text = sentence(judge(trials([100.0] * 5, steps=STEPS)))
     assert text == (
         "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED, as many device operations of each "
         "kind in all 50 steps; A and B are the same engine; every metric equal to the last digit; tokens equal."
     )
 
 
-def test_the_conclusion_of_other_sources_with_equal_counts_names_check(trials):
-    sources = ({"labels.engine": {"name": "sglang", "sha256": digit * 64, "edge": {}}} for digit in "12")
-    text = conclusion(
-        judge(trials([100.0] * 5, steps=STEPS, **dict(zip("ab", sources, strict=True)))), a="x", b="y"
-    )
-    assert "; their sources differ: check judges order and values, which are not counted; every" in text
-
-
-def test_the_conclusion_of_equal_sources_by_other_names_does_not_say_that_they_differ(trials):
-    sources = (
-        {"labels.engine": {"name": "sglang", "ref": ref, "sha256": "1" * 64, "edge": {}}}
-        for ref in ("x", "y")
-    )
-    seen = trials([100.0] * 5, steps=STEPS, **dict(zip("ab", sources, strict=True)))
-    assert "; A and B have the same source; every metric" in conclusion(judge(seen), a="x", b="y")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sha256": "2" * 64}, "their sources differ: check judges order and values, which are not counted"),
+        ({"ref": "y"}, "A and B have the same source"),
+    ],
+)
+def test_the_conclusion_of_equal_counts_says_whether_the_sources_differ(trials, changes, says):
+    engine = {"name": "sglang", "ref": "x", "sha256": "1" * 64, "edge": {}}
+    sides = {side: {"labels.engine": part} for side, part in (("a", engine), ("b", engine | changes))}
+    text = sentence(judge(trials([100.0] * 5, steps=STEPS, **sides)))
+    assert f"; {says}; every metric" in text
 
 
 @pytest.mark.parametrize(
@@ -422,18 +414,18 @@ def test_the_conclusion_attributes_no_change_whose_sign_is_unknown(trials, throu
     line = next(line for line in found.lines if line.site)._replace(
         worth_pct=found.metrics["output_throughput"].delta
     )
-    text = conclusion(replace(found, lines=[line]), a="x", b="y")
+    text = sentence(replace(found, lines=[line]))
     assert ("come from" in text) == named
     assert f"of the {line.worth_pct:+.2f} %" in text or not named
 
 
 def test_the_conclusion_of_other_batches_names_what_they_explain(trials):
     seen = trials(steps=STEPS[:-1])
-    text = conclusion(judge(seen), a="x", b="y")
+    text = sentence(judge(seen))
     assert "steps differ in no more than their batches explain" in text
     assert "as many device operations" not in text
     others = tuple(sample._replace(steps=OTHER_STEPS) for sample in seen.a)
-    text = conclusion(judge(Trials("seeds", seen.a, others)), a="x", b="y")
+    text = sentence(judge(Trials("seeds", seen.a, others)))
     assert "engaged in 50 of 50 decode steps (100.0 %)" in text
 
 
@@ -442,9 +434,9 @@ def test_engagement_is_unknown_without_source_lines(trials):
     seen = trials(steps=None, b=nothing)
     found = judge(seen)
     assert Reason.NOT_ENGAGED not in found.reasons
-    text = conclusion(found, a="x", b="y")
+    text = sentence(found)
     assert "which steps differ is not known, source lines were not recorded" in text and "engaged" not in text
-    content = document(found, a="x", b="y", run=RUN)
+    content = written(found)
     assert content["comparison"]["lines"] == []
     assert content["comparison"]["candidate"]["unrecorded"] == "clocks"
     shown = " ".join(page(content).split())
@@ -453,14 +445,13 @@ def test_engagement_is_unknown_without_source_lines(trials):
 
 
 def test_kinds_of_steps_on_one_side_only_are_listed_and_not_judged(trials):
-    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
-    more = {"per_step.prebuilt": {"steps": 10, "schedule": {"h2d": tally}}}
+    more = {"per_step.prebuilt": {"steps": 10, "schedule": {"h2d": TALLY}}}
     found = judge(trials(b=more))
-    shown = page(document(found, a="x", b="y", run=RUN))
+    shown = page(written(found))
     (row,) = [line.split() for line in shown.splitlines() if line.startswith("prebuilt ") and " h2d " in line]
     assert row == ["prebuilt", "schedule", "h2d", "–", "1.00", "/", "1", "–"]
     assert "A has no prebuilt steps" in shown and "0 / 0" not in shown
-    assert "prebuilt schedule" not in conclusion(found, a="x", b="y")
+    assert "prebuilt schedule" not in sentence(found)
 
 
 def test_the_page_has_the_reason_for_unknown_gpu_waits(trials):
@@ -472,26 +463,6 @@ def test_the_page_has_the_reason_for_unknown_gpu_waits(trials):
 
 def test_no_figure_of_a_source_line_is_cut_on_a_narrow_page(trials):
     content = document(judge(trials()), a="x", b="y", run=RUN)
-    line = {
-        "site": None,
-        "range": "prepare",
-        "kind": "prefill",
-        "stream": "schedule",
-        "a": 0.867,
-        "b": 0.7796,
-    }
-    exposed = {"exposed_a": 0.0, "exposed_b": 0.0, "worth_pct": None}
-    content["comparison"]["lines"] = [line | exposed | {"what": "cudaStreamSynchronize"}]
+    line = content["comparison"]["lines"][0] | {"site": None, "what": "cudaStreamSynchronize"}
+    content["comparison"]["lines"] = [line | {"a": 0.867, "b": 0.7796, "exposed_a": 0.0, "exposed_b": 0.0}]
     assert "cudaStreamSynchronize   0.867   0.780   -0.0874" in page(content, width=80)
-
-
-def page(content, *, width: int = 120) -> str:
-    return printed(compare_page.page(content, width), width)
-
-
-def test_the_conclusion_of_other_tokens_has_no_speed(trials):
-    text = conclusion(judge(trials(b={"outputs.digest": "0" * 64})), a="x", b="y")
-    assert text.startswith(
-        "y against x on mixed (emulated h200, 5 seeds): inconclusive: OUTPUT_DIFF; outputs differ"
-    )
-    assert "throughput" not in text

@@ -9,15 +9,14 @@ import pytest
 from schedbench.profiles.judge.effects import AddedCount, added, counts, idle, lines, metric_values
 from schedbench.profiles.record.result import RankPart
 from tests.acceptance.runs import result_of
+from tests.profiles.judge.conftest import TALLY
 from tests.profiles.judge.synthetic import gated
-
-TALLY = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 10}
 
 UNRECORDED = {"copies": [], "syncs": [], "idle": {"abstained": "clocks of their own"}}
 
 
 def kind(**counters):
-    return {"steps": 10, "schedule": {name: dict(TALLY, **values) for name, values in counters.items()}}
+    return {"steps": 10, "schedule": {name: TALLY | values for name, values in counters.items()}}
 
 
 def sync(**fields):
@@ -171,9 +170,8 @@ def test_a_copy_that_the_host_waits_for_inside_the_call_is_an_added_sync(result,
 
 def test_what_a_later_stage_adds_is_added(result):
     """The averages are of all ranks' steps, and what is added of the rank that adds most."""
-    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
     one, two = (
-        result({"per_step.decode.schedule.sync": tally | {"median": n, "mean": n, "max": int(n)}})
+        result({"per_step.decode.schedule.sync": TALLY | {"median": n, "mean": n, "max": int(n)}})
         for n in (1.0, 2.0)
     )
     a, b = (

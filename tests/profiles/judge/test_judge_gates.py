@@ -15,6 +15,7 @@ from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.statistics import abba
 from schedbench.profiles.judge.verdict import Judgement, judge_blocks, judge_seeds
 from schedbench.profiles.record.result import Abstained, Metric
+from tests.profiles.judge.conftest import TALLY
 from tests.profiles.judge.synthetic import gated
 
 ROOT = Path(__file__).parents[3]
@@ -240,9 +241,8 @@ def test_a_line_that_only_some_steps_of_b_run_is_added(result, count, old_count,
 
 def test_counters_of_an_added_gate_count_together(result):
     """Steps of a kind that only B has are not compared; a bound on B's worst step needs no such step of A's."""
-    tally = {"median": 1.0, "mean": 1.0, "max": 1, "steps_with": 5}
-    counts = {"per_step.decode.schedule.d2h": tally, "per_step.decode.schedule.sync": tally}
-    b = result({**counts, "per_step.verify": {"steps": 5, "schedule": {"h2d": tally}}})
+    counts = {"per_step.decode.schedule.d2h": TALLY, "per_step.decode.schedule.sync": TALLY}
+    b = result({**counts, "per_step.verify": {"steps": 5, "schedule": {"h2d": TALLY}}})
     found = gated("added:1", {}, a=[result()], b=[b])
     why = "decode sync +1, decode d2h +1; verify steps, which A has none of, are not compared"
     assert found[1:] == ("failed", 2.0, why)

@@ -23,7 +23,6 @@ from schedbench.profiles.judge.worker import (
     CrashError,
     SideError,
     commit_of,
-    here,
     working,
     worktree,
 )
@@ -356,15 +355,6 @@ def test_an_unknown_commit_is_refused(repository):
         raise AssertionError
     with pytest.raises(SideError, match="no such commit"), worktree(repository, "--help"):
         raise AssertionError
-
-
-def test_this_checkout_is_found_or_refused():
-    root = here_or_package()
-    if (root / ".git").exists():
-        assert here() == root
-    else:
-        with pytest.raises(SideError, match="needs schedbench to run from a checkout"):
-            here()
 
 
 def test_stored_sides_have_their_seeds(result):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -19,7 +19,7 @@ from schedbench.profiles.platform.pool import MeasuredAloneError
 from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
 from schedbench.profiles.sweeps.ladder import climb
-from tests.profiles.judge.conftest import FakeSide
+from tests.profiles.judge.conftest import OTHER_TOKENS, seeded
 
 SMALL = ("workload.requests=4", "workload.output_tokens={dist: fixed, value: 6}", "device.values=none")
 SIDES = parse("overlap=false"), parse("overlap=true")
@@ -45,13 +45,7 @@ def spread(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def seeded(result: Callable[..., object], seeds: Iterable[int], **changes: object) -> list[Sample]:
-    return [Sample(result(changes, seed=seed, throughput=100.0 + seed)) for seed in seeds]  # type: ignore[arg-type]
-
-
-def test_both_sides_of_the_seeds_after_the_second_are_spread(
-    result: Callable[..., object], side: Callable[..., FakeSide], spread: list[int]
-) -> None:
+def test_both_sides_of_the_seeds_after_the_second_are_spread(result, side, spread):
     a, b = (side(name, seeded(result, range(5)), spreads=True) for name in "ab")
     log: list[str] = []
     found = conduct(a, b, TrialPlan(seeds=5), lambda name, sample: log.append(f"{name}{sample.seed}"))
@@ -59,19 +53,15 @@ def test_both_sides_of_the_seeds_after_the_second_are_spread(
     assert log == [f"{name}{seed}" for seed in range(5) for name in "ab"]
 
 
-def test_no_seed_runs_after_one_whose_tokens_differ(
-    result: Callable[..., object], side: Callable[..., FakeSide], spread: list[int]
-) -> None:
+def test_no_seed_runs_after_one_whose_tokens_differ(result, side, spread):
     others = seeded(result, range(5))
-    others[2] = Sample(result({"outputs.digest": "0" * 64}, seed=2))  # type: ignore[arg-type]
+    others[2] = Sample(result(OTHER_TOKENS, seed=2))
     a, b = side("a", seeded(result, range(5)), spreads=True), side("b", others, spreads=True)
     found = conduct(a, b, TrialPlan(seeds=5), lambda *_: None)
     assert (spread, len(found.a), found.tokens, b.asked) == ([6], 3, "different", [0, 1, 2])
 
 
-def test_a_side_that_is_a_process_already_is_not_spread(
-    result: Callable[..., object], side: Callable[..., FakeSide], spread: list[int]
-) -> None:
+def test_a_side_that_is_a_process_already_is_not_spread(result, side, spread):
     a, b = side("a", seeded(result, range(5)), spreads=True), side("b", seeded(result, range(5)))
     assert len(conduct(a, b, TrialPlan(seeds=5), lambda *_: None).a) == 5
     assert spread == []

@@ -20,6 +20,7 @@ from schedbench.profiles.judge.engagement import (
 from schedbench.profiles.judge.likeness import TokenSteps, first_divergence
 from schedbench.profiles.record.timeline import Call, Op, Range, Site, Window
 from schedbench.sched.observe import StepInfo
+from tests.profiles.judge.conftest import OTHER_TOKENS, rows
 
 
 @dataclass
@@ -185,20 +186,9 @@ def test_runs_add_up_and_the_weakest_basis_is_named():
 
 
 def test_stored_results_are_compared_by_their_totals(result):
-    more = {
-        "site": None,
-        "range": "prepare",
-        "kind": "decode",
-        "stream": "schedule",
-        "call": "new",
-        "sync": True,
-        "count": 70,
-        "steady": 0,
-        "host_us": 0,
-        "exposed_us": 0,
-    }
     a = result()
-    b = result({"syncs": [row.model_dump(mode="json") for row in a.syncs] + [more]})
+    more = a.syncs[0].model_copy(update={"site": None, "call": "new", "count": 70})
+    b = a.model_copy(update={"syncs": (*a.syncs, more)})
     found = from_totals(a, b)
     assert found.basis == "totals"
     assert found.percent == pytest.approx(100 * 70 / a.per_step["decode"].steps)
@@ -221,26 +211,9 @@ def test_engagement_is_unknown_where_source_lines_were_not_recorded(result, side
     assert (found.basis, dict(found.kinds)) == ("nothing", {})
 
 
-def rows(**tokens):
-    return [
-        {
-            "id": name,
-            "arrival": 0,
-            "first_token": 1,
-            "finish": 2,
-            "prompt_tokens": 3,
-            "output_tokens": len(ids),
-            "status": "finished",
-            "reason": "length",
-            "token_ids": ids,
-        }
-        for name, ids in tokens.items()
-    ]
-
-
 def test_the_first_divergence_is_the_earliest_step(result):
     a = result({"requests": rows(r0=[1, 2, 3], r1=[4, 5])})
-    b = result({"requests": rows(r0=[1, 2, 9], r1=[4]), "outputs.digest": "0" * 64})
+    b = result({"requests": rows(r0=[1, 2, 9], r1=[4]), **OTHER_TOKENS})
     steps = {"r0": [0, 1, 8], "r1": [2, 3]}
     found = first_divergence(a, b, seed=7, steps_a=steps, steps_b=steps)
     assert (found.seed, found.request, found.position, found.token_a, found.token_b) == (7, "r1", 1, 5, None)
@@ -250,7 +223,7 @@ def test_the_first_divergence_is_the_earliest_step(result):
 
 
 def test_digests_without_tokens_have_no_position_of_divergence(result):
-    found = first_divergence(result(), result({"outputs.digest": "0" * 64}), seed=3)
+    found = first_divergence(result(), result(OTHER_TOKENS), seed=3)
     assert (found.seed, found.request) == (3, None)
     assert first_divergence(result(), result(), seed=3) is None
 

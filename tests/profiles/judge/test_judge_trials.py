@@ -7,9 +7,7 @@ import pytest
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.trials import Sample, TrialPlan, WorkloadError, conduct
 from schedbench.profiles.judge.worker import CrashError
-
-MEASURED = {"labels.emulated": False, "labels.host": "measured"}
-OTHER_TOKENS = {"outputs.digest": "0" * 64}
+from tests.profiles.judge.conftest import MEASURED, OTHER_TOKENS, rows, seeded
 
 
 @pytest.fixture
@@ -20,10 +18,6 @@ def log() -> list[str]:
 @pytest.fixture
 def notice(log):
     return lambda name, _: log.append(name)
-
-
-def seeded(result, seeds) -> list[Sample]:
-    return [Sample(result(seed=seed, throughput=100.0 + seed)) for seed in seeds]
 
 
 def test_exact_sides_run_the_same_seeds(result, side, notice, log):
@@ -80,8 +74,8 @@ def test_stored_measurements_of_several_seeds_are_as_many_of_each(result, side, 
 
 
 def test_other_tokens_end_the_comparison(result, side, notice, log):
-    a = side("a", [Sample(result({"requests": rows([5, 6])}))])
-    b = side("b", [Sample(result(OTHER_TOKENS | {"requests": rows([5, 7])}))])
+    a = side("a", [Sample(result({"requests": rows(r0=[5, 6])}))])
+    b = side("b", [Sample(result(OTHER_TOKENS | {"requests": rows(r0=[5, 7])}))])
     trials = conduct(a, b, TrialPlan(), notice)
     assert "".join(log) == "ab"
     assert trials.tokens == "different"
@@ -112,7 +106,7 @@ def test_a_run_of_a_is_reported_before_b_crashes(result, side, notice, log):
 
 
 def test_a_run_without_finished_requests_is_refused(result, side, notice):
-    failed = [{**rows([])[0], "status": "failed", "reason": "out of memory", "finish": None}]
+    failed = [{**rows(r0=[])[0], "status": "failed", "reason": "out of memory", "finish": None}]
     a = side("a", [Sample(result({"requests": failed}))])
     with pytest.raises(WorkloadError, match="a: no request finished; the reason of the first: out of memory"):
         conduct(a, a, TrialPlan(), notice)
@@ -123,19 +117,3 @@ def test_an_interrupted_run_ends_the_comparison_and_is_reported(result, side, no
     with pytest.raises(KeyboardInterrupt):
         conduct(a, a, TrialPlan(), notice)
     assert log == ["a"]
-
-
-def rows(tokens):
-    return [
-        {
-            "id": "r0",
-            "arrival": 0,
-            "first_token": 1,
-            "finish": 2,
-            "prompt_tokens": 3,
-            "output_tokens": len(tokens),
-            "status": "finished",
-            "reason": "length",
-            "token_ids": tokens,
-        }
-    ]
