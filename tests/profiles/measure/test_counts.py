@@ -10,22 +10,26 @@ from hypothesis import strategies as st
 
 from schedbench.profiles.measure.counts import Cost, CountsSink
 from schedbench.profiles.measure.steps import TimelineError
-from schedbench.profiles.measure.waiting import WaitingSink
+from schedbench.profiles.measure.waiting import Waiting, WaitingSink
 from schedbench.profiles.record.result import CountSummary
 from schedbench.profiles.record.timeline import Range, Records
 
 SCHEDULE, FORWARD, COPY = 0, 1, 2
 
 
-def count(drawing, cuts=()) -> CountsSink:
+def counted(drawing, cuts=()) -> tuple[CountsSink, Waiting]:
     waiting = WaitingSink()
     counts = CountsSink(waiting.take_exposed)
     for window in drawing.windows(cuts):
         waiting.feed(window)
         counts.feed(window)
-    waiting.finish()
+    total = waiting.finish()
     counts.finish()
-    return counts
+    return counts, total
+
+
+def count(drawing, cuts=()) -> CountsSink:
+    return counted(drawing, cuts)[0]
 
 
 def decodes(drawing, steps, *, steady=()):
@@ -186,12 +190,7 @@ def test_counts_do_not_depend_on_the_windows(play, random, cuts):
 def test_counts_of_lines_sum_to_the_total(play, random):
     drawing = play(random, 25)
     (window,) = drawing.windows()
-    waiting = WaitingSink()
-    counts = CountsSink(waiting.take_exposed)
-    waiting.feed(window)
-    counts.feed(window)
-    total = waiting.finish()
-    counts.finish()
+    counts, total = counted(drawing)
     costs = [*counts.copies.values(), *counts.calls.values()]
     assert sum(cost.host_ns for cost in costs) == total.stall
     assert sum(cost.exposed_ns for cost in costs) == total.exposed_stall

@@ -45,19 +45,29 @@ def test_forwards_back_to_back_are_full_occupancy(drawing):
     assert waiting_of(drawing) == expected
 
 
-def test_idle_is_host_work_and_then_launch_latency(drawing):
-    two_steps(drawing, start=18, launched=15)
-    waiting = waiting_of(drawing)
-    assert (waiting.exposed_host, waiting.launch_latency, waiting.host_late) == (5_000, 3_000, 8_000)
-    assert (waiting.idle, waiting.residue) == (8_000, 0)
-
-
-def test_stall_is_split_into_exposed_and_hidden(drawing):
-    """The host waits from 4 to 14; the forward ends at 10: 6 hidden, 4 exposed."""
-    two_steps(drawing, start=16, launched=16)
+def test_idle_time_has_its_causes_in_their_order(drawing):
+    """The forward ends at 10. The host waits until 14, works until 16, sleeps until 24 and works until 26; an event
+    holds the next forward until 29. The host's wait from 4 to 10 is hidden by the forward."""
+    pieces: list[IdlePiece] = []
+    sink = WaitingSink(pieces.append)
+    two_steps(drawing, start=30, launched=26)
     drawing.call(3, 14, step=0, waited=10)
-    waiting = waiting_of(drawing)
-    assert (waiting.stall, waiting.exposed_stall, waiting.exposed_host) == (10_000, 4_000, 2_000)
+    drawing.sleep(16, 24)
+    drawing.wait(26, 29, step=1)
+    for window in drawing.windows():
+        sink.feed(window)
+    waiting = sink.finish()
+    assert pieces == [
+        IdlePiece(10_000, 14_000, "exposed_stall", 1),
+        IdlePiece(14_000, 16_000, "exposed_host", 1),
+        IdlePiece(16_000, 24_000, "no_work", 1),
+        IdlePiece(24_000, 26_000, "exposed_host", 1),
+        IdlePiece(26_000, 29_000, "dependency", 1),
+        IdlePiece(29_000, 30_000, "launch_latency", 1),
+    ]
+    assert (waiting.stall, waiting.exposed_stall, waiting.exposed_host) == (10_000, 4_000, 4_000)
+    assert (waiting.no_work, waiting.dependency, waiting.launch_latency) == (8_000, 3_000, 1_000)
+    assert (waiting.host_late, waiting.idle, waiting.residue) == (9_000, 20_000, 0)
 
 
 def test_host_time_outside_all_records_is_unnamed_work(drawing):
@@ -83,14 +93,9 @@ def test_a_stall_during_sleep_gives_a_negative_residue(drawing):
 def test_a_forward_held_by_an_event_is_a_dependency(drawing):
     two_steps(drawing, start=20, launched=5)
     drawing.wait(10, 19, step=1)
+    drawing.wait(10, 20, step=1, stream=COPY)  # does not hold the forward
     waiting = waiting_of(drawing)
     assert (waiting.dependency, waiting.kernel_gap, waiting.host_late) == (9_000, 1_000, 0)
-
-
-def test_a_wait_of_another_stream_does_not_hold_the_forward(drawing):
-    two_steps(drawing, start=20, launched=5)
-    drawing.wait(10, 19, step=1, stream=COPY)
-    assert waiting_of(drawing).kernel_gap == 10_000
 
 
 def test_a_forward_held_by_its_stream_or_another_kernel_is_a_dependency(drawing):
@@ -100,13 +105,6 @@ def test_a_forward_held_by_its_stream_or_another_kernel_is_a_dependency(drawing)
     drawing.op(15, 20, step=1, stream=COPY, kind="d2h", bytes=8)  # a copy elsewhere holds nothing
     waiting = waiting_of(drawing)
     assert (waiting.dependency, waiting.kernel_gap) == (5_000, 5_000)
-
-
-def test_sleep_is_no_work_and_never_exposed(drawing):
-    two_steps(drawing, start=50, launched=50)
-    drawing.sleep(12, 40)
-    waiting = waiting_of(drawing)
-    assert (waiting.no_work, waiting.exposed_host, waiting.exposed_stall) == (28_000, 12_000, 0)
 
 
 def test_host_stall_while_the_forward_is_enqueued_is_hidden(drawing):
@@ -377,21 +375,3 @@ def test_pieces_of_idle_time_add_up_to_the_totals(seed):
     for cause in CAUSES:
         found = sum(piece.end - piece.start for piece in pieces if piece.cause == cause)
         assert found == getattr(waiting, cause), cause
-
-
-def test_a_piece_of_idle_time_has_its_cause_and_the_step_after_it(drawing):
-    """The forward ends at 10; the host waits until 14 and works until 16; an event holds the next forward until 19."""
-    pieces: list[IdlePiece] = []
-    sink = WaitingSink(pieces.append)
-    two_steps(drawing, start=20, launched=16)
-    drawing.call(3, 14, step=0, waited=10)
-    drawing.wait(16, 19, step=1)
-    for window in drawing.windows():
-        sink.feed(window)
-    sink.finish()
-    assert pieces == [
-        IdlePiece(10_000, 14_000, "exposed_stall", 1),
-        IdlePiece(14_000, 16_000, "exposed_host", 1),
-        IdlePiece(16_000, 19_000, "dependency", 1),
-        IdlePiece(19_000, 20_000, "launch_latency", 1),
-    ]
