@@ -112,40 +112,7 @@ def test_runs_repeat_exactly(opened: Any) -> None:
     assert run() == run()
 
 
-def test_work_between_two_ranges_belongs_to_the_step_of_the_first(bench: Any) -> None:
-    observer, x = bench.gpu.observer, torch.zeros(4, device=bench.gpu.device)
-
-    def work() -> None:
-        x.neg_()
-        with observer.range("prepare", 3, 1):
-            with observer.range("model", 4, 1):
-                pass
-            x.neg_()
-        x.neg_()
-        with observer.range(SLEEP, NO_STEP, 0):
-            pass
-        x.neg_()
-
-    assert [(op.range, op.step, op.forward) for op in bench.observe(work).ops] == [
-        ("", NO_STEP, False),
-        ("prepare", 3, False),
-        ("", 3, False),
-        ("", NO_STEP, False),
-    ]
-
-
-def test_phases_cost_host_time_where_they_open(bench: Any, hardware: Any) -> None:
-    observer, clock = bench.gpu.observer, bench.gpu.clock
-    phase = hardware.phases["settle"]
-    before = clock.now()
-    with observer.range("settle", 4, 64):
-        assert clock.now() - before == phase.a.value + 64 * phase.b.value
-    with observer.range("unheard of", 4, 64):
-        before = clock.now()
-    assert clock.now() == before
-
-
-def test_a_kind_of_step_may_cost_another_time(opened: Any, hardware: Any) -> None:
+def test_a_phase_costs_host_time_and_a_kind_of_step_may_cost_another(opened: Any, hardware: Any) -> None:
     settle = hardware.phases["settle"]
     line = {"a": settle.a.model_copy(update={"value": 7.0}), "b": settle.b.model_copy(update={"value": 2.0})}
     own = settle.model_copy(update={"kinds": {"prefill": settle.model_copy(update=line)}})
@@ -153,15 +120,17 @@ def test_a_kind_of_step_may_cost_another_time(opened: Any, hardware: Any) -> Non
     with opened(hardware=hardware.model_copy(update={"phases": phases})) as bench:
         observer, clock = bench.gpu.observer, bench.gpu.clock
 
-        def cost(step: int) -> int:
+        def cost(step: int, phase: str = "settle") -> int:
+            """Where the range opens."""
             before = clock.now()
-            with observer.range("settle", step, 10):
+            with observer.range(phase, step, 10):
                 return int(clock.now() - before)
 
         general = round(settle.a.value + 10 * settle.b.value)
         observer.planned(3, "prefill")
         observer.planned(4, "decode")
         assert [cost(3), cost(4), cost(5)] == [27, general, general]
+        assert cost(3, "unheard of") == 0
         observer.planned(3, "mixed")
         assert cost(3) == general
         observer.planned(3, "prefill")
@@ -172,6 +141,7 @@ def test_a_kind_of_step_may_cost_another_time(opened: Any, hardware: Any) -> Non
 
 
 def test_ranges_name_what_happens_inside_them(bench: Any) -> None:
+    """Work between two ranges belongs to the step of the first."""
     observer, x = bench.gpu.observer, torch.zeros(8, device=bench.gpu.device)
 
     def body() -> None:
@@ -182,18 +152,27 @@ def test_ranges_name_what_happens_inside_them(bench: Any) -> None:
             x.exp_()
             with observer.range("prepare", 6, 2):
                 x.sqrt_()
+            x.sin_()
+        x.cos_()
+        with observer.range(SLEEP, NO_STEP, 0):
+            pass
+        x.tan_()
 
     recorder = bench.observe(body)
     assert [(op.name, op.range, op.step, op.forward) for op in recorder.ops] == [
-        ("neg_", "", -1, False),
+        ("neg_", "", NO_STEP, False),
         ("abs_", "of its own", 5, True),
         ("exp_", "sample", 5, True),
         ("sqrt_", "prepare", 6, False),
+        ("sin_", "sample", 5, True),
+        ("cos_", "", 5, False),
+        ("tan_", "", NO_STEP, False),
     ]
     assert [(r.name, r.step, r.size) for r in recorder.ranges] == [
         ("of its own", 5, 2),
         ("prepare", 6, 2),
         ("sample", 5, 2),
+        (SLEEP, NO_STEP, 0),
     ]
     assert all(c.range == op.range for c, op in zip(recorder.calls, recorder.ops, strict=True))
 
