@@ -238,29 +238,28 @@ def test_checks_on_cuda(
 # ---- the first screenful -----------------------------------------------------------------------------------
 
 
+def checked(name: str, *findings: str) -> dict[str, Any]:
+    """Returns a check with these findings."""
+    evidence = [{"says": finding, "sites": [], "field": ""} for finding in findings]
+    return {"name": name, "verdict": "failed" if findings else "passed", "about": "", "evidence": evidence}
+
+
 def many_relays(states: int, findings: int) -> dict[str, Any]:
     """Returns a document of so many relays, the last of which fails with so many findings."""
-    evidence = [{"says": f"finding {n}", "sites": [], "field": ""} for n in range(findings)]
-    checks = {
-        "passed": [{"name": "run", "verdict": "passed", "about": "", "evidence": []}],
-        "failed": [{"name": "hazards", "verdict": "failed", "about": "", "evidence": evidence}],
-    }
+    passed = [[checked("run")]] * (states - bool(findings))
+    failed = [[checked("hazards", *(f"finding {n}" for n in range(findings)))]] * bool(findings)
     reports = [
         {
             "engine": None,
             "relay": {"state": f"s{n}", "switches": {}, "faults": []},
             "wall_s": 1.0,
-            "checks": checks["failed" if findings and n == states - 1 else "passed"],
+            "checks": checks,
             "unproven": [],
         }
-        for n in range(states)
+        for n, checks in enumerate([*passed, *failed])
     ]
-    content = {
-        "scenario": {"expanded": {"name": "many"}},
-        "reports": reports,
-        "not_asked": {},
-        "passed": False,
-    }
+    expanded = {"expanded": {"name": "many"}}
+    content = {"scenario": expanded, "reports": reports, "not_asked": {}, "passed": False}
     return {**content, "run": {"command": "schedbench check"}, "conclusion": conclusion(content)}
 
 
@@ -279,9 +278,7 @@ def test_a_screenful_has_the_relays_that_failed_and_some_of_their_findings() -> 
 
 def test_the_sentence_has_the_first_finding_of_each_failed_check() -> None:
     content = many_relays(1, 3)
-    checks = content["reports"][0]["checks"]
-    crash = {"name": "run", "verdict": "failed", "about": "", "evidence": [{"says": "a crash."}]}
-    checks.insert(0, crash)
+    content["reports"][0]["checks"].insert(0, checked("run", "a crash."))
     said = "many FAILED: run, hazards with s0; run: a crash; hazards: finding 0, and 2 more."
     assert conclusion(content) == said
 
@@ -297,8 +294,8 @@ def test_the_sentence_has_the_finding_about_a_relay_of_ones_own() -> None:
 def of_hazards(*findings: HazardFinding) -> dict[str, Any]:
     """Returns a document of one relay with these hazards."""
     content = many_relays(1, 1)
-    checked = examine.hazards(Hazards(findings=findings))
-    content["reports"][0]["checks"] = TypeAdapter(list[Check]).dump_python([checked], mode="json")
+    asked = examine.hazards(Hazards(findings=findings))
+    content["reports"][0]["checks"] = TypeAdapter(list[Check]).dump_python([asked], mode="json")
     return content
 
 

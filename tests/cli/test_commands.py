@@ -36,62 +36,45 @@ def cli(monkeypatch) -> CliRunner:
 def test_reading_stored_results_and_wrong_arguments_import_no_torch(cli, tmp_path):
     made = cli.invoke(app, ["run", "mixed", "--set", "workload.requests=2", "--output-dir", str(tmp_path)])
     assert made.exit_code == 0
-    kept, sweep = str(tmp_path / "result.json"), ["sweep", "mixed", "--over"]
-    unknown = {
-        "unknown relay state": "relay=nope",
-        "did you mean 'overlap'": "overlpa=1",
-        "is no side": "git",
-    }
+    kept = tmp_path / "result.json"
     commands = {
-        ("report", kept): "",
-        ("trace", str(tmp_path)): "",
-        **{("list", what): "" for what in get_args(What)},
-        ("--version",): "schedbench",
-        **{(*verb, "--help"): "Usage" for verb in ((), *((verb,) for verb in get_group(app).commands))},
-        ("explain", "tpot_ms"): "ms",
-        ("compare", kept, str(tmp_path)): "",
-        ("run", "mixd"): "did you mean 'mixed'",
-        **{
-            (verb, "mixed", "--set", "overlpa=1"): "'overlap'"
-            for verb in ("run", "check", "worth", "compare")
-        },
-        **{("compare", "mixed", "--a", side): f"{text}" for text, side in unknown.items()},
-        ("compare", "mixed"): "needs --a and --b",
-        ("compare", "mixed", "--b", "overlap=maybe"): "--b: engine.overlap: expected true",
-        ("compare", "mixed", "--b", "git:no/commit"): "--b: git:no/commit: no such commit",
-        ("compare", "mixed", "--b", "overlap=true", "--gate", "foo:1%"): "foo",
-        ("run", "mixed", "--relay", "nope.py:mine"): "nope.py: no such file",
-        ("run", "mixed", "--set", "barrier=foo", "--set", "requests=3"): "expected off, top, after-launch or",
-        ("run", "mixed", "--set", "preset=tinny"): "model.preset: unknown preset",
-        ("run", "mixed", "--fault", "no-barier"): "did you mean 'no-barrier'",
-        ("run", "mixed", "--engine", "sglang:/nowhere"): "/nowhere is no folder",
-        (
-            "run",
-            "mixed",
-            "--engine",
-            "sglang:.,overlap=no",
-        ): "is no folder; the keys of one engine are given by --set",
-        ("compare", "mixed", "--b", "hardware=h20"): "--b: device.hardware: no hardware profile 'h20'",
-        ("compare", "mixed", "--b", "barrier=foo"): "--b: engine.relay.barrier: expected off, top",
-        (
-            "check",
-            "mixed",
-            "--relay",
-            "latst",
-        ): "--relay: engine.relay: unknown relay state, did you mean 'latest'",
-        (*sweep, "overlap"): "expected key=v1,v2",
-        (
-            *sweep,
-            "hardware=h200,h20",
-        ): "--over device.hardware=h20: no cell could run: device.hardware: no hardware",
-        (*sweep, "overlap=true,maybe"): "--over engine.overlap=maybe",
-        (*sweep, "relay=latest,nope"): "--over engine.relay=nope",
-        (*sweep, "overlap=true", "--metric", "speed"): "no metric 'speed'",
+        f"report {kept}": "",
+        f"trace {tmp_path}": "",
+        **{f"list {what}": "" for what in get_args(What)},
+        "--version": "schedbench",
+        **{f"{verb} --help": "Usage" for verb in ("", *get_group(app).commands)},
+        "explain tpot_ms": "ms",
+        f"compare {kept} {tmp_path}": "",
+        "run mixd": "did you mean 'mixed'",
+        **{f"{verb} mixed --set overlpa=1": "'overlap'" for verb in ("run", "check", "worth", "compare")},
+        "compare mixed --a relay=nope": "unknown relay state",
+        "compare mixed --a overlpa=1": "did you mean 'overlap'",
+        "compare mixed --a git": "is no side",
+        "compare mixed": "needs --a and --b",
+        "compare mixed --b overlap=maybe": "--b: engine.overlap: expected true",
+        "compare mixed --b git:no/commit": "--b: git:no/commit: no such commit",
+        "compare mixed --b overlap=true --gate foo:1%": "foo",
+        "compare mixed --b hardware=h20": "--b: device.hardware: no hardware profile 'h20'",
+        "compare mixed --b barrier=foo": "--b: engine.relay.barrier: expected off, top",
+        "run mixed --relay nope.py:mine": "nope.py: no such file",
+        "run mixed --set barrier=foo --set requests=3": "expected off, top, after-launch or",
+        "run mixed --set preset=tinny": "model.preset: unknown preset",
+        "run mixed --fault no-barier": "did you mean 'no-barrier'",
+        "run mixed --engine sglang:/nowhere": "/nowhere is no folder",
+        "run mixed --engine sglang:.,overlap=no": "is no folder; the keys of one engine are given by --set",
+        "check mixed --relay latst": "--relay: engine.relay: unknown relay state, did you mean 'latest'",
+        "sweep mixed --over overlap": "expected key=v1,v2",
+        "sweep mixed --over hardware=h200,h20": (
+            "--over device.hardware=h20: no cell could run: device.hardware: no hardware"
+        ),
+        "sweep mixed --over overlap=true,maybe": "--over engine.overlap=maybe",
+        "sweep mixed --over relay=latest,nope": "--over engine.relay=nope",
+        "sweep mixed --over overlap=true --metric speed": "no metric 'speed'",
     }
     program = r"""
 import sys
 from schedbench.cli.app import app
-for command in eval(sys.argv[1]):
+for command in map(str.split, sys.argv[1:]):
     try:
         app([*command, "--format", "json"] if command[0] == "compare" else command, standalone_mode=False)
     except Exception as error:
@@ -100,7 +83,7 @@ for command in eval(sys.argv[1]):
     heavy = {"torch._C", "scipy", *(["numpy.version"] if light else [])}
     print("\x1e", heavy & set(sys.modules) or "")
 """
-    done = subprocess.run([sys.executable, "-c", program, repr([*commands])], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, *commands], capture_output=True, text=True)
     answers = done.stdout.split("\x1e")
     for (command, wanted), answer, after in zip(commands.items(), answers, answers[1:], strict=False):
         assert wanted in answer and after.startswith(" \n"), (command, answer, after[:80])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from schedbench.cli import compare_page
 from schedbench.cli.app import app
@@ -33,9 +33,8 @@ def scenario(tmp_path_factory) -> str:
     return str(path)
 
 
-@pytest.fixture
-def cli() -> CliRunner:
-    return CliRunner()
+def compare(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def kept(scenario, tmp_path_factory) -> Path:
     """The folder of a comparison of overlap off and on."""
     folder = tmp_path_factory.mktemp("kept")
     sides = ["--a", "overlap=false", "--b", "overlap=true", "--device", "vgpu", "--draws", "2"]
-    done = CliRunner().invoke(app, ["compare", scenario, *sides, "--output-dir", str(folder)])
+    done = compare(scenario, *sides, "--output-dir", folder)
     assert done.exit_code == 0, done.output
     return folder
 
@@ -65,19 +64,9 @@ def test_all_results_are_stored(kept, document):
     assert document["comparison"]["engagement"]["percent"] > 90
 
 
-def test_the_line_of_a_barrier_is_named(cli, scenario):
-    given = [
-        "compare",
-        scenario,
-        "--a",
-        "relay=pr26425",
-        "--b",
-        "relay.barrier=top",
-        "--seeds",
-        "1",
-        "--quick",
-    ]
-    done = cli.invoke(app, [*given, "--set", "relay=pr26425", "--device", "vgpu", "--format", "json"])
+def test_the_line_of_a_barrier_is_named(scenario):
+    sides = "--set relay=pr26425 --a relay=pr26425 --b relay.barrier=top --seeds 1 --quick --device vgpu"
+    done = compare(scenario, *sides.split(), "--format", "json")
     changed = [line for line in json.loads(done.stdout)["comparison"]["lines"] if line["a"] != line["b"]]
     wait, function = "cudaStreamWaitEvent", "barrier_at_top"
     assert {(line["what"], line["site"]["function"], line["a"]) for line in changed} == {
@@ -97,8 +86,8 @@ def test_emulated_verdicts_are_tested_under_draws(document):
     assert "over draws" in page(document)
 
 
-def test_stored_results_give_the_comparison_of_their_runs(cli, kept, document):
-    again = cli.invoke(app, ["compare", "--a", str(kept / "a"), "--b", str(kept / "b"), "--format", "json"])
+def test_stored_results_give_the_comparison_of_their_runs(kept, document):
+    again = compare("--a", kept / "a", "--b", kept / "b", "--format", "json")
     found = json.loads(again.stdout)["comparison"]
     assert again.exit_code == 0
     for name, metric in document["comparison"]["metrics"].items():  # stored results cannot be run under draws
@@ -106,9 +95,9 @@ def test_stored_results_give_the_comparison_of_their_runs(cli, kept, document):
     assert found["engagement"]["basis"] == "totals" and found["engagement"]["percent"] > 90
 
 
-def test_the_same_side_twice_is_not_engaged(cli, scenario):
-    arguments = ["compare", scenario, "--a", "overlap=true", "--seeds", "1", "--device", "vgpu"]
-    shown = cli.invoke(app, arguments)
+def test_the_same_side_twice_is_not_engaged(scenario):
+    arguments = (scenario, "--a", "overlap=true", "--seeds", "1", "--device", "vgpu")
+    shown = compare(*arguments)
     assert shown.exit_code == 0
     first = " ".join(shown.stdout.split())
     assert first.startswith(
@@ -116,7 +105,7 @@ def test_the_same_side_twice_is_not_engaged(cli, scenario):
         "operations of each kind in all "
     )
     assert [first.count(text) for text in ("NOT_ENGAGED", "per step equal", "not asked")] == [1, 0, 0]
-    asked = cli.invoke(app, [*arguments, "--exit-on-inconclusive", "--format", "json"])
+    asked = compare(*arguments, "--exit-on-inconclusive", "--format", "json")
     assert (asked.exit_code, json.loads(asked.stdout)["comparison"]["passed"]) == (1, False)
 
 
@@ -132,24 +121,24 @@ def test_an_interruption_of_the_draws_is_shown_where_the_change_is_not_engaged(d
 @pytest.mark.parametrize(
     ("gate", "code"), [("decode.schedule.sync:0", 0), ("decode.forward.sync:0", 1), ("throughput:-99%", 0)]
 )
-def test_gates_decide_the_exit_code(cli, kept, gate, code):
-    done = cli.invoke(app, ["compare", "--a", str(kept / "a"), "--b", str(kept / "b"), "--gate", gate])
+def test_gates_decide_the_exit_code(kept, gate, code):
+    done = compare("--a", kept / "a", "--b", kept / "b", "--gate", gate)
     assert done.exit_code == code
     assert ("passed" if code == 0 else "failed") in done.stdout
 
 
-def test_other_tokens_are_a_failure_unless_allowed(cli, kept, tmp_path):
+def test_other_tokens_are_a_failure_unless_allowed(kept, tmp_path):
     changed = json.loads((kept / "b" / "run-000.json").read_text())
     changed["requests"][1]["token_ids"][2] += 1
     changed["outputs"]["digest"] = "0" * 64
     (tmp_path / "other.json").write_text(json.dumps(changed))
-    arguments = ["compare", "--a", str(kept / "a" / "run-000.json"), "--b", str(tmp_path / "other.json")]
-    shown = cli.invoke(app, arguments)
+    arguments = ("--a", kept / "a" / "run-000.json", "--b", tmp_path / "other.json")
+    shown = compare(*arguments)
     request = changed["requests"][1]["id"]
     assert shown.exit_code == 1
     assert "inconclusive: OUTPUT_DIFF; tokens differ" in " ".join(shown.stdout.split())
     assert f"in request {request} at position 2" in " ".join(shown.stdout.split())
-    assert cli.invoke(app, [*arguments, "--allow-divergence"]).exit_code == 0
+    assert compare(*arguments, "--allow-divergence").exit_code == 0
 
 
 def test_a_stored_result_of_another_workload_is_refused(run_command, kept, scenario):
@@ -243,9 +232,9 @@ def test_a_page_has_all_its_parts(document):
     assert "on_host: list[int] = token_ids.tolist()" in text
 
 
-def test_a_terminal_shows_one_screen_and_the_rest_with_all(cli, kept):
-    sides = ("--a", str(kept / "a"), "--b", str(kept / "b"))
-    few, everything = (cli.invoke(app, ["compare", *sides, *more]).stdout for more in ((), ("--all",)))
+def test_a_terminal_shows_one_screen_and_the_rest_with_all(kept):
+    sides = ("--a", kept / "a", "--b", kept / "b")
+    few, everything = (compare(*sides, *more).stdout for more in ((), ("--all",)))
     rest = ("other metrics", "counts per step: mean / worst step")
     assert all(f"\n{title}" not in few and f"\n{title}" in everything for title in rest)
     assert f"--all also shows: {', '.join(rest)}" in " ".join(few.split())

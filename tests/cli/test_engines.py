@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import schedbench as sb
-from schedbench.cli.errors import UsageError
 from schedbench.profiles.engines import client
 from schedbench.profiles.vgpu.adversary.executor import POISONED
 from tests.conftest import RunCommand
@@ -100,8 +99,6 @@ def test_functions_of_python_take_an_engine(engine: str) -> None:
     found = sb.run("mixed", engine=f"{engine}@v1", **keys)
     assert found.document["labels"]["engine"]["ref"] == "v1"
     assert f"engine='{engine}@v1'" in found.document["run"]["command"]
-    with pytest.raises(UsageError, match="against is about sources of an engine"):
-        sb.check("mixed", against=engine, **keys)
 
 
 @pytest.mark.wide
@@ -150,15 +147,8 @@ def test_check_fails_only_by_what_the_other_source_does_not_have(
     found = []
     for name, text in (("moved", "# A comment.\n" + LOOP.format(wait="")), ("other", UNORDERED)):
         checkout(tmp_path / name, text)
-        asked = (
-            "--engine",
-            f"{ADAPTER}:{tmp_path / name}",
-            "--against",
-            f"{engine}@v1",
-            "--adversarial",
-            "1",
-        )
-        said = run_command("check", "mixed", *TINY, *asked, "--format", "json")
+        asked = ("--engine", f"{ADAPTER}:{tmp_path / name}", "--against", f"{engine}@v1")
+        said = run_command("check", "mixed", *TINY, *asked, "--adversarial", "1", "--format", "json")
         client.end_engines()
         content = json.loads(said.out)
         hazards = next(check for check in content["reports"][0]["checks"] if check["name"] == "hazards")

@@ -54,7 +54,6 @@ def test_the_check_of_the_guide_passes_as_shown(run_command: RunCommand, folder:
     assert all(part in comparable(said.out) for part in shown("check"))
 
 
-@pytest.mark.wide
 def test_the_comparison_of_the_guide_is_as_shown(run_command: RunCommand, folder: Path) -> None:  # noqa: ARG001
     said = run_command(*shlex.split(command("compare")))
     assert said.code == 0, said.out
