@@ -17,7 +17,6 @@ from schedbench.cli.charts import Chart, svg
 from schedbench.cli.html_page import to_html
 from schedbench.cli.page import UNLIMITED, Lines, Page, Text, framed
 from schedbench.cli.result_page import page as result_page
-from schedbench.cli.text import number
 from schedbench.profiles.picture.draw import picture
 from schedbench.profiles.record.recording import read_recording
 from tests.cli.browsing import opened
@@ -111,17 +110,6 @@ def test_the_tables_equal_those_of_the_page_untruncated(document, parsed):
     shown = "\n".join(row[0] for row in parsed.tables["copies by source line"])
     assert len(max(statements, key=len)) > 100
     assert all(statement in shown for statement in statements)
-
-
-def test_figures_equal_those_of_the_json(document, parsed):
-    latency = {row[0]: row for row in parsed.tables["latency, ms"]}
-    for name, label in (("ttft_ms", "TTFT"), ("e2e_ms", "E2E")):
-        metric = document["metrics"][name]
-        assert latency[label][1:3] == [
-            number(metric["n"]),
-            number(sum(metric["values"]) / len(metric["values"])),
-        ]
-        assert latency[label][-1] == number(metric["max"])
 
 
 def test_charts_have_the_instants_of_the_document(document, parsed, folder):

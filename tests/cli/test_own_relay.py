@@ -48,16 +48,12 @@ def command(verb: str) -> str:
     return found[1]
 
 
-def test_the_check_of_the_guide_passes_as_shown(run_command: RunCommand, folder: Path) -> None:  # noqa: ARG001
-    said = run_command(*shlex.split(command("check")))
+@pytest.mark.parametrize("verb", ["check", "compare"])
+@pytest.mark.usefixtures("folder")
+def test_a_command_of_the_guide_passes_as_shown(run_command: RunCommand, verb: str) -> None:
+    said = run_command(*shlex.split(command(verb)))
     assert said.code == 0, said.out
-    assert all(part in comparable(said.out) for part in shown("check"))
-
-
-def test_the_comparison_of_the_guide_is_as_shown(run_command: RunCommand, folder: Path) -> None:  # noqa: ARG001
-    said = run_command(*shlex.split(command("compare")))
-    assert said.code == 0, said.out
-    assert all(part in comparable(said.out) for part in shown("compare"))
+    assert all(part in comparable(said.out) for part in shown(verb))
 
 
 def test_the_workflow_passes_where_the_state_of_the_guide_is_engaged_and_only_there(

@@ -15,13 +15,8 @@ from schedbench.cli.result_page import csv_of, page
 from tests.conftest import RunCommand
 
 TINY = (
-    "--set=workload.requests=1",
-    "--set=workload.prompt_tokens=16",
-    "--set=workload.output_tokens=4",
-    "--set=device.values=none",
-    "--set=engine.max_running_requests=1",
-    "--set=measure.warmup_requests=0",
-    "--device=vgpu",
+    *("--device", "vgpu", "--set", "requests=1", "--set", "prompt_tokens=16", "--set", "output_tokens=4"),
+    *("--set", "values=none", "--set", "max_running_requests=1", "--set", "warmup_requests=0"),
 )
 
 
