@@ -51,13 +51,7 @@ def scripts(page: Path) -> list[str]:
     ]
 
 
-def documented() -> Iterator[tuple[str, str]]:
-    """Pages and commands."""
-    for page, line, _ in commented():
-        yield page, line
-
-
-def commented() -> Iterator[tuple[str, str, str]]:
+def documented() -> Iterator[tuple[str, str, str]]:
     """Pages, commands, and the comments behind them."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for found in COMMAND.finditer(re.sub(r" \\\n\s+", " ", page.read_text())):
@@ -78,7 +72,7 @@ def command_line() -> typer.core.TyperGroup:
 
 def test_every_documented_command_is_accepted() -> None:
     refused = {}
-    for page, line in sorted(set(documented())):
+    for page, line, _ in sorted(set(documented())):
         try:
             parse(line)
         except Exception as error:
@@ -115,14 +109,14 @@ def test_those_that_read_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run_command("run", "mixed", "--set", "requests=2", "--output-dir", "kept")
-    lines = [line for line in dict.fromkeys(line for _, line in documented()) if READS.match(line)]
+    lines = [line for line in dict.fromkeys(line for _, line, _ in documented()) if READS.match(line)]
     failed = {line: done.err for line in lines if (done := run_command(*shlex.split(line))).code}
     assert len(lines) > 15 and not failed
 
 
 RUNS = sorted(
-    {line for _, line in documented() if line.split()[0] in SHORT and not ELSEWHERE.search(line)}
-    - {line for _, line, comment in commented() if "minutes" in comment}
+    {line for _, line, _ in documented() if line.split()[0] in SHORT and not ELSEWHERE.search(line)}
+    - {line for _, line, comment in documented() if "minutes" in comment}
 )
 
 

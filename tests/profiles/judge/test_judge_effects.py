@@ -27,6 +27,11 @@ def sync(**fields):
     } | fields  # fmt: skip
 
 
+def synced(*syncs, **counters):
+    """Ten decodes with these syncs and no copy."""
+    return {"per_step": {"decode": kind(**counters)}, "copies": [], "syncs": list(syncs)}
+
+
 def test_counts_pool_the_steps_of_all_runs(result):
     a = result({"per_step": {"decode": kind(h2d={})}})
     b = result({"per_step": {"decode": kind(h2d={"median": 3.0, "mean": 3.0, "max": 4})}})
@@ -42,8 +47,8 @@ def test_a_counter_that_one_side_lacks_is_zero_there(result):
 
 
 def test_a_kind_of_steps_on_one_side_only_is_neither_more_nor_fewer(result):
-    with_site = {"per_step": {"decode": kind(sync={})}, "copies": [], "syncs": [sync()]}
-    a, b = result({"per_step": {"prefill": kind(h2d={})}, "copies": [], "syncs": []}), result(with_site)
+    a = result({"per_step": {"prefill": kind(h2d={})}, "copies": [], "syncs": []})
+    b = result(synced(sync(), sync={}))
     found = counts([a], [b])
     assert [(c.kind, c.a is None, c.b is None, c.change) for c in found] == [
         ("decode", True, False, "no steps"),
@@ -54,8 +59,7 @@ def test_a_kind_of_steps_on_one_side_only_is_neither_more_nor_fewer(result):
 
 
 def test_unrecorded_lines_are_not_zero(result):
-    a = result({"per_step": {"decode": kind(sync={})}, "copies": [], "syncs": [sync()]})
-    b = result({"per_step": {"decode": kind(sync={})}} | UNRECORDED)
+    a, b = result(synced(sync(), sync={})), result(synced(sync={}) | UNRECORDED)
     assert lines([a], [b]) == lines([b], [a]) == []
     assert counts([a], [b])[0].change == "equal"
 
@@ -67,10 +71,9 @@ def test_an_equal_mean_with_another_distribution_is_moved(result):
 
 
 def test_lines_are_matched_by_statement_and_counted_per_step(result):
-    steps = {"per_step": {"decode": kind()}, "copies": []}
     moved = {"file": "a.py", "function": "f", "line": 99, "statement": "x.item()"}
-    a = result(steps | {"syncs": [sync()]})
-    b = result(steps | {"syncs": [sync(site=moved, count=5, exposed_us=0.0), sync(call="new", count=40)]})
+    a = result(synced(sync()))
+    b = result(synced(sync(site=moved, count=5, exposed_us=0.0), sync(call="new", count=40)))
     first, second = lines([a], [b])
     assert (first.what, first.a, first.b) == ("new", 0.0, 4.0)
     assert (second.a, second.b, second.exposed_a, second.exposed_b) == (1.0, 0.5, 2.0, 0.0)
@@ -78,9 +81,8 @@ def test_lines_are_matched_by_statement_and_counted_per_step(result):
 
 
 def test_waits_of_streams_come_behind_copies_and_syncs(result):
-    steps = {"per_step": {"decode": kind()}, "copies": []}
     wait = sync(call="cudaStreamWaitEvent", sync=False, count=40)
-    found = lines([result(steps | {"syncs": []})], [result(steps | {"syncs": [wait, sync(call="new")]})])
+    found = lines([result(synced())], [result(synced(wait, sync(call="new")))])
     assert [line.what for line in found] == ["new", "cudaStreamWaitEvent"]
 
 
@@ -89,13 +91,13 @@ def test_lines_are_per_step_of_all_ranks(result, role):
     abstained = {"value": None, "abstained": "not measured"}
     rank = {"role": role, "per_step": {"decode": kind()}, "idle": abstained, "metrics": {}}
     ranks = [rank | {"name": f"{role} {index}"} for index in (0, 1)]
-    ranked = result({"per_step": {"decode": kind()}, "copies": [], "syncs": [sync()], "ranks": ranks})
+    ranked = result(synced(sync()) | {"ranks": ranks})
     (line,) = lines([ranked], [ranked])
     assert line.a == 0.5
 
 
 def test_counts_of_no_step_are_left_out(result):
-    a = result({"copies": [], "syncs": [sync(kind="none")], "per_step": {"decode": kind()}})
+    a = result(synced(sync(kind="none")))
     assert lines([a], [a]) == []
 
 
@@ -129,16 +131,8 @@ def test_a_side_without_idle_time_has_no_parts(result):
 
 def test_a_statement_that_was_only_reformatted_is_the_same_line(result):
     shapes = ("x = f(a, dtype=b).to(c)", "x = f( a, dtype=b, ).to(c)", "x = f(a, dtype=d).to(c)")
-    one, same, other = (
-        result(
-            {
-                "per_step": {"decode": kind(sync={})},
-                "copies": [],
-                "syncs": [sync(site={"file": "a.py", "function": "f", "line": 1, "statement": text})],
-            }
-        )
-        for text in shapes
-    )
+    site = {"file": "a.py", "function": "f", "line": 1}
+    one, same, other = (result(synced(sync(site=site | {"statement": text}), sync={})) for text in shapes)
     assert [(line.a, line.b) for line in lines([one], [same])] == [(1.0, 1.0)]
     assert len(lines([one], [other])) == 2
 

@@ -212,6 +212,11 @@ def started(question):
     return start
 
 
+def answering(answer: object) -> str:
+    """A worker with one answer to everything."""
+    return f"import sys\nfor line in sys.stdin:\n    print({json.dumps(answer)!r}, flush=True)"
+
+
 def test_a_crash_shows_stderr(started):
     with started("import sys; input(); sys.exit('it broke')") as side, pytest.raises(CrashError) as caught:
         side.run(1)
@@ -224,23 +229,15 @@ def test_a_worker_that_exits_at_once_has_crashed(started):
             side.run(seed)
 
 
-@pytest.mark.parametrize(("unable", "error"), [("true", MachineError), ("false", SideError)])
+@pytest.mark.parametrize(("unable", "error"), [(True, MachineError), (False, SideError)])
 def test_a_refusal_is_an_error_of_the_side(started, unable, error):
-    text = f"""
-    import sys
-    for line in sys.stdin:
-        print('{{"refused": "no CUDA", "unable": {unable}}}', flush=True)
-    """
+    text = answering({"refused": "no CUDA", "unable": unable})
     with started(text) as side, pytest.raises(error, match="git:x: no CUDA"):
         side.run(1)
 
 
 def test_a_version_that_refuses_drawn_constants_is_compared_without_draws(started):
-    text = """
-    import sys
-    for line in sys.stdin:
-        print('{"refused": "h200-0.yaml: low: unknown field", "unable": false}', flush=True)
-    """
+    text = answering({"refused": "h200-0.yaml: low: unknown field", "unable": False})
     profile = load("h200")
     known = SimpleNamespace(scenario=SimpleNamespace(seed=1))
     with (
