@@ -22,11 +22,15 @@ from tests.profiles.measure.conftest import Play
 SCHEDULE, FORWARD, COPY = 0, 1, 2
 
 
-def waiting_of(drawing, cuts=()) -> Waiting:
-    sink = WaitingSink()
+def watched(drawing, cuts=(), *, noted=None) -> tuple[WaitingSink, Waiting]:
+    sink = WaitingSink(noted)
     for window in drawing.windows(cuts):
         sink.feed(window)
-    return sink.finish()
+    return sink, sink.finish()
+
+
+def waiting_of(drawing, cuts=()) -> Waiting:
+    return watched(drawing, cuts)[1]
 
 
 def two_steps(drawing, *, start, launched):
@@ -49,14 +53,11 @@ def test_idle_time_has_its_causes_in_their_order(drawing):
     """The forward ends at 10. The host waits until 14, works until 16, sleeps until 24 and works until 26; an event
     holds the next forward until 29. The host's wait from 4 to 10 is hidden by the forward."""
     pieces: list[IdlePiece] = []
-    sink = WaitingSink(pieces.append)
     two_steps(drawing, start=30, launched=26)
     drawing.call(3, 14, step=0, waited=10)
     drawing.sleep(16, 24)
     drawing.wait(26, 29, step=1)
-    for window in drawing.windows():
-        sink.feed(window)
-    waiting = sink.finish()
+    _, waiting = watched(drawing, noted=pieces.append)
     assert pieces == [
         IdlePiece(10_000, 14_000, "exposed_stall", 1),
         IdlePiece(14_000, 16_000, "exposed_host", 1),
@@ -139,10 +140,7 @@ def test_forward_times_are_kept_by_kind(drawing):
     drawing.forward(90, 95, step=1, launched=2)
     drawing.step(0, launched=1, settled=91, kind="prefill")
     drawing.step(1, launched=3, settled=96)
-    sink = WaitingSink()
-    for window in drawing.windows():
-        sink.feed(window)
-    sink.finish()
+    sink, _ = watched(drawing)
     assert {kind: spans.mean for kind, spans in sink.forwards.items()} == {"prefill": 90_000, "decode": 5_000}
 
 
@@ -184,10 +182,7 @@ def test_time_in_which_the_forward_of_any_step_ran_is_busy(drawing, cuts):
 
 def test_every_step_has_a_period_and_the_periods_leave_out_no_time(drawing):
     prompts_beside_decodes(drawing)
-    sink = WaitingSink()
-    for window in drawing.windows(range(0, 60_000 * ROUNDS, 7_000)):
-        sink.feed(window)
-    sink.finish()
+    sink, _ = watched(drawing, range(0, 60_000 * ROUNDS, 7_000))
     periods = sink.take_periods()
     assert Counter(period.kind for period in periods) == {"prefill": ROUNDS, "decode": 2 * ROUNDS}
     assert (periods[0].start, periods[-1].end) == (12_000, 60_000 * ROUNDS)
@@ -366,10 +361,7 @@ def test_parts_do_not_depend_on_the_windows(play, random, cuts):
 @settings(max_examples=25)
 def test_pieces_of_idle_time_add_up_to_the_totals(seed):
     pieces: list[IdlePiece] = []
-    sink = WaitingSink(pieces.append)
-    for window in Play(Random(seed)).run(12).windows():
-        sink.feed(window)
-    waiting = sink.finish()
+    _, waiting = watched(Play(Random(seed)).run(12), noted=pieces.append)
     assert all(a.end <= b.start for a, b in pairwise(pieces))
     assert all(piece.start < piece.end for piece in pieces)
     for cause in CAUSES:
