@@ -32,6 +32,12 @@ class Bench:
         self.gpu.flush()
         return self.recorder
 
+    def spent(self, action: Callable[[], Any]) -> int:
+        """Returns ns on the host's clock."""
+        before = self.gpu.clock.now()
+        action()
+        return self.gpu.clock.now() - before
+
 
 class Scene:
     """Two named streams of a virtual GPU."""

@@ -10,6 +10,7 @@ import torch
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.vgpu.gpu import open_vgpu
+from tests.profiles.vgpu.conftest import Bench
 
 Copy = tuple[str, str, int, bool]  # kind, host memory, bytes, blocking
 Names = Mapping[str, Any]
@@ -202,17 +203,14 @@ def test_a_pageable_destination_waits_in_the_copy_and_a_pinned_one_in_the_sync(
     ]
 
 
-def test_a_large_pageable_source_waits_for_its_stream(bench_none: Any) -> None:
-    device, module = bench_none.gpu.device, torch.get_device_module("vgpu")
+def test_a_large_pageable_source_waits_for_its_stream(bench_none: Bench) -> None:
+    device = bench_none.gpu.device
     work = torch.ones(4096, 4096, device=device)
 
     def upload(source: torch.Tensor) -> int:
+        torch.get_device_module("vgpu").synchronize()
         work @ work
-        start = bench_none.gpu.clock.now()
-        source.to(device, non_blocking=True)
-        spent: int = bench_none.gpu.clock.now() - start
-        module.synchronize()
-        return spent
+        return bench_none.spent(lambda: source.to(device, non_blocking=True))
 
     assert upload(torch.ones(6)) < 20_000
     assert upload(torch.ones(PAGEABLE_BIG)) > 1_000_000

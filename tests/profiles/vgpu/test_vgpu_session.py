@@ -317,14 +317,9 @@ def test_the_call_of_a_custom_kernel_may_cost_another_time(
     with opened(hardware=hardware.model_copy(update={"host": host})) as bench:
         x, pinned = torch.ones(8, device=bench.gpu.device), torch.zeros(8, pin_memory=True)
 
-        def cost(action: Callable[[], Any]) -> int:
-            before = bench.gpu.clock.now()
-            action()
-            return int(bench.gpu.clock.now() - before)
-
         torch_call, launch = host.torch_call.value, host.launch.value
-        assert cost(lambda: x.add_(1)) == torch_call + launch
-        assert cost(lambda: session_test_scale(x, pinned, 3)) == (call or torch_call) + launch
+        assert bench.spent(lambda: x.add_(1)) == torch_call + launch
+        assert bench.spent(lambda: session_test_scale(x, pinned, 3)) == (call or torch_call) + launch
 
 
 def test_an_op_without_elements_is_no_launch(bench: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from schedbench.sched.kernels.declare import Work, kernel
+from tests.profiles.vgpu.conftest import Bench
 
 FORWARD_NODES = 300
 
@@ -48,23 +49,15 @@ def test_a_schedule_kernel_waits_for_at_most_one_forward_kernel(bench: Any, grap
     assert add.start - add.launched <= pair.kernel_ns
 
 
-def test_a_blocking_copy_waits_for_the_forward_only_behind_the_barrier(
-    bench: Any,
-) -> None:
-    pair, clock = Pair(bench.gpu), bench.gpu.clock
-
-    def blocking_copy() -> int:
-        start = clock.now()
-        pair.flag.tolist()
-        spent: int = clock.now() - start
-        return spent
+def test_a_blocking_copy_waits_for_the_forward_only_behind_the_barrier(bench: Bench) -> None:
+    pair = Pair(bench.gpu)
 
     def with_barrier(barrier: bool) -> int:
         pair.module.synchronize()
         pair.launch(graph=True)
         if barrier:
             pair.schedule.wait_stream(pair.forward)
-        return blocking_copy()
+        return bench.spent(pair.flag.tolist)
 
     forward = FORWARD_NODES * pair.kernel_ns
     assert with_barrier(False) < 30_000
