@@ -9,6 +9,7 @@ import shlex
 from typing import Final
 
 import pytest
+import torch
 
 from tests.conftest import RunCommand
 from tests.profiles.engines.conftest import ADAPTER
@@ -55,9 +56,9 @@ USAGE: Final = {
     f"compare disagg --b overlap=false {DEATH}": "compare judges runs that come to their end",
     "doctor --engine sglnag:.": "nano-vllm, vllm, did you mean 'sglang'?",
     "doctor --engine --engine-python python": "--engine: ENGINE is missing: the option",
-    "explain ttft_m": "no metric and no scenario key 'ttft_m', did you mean 'ttft_ms'?\n",
-    "explain step_ms.nonsense": "no metric and no scenario key 'step_ms.nonsense', did you mean 'step_ms'?\n",
-    "explain ovelap": "no metric and no scenario key 'ovelap', did you mean 'overlap'?\n",
+    "explain ttft_m": "schedbench: no metric and no scenario key 'ttft_m', did you mean 'ttft_ms'?\n",
+    "explain step_ms.no": "schedbench: no metric and no scenario key 'step_ms.no', did you mean 'step_ms'?\n",
+    "explain ovelap": "schedbench: no metric and no scenario key 'ovelap', did you mean 'overlap'?\n",
     "explain %%": "`schedbench explain` lists them",
     "onebatch mixed --batch 0 --prompt 8": "--batch: expected numbers from 1 on",
     "onebatch mixed --batch 1 --prompt 8,x": "--prompt: expected numbers from 1 on, e.g. 1,8, got '8,x'",
@@ -66,22 +67,22 @@ USAGE: Final = {
     ),
     "onebatch spec_v2": "onebatch runs the serial loop's engine without speculation",
     "onebatch embedding": "onebatch runs the serial loop's engine without embedding",
-    "run mixed --fault no-barier": "no fault 'no-barier', did you mean 'no-barrier'?",
-    "run mixed --fault xyz": "no fault 'xyz'; schedbench list faults has them all",
+    "run mixed --fault no-barier": "schedbench: no fault 'no-barier', did you mean 'no-barrier'?",
+    "run mixed --fault xyz": "schedbench: no fault 'xyz'; schedbench list faults has them all",
     "run mixed --fault small-ring": (
-        "fault small-ring belongs to pr25774, pr25774-before, not to pr25945: --relay pr25774 has it"
+        "schedbench: fault small-ring belongs to pr25774, pr25774-before, not to pr25945: --relay pr25774 has it"
     ),
     "run mixed --fault penalties-from-input": (
-        "fault penalties-from-input belongs to the serial loop, and this run's is"
+        "schedbench: fault penalties-from-input belongs to the serial loop, and this run's is"
     ),
     "run mixed --fault hot-buffer-by-sentinel": (
-        "fault hot-buffer-by-sentinel needs engine.hisparse.enabled=true"
+        "schedbench: fault hot-buffer-by-sentinel needs engine.hisparse.enabled=true"
     ),
     "run mixed --fault idle-rows-stashed": (
-        "fault idle-rows-stashed waits for sampled padding of idle ranks, which this"
+        "schedbench: fault idle-rows-stashed waits for sampled padding of idle ranks, which this"
     ),
     "run mixed --fault onebatch-never-resolves": (
-        "fault onebatch-never-resolves belongs to the onebatch loop, and this run's"
+        "schedbench: fault onebatch-never-resolves belongs to the onebatch loop, and this run's"
     ),
     "run mixed --adversarial 1 --hazards on": "program order",
     "run mixed --engine gone:/gone": "there is no adapter for 'gone'",
@@ -110,7 +111,7 @@ USAGE: Final = {
     "run ladder --ranges": "--ranges: it takes one relay",
     "run mixed --worth --set device.host=measured": "worth: device.host=measured measures the host's times",
     "run start --expect decode.schedule.sync=0 --expect decode.schedule.sync=5": (
-        "--expect: 2 budgets for decode.schedule.sync\n"
+        "schedbench: --expect: 2 budgets for decode.schedule.sync\n"
     ),
     "run mixed --set overlap=false --set expect.decode.steady.when.relay=lastest": (
         "unknown relay state, did you mean 'latest'?"
@@ -155,7 +156,11 @@ UNABLE: Final = {
     ("code", "line", "says"),
     [(code, *case) for code, cases in ((2, USAGE), (3, UNABLE)) for case in cases.items()],
 )
-def test_a_wrong_command_line_is_refused(run_command: RunCommand, code: int, line: str, says: str) -> None:
+def test_a_wrong_command_line_is_refused(
+    run_command: RunCommand, monkeypatch: pytest.MonkeyPatch, code: int, line: str, says: str
+) -> None:
+    """Here and on a machine with a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = run_command(*shlex.split(line.replace("TOY", str(ADAPTER))))
     assert (said.code, said.out) == (code, "")
     assert says in said.err
