@@ -320,6 +320,17 @@ def test_a_late_wait_is_not_needed(scene: Scene) -> None:
 # ---- what is no hazard -------------------------------------------------------------------------------------
 
 
+def test_order_is_transitive(scene: Scene) -> None:
+    buffer, third = scene.zeros(4), scene.module.Stream()
+    with scene.on(scene.forward):
+        buffer.add_(1)
+    third.wait_stream(scene.forward)
+    scene.schedule.wait_stream(third)
+    with scene.on(scene.schedule):
+        buffer.add_(1)
+    assert scene.found == []
+
+
 def test_an_event_orders_only_work_before_its_record(scene: Scene) -> None:
     buffer, early = scene.zeros(4), scene.module.Event()
     with scene.on(scene.forward):
