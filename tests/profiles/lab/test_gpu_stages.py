@@ -27,50 +27,45 @@ from schedbench.scenarios.loader import load
 from schedbench.sched.relay.states import states
 
 
-class Clock:
-    def __init__(self):
-        self.at = 0.0
-
-    def __call__(self):
-        return self.at
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def stage(name, **more):
     return GpuStage(name, ("-c", "pass"), **({"deadline": 10} | more))
 
 
-def statuses_of(stages, clock, *, budget=100, takes=1.0, failing=()):
+def statuses_of(stages, *, takes=1.0, failing=()):
+    """Returns how each stage ended, and the seconds that each was given, of 100 in all."""
     given = {}
 
     def run(stage, seconds):
         given[stage.name] = seconds
-        clock.at += takes
         return StageOutcome(stage.name, "failed" if stage.name in failing else "ok", takes)
 
-    outcomes = list(run_all(stages, budget=budget, run=run, now=clock))
+    outcomes = list(run_all(stages, budget=100, run=run, now=lambda: takes * len(given)))
     return {o.name: (o.status, o.error) for o in outcomes}, given
 
 
-def test_a_failing_stage_skips_only_stages_that_need_it(clock):
-    stages = [stage("a"), stage("b"), stage("c", needs=("a", "b")), stage("d")]
-    statuses, _ = statuses_of(stages, clock, failing=("a",))
-    assert statuses == {"a": ("failed", ""), "b": ("ok", ""), "c": ("skipped", "needs a"), "d": ("ok", "")}
+def test_a_failed_or_skipped_stage_skips_only_stages_that_need_it():
+    absent = stage("e", packages=("no_such_package",))
+    stages = [
+        stage("a"),
+        stage("b"),
+        stage("c", needs=("a", "b")),
+        stage("d"),
+        absent,
+        stage("f", needs=("e",)),
+    ]
+    statuses, _ = statuses_of(stages, failing=("a",))
+    assert statuses == {
+        "a": ("failed", ""),
+        "b": ("ok", ""),
+        "c": ("skipped", "needs a"),
+        "d": ("ok", ""),
+        "e": ("skipped", "not installed: no_such_package"),
+        "f": ("skipped", "needs e"),
+    }
 
 
-def test_a_skipped_stage_skips_stages_that_need_it(clock):
-    statuses, _ = statuses_of([stage("a", packages=("no_such_package",)), stage("b", needs=("a",))], clock)
-    assert statuses["a"] == ("skipped", "not installed: no_such_package")
-    assert statuses["b"] == ("skipped", "needs a")
-
-
-def test_no_stage_gets_more_than_the_remaining_time(clock):
-    stages = [stage(name, deadline=40) for name in "abcd"]
-    statuses, given = statuses_of(stages, clock, budget=100, takes=38)
+def test_no_stage_gets_more_than_the_remaining_time():
+    statuses, given = statuses_of([stage(name, deadline=40) for name in "abcd"], takes=38)
     assert given == {"a": 40, "b": 40, "c": 24}
     assert statuses["d"] == ("skipped", "no time left")
 
@@ -79,13 +74,14 @@ def test_no_stage_gets_more_than_the_remaining_time(clock):
     ("program", "status", "error"),
     [
         ("print('fine')", "ok", ""),
-        ("import sys; print('a word'); sys.exit(3)", "failed", "exit code 3: a word\na word"),
+        ("import os, sys; print(os.environ['WORD']); sys.exit(3)", "failed", "exit code 3: a word\na word"),
         ("raise ValueError('why')", "failed", "exit code 1: ValueError: why\n"),
         ("import time; time.sleep(60)", "failed", "not done after"),
     ],
 )
 def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
-    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 10), 1.5)
+    own = GpuStage("s", ("-c", program), 10, environment={"WORD": "a word"})
+    outcome = in_process(sys.executable, tmp_path)(own, 1.5)
     assert outcome.status == status
     assert error in outcome.error
     assert (tmp_path / "s.log").exists()
@@ -146,12 +142,6 @@ def test_an_interrupt_ends_the_running_stage(tmp_path):
         os.kill(int((tmp_path / "s.log").read_text().split()[0]), 0)
 
 
-def test_a_stage_has_its_own_environment(tmp_path):
-    program = "import os; print(os.environ['WORD'])"
-    in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 10, environment={"WORD": "x"}), 5)
-    assert (tmp_path / "s.log").read_text() == "x\n"
-
-
 def test_the_plan_is_valid_and_within_eight_minutes(capsys):
     assert gpu.main(["--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -194,14 +184,22 @@ def test_a_difference_fails_the_run_and_later_stages_still_run(tmp_path, monkeyp
     assert "unexplained differences" in summary["stages"][0]["error"]
 
 
-def test_the_verification_is_in_the_summary(tmp_path):
+def test_the_verification_and_the_speed_are_in_the_summary(tmp_path):
+    figures = {"met": 2, "missed": 1, "undecided": 0, "runs": [], "overheads": [], "missing": []}
     (tmp_path / "verify.json").write_text(json.dumps({"agrees": False, "unexplained": [1, 2, 3]}))
+    (tmp_path / "speed.json").write_text(json.dumps(figures))
     summary = gpu.summary([StageOutcome("a", "ok", 1.0)], tmp_path)
     assert (summary["verified"], summary["unexplained"]) == (False, 3)
+    assert (summary["speed"]["met"], summary["speed"]["missed"]) == (2, 1)
+
+
+def planned(folder, *only):
+    """Returns the stages of the plan by name, in their order."""
+    return {stage.name: stage for stage in gpu.plan(folder, only)}
 
 
 def test_the_verification_needs_all_three_runs(tmp_path):
-    stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
+    stages = planned(tmp_path)
     needed = [stages[name].arguments for name in stages["verify"].needs]
     assert {arguments[-1] for arguments in needed} == {
         str(tmp_path / f"{name}.json") for name in verification.SOURCES
@@ -216,21 +214,20 @@ def test_named_stages_run_with_those_that_they_need_and_use():
     assert select_stages(stages, ("e",)) == []
 
 
-def test_time_is_reserved_for_summary_stages(clock):
+def test_time_is_reserved_for_summary_stages():
     stages = [stage("a", deadline=90), stage("b", deadline=50), stage("sum", deadline=20, reserved=True)]
-    statuses, given = statuses_of(stages, clock, budget=100, takes=38)
+    statuses, given = statuses_of(stages, takes=38)
     assert given == {"a": 80, "b": 42, "sum": 20}
     assert statuses["sum"] == ("ok", "")
 
 
 @pytest.mark.parametrize("only", [[], ["prediction"]])
 def test_predictions_use_the_calibrated_profile(tmp_path, only):
-    stages = {stage.name: stage for stage in gpu.plan(tmp_path, only)}
+    stages = planned(tmp_path, *only)
     names = list(stages)
-    profile = stages["calibrate"].arguments[-1]
     emulated = stages["prediction-emulated"]
     where = emulated.arguments.index("--hardware")
-    assert emulated.arguments[where + 1] == profile
+    assert emulated.arguments[where + 1] == stages["calibrate"].arguments[-1]
     assert emulated.needs == ("calibrate",)
     asked = [
         prediction_runs.parse(stages[name].arguments[2:]) for name in names if name.startswith("prediction-")
@@ -247,8 +244,7 @@ def test_predictions_cover_one_scenario_or_every_one():
     """Every scenario of one device, except those that need a user's file."""
 
     def asked(*only):
-        [stage] = [stage for stage in gpu.plan(Path("x"), only) if stage.name == "prediction-emulated"]
-        return prediction_runs.parse(stage.arguments[2:]).questions
+        return prediction_runs.parse(planned(Path("x"), *only)["prediction-emulated"].arguments[2:]).questions
 
     assert {question.partition(":")[0] for question in asked()} == {"mixed"}
     every = asked("prediction")
@@ -274,13 +270,12 @@ def test_an_unknown_part_is_refused(tmp_path):
 
 def test_the_plan_check_refuses_values_none_on_cuda(monkeypatch):
     monkeypatch.setattr(gpu, "_HALF_BILLION", ())
-    wrong = gpu.check(stage for stage in gpu.plan(Path("x")) if stage.name == "speed-0.6b")
+    wrong = gpu.check([planned(Path("x"))["speed-0.6b"]])
     assert wrong == ["speed-0.6b: ValueError: on CUDA values are real"]
 
 
 def test_stages_of_absent_packages_are_not_checked(tmp_path):
-    (calibrate,) = (stage for stage in gpu.plan(tmp_path) if stage.name == "calibrate")
-    assert calibrate.packages == ("scipy",)
+    assert planned(tmp_path)["calibrate"].packages == ("scipy",)
     absent = GpuStage("a", ("-m", "no_such_package"), 10, packages=("no_such_package",))
     assert gpu.check([absent]) == []
     assert gpu.check([replace(absent, packages=())])[0].startswith("a: ModuleNotFoundError")
@@ -297,31 +292,13 @@ def test_a_new_run_removes_only_its_old_results(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == others
 
 
-def test_no_prediction_runs_after_a_device_error(tmp_path, monkeypatch, capsys):
-    """Other errors end only their own prediction."""
-    errors = iter(
-        [ValueError("a wrong shape"), torch.AcceleratorError("an illegal access"), ValueError("never")]
-    )
-
-    def broken(*_: object, **__: object) -> None:
-        raise next(errors)
-
-    monkeypatch.setattr(prediction_runs, "execute", broken)
-    where = ["--device", "vgpu", "--folder", str(tmp_path)]
-    assert prediction_runs.main(["mixed:latest", "penalties:latest", "retraction:latest", *where]) == 1
-    assert [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()] == [
-        "ValueError: a wrong shape",
-        "AcceleratorError: an illegal access",
-    ]
-
-
 def test_nvtx_ranges_are_received_by_cupti_where_it_is_found(tmp_path, monkeypatch):
     assert gpu.cupti([tmp_path / "absent", tmp_path]) is None
     library = tmp_path / "libcupti.so.13"
     library.touch()
     assert gpu.cupti([tmp_path / "absent", tmp_path]) == library
     monkeypatch.setattr(gpu, "_libraries", lambda: [tmp_path])
-    stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
+    stages = planned(tmp_path)
     assert stages["overhead-nvtx"].environment == {"NVTX_INJECTION64_PATH": str(library)}
     assert not stages["overhead"].environment
 
@@ -339,30 +316,31 @@ def test_predictions_can_run_in_their_own_processes(tmp_path):
     assert (pairs, missing) == ([], ["mixed pr25945"])
 
 
-def test_a_failing_prediction_leaves_the_others(tmp_path, monkeypatch, capsys):
+def test_a_failing_prediction_leaves_the_others_unless_the_device_failed(tmp_path, monkeypatch, capsys):
     own = prediction_runs.execute
+    errors = {
+        "grammar": MemoryError("out of memory"),
+        "penalties": torch.AcceleratorError("an illegal access"),
+        "retraction": ValueError("never"),
+    }
 
     def broken(resolved, options, **more):
-        if resolved.scenario.name == "grammar":
-            raise MemoryError("out of memory")
+        if resolved.scenario.name in errors:
+            raise errors[resolved.scenario.name]
         return own(resolved, options, **more)
 
     monkeypatch.setattr(prediction_runs, "execute", broken)
-    words = ["--device", "vgpu", "--folder", str(tmp_path), *SMALL]
-    assert prediction_runs.main(["grammar:latest", "mixed:latest", *words]) == 1
-    assert capsys.readouterr().out == "grammar:latest: MemoryError: out of memory\n"
-    assert (tmp_path / "prediction-mixed-latest-emulated.json").exists()
-
-
-def test_the_summary_includes_the_speed(tmp_path):
-    figures = {"met": 2, "missed": 1, "undecided": 0, "runs": [], "overheads": [], "missing": []}
-    (tmp_path / "speed.json").write_text(json.dumps(figures))
-    summary = gpu.summary([StageOutcome("a", "ok", 1.0)], tmp_path)
-    assert (summary["speed"]["met"], summary["speed"]["missed"]) == (2, 1)
+    questions = [f"{name}:latest" for name in ("grammar", "mixed", "penalties", "retraction")]
+    assert prediction_runs.main([*questions, "--device", "vgpu", "--folder", str(tmp_path), *SMALL]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "grammar:latest: MemoryError: out of memory",
+        "penalties:latest: AcceleratorError: an illegal access",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["prediction-mixed-latest-emulated.json"]
 
 
 def test_speed_stages_are_timed_only_and_of_the_shape_with_limits(tmp_path):
-    stages = {stage.name: stage for stage in gpu.plan(tmp_path)}
+    stages = planned(tmp_path)
     given = single_run.parse(stages["speed-8b"].arguments[2:])
     assert given.timed and single_run.parse(stages["speed-0.6b"].arguments[2:]).timed
     scenario = load(given.scenario, given.set)

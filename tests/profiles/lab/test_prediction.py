@@ -22,7 +22,8 @@ from schedbench.profiles.record.definitions import DEFINITIONS
 from schedbench.profiles.record.result import Abstained, Metric, Result
 
 SAMPLE = Result.from_json((Path(__file__).parents[1] / "sample_result.json").read_text())
-PLAIN = {"output_throughput", "forward_occupancy", "exposed_stall_us_per_step"}
+STALL = "exposed_stall_us_per_step"
+PLAIN = {"output_throughput", "forward_occupancy", STALL}
 
 
 def run(**values: float | None) -> Result:
@@ -46,52 +47,36 @@ def test_every_metric_that_is_compared_exists() -> None:
     assert set(METRICS) <= DEFINITIONS.keys()
 
 
-def test_errors_are_relative_to_what_was_measured() -> None:
-    one = pair(
-        "latest", {"step_ms": 1.1, "output_throughput": 95.0}, {"step_ms": 1.0, "output_throughput": 100.0}
-    )
-    found = prediction([one])
-    errors = {row["metric"]: row["error"] for row in found["errors"]}
-    assert errors["step_ms"] == pytest.approx(0.1)
-    assert errors["output_throughput"] == pytest.approx(-0.05)
-    assert found["median_error"] == pytest.approx(0.075)
-    assert found["findings"] == ["median error 7.5 %, goal below 5.0 %"]
-
-
-def test_a_metric_on_one_side_only_has_no_error_and_misses_the_goal() -> None:
-    found = prediction([pair("latest", {"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0})])
-    assert all(row["error"] is None for row in found["errors"])
-    assert (found["median_error"], found["findings"]) == (None, ["2 metrics of one side only"])
-
-
-def test_a_metric_without_values_is_not_compared() -> None:
-    found = prediction([pair("latest", {"step_ms": None}, {"step_ms": None})])
-    assert (found["median_error"], found["findings"]) == (None, ["nothing was compared"])
-
-
-def test_a_stall_that_was_not_measured_misses_the_goal() -> None:
-    """An error against 0 is absolute, in microseconds per step, and counts beside a small median error."""
-    name = "exposed_stall_us_per_step"
-    found = prediction([pair("latest", {"step_ms": 1.0, name: 40.0}, {"step_ms": 1.0, name: 0.0})])
-    assert [row["absolute"] for row in found["errors"] if row["absolute"] is not None] == [40.0]
-    assert (found["median_error"], found["findings"]) == (0.0, ["1 errors where 0 was measured"])
-
-
 @pytest.mark.parametrize(
-    ("emulated", "measured", "agree"),
+    ("emulated", "measured", "errors", "median", "finding"),
     [
-        ((0.0, 40.0), (50.0, 0.0), False),
-        ((0.0, 40.0), (0.0, 30.0), True),
-        ((0.0, 0.5), (50.0, 0.0), None),  # negligible
+        # relative to what was measured
+        (
+            {"step_ms": 1.1, "output_throughput": 95.0},
+            {"step_ms": 1.0, "output_throughput": 100.0},
+            {"step_ms": 0.1, "output_throughput": -0.05},
+            0.075,
+            "median error 7.5 %, goal below 5.0 %",
+        ),
+        # against 0 absolute, in microseconds per step, which counts beside a small median error
+        (
+            {"step_ms": 1.0, STALL: 40.0},
+            {"step_ms": 1.0, STALL: 0.0},
+            {"step_ms": 0.0, STALL: 40.0},
+            0.0,
+            "1 errors where 0 was measured",
+        ),
+        ({"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0}, {}, None, "2 metrics of one side only"),
+        ({"step_ms": None}, {"step_ms": None}, {}, None, "nothing was compared"),
     ],
 )
-def test_changes_from_zero_have_a_sign(
-    emulated: tuple[float, float], measured: tuple[float, float], agree: bool | None
-) -> None:
-    name = "exposed_stall_us_per_step"
-    sides = zip(("pr25774", "pr25945"), emulated, measured, strict=True)
-    (change,) = prediction([pair(state, {name: e}, {name: m}) for state, e, m in sides])["changes"]
-    assert (change["emulated"], change["agree"]) == (None, agree)
+def test_errors_and_the_finding(emulated: Any, measured: Any, errors: Any, median: Any, finding: str) -> None:
+    found = prediction([pair("latest", emulated, measured)])
+    shown = {
+        row["metric"]: row["absolute"] if row["error"] is None else row["error"] for row in found["errors"]
+    }
+    assert {name: error for name, error in shown.items() if error is not None} == pytest.approx(errors)
+    assert (found["median_error"], found["findings"]) == (pytest.approx(median), [finding])
 
 
 @pytest.mark.parametrize(
@@ -99,35 +84,39 @@ def test_changes_from_zero_have_a_sign(
     [(0.2, 0.6, None), (0.0, 0.0, None), (4.0, 8.0, -0.5), (8.0, 0.0, None)],
 )
 def test_negligible_stalls_have_no_error(emulated: float, measured: float, error: float | None) -> None:
-    name = "exposed_stall_us_per_step"
-    found = prediction([pair("x", {name: emulated}, {name: measured})])
-    assert [row["error"] for row in found["errors"] if row["metric"] == name] == [error]
+    found = prediction([pair("x", {STALL: emulated}, {STALL: measured})])
+    assert [row["error"] for row in found["errors"] if row["metric"] == STALL] == [error]
 
 
-def ladder(emulated: tuple[float, float], measured: tuple[float, float]) -> list[Pair]:
-    states = ("pr25774", "pr25945")
-    return [
-        pair(state, {"step_ms": e}, {"step_ms": m})
-        for state, e, m in zip(states, emulated, measured, strict=True)
-    ]
+Two = tuple[float, float]
+
+
+def ladder(emulated: Two, measured: Two, metric: str = "step_ms") -> list[Pair]:
+    sides = zip(("pr25774", "pr25945"), emulated, measured, strict=True)
+    return [pair(state, {metric: e}, {metric: m}) for state, e, m in sides]
 
 
 @pytest.mark.parametrize(
-    ("emulated", "measured", "agree"),
+    ("metric", "emulated", "measured", "agree"),
     [
-        ((1.0, 0.9), (1.0, 0.95), True),
-        ((1.0, 1.1), (1.0, 1.3), True),
-        ((1.0, 0.9), (1.0, 1.1), False),
-        ((1.0, 0.9), (1.0, 1.01), None),  # measurement calls none
-        ((1.0, 1.0), (1.0, 1.5), None),  # emulation calls none
+        ("step_ms", (1.0, 0.9), (1.0, 0.95), True),
+        ("step_ms", (1.0, 1.1), (1.0, 1.3), True),
+        ("step_ms", (1.0, 0.9), (1.0, 1.1), False),
+        ("step_ms", (1.0, 0.9), (1.0, 1.01), None),  # measurement calls none
+        ("step_ms", (1.0, 1.0), (1.0, 1.5), None),  # emulation calls none
+        # A change from zero has a sign and no size.
+        (STALL, (0.0, 40.0), (50.0, 0.0), False),
+        (STALL, (0.0, 40.0), (0.0, 30.0), True),
+        (STALL, (0.0, 0.5), (50.0, 0.0), None),  # negligible
     ],
 )
 def test_signs_are_compared_where_both_call_a_difference(
-    emulated: tuple[float, float], measured: tuple[float, float], agree: bool | None
+    metric: str, emulated: Two, measured: Two, agree: bool | None
 ) -> None:
-    (change,) = prediction(ladder(emulated, measured))["changes"]
+    (change,) = prediction(ladder(emulated, measured, metric))["changes"]
     named = [change[name] for name in ("before", "after", "metric", "agree")]
-    assert named == ["pr25774", "pr25945", "step_ms", agree]
+    assert named == ["pr25774", "pr25945", metric, agree]
+    assert (change["emulated"] is None) == (metric == STALL)
 
 
 def test_a_wrong_sign_misses_the_goal_for_any_error() -> None:
