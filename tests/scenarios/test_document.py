@@ -7,7 +7,7 @@ import math
 import pytest
 
 from schedbench.scenarios.document import MAX_BYTES, read, scalar
-from schedbench.scenarios.problems import ScenarioError
+from tests.scenarios.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,4 @@ def test_tags_and_other_special_values_are_problems(content: bytes, problem: str
     ],
 )
 def test_an_unreadable_document_is_refused_with_its_line_and_reason(content: bytes, message: str) -> None:
-    with pytest.raises(ScenarioError) as refused:
-        read(content, "f")
-    assert str(refused.value) == message
+    assert refused(read, content, "f") == [message]

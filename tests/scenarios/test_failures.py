@@ -8,18 +8,19 @@ import pytest
 
 from schedbench.scenarios.failures import PHASES, TRANSFER, phases, rank_names, tags, words
 from schedbench.scenarios.loader import load
-from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.disagg.layout import ENDED, HANDSHAKE, KV, REQUEST, RankLayout
 from schedbench.sched.loop.pipelined import OUTPUT, PROXY
 from schedbench.sched.pipeline import REQUESTS
+from tests.scenarios.refusals import refused
 
 PAIR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
 
 
-def refused(*entries: str, scenario: str = "pp2") -> list[str]:
-    with pytest.raises(ScenarioError) as caught:
-        load(scenario, [f"faults=[{', '.join(entries)}]"])
-    return [f"{problem.path}: {problem.message}" for problem in caught.value.problems]
+def faulty(*entries: str, scenario: str = "pp2") -> list[str]:
+    """Returns the problems of these faults, without their place."""
+    return [
+        each.removeprefix("--set: ") for each in refused(load, scenario, [f"faults=[{', '.join(entries)}]"])
+    ]
 
 
 MISTAKES = {
@@ -46,22 +47,22 @@ MISTAKES = {
 
 @pytest.mark.parametrize("entry", MISTAKES)
 def test_an_error_names_its_key(entry: str) -> None:
-    found = refused(entry)
+    found = faulty(entry)
     assert any(MISTAKES[entry] in line and line.startswith("faults.0") for line in found), found
 
 
 def test_links_between_data_parallel_ranks_cannot_fail() -> None:
-    [line] = refused("{link: [rank 0, rank 1], tag: kv, does: drop}", scenario="dp_idle")
+    [line] = faulty("{link: [rank 0, rank 1], tag: kv, does: drop}", scenario="dp_idle")
     assert line.startswith("faults.0.link: links between data-parallel ranks do not fail by script")
 
 
 def test_errors_of_all_entries_are_reported_at_once() -> None:
-    found = refused("{rank: stage 9, dies: forward}", "{link: [stage 0, stage 1], tag: kv, does: drop}")
+    found = faulty("{rank: stage 9, dies: forward}", "{link: [stage 0, stage 1], tag: kv, does: drop}")
     assert [line.partition(":")[0] for line in found] == ["faults.0.rank", "faults.1.tag"]
 
 
 def test_faults_need_several_ranks() -> None:
-    [line] = refused("{rank: stage 0, dies: forward}", scenario="mixed")
+    [line] = faulty("{rank: stage 0, dies: forward}", scenario="mixed")
     assert line.startswith("faults: ranks and links break where there are several")
 
 

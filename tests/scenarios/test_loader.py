@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from schedbench.scenarios.loader import load, loads
-from schedbench.scenarios.problems import ScenarioError
+from tests.scenarios.refusals import refused
 
 SOUND = """\
 name: sound
@@ -24,16 +25,7 @@ workload:
 
 
 def problems(text: str, *overrides: str) -> list[str]:
-    with pytest.raises(ScenarioError) as refused:
-        loads(text.encode(), file="f", overrides=overrides)
-    return [str(problem) for problem in refused.value.problems]
-
-
-def test_defaults_are_filled_in() -> None:
-    scenario = loads(SOUND.encode())
-
-    assert scenario.engine.overlap == "auto"
-    assert scenario.measure.repeat == 1
+    return refused(loads, text.encode(), file="f", overrides=overrides)
 
 
 def test_all_problems_are_reported_at_once_in_order_of_line() -> None:
@@ -121,6 +113,7 @@ def test_a_wrong_value_is_named_with_what_was_expected(line: str, problem: str) 
         ("workload.sampling.top_p=0", "expected more than 0, got 0"),
         ("measure.warmup_requests=1000000000000", "expected at most 10000000, got 1000000000000"),
         ("workload.prompt_tokens={dist: normal, mean: 1.0e-300, std: 1}", "expected at least 1e-06, got 1e-300"),
+        ("workload.prompt_tokens={dist: uniform, min: 9, max: 3}", "expected at most max, 3, got 9"),
         ("workload.sampling.grammar={}", "expected regex or choice, and not both"),
         ("workload.abort={fraction: 0.5, requests: [r1]}", "expected fraction or requests, and not both"),
         ("workload.arrival=trace", "means something only with a trace"),
@@ -141,11 +134,6 @@ def test_problems_of_overrides_name_set() -> None:
         "--set: expected KEY=VALUE, got 'nonsense'",
         "--set: engine.page_sise: unknown key, did you mean 'page_size'?",
     ]
-
-
-def test_a_lower_bound_above_the_upper_one_is_refused() -> None:
-    override = "workload.prompt_tokens={dist: uniform, min: 9, max: 3}"
-    assert problems(SOUND, override) == ["--set: workload.prompt_tokens.min: expected at most max, 3, got 9"]
 
 
 ROOT = "f:1: expected a mapping of name, model, workload and so on, got"
@@ -216,18 +204,8 @@ def test_a_bare_word_replaces_the_speculative_section() -> None:
 
 
 def test_incomplete_removal_of_speculation_is_refused_with_the_remedy() -> None:
-    with pytest.raises(
-        ScenarioError, match=r"mode: means something only with .*; engine.speculative=none drops"
-    ):
-        load("spec_v1", ["engine.speculative.algorithm=none"])
-
-
-def test_a_worker_that_does_not_exist_is_one_error() -> None:
-    with pytest.raises(ScenarioError) as caught:
-        load("spec_v1", ["engine.speculative.mode=v3"])
-    assert [str(problem) for problem in caught.value.problems] == [
-        "--set: engine.speculative.mode: expected v1 or v2, got 'v3'"
-    ]
+    found = "\n".join(refused(load, "spec_v1", ["engine.speculative.algorithm=none"]))
+    assert re.search(r"mode: means something only with .*; engine.speculative=none drops", found)
 
 
 MANY = "engine.pipeline.async_depth=2"
@@ -239,6 +217,7 @@ DIES = "faults=[{rank: stage 1, dies: forward}]"
     [
         ("disagg", "engine.disaggregation.mode=pear", "expected none or pair", ()),
         ("spec_v1", "engine.speculative.algorithm=egle", "expected none or eagle", ()),
+        ("spec_v1", "engine.speculative.mode=v3", "expected v1 or v2", ()),
         ("dp_idle", "engine.data_parallel.ranks=two", "expected an integer", ()),
         ("pp2", "engine.pipeline.stages=two", "expected an integer", (MANY, DIES)),
         ("mixed", "workload.trace=5", "expected a text", ("workload.format=jsonl",)),
@@ -247,10 +226,8 @@ DIES = "faults=[{rank: stage 1, dies: forward}]"
 def test_consequences_of_a_broken_key_are_not_reported(
     name: str, broken: str, message: str, follows: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        load(name, [*follows, broken])
     key, _, value = broken.partition("=")
-    [problem] = map(str, caught.value.problems)
+    [problem] = refused(load, name, [*follows, broken])
     assert problem.startswith(f"--set: {key}: {message}, got ") and value in problem
 
 
@@ -263,9 +240,7 @@ def test_consequences_of_a_broken_key_are_not_reported(
     ],
 )
 def test_a_refusal_names_the_key_that_was_typed(name: str, override: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        load(name, [override])
-    assert {problem.place.file for problem in caught.value.problems} == {"--set"}
+    assert all(problem.startswith("--set: ") for problem in refused(load, name, [override]))
 
 
 def test_budgets_of_steady_steps_can_be_overridden() -> None:
@@ -285,8 +260,7 @@ def test_budgets_of_steady_steps_can_be_overridden() -> None:
     ],
 )
 def test_the_number_of_ranks_is_bounded(key: str, count: int) -> None:
-    with pytest.raises(ScenarioError, match=f"engine.{key}"):
-        load("disagg", [f"engine.{key}={count}"])
+    assert any(f"engine.{key}" in problem for problem in refused(load, "disagg", [f"engine.{key}={count}"]))
 
 
 @pytest.mark.parametrize(
@@ -303,30 +277,26 @@ def test_short_forms_of_lengths_and_arrivals() -> None:
     assert scenario.expanded()["workload"]["arrival"] == {"process": "burst"}
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ScenarioError) as refused:
-        load("mixd")
-    assert str(refused.value) == "mixd: no such file, unknown scenario, did you mean 'mixed'?"
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("absent/mixd.yaml", "absent/mixd.yaml: no such file, did you mean 'mixed'?"),
-        (".", ".: cannot be read: Is a directory"),
-        ("a\0b", r"'a\x00b': cannot be read: embedded null byte"),
+        ("mixd", "no such file, unknown scenario, did you mean 'mixed'?"),
+        ("cases/sync-count-nul", "no such file, did you mean 'cases/sync-count-null'?"),
+        ("faults/mixin", "no such file, did you mean 'faults/mixing'?"),
+        ("absent/mixd.yaml", "no such file, did you mean 'mixed'?"),
+        (".", "cannot be read: Is a directory"),
+        ("a\0b", "cannot be read: embedded null byte"),
     ],
 )
-def test_a_path_that_cannot_be_read_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ScenarioError) as refused:
-        load(name)
-    assert str(refused.value) == message
+def test_an_unknown_name_or_a_path_that_cannot_be_read_is_refused(name: str, message: str) -> None:
+    shown = repr(name) if "\0" in name else name
+    assert refused(load, name) == [f"{shown}: {message}"]
 
 
 def test_a_file_with_the_other_suffix_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("name: mine\n")
-    with pytest.raises(ScenarioError, match=r"no such file, did you mean '.*mine\.yaml'\?"):
-        load(str(tmp_path / "mine.yml"))
+    [problem] = refused(load, str(tmp_path / "mine.yml"))
+    assert problem.endswith(f"no such file, did you mean '{tmp_path}/mine.yaml'?")
 
 
 def test_a_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
@@ -362,8 +332,8 @@ def test_a_relay_state_in_an_override_starts_at_the_working_directory(
     load("scenarios/own.yaml", overrides)  # the file is found
 
     states.unlink()
-    with pytest.raises(ScenarioError, match=rf"engine\.{key}: .*own\.py: no such file"):
-        load("scenarios/own.yaml", overrides)
+    found = "\n".join(refused(load, "scenarios/own.yaml", overrides))
+    assert re.search(rf"engine\.{key}: .*own\.py: no such file", found)
 
 
 def test_a_problem_found_later_names_its_line() -> None:

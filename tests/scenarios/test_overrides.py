@@ -8,7 +8,7 @@ import pytest
 
 from schedbench.scenarios.loader import load
 from schedbench.scenarios.overrides import expand
-from schedbench.scenarios.problems import ScenarioError
+from tests.scenarios.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,7 @@ def test_a_key_may_be_shortened_where_it_is_unambiguous(short: str, full: str) -
     ],
 )
 def test_an_ambiguous_key_is_refused(short: str, message: str) -> None:
-    with pytest.raises(ScenarioError) as refused:
-        expand(short)
-    assert str(refused.value) == message
+    assert refused(expand, short) == [message]
 
 
 def test_set_takes_the_short_keys_that_sides_take() -> None:
@@ -69,6 +67,5 @@ def test_set_takes_the_short_keys_that_sides_take() -> None:
 def test_an_override_that_contradicts_the_file_is_the_one_to_blame(
     overrides: list[str], message: str
 ) -> None:
-    with pytest.raises(ScenarioError) as refused:
-        load("mixed", overrides)
-    assert re.sub(r"yaml:\d+", "yaml:19", str(refused.value)) == message
+    [problem] = refused(load, "mixed", overrides)
+    assert re.sub(r"yaml:\d+", "yaml:19", problem) == message

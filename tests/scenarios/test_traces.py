@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -217,16 +218,6 @@ def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "absent", "jsonl")
 
 
-def test_a_long_array_is_read_across_its_chunks() -> None:
-    conversation = {
-        "conversations": [{"from": "human", "value": "ü" * 999}, {"from": "gpt", "value": "x" * 444}]
-    }
-    text = json.dumps([conversation] * 300, ensure_ascii=False)
-    assert [(record.prompt_tokens, record.output_tokens) for record in records("sharegpt", text)] == [
-        (500, 111)
-    ] * 300
-
-
 @given(st.lists(st.text(), max_size=3), st.integers(1, 9))
 @example(["é", "€", "\U0001f600"], 1)
 def test_an_array_does_not_depend_on_where_its_chunks_end(texts: list[str], size: int) -> None:
@@ -277,19 +268,20 @@ def test_equal_hash_ids_are_equal_blocks(replayed: Callable[..., Workload]) -> N
     assert third != first[:512]
 
 
-def test_a_trace_arrives_as_recorded_from_its_first_request_on(replayed: Callable[..., Workload]) -> None:
-    recorded = [request.arrival for request in replayed("azure", AZURE).upcoming()]
-    hurried = replayed("azure", AZURE, "workload.arrival={process: trace, speed: 10}").upcoming()
-
-    assert recorded == [0, 59_999_999_900]
-    assert [request.arrival for request in hurried] == [0, 5_999_999_990]
-
-
-def test_a_trace_may_be_sent_by_another_arrival_process(replayed: Callable[..., Workload]) -> None:
-    assert [request.arrival for request in replayed("azure", AZURE, "workload.arrival=burst").upcoming()] == [
-        0,
-        0,
-    ]
+@pytest.mark.parametrize(
+    ("form", "overrides", "last"),
+    [
+        ("azure", (), 59_999_999_900),
+        ("azure", ("workload.arrival={process: trace, speed: 10}",), 5_999_999_990),
+        ("azure", ("workload.arrival=burst",), 0),
+        ("sharegpt", (), 0),  # it has no instants
+    ],
+)
+def test_a_trace_arrives_as_recorded_or_by_another_arrival_process(
+    replayed: Callable[..., Workload], form: TraceFormat, overrides: tuple[str, ...], last: int
+) -> None:
+    found = replayed(form, TEXTS[form], *overrides).upcoming()
+    assert [request.arrival for request in found] == [0, last]
 
 
 def test_a_trace_out_of_order_is_sent_in_order(replayed: Callable[..., Workload]) -> None:
@@ -307,33 +299,30 @@ def test_a_record_overrides_the_sampling_that_it_names(replayed: Callable[..., W
     assert (common.sampling.temperature, common.sampling.top_k) == (0.1, 3)
 
 
-def test_a_trace_without_instants_is_a_burst(replayed: Callable[..., Workload]) -> None:
-    assert [request.arrival for request in replayed("sharegpt", SHAREGPT).upcoming()] == [0, 0]
-
-
-def test_a_trace_without_instants_cannot_be_sent_as_recorded(replayed: Callable[..., Workload]) -> None:
-    with pytest.raises(
-        ScenarioError, match=r"--set: workload\.arrival\.process: the trace has no arrival instants"
-    ):
-        replayed("sharegpt", SHAREGPT, "workload.arrival.process=trace")
-
-
-def test_a_token_that_the_model_does_not_have_is_refused(replayed: Callable[..., Workload]) -> None:
-    with pytest.raises(
-        TraceError, match="trace:1: prompt_token_ids: expected ids below the model's 7, got 7"
-    ):
-        replayed("jsonl", JSONL, vocab_size=7)
-
-
 def test_a_sampling_that_the_modes_refuse_is_refused_at_its_line(replayed: Callable[..., Workload]) -> None:
     line = '{"input_length": 4, "output_length": 2, "sampling": {"prompt_logprobs": true}}\n'
     with pytest.raises(TraceError, match="trace:4: sampling: embedding cannot be combined with prompt log"):
         replayed("jsonl", JSONL + line, "engine.embedding=true", "engine.mixed_chunk=false")
 
 
-def test_a_trace_without_requests_is_refused(replayed: Callable[..., Workload]) -> None:
-    with pytest.raises(TraceError, match="expected at least one request, got none"):
-        replayed("sharegpt", "[]")
+@pytest.mark.parametrize(
+    ("form", "text", "overrides", "message"),
+    [
+        (
+            "sharegpt",
+            SHAREGPT,
+            ("workload.arrival.process=trace",),
+            "--set: workload.arrival.process: the trace has no arrival instants",
+        ),
+        ("jsonl", JSONL, (), "trace:1: prompt_token_ids: expected ids below the model's 7, got 7"),
+        ("sharegpt", "[]", (), "expected at least one request, got none"),
+    ],
+)
+def test_a_trace_that_cannot_be_sent_is_refused(
+    replayed: Callable[..., Workload], form: TraceFormat, text: str, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises((ScenarioError, TraceError), match=re.escape(message)):
+        replayed(form, text, *overrides, vocab_size=7)
 
 
 class Totals(NamedTuple):
