@@ -56,6 +56,12 @@ LATEST_TOKENS = Copy("known_to_the_host", SCHEDULE, "h2d", "pageable B")
 PENALTIES = Copy("upload", SCHEDULE, "h2d", "pageable B")
 # The serial loop reads the tokens where they are.
 READ = Copy("_host_tokens", SCHEDULE, "d2h", "pageable B")
+# A batch that comes from elsewhere: rows, lengths, original lengths and last tokens; four sampling parameters and the
+# seed.
+JOINING: Copies = {
+    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 4,
+    Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
+}
 
 
 def copies(result: Result, kind: str) -> Copies:
@@ -92,6 +98,12 @@ def waits_of(copies: Copies) -> Waits:
         if copy in RESULT:
             found["_host_tokens", FORWARD, "cudaEventSynchronize"] += count
     return found
+
+
+def has_copies_and_their_waits(result: Result, kind: str, expected: Copies) -> None:
+    """All steps of a kind make these copies together, and wait where one of them blocks or a result is read."""
+    assert copies(result, kind) == expected
+    assert waits(result, kind) == waits_of(expected)
 
 
 # The ladder's tables: a row is one copy, a column one state. The columns after the dot are states that only stand
@@ -132,6 +144,12 @@ T = TypeVar("T")
 
 def on_one_stream(copies: Mapping[Copy, T]) -> dict[Copy, T]:
     return {copy._replace(stream=SCHEDULE): count for copy, count in copies.items()}
+
+
+SERIAL_PREFILL = {
+    **everywhere(on_one_stream(UPLOADS | EXTEND_LENS) | {READ: 1}),
+    **on_one_stream(PROMPTS),
+}
 
 
 def steps(result: Result, kind: str) -> int:

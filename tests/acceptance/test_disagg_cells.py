@@ -10,27 +10,23 @@ import pytest
 
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
+    JOINING,
     SCHEDULE,
     THREE,
     Ask,
     Copies,
     Copy,
-    copies,
+    has_copies_and_their_waits,
     place,
     steps,
     times,
-    waits,
-    waits_of,
 )
 from tests.acceptance.runs import each_state
 
 PAIR = "engine.disaggregation={mode: pair}"
 PREBUILT: Copies = {
     Copy("_upload_prompts", SCHEDULE, "h2d", "pageable B"): 1,
-    # rows, lengths, original lengths
-    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 4,
-    # four sampling parameters and the seed
-    Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
+    **JOINING,
 }
 LATEST: Copies = {Copy("_send", SCHEDULE, "h2d", "pinned nb"): 2}
 # Kernels: a sum and two stores where lengths are published and tokens stashed, one store where tokens are.
@@ -42,8 +38,7 @@ KERNELS = {"pr25944": 3, "pr25945": 1, "latest": 1}
 def test_copies_of_a_prebuilt_batch(ask: Ask, state: str, overlap: str) -> None:
     result = ask(THREE, PAIR, f"engine.relay={state}", f"engine.overlap={overlap}")
     wanted = times(steps(result, "prebuilt"), LATEST if state == "latest" else PREBUILT)
-    assert copies(result, "prebuilt") == wanted
-    assert waits(result, "prebuilt") == waits_of(wanted)
+    has_copies_and_their_waits(result, "prebuilt", wanted)
 
 
 @pytest.mark.parametrize("state", each_state("pr25774", "pr26020", *KERNELS))

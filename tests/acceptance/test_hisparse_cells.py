@@ -7,9 +7,11 @@ from __future__ import annotations
 import pytest
 
 from schedbench.profiles.record.result import Result
+from schedbench.sched.relay.states import states
 from tests.acceptance.cells import (
     FORWARD,
     FREED_PAGES,
+    JOINING,
     READ,
     RESULT,
     SCHEDULE,
@@ -17,10 +19,9 @@ from tests.acceptance.cells import (
     Copies,
     Copy,
     copies,
+    has_copies_and_their_waits,
     steps,
     times,
-    waits,
-    waits_of,
 )
 
 wide = pytest.mark.wide
@@ -33,22 +34,14 @@ HOSTED = (
 )
 OUTPUTS = 12
 TOGETHER = [(40, OUTPUTS, 0)] * 3
-STATES = (
-    "pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020",
-    "pr26425-before", "pr26425", "pr25945-before", "pr25945",
-)  # fmt: skip
-BEFORE_26425 = STATES[:6]
+STATES = [name for name in states() if name != "latest"]
+BEFORE_26425 = STATES[: STATES.index("pr26425")]
 
 # The copy that #26425 removed, and the one that remains.
 ROWS = Copy("indices_downloaded", SCHEDULE, "d2h", "pageable B")
 NAMES = Copy("upload_indices", SCHEDULE, "h2d", "pageable B")
 # A request's next page on the host.
 HOST_PAGE = Copy("Coordinator._set_host_slots", SCHEDULE, "h2d", "pageable nb")
-# A returning batch: rows, lengths, original lengths, tokens, and sampling parameters.
-REJOIN: Copies = {
-    Copy("_upload_rows", SCHEDULE, "h2d", "pageable B"): 4,
-    Copy("_pageable", SCHEDULE, "h2d", "pageable B"): 5,
-}
 # Between #25944 and #26020 lengths on the device are sentinels. The second upload is ours: upstream used the sentinel.
 SENTINELS = {
     Copy("allocate_by_mirror", SCHEDULE, "h2d", "pageable nb"): 1,
@@ -59,16 +52,13 @@ SENTINELS = {
 def expected(decodes: int, state: str) -> Copies:
     """The copies of all decodes, with pages of one token."""
     every = RESULT | ({ROWS: 1} if state in BEFORE_26425 else {}) | (SENTINELS if state == "pr25944" else {})
-    return times(decodes, every) | REJOIN | {NAMES: decodes - 1, HOST_PAGE: 3 * (decodes - 1)}
+    return times(decodes, every) | JOINING | {NAMES: decodes - 1, HOST_PAGE: 3 * (decodes - 1)}
 
 
-def test_copies_of_a_decode_in_every_state(ask: Ask) -> None:
-    results = {state: ask(TOGETHER, *HOSTED, f"engine.relay={state}") for state in STATES}
-    wanted = {state: expected(steps(result, "decode"), state) for state, result in results.items()}
-    assert {state: copies(result, "decode") for state, result in results.items()} == wanted
-    assert {state: waits(result, "decode") for state, result in results.items()} == {
-        state: waits_of(counts) for state, counts in wanted.items()
-    }
+@pytest.mark.parametrize("state", STATES)
+def test_copies_of_a_decode(ask: Ask, state: str) -> None:
+    result = ask(TOGETHER, *HOSTED, f"engine.relay={state}")
+    has_copies_and_their_waits(result, "decode", expected(steps(result, "decode"), state))
 
 
 @wide
@@ -92,8 +82,7 @@ def test_with_pages_only_a_newly_opened_page_is_uploaded(ask: Ask, state: str) -
     with a count that is read back."""
     result = ask(TOGETHER, *HOSTED, f"engine.relay={state}", "engine.page_size=16")
     found = expected(steps(result, "decode"), state) | {HOST_PAGE: 3, FREED_PAGES: 3 + 1}
-    assert copies(result, "decode") == found
-    assert waits(result, "decode") == waits_of(found)
+    has_copies_and_their_waits(result, "decode", found)
 
 
 @wide
@@ -126,8 +115,7 @@ def test_latest_makes_no_blocking_copy(ask: Ask) -> None:
     result = ask(TOGETHER, *HOSTED, "engine.relay=latest")
     decodes = steps(result, "decode")
     packed = {Copy("_send", SCHEDULE, "h2d", "pinned nb"): 2, HOST_PAGE: 3 * (decodes - 1)}
-    assert copies(result, "decode") == times(decodes, RESULT) | packed
-    assert waits(result, "decode") == waits_of(times(decodes, RESULT))
+    has_copies_and_their_waits(result, "decode", times(decodes, RESULT) | packed)
 
 
 def kernel_copies(result: Result) -> dict[tuple[str, str], tuple[int, int]]:

@@ -23,6 +23,7 @@ from tests.acceptance.cells import (
     READ,
     RESULT,
     SCHEDULE,
+    SERIAL_PREFILL,
     STAGGERED,
     THREE,
     UPLOADS,
@@ -34,11 +35,9 @@ from tests.acceptance.cells import (
     column,
     copies,
     everywhere,
-    on_one_stream,
+    has_copies_and_their_waits,
     steps,
     times,
-    waits,
-    waits_of,
 )
 
 # What a decode's slots are allocated by, and what a mixed step's running part gets back.
@@ -49,10 +48,6 @@ RESTORING: Table = {RESTORED_LENS: "0 0 1 0 0 0 0 . 0 0"}
 PREFILL = {**everywhere(UPLOADS | EXTEND_LENS | RESULT), **PROMPTS}
 DECODE = {**everywhere(RESULT), **ALLOCATION}
 MIXED = {**PREFILL, **ALLOCATION, **RESTORING}
-SERIAL_PREFILL = {
-    **everywhere(on_one_stream(UPLOADS | EXTEND_LENS) | {READ: 1}),
-    **on_one_stream(PROMPTS),
-}
 SERIAL_DECODE = everywhere({READ: 1})
 SERIAL_PENALTIES: Table = {**SERIAL_DECODE, LATEST_TOKENS: "0 0 0 0 0 0 1 . 0 0"}
 
@@ -77,28 +72,19 @@ def runs(ask: Ask, request: pytest.FixtureRequest) -> StateRuns:
     return StateRuns(ask, request.param)
 
 
-def has_copies_and_their_waits(result: Result, kind: str, expected: Copies) -> None:
-    assert copies(result, kind) == expected
-    assert waits(result, kind) == waits_of(expected)
-
-
-def test_prefill_and_decode(runs: StateRuns) -> None:
-    """Two of three requests finish before the others; after the third no row is kept."""
-    result = runs.run(STAGGERED)
-    decodes = steps(result, "decode")
+@pytest.mark.parametrize(
+    ("page", "looked_up", "freed"),
+    [(1, {}, {}), (16, {LAST_LOC: 3}, {FREED_PAGES: 3})],
+    ids=["tokens", "pages"],
+)
+def test_prefill_and_decode(runs: StateRuns, page: int, looked_up: Copies, freed: Copies) -> None:
+    """Two of three requests finish before the others; after the third no row is kept. With pages, each leaves a partly
+    filled one, which the cache does not take."""
+    result = runs.run(STAGGERED, f"engine.page_size={page}")
     assert steps(result, "prefill") == 1
-    has_copies_and_their_waits(result, "prefill", runs.column(PREFILL))
-    leaving = times(2, runs.column(LEAVING))
-    has_copies_and_their_waits(result, "decode", times(decodes, runs.column(DECODE)) | leaving)
-
-
-def test_prefill_and_decode_with_pages(runs: StateRuns) -> None:
-    """Each request leaves a partly filled page, which the cache does not take."""
-    result = runs.run(STAGGERED, "engine.page_size=16")
+    has_copies_and_their_waits(result, "prefill", runs.column(PREFILL) | looked_up)
     decodes = times(steps(result, "decode"), runs.column(DECODE))
-    has_copies_and_their_waits(result, "prefill", runs.column(PREFILL) | {LAST_LOC: 3})
-    leaving = times(2, runs.column(LEAVING)) | {FREED_PAGES: 3}
-    has_copies_and_their_waits(result, "decode", decodes | leaving)
+    has_copies_and_their_waits(result, "decode", decodes | times(2, runs.column(LEAVING)) | freed)
 
 
 def test_penalties(runs: StateRuns) -> None:
@@ -192,14 +178,12 @@ class TestLatest:
     @pytest.mark.parametrize("page", [1, 16])
     def test_prefill(self, ask: Ask, page: int) -> None:
         result = ask(THREE, *LATEST, f"engine.page_size={page}")
-        assert copies(result, "prefill") == LATEST_PREFILL
-        assert waits(result, "prefill") == waits_of(RESULT)
+        has_copies_and_their_waits(result, "prefill", LATEST_PREFILL)
 
     @pytest.mark.parametrize("penalised", [False, True], ids=["plain", "penalised"])
     def test_decode(self, ask: Ask, penalised: bool) -> None:
         result = ask(THREE, *LATEST, **({"frequency_penalty": 0.5} if penalised else {}))
-        assert copies(result, "decode") == times(steps(result, "decode"), RESULT)
-        assert waits(result, "decode") == waits_of(copies(result, "decode"))
+        has_copies_and_their_waits(result, "decode", times(steps(result, "decode"), RESULT))
 
     def test_finished_requests(self, ask: Ask) -> None:
         result = ask(STAGGERED, *LATEST)
@@ -208,8 +192,7 @@ class TestLatest:
     def test_mixed(self, ask: Ask) -> None:
         result = ask(CHUNKED_BESIDE_A_DECODE, *LATEST, "engine.mixed_chunk=true")
         expected = times(3, LATEST_PREFILL | {self.extend_lens: 1}) | {KEEP: 2}
-        assert copies(result, "mixed") == expected
-        assert waits(result, "mixed") == waits_of(times(3, RESULT))
+        has_copies_and_their_waits(result, "mixed", expected)
 
     def test_penalties_come_in_one_upload(self, ask: Ask) -> None:
         result = ask(THREE, *LATEST, frequency_penalty=0.5, presence_penalty=0.5)
@@ -241,7 +224,5 @@ def test_prompt_ids_are_uploaded_once_on_the_forward_stream(ask: Ask) -> None:
 
 def test_graphs_change_no_copy(ask: Ask) -> None:
     result = ask(THREE)
-    assert copies(result, "prefill") == column(PREFILL, "pr25945")
-    assert copies(result, "decode") == times(steps(result, "decode"), RESULT)
-    for kind in ("prefill", "decode"):
-        assert waits(result, kind) == waits_of(copies(result, kind))
+    has_copies_and_their_waits(result, "prefill", column(PREFILL, "pr25945"))
+    has_copies_and_their_waits(result, "decode", times(steps(result, "decode"), RESULT))
