@@ -10,12 +10,12 @@ import pytest
 
 from schedbench.profiles.check.examine import Examiner
 from schedbench.scenarios.loader import load
-from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.loop.event_loops import ABORTED
 from schedbench.sched.observe import SLEEP
 from schedbench.sched.relay.choice import choose
 from schedbench.sched.relay.states import states
 from tests.acceptance.runs import InFlight, digest_observed, known_result, resolved, result_of, value
+from tests.scenarios.refusals import refused
 
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 NONE = "device.values=none"
@@ -147,7 +147,5 @@ def test_a_flush_waits_until_the_engine_is_idle(loop: str) -> None:
     ],
 )
 def test_an_error_names_its_key(entry: str, message: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
-        load("pause", [f"workload.controls=[{entry}]"])
-    [problem] = caught.value.problems
-    assert problem.path.startswith("workload.controls.0.") and message in problem.message
+    [problem] = refused(load, "pause", [f"workload.controls=[{entry}]"])
+    assert problem.startswith("--set: workload.controls.0.") and message in problem

@@ -16,6 +16,7 @@ from schedbench.sched.loop.workers import DataRank
 from schedbench.sched.relay.choice import choose
 from tests.acceptance.runs import each_state, hazards_in, known_result, resolved, result_of
 from tests.conftest import RunCommand
+from tests.scenarios.refusals import refused
 
 IDLING = "faults/idling"
 EAGER = "engine.cuda_graph=false"
@@ -139,17 +140,6 @@ def test_reads_during_the_exchange_count_in_the_planned_step(monkeypatch: pytest
         assert "schedule" not in rank.per_step["idle"].streams
 
 
-def test_a_shared_mlp_has_no_more_ranks_than_columns(run_command: RunCommand) -> None:
-    said = run_command(
-        "run", IDLING, *(w for knob in (*SHARED, "engine.data_parallel.ranks=9") for w in ("--set", knob))
-    )
-    assert said.code == 2 and "expected at most 8, which share the columns of tiny-llama, got 9" in said.err
-
-
-def test_a_shared_mlp_on_one_rank_is_refused(run_command: RunCommand) -> None:
-    said = run_command("run", "mixed", "--set", "engine.data_parallel.mlp=shared")
-    assert said.code == 2 and "engine.data_parallel.mlp: means something only with several ranks" in said.err
-
-
-def test_a_resolved_scenario_has_its_number_of_ranks() -> None:
-    assert resolved(IDLING).scenario.engine.ranks == 2
+def test_a_shared_mlp_has_no_more_ranks_than_columns() -> None:
+    [problem] = refused(resolved, IDLING, *SHARED, "engine.data_parallel.ranks=9")
+    assert "expected at most 8, which share the columns of tiny-llama, got 9" in problem

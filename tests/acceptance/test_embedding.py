@@ -1,4 +1,4 @@
-"""Prompts without decodes: the embeddings, the copies of each state, and refused settings."""
+"""Prompts without decodes: the embeddings, and the copies of each state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding with an encoder: tokens, the attention itself, the copies of each state, and refused settings."""
+"""Decoding with an encoder: tokens, the attention itself, and the copies of each state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import softmax
 
 from schedbench.profiles.platform.resolve import Resolved
-from schedbench.scenarios.problems import ScenarioError
 from schedbench.sched.model.decoder import CrossDecoder
 from schedbench.sched.model.weights import seeded_weights
 from schedbench.sched.relay.states import states
@@ -27,6 +26,7 @@ from tests.acceptance.cells import (
 )
 from tests.acceptance.plain import CPU, PlainModel, requests
 from tests.acceptance.runs import digest, digest_of, resolved, result_of, statuses
+from tests.scenarios.refusals import refused
 
 FEW = ("workload.requests=6", "workload.output_tokens.max=8", "measure.warmup_requests=0")
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
@@ -163,18 +163,6 @@ def test_latest_strips_before_it_stages() -> None:
     assert not any(copy.how.endswith("B") for copy in found)
 
 
-@pytest.mark.parametrize(
-    ("scenario", "override", "message"),
-    [
-        (
-            "encoder_decoder",
-            "engine.chunked_prefill_size=64",
-            "expected none: the encoder's tokens of a prompt",
-        ),
-        ("encoder_decoder", "model.preset=tiny-llama", "tiny-llama has no encoder"),
-        ("mixed", "model.preset=tiny-cross", "required by tiny-cross, which has an encoder"),
-    ],
-)
-def test_impossible_settings_are_refused(scenario: str, override: str, message: str) -> None:
-    with pytest.raises(ScenarioError, match=message):
-        resolved(scenario, override)
+def test_a_model_without_an_encoder_is_refused() -> None:
+    [problem] = refused(resolved, "encoder_decoder", "model.preset=tiny-llama")
+    assert "tiny-llama has no encoder" in problem

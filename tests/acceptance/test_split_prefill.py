@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 
-from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.record.result import Hazards
-from schedbench.scenarios.problems import ScenarioError
-from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Clock, Observer, StepInfo
 from schedbench.sched.relay.states import SPLIT_TOKENS, states
 from schedbench.sched.request import Request
-from tests.acceptance.cells import PROMPT_LATE, PROMPT_NOW, READ, Copies, copies, steps, times
-from tests.acceptance.runs import digest_observed, known_result, resolved, result_of, value
+from tests.acceptance.cells import PROMPT_LATE, PROMPT_NOW, READ, copies, steps
+from tests.acceptance.runs import digest_observed, known_result, prepared_run, resolved, result_of, value
 
 FEW = ("device.values=none", "workload.requests=8", "measure.warmup_requests=0")
 WHOLE = "engine.split_prefill.enabled=false"
@@ -126,14 +124,10 @@ class Gaps(Observer):
 
 
 def longest_gap(*overrides: str) -> int:
-    found: list[Gaps] = []
-
-    def listener(machine: Machine, scheduler: Scheduler) -> Observer:  # noqa: ARG001
-        found.append(Gaps(machine.clock))
-        return found[0]
-
-    digest_observed(resolved("split_prefill", *LARGE, *overrides), listener)
-    return found[0].longest
+    with prepared_run(resolved("split_prefill", *LARGE, *overrides)) as (machine, composed):
+        seen = Gaps(machine.clock)
+        composed.measure(lambda *_: nullcontext(seen))
+    return seen.longest
 
 
 def test_split_prefill_shortens_the_longest_gap_between_tokens() -> None:
@@ -154,23 +148,4 @@ def test_copies_of_a_step_in_the_states_around_each_pull_request(state: str) -> 
         PROMPT[state == "pr25945"]: count
     }
     assert made[READ] == count
-    read: Copies = {READ: 1}
-    assert {copy: n for copy, n in copies(result, "decode").items() if copy == READ} == times(
-        steps(result, "decode"), read
-    )
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("engine.chunked_prefill_size=64", "expected none: with engine.split_prefill prompts run whole"),
-        ("engine.split_prefill.divisions=[{prefill: 112, decode: 40}]", "h200 has 132 multiprocessors"),
-        (
-            "engine.split_prefill.divisions=[{prefill: 8, decode: 8}, {prefill: 16, decode: 8}]",
-            "expected divisions with rising from_rows",
-        ),
-    ],
-)
-def test_impossible_settings_are_refused(setting: str, message: str) -> None:
-    with pytest.raises(ScenarioError, match=message):
-        resolved("split_prefill", setting)
+    assert copies(result, "decode")[READ] == steps(result, "decode")

@@ -24,6 +24,7 @@ def faulty(*entries: str, scenario: str = "pp2") -> list[str]:
 
 
 MISTAKES = {
+    "oom": "expected a mapping, got 'oom'",
     "{rank: stage 9, dies: forward}": "rank: unknown rank, did you mean 'stage 1'?",
     "{rank: stage 1, dies: forwrd}": "dies.phase: unknown phase of stage 1, did you mean 'forward'?",
     "{rank: stage 1, dies: proxies}": "dies.phase: unknown phase of stage 1, known: ",

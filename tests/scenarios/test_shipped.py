@@ -63,12 +63,8 @@ def test_the_schema_has_the_defaults_of_the_engine() -> None:
         field.name: field.default for field in fields(SamplingParams) if field.name in Sampling.model_fields
     }
 
-    other = (
-        "overlap",
-        "speculative",
-        "hisparse",
-        "split_prefill",
-    )  # decided, and put together, from what the schema has
+    # decided, and put together, from what the schema has
+    other = ("overlap", "speculative", "hisparse", "split_prefill")
     assert {name: getattr(EngineSection(), name) for name in engine if name not in other} == {
         name: default for name, default in engine.items() if name not in other
     }
